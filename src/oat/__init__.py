@@ -1,0 +1,1 @@
+"""Online alignment of language models: sample, choose, ask, learn, repeat."""

@@ -1,0 +1,3 @@
+from oat.cli import main
+
+raise SystemExit(main())

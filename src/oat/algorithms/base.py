@@ -1,0 +1,112 @@
+"""The objective's protocol, and the form its data take in one forward pass: a `View`.
+
+The last letter of a column's name is its axis: `advantages_N` has one value a row, `old_logps_K` one a trained token, `mask_U` one a unit.
+Whoever cuts a batch cuts every column by its axis. Four names are read by the reduction as well: `mask_K` and `mask_U` (1 counts, 0 does not;
+they decide every denominator), `weight_N` and `weight_U` (multiply numerators only). A missing one is all ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from oat.functional.segments import segment_mean, segment_sum
+from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
+
+Outputs = Mapping[str, Mapping[str, torch.Tensor]]
+"""By model, then by what was wanted of it: {"policy": {"sampled": (K,), "entropy": (K,)}, "critic": {"value": (K,)}}."""
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The index of the rows in one forward pass; indices are local to it.
+
+    Attributes:
+        row_of_K: (K,) row of each trained token.
+        unit_of_N, group_of_N: (N,) unit and group of each row.
+        columns: the batch's columns, cut to these rows.
+    """
+
+    row_of_K: torch.Tensor
+    unit_of_N: torch.Tensor
+    group_of_N: torch.Tensor
+    num_rows: int
+    num_units: int
+    num_groups: int
+    columns: Mapping[str, torch.Tensor]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.columns[name]
+
+    def row_sum(self, values_K: torch.Tensor) -> torch.Tensor:
+        """(N,) sums over the trained tokens of each row."""
+        return segment_sum(values_K, self.row_of_K, self.num_rows)
+
+    def row_mean(self, values_K: torch.Tensor) -> torch.Tensor:
+        """(N,) means over the trained tokens of each row; 0 for a row without one."""
+        return segment_mean(values_K, self.row_of_K, self.num_rows)
+
+
+class Forward(Protocol):
+    def __call__(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+        """What is wanted of a model for the trained tokens of these rows, (K,) each, without gradient."""
+
+
+class Objective(Protocol):
+    """What is learned, and from which feedback. `prepare` and `losses` are its mathematics; everything around them is the learner's."""
+
+    name: str
+    requires: Requires
+    wants: Mapping[str, set[str]]
+    """What `losses` reads of each trained model: of a language model "raw", "sampled", "entropy"; of a critic "value"."""
+
+    def plan(self, step: int) -> Plan: ...
+
+    def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+        """Advantages, pairs, masks and weights as columns. A batch without rows is counted and skipped."""
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        """The parts of the loss by metric name; they are summed into one scalar."""
+
+    def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
+        """Detached values to report, by metric name, each with how to join it over the step: a mean over "K", "N" or "U", or "max", "min"."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What it must remember across steps; loaded back by `load_state`."""
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:
+    """(K,) the row of each trained token."""
+    counts = torch.tensor([int(row.trained.sum()) for row in rows])
+    return torch.arange(len(rows)).repeat_interleave(counts)
+
+
+def answer_metrics(feedback: Feedback) -> dict[str, float]:
+    """Shares of tied, abstained and failed questions, and the queries so far."""
+    marks = [set(item.answer.marks) for item in feedback.items]
+    share = {mark: sum(mark in m for m in marks) / max(1, len(marks)) for mark in ("tie", "abstain", "failed")}
+    return {
+        "answers/tied_frac": share["tie"],
+        "answers/abstained_frac": share["abstain"],
+        "answers/failed_frac": share["failed"],
+        "oracle/queries": float(feedback.queries),
+    }
+
+
+def response_metrics(feedback: Feedback) -> dict[str, float]:
+    """Length and truncation of the step's responses, and the age of their tokens in versions."""
+    trajectories = [trajectory for item in feedback.items for trajectory in item.group.trajectories]
+    if not trajectories:
+        return {}
+    lengths = [int(trajectory.trained.sum()) for trajectory in trajectories]
+    versions = np.concatenate([trajectory.recorded("versions") for trajectory in trajectories])
+    return {
+        "response/length": float(np.mean(lengths)),
+        "response/truncated_frac": float(np.mean([trajectory.finish_reason == "length" for trajectory in trajectories])),
+        "lag/versions": float(np.mean(feedback.step - versions)) if len(versions) else 0.0,
+    }

@@ -1,0 +1,164 @@
+"""Policy gradients with a baseline from the group: GRPO (DeepSeekMath, arXiv:2402.03300, Eq. 3) with the clipped surrogate of PPO.
+
+Departures:
+1. The standard deviation is unbiased and `eps` (1e-4) is added to it; a group of one, or without spread, has advantage 0 and still counts in
+   every denominator.
+2. The KL to the reference is a loss term (the k3 estimate of each token, Eq. 4), off by default.
+3. A sample whose score is missing (abstained or failed) is left out of its group's statistics and of the loss.
+4. `reduction: sequence` is the paper's (mean over tokens, then over sequences); `token` is DAPO's (arXiv:2503.14476).
+
+Old log-probabilities are the recorded sampled ones while the sampler holds exactly the policy's weights, and are computed again when it lags.
+
+Not handled: importance weights for a lagging sampler; a run whose sampler lags reports `logps/recorded_gap`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from oat.algorithms.base import Forward, Outputs, View, answer_metrics, response_metrics
+from oat.errors import ConfigError
+from oat.functional.advantages import group_advantages
+from oat.functional.kl import kl_k3
+from oat.functional.policy import clipped_policy_loss, log_ratio
+from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
+
+
+@dataclass(frozen=True)
+class GRPOConfig:
+    prompts: int
+    """Prompts a step."""
+    samples: int
+    """Responses a prompt: the group."""
+    clip_low: float = 0.2
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: float = 0.2
+    """The ratio is clipped above at 1 + clip_high."""
+    kl_coef: float = 0.0
+    """Of the KL to the reference; 0 needs no reference."""
+    std_eps: float = 1e-4
+    """Added to the group's standard deviation."""
+    reduction: Literal["sequence", "token"] = "sequence"
+    """Mean over tokens of each sequence first, or over all tokens of the step."""
+    epochs: int = 1
+    """Passes over a step's samples."""
+    minibatches: int = 1
+    """Optimiser steps a pass."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:
+            raise ConfigError(f"algorithm.samples is {self.samples}; a group needs at least 2 responses a prompt")
+
+
+class GRPO:
+    name = "grpo"
+    Config = GRPOConfig
+
+    def __init__(self, config: GRPOConfig):
+        self.config = config
+        models = {"policy", "reference"} if config.kl_coef else {"policy"}
+        self.requires = Requires(feedback="score", models=frozenset(models), ratio_based=True)
+        self.wants: Mapping[str, set[str]] = {"policy": {"sampled", "raw", "entropy"} if config.kl_coef else {"sampled", "entropy"}}
+
+    def plan(self, step: int) -> Plan:
+        return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
+
+    def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+        rows, group_of_N, rewards_N, valid_N = scored_rows(feedback)
+        metrics = {**answer_metrics(feedback), **response_metrics(feedback), **reward_metrics(rewards_N, group_of_N, valid_N)}
+        advantages_N = group_advantages(rewards_N, group_of_N, len(feedback.items), valid_N=valid_N, eps=self.config.std_eps)
+        rows, group_of_N, advantages_N = _kept(rows, group_of_N, advantages_N, valid_N)
+        columns = {"advantages_N": advantages_N}
+        if rows:
+            recorded_K = recorded_logps(rows)
+            columns["old_logps_K"] = old_logps(rows, recorded_K, feedback.step, forward)
+            metrics["logps/recorded_gap"] = float((columns["old_logps_K"] - recorded_K).abs().mean()) if len(recorded_K) else 0.0
+            if self.config.kl_coef:
+                columns["reference_logps_K"] = forward("reference", rows, {"raw"})["raw"]
+        metrics["rows/trained"] = float(len(rows))
+        units = np.arange(len(rows))
+        return Batch(rows, units, group_of_N.numpy(), columns, epochs=self.config.epochs, minibatches=self.config.minibatches, metrics=metrics)
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        policy = outputs["policy"]
+        terms_K, _ = self._surrogate(outputs, view)
+        losses = {"loss/policy": Loss(terms_K, per=self.config.reduction)}
+        if self.config.kl_coef:
+            losses["loss/kl"] = Loss(kl_k3(policy["raw"], view["reference_logps_K"]), per=self.config.reduction, coef=self.config.kl_coef)
+        return losses
+
+    def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
+        policy = outputs["policy"]
+        ratio_K = log_ratio(policy["sampled"], view["old_logps_K"]).exp()
+        values = {
+            "policy/clipped_frac": (self._surrogate(outputs, view)[1], "K"),
+            "policy/entropy": (policy["entropy"], "K"),
+            "policy/ratio_max": (ratio_K, "max"),
+            "policy/ratio_min": (ratio_K, "min"),
+        }
+        if self.config.kl_coef:
+            values["kl/reference"] = (kl_k3(policy["raw"], view["reference_logps_K"]), "K")
+        return values
+
+    def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
+        advantages_K = view["advantages_N"][view.row_of_K]
+        clips = {"clip_low": self.config.clip_low, "clip_high": self.config.clip_high}
+        return clipped_policy_loss(outputs["policy"]["sampled"], view["old_logps_K"], advantages_K, **clips)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        assert not state
+
+
+def scored_rows(feedback: Feedback) -> tuple[tuple[Trajectory, ...], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Every scored sample of a step, group after group.
+
+    Returns:
+        N trajectories; (N,) the group of each; (N,) scores, NaN where missing; (N,) bool, whether there is a score.
+    """
+    rows, groups, rewards, valid = [], [], [], []
+    for number, item in enumerate(feedback.items):
+        for pick, value, mark in zip(item.question.picks, item.answer.values, item.answer.marks, strict=True):
+            rows.append(item.group.trajectories[pick])
+            groups.append(number)
+            rewards.append(value if mark == "ok" else float("nan"))
+            valid.append(mark == "ok")
+    return tuple(rows), torch.tensor(groups, dtype=torch.long), torch.tensor(rewards, dtype=torch.float32), torch.tensor(valid, dtype=torch.bool)
+
+
+def recorded_logps(rows: tuple[Trajectory, ...]) -> torch.Tensor:
+    """(K,) sampled log-probabilities recorded at sampling."""
+    return torch.from_numpy(np.concatenate([row.recorded("sampled_logps") for row in rows]).astype(np.float32))
+
+
+def old_logps(rows: tuple[Trajectory, ...], recorded_K: torch.Tensor, step: int, forward: Forward) -> torch.Tensor:
+    """(K,) sampled log-probabilities under the policy at this step: the recorded ones if every token was sampled by exactly these weights."""
+    fresh = all((row.recorded("versions") == step).all() for row in rows)
+    return recorded_K if fresh else forward("policy", rows, {"sampled"})["sampled"]
+
+
+def reward_metrics(rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: torch.Tensor) -> dict[str, float]:
+    """Mean score, spread within groups, and the share of groups without spread."""
+    groups = [rewards_N[(group_of_N == g) & valid_N] for g in group_of_N.unique()]
+    spreads = [float(group.std()) if len(group) > 1 else 0.0 for group in groups]
+    if not valid_N.any():
+        return {}
+    return {
+        "reward/mean": float(rewards_N[valid_N].mean()),
+        "reward/std_within": float(np.mean(spreads)),
+        "reward/zero_spread_frac": float(np.mean([spread < 1e-8 for spread in spreads])),
+    }
+
+
+def _kept(
+    rows: tuple[Trajectory, ...], group_of_N: torch.Tensor, advantages_N: torch.Tensor, valid_N: torch.Tensor
+) -> tuple[tuple[Trajectory, ...], torch.Tensor, torch.Tensor]:
+    kept = tuple(row for row, valid in zip(rows, valid_N.tolist(), strict=True) if valid)
+    _, groups = group_of_N[valid_N].unique(return_inverse=True)
+    return kept, groups, advantages_N[valid_N]

@@ -1,0 +1,328 @@
+"""From a configuration to boxes. The only place that knows all of them, and where settings are held against each other."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from oat.actor import Actor
+from oat.algorithms.base import Objective
+from oat.algorithms.direct import DPO
+from oat.algorithms.group import GRPO
+from oat.checkpoint import Checkpoints, write_atomically
+from oat.collector import Collector
+from oat.config import Component, Config, Origins, convert, dump, load_config, unknown_field, where
+from oat.engines.torch import TorchEngine
+from oat.errors import ConfigError, did_you_mean
+from oat.evaluate import Evaluation, Mode
+from oat.explore.base import Explorer
+from oat.explore.rules import NoExploration
+from oat.learner.learner import Learner
+from oat.learner.models import Critic, LanguageModel, Model
+from oat.ledger import Ledger
+from oat.lm import CausalLM, load_lm, load_tokenizer
+from oat.loop import Run, Stateful
+from oat.oracles.base import Oracle
+from oat.oracles.preferences import Preferences
+from oat.oracles.registry import build_oracle
+from oat.oracles.router import OneOracle
+from oat.plugins import load_symbol
+from oat.prompts import Prompts
+from oat.render import Renderer
+from oat.runtime.local import over_wire
+from oat.seeds import Seeds
+from oat.store import Store
+from oat.tracking import Tracking
+from oat.types import Plan, Requires, Sampling
+from oat.weights import Weights
+
+ALGORITHMS: dict[str, Any] = {"dpo": DPO, "grpo": GRPO}
+FREE = ("stop", "tracking", "checkpoint", "run_dir")
+"""Fields that may change when a run is continued."""
+
+
+@dataclass(frozen=True)
+class TorchEngineConfig:
+    max_rows: int = 64
+    """Rows decoded together."""
+    deterministic: bool = False
+    """The same tokens under any batching, for some speed."""
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    pass
+
+
+def resolve(config: Config, origins: Origins) -> Config:
+    """The configuration with every default of its parts filled in, and every rule between settings checked.
+
+    Raises:
+        ConfigError: names the place, the field, and what to do.
+    """
+    algorithm = algorithm_class(config.algorithm.name, origins)
+    known: dict[str, type] = {"engine": TorchEngineConfig, "explorer": NoOptions, "router": NoOptions, "algorithm": algorithm.Config}
+    names = {"engine": ["torch"], "explorer": ["none"], "router": ["one"]}
+    parts: dict[str, Any] = {}
+    for section, cls in known.items():
+        component: Component = getattr(config, section)
+        if section in names and component.name not in names[section] and ":" not in component.name:
+            place = where((section, "name"), origins)
+            raise ConfigError(f"{place}: there is no {section} {component.name!r}; {did_you_mean(component.name, names[section])}")
+        parts[section] = Component(component.name, _options(section, component, cls, origins))
+    config = replace(config, **parts)
+    _check(config, algorithm(algorithm.Config(**config.algorithm.options)).requires, origins)
+    if config.learner.schedule != "constant" and config.learner.schedule_steps is None:
+        config = replace(config, learner=replace(config.learner, schedule_steps=config.stop.max_steps))
+    return config
+
+
+def algorithm_class(name: str, origins: Origins) -> Any:
+    """The class of an algorithm: ours by name, or a user's by path."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if ":" in name:
+        return load_symbol(name)
+    place = where(("algorithm", "name"), origins)
+    raise ConfigError(f"{place}: there is no algorithm {name!r}; {did_you_mean(name, ALGORITHMS)}, or path/to/file.py:Name")
+
+
+def _options(section: str, component: Component, cls: type, origins: Origins) -> dict[str, Any]:
+    fields = {f.name for f in dataclasses.fields(cls)}
+    for option in component.options:
+        if option not in fields:
+            readers = [name for name, other in ALGORITHMS.items() if section == "algorithm" and option in other.Config.__dataclass_fields__]
+            hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
+            raise unknown_field((section, option), fields, origins, hint)
+    try:
+        return dataclasses.asdict(convert(cls, component.options, (section,), origins))
+    except ConfigError as error:
+        place = where((section,), origins)
+        raise error if place in str(error) or ":" in str(error).split(" ")[0] else ConfigError(f"{place}: {error}") from None
+
+
+def _check(config: Config, requires: Requires, origins: Origins) -> None:
+    """Settings that contradict each other, or that nothing reads in this combination."""
+    sampling, name = config.sampling, config.algorithm.name
+    if requires.ratio_based and sampling.temperature == 0:
+        raise ConfigError(f"{where(('sampling', 'temperature'), origins)}: {name} divides by the probability of sampling; set a temperature above 0")
+    if requires.ratio_based and config.oracle.max_outstanding:
+        place = where(("oracle", "max_outstanding"), origins)
+        raise ConfigError(f"{place}: {name} needs answers about its newest samples; set oracle.max_outstanding to 0")
+    for field, low, high in (("temperature", 0, None), ("top_p", 0, 1), ("min_p", 0, 1), ("top_k", 0, None), ("max_new_tokens", 1, None)):
+        value = getattr(sampling, field)
+        if value < low or (high is not None and value > high):
+            bound = f"between {low} and {high}" if high is not None else f"at least {low}"
+            raise ConfigError(f"{where(('sampling', field), origins)}: sampling.{field} is {value}; it must be {bound}")
+    unread = {
+        ("oracle", "labels"): requires.feedback != "compare",
+        ("oracle", "scale"): requires.feedback != "compare",
+        ("model", "reference"): "reference" not in requires.models | requires.slots,
+        ("learner", "critic_learning_rate"): "critic" not in requires.models,
+        ("learner", "schedule_steps"): config.learner.schedule == "constant",
+    }
+    for path, is_unread in unread.items():
+        if is_unread and path in origins:
+            raise ConfigError(f"{origins[path]}: nothing reads {'.'.join(path)} with algorithm {name} and these settings; remove it")
+
+
+def build(config: Config, *, directory: Path | None = None) -> Run:
+    """The boxes of a resolved configuration.
+
+    Args:
+        directory: where the run lives, if not in `config.run_dir`.
+
+    Raises:
+        OatError: a part cannot be made as configured.
+    """
+    directory = directory or Path(config.run_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    if config.compute.threads:
+        torch.set_num_threads(config.compute.threads)
+    seeds = Seeds(config.seed)
+    objective = _objective(config)
+    tokenizer = load_tokenizer(config.model.path)
+    renderer = Renderer(tokenizer, template=config.render.template, system=config.render.system, stop=config.sampling.stop)
+    lms = _language_models(config, objective.requires)
+    learner = _learner(config, objective, lms, renderer, seeds)
+    engine = _engine(config, lms, renderer)
+    actor = Actor(renderer, engine, _sampling(config, objective.requires), seeds)
+    prompts = _prompts(config, config.prompts.path, renderer, seeds)
+    explorer = _explorer(config, objective.requires)
+    asked, scoring = _oracles(config, objective.requires)
+    served, weighted = ({**asked, **scoring}, engine)
+    if config.compute.serialise:
+        actor, learner = over_wire(actor), over_wire(learner, local=(type(objective),))
+        served, weighted = {name: over_wire(oracle) for name, oracle in served.items()}, over_wire(engine)
+    ledger = Ledger(Store(directory / "ledger.sqlite"), served, seeds, labels=config.oracle.labels, deadline_s=config.oracle.deadline_s)
+
+    def plans(step: int) -> Plan:
+        return explorer.widen(objective.plan(step))
+
+    last = _last_step(config, prompts, plans)
+    weights = Weights([weighted], config.learner.sync_every)
+    parts: dict[str, Stateful] = {"learner": learner, "weights": weights, "prompts": prompts, "objective": objective}
+    total = sum(plans(step).questions for step in range(last))
+    router = OneOracle(next(iter(asked)))
+    return Run(
+        objectives=[objective],
+        plans=plans,
+        last=last,
+        seeds=seeds,
+        collector=Collector(prompts, actor, explorer, router, ledger, seeds, total=total, max_outstanding=config.oracle.max_outstanding),
+        ledger=ledger,
+        learner=learner,
+        weights=weights,
+        evaluation=_evaluation(config, actor, ledger, renderer, seeds, scoring, last, directory),
+        checkpoints=Checkpoints(directory / "checkpoints", every=config.checkpoint.every, keep_last=config.checkpoint.keep_last),
+        tracking=Tracking(directory, samples=config.tracking.samples),
+        parts=parts,
+    )
+
+
+def open_run(config: Config, origins: Origins) -> Run:
+    """The run of a configuration: a new one, or the one that stands in its directory.
+
+    Raises:
+        ConfigError: the directory holds a run of another configuration; the message lists the differences.
+    """
+    directory = Path(config.run_dir)
+    file = directory / "config.yaml"
+    if file.exists():
+        before = dump(load_config(file)[0])
+        if config.compute.threads is None:
+            config = replace(config, compute=replace(config.compute, threads=before["compute"]["threads"]))
+        differences = [line for line in _differences(before, dump(config)) if line.split(".")[0].split(":")[0] not in FREE]
+        if differences:
+            raise ConfigError(f"{directory} holds a run of another configuration; give another --run_dir, or undo:\n  " + "\n  ".join(differences))
+    elif directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
+    if config.compute.threads is None:
+        config = replace(config, compute=replace(config.compute, threads=torch.get_num_threads()))
+    directory.mkdir(parents=True, exist_ok=True)
+    run = build(config)
+    write_atomically(file, yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True))
+    return run
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    lines = []
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            lines += _differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            lines.append(f"{prefix}{name}: {json.dumps(old)} in the run, {json.dumps(new)} now")
+    return lines
+
+
+def _objective(config: Config) -> Objective:
+    cls = algorithm_class(config.algorithm.name, {})
+    objective: Objective = cls(cls.Config(**config.algorithm.options))
+    return objective
+
+
+def _sampling(config: Config, requires: Requires) -> Sampling:
+    sampling = Sampling(**dataclasses.asdict(config.sampling))
+    return replace(sampling, keep_sets=requires.ratio_based and sampling.truncates)
+
+
+def _language_models(config: Config, requires: Requires) -> dict[str, CausalLM]:
+    """The policy; a frozen reference if anything needs it; the sampler's own copy when it may hold older weights; the critic's backbone."""
+    paths = {"policy": config.model.path}
+    if "reference" in requires.models | requires.slots:
+        paths["reference"] = config.model.reference or config.model.path
+    if config.learner.sync_every > 1:
+        paths["sampler"] = config.model.path
+    if "critic" in requires.models:
+        paths["critic"] = config.model.path
+    return {name: load_lm(path, dtype=config.model.dtype) for name, path in paths.items()}
+
+
+def _learner(config: Config, objective: Objective, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds) -> Learner:
+    rates = {"policy": config.learner.learning_rate, "critic": config.learner.critic_learning_rate or config.learner.learning_rate}
+    models: dict[str, Model] = {}
+    for name in sorted(objective.requires.models):
+        if name == "critic":
+            models[name] = Critic(lms[name], seeds.at("init", name))
+        else:
+            models[name] = LanguageModel(lms[name], num_tokens=renderer.num_tokens, chunk=config.learner.logits_chunk)
+    trained = {name: rates[name] for name in objective.wants}
+    schedule_steps = config.learner.schedule_steps or config.stop.max_steps
+    return Learner(models, trained, config.learner, schedule_steps=schedule_steps, seeds=seeds)
+
+
+def _engine(config: Config, lms: Mapping[str, CausalLM], renderer: Renderer) -> TorchEngine:
+    """The torch engine; its slots share the learner's tensors wherever their versions cannot differ."""
+    slots = {"sampler": lms.get("sampler", lms["policy"]), "policy": lms["policy"]}
+    if "reference" in lms:
+        slots["reference"] = lms["reference"]
+    options = TorchEngineConfig(**config.engine.options)
+    return TorchEngine(
+        slots,
+        num_tokens=renderer.num_tokens,
+        stop_ids=renderer.stop_ids,
+        decode=renderer.decode,
+        max_rows=options.max_rows,
+        deterministic=options.deterministic,
+    )
+
+
+def _explorer(config: Config, requires: Requires) -> Explorer:
+    assert requires.feedback != "none", "an objective without feedback needs no explorer"
+    if config.explorer.name != "none":
+        found: Callable[..., Explorer] = load_symbol(config.explorer.name)
+        return found(requires.feedback)
+    return NoExploration(requires.feedback)
+
+
+def _oracles(config: Config, requires: Requires) -> tuple[dict[str, Oracle], dict[str, Oracle]]:
+    """The oracle that training asks and the one that evaluation asks, each by its address."""
+    name = config.oracle.name
+    oracle = build_oracle(name, config.oracle.options)
+    if requires.feedback == oracle.answers:
+        return {name: oracle}, {name: oracle}
+    if requires.feedback == "compare":
+        return {f"{name}/preferences": Preferences(oracle, config.oracle.scale)}, {name: oracle}
+    raise ConfigError(f"oracle {name} compares pairs, and {config.algorithm.name} learns from scores; use a scoring oracle or a preference algorithm")
+
+
+def _prompts(config: Config, path: str, renderer: Renderer, seeds: Seeds, *, held_out: bool = False) -> Prompts:
+    p = config.prompts
+    options: dict[str, Any] = {"epochs": 1, "shuffle": False} if held_out else {"epochs": p.epochs, "shuffle": p.shuffle}
+    return Prompts(path, renderer, seeds, prompt_key=p.prompt_key, reference_key=p.reference_key, max_tokens=p.max_tokens, **options)
+
+
+def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -> int:
+    """The run's number of steps: `stop.max_steps`, or fewer where the prompts are used up before."""
+    if config.prompts.epochs is None:
+        return config.stop.max_steps
+    left, step = prompts.size * config.prompts.epochs, 0
+    while left > 0 and step < config.stop.max_steps:
+        left -= plans(step).prompts
+        step += 1
+    return step
+
+
+def _evaluation(
+    config: Config, actor: Actor, ledger: Ledger, renderer: Renderer, seeds: Seeds, oracles: Mapping[str, Oracle], last: int, directory: Path
+) -> Evaluation | None:
+    if config.evaluation is None:
+        return None
+    name, oracle = next(iter(oracles.items()))
+    if oracle.answers == "compare" and config.prompts.reference_key is None:
+        raise ConfigError("evaluation by a comparing oracle is a win rate against reference responses; set prompts.reference_key")
+    prompts = _prompts(config, config.evaluation.path, renderer, seeds, held_out=True).all()[: config.evaluation.max_prompts]
+    sampling = Sampling(**dataclasses.asdict(config.sampling))
+    modes = []
+    if config.evaluation.samples:
+        modes.append(Mode("sampled", config.evaluation.samples, sampling))
+    if config.evaluation.greedy:
+        modes.append(Mode("greedy", 1, Sampling(sampling.max_new_tokens, temperature=0.0, stop=sampling.stop)))
+    folder = directory / "evaluations"
+    return Evaluation(prompts, actor, ledger, modes, kind=oracle.answers, oracle=name, every=config.evaluation.every, last=last, directory=folder)

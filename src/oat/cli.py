@@ -1,0 +1,113 @@
+"""The command line: parses and calls, nothing else."""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from oat.errors import ConfigError, OatError
+
+_HELP = "flags over the configuration, for example --learner.learning_rate 1e-4"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 2 the user can mend it, 1 something else failed."""
+    arguments, rest = _parser().parse_known_args(argv)
+    if rest and not hasattr(arguments, "target"):
+        print(f"oat {arguments.command}: {rest[0]!r} is not an argument of it; see oat {arguments.command} --help", file=sys.stderr)
+        return 2
+    try:
+        code: int = arguments.call(arguments, rest)
+        return code
+    except OatError as error:
+        print(f"oat {arguments.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"oat {arguments.command}: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="oat", description="Align language models online: sample, ask, learn, repeat.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, call: object, summary: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        sub.set_defaults(call=call)
+        return sub
+
+    train = command("train", _train, "start a run, or continue the one in its directory")
+    train.add_argument("target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it")
+    evaluate = command("eval", _eval, "evaluate a run's newest checkpoint, or the start model of a configuration")
+    evaluate.add_argument("target", metavar="RUN|CONFIG", help="a run directory or a YAML file; --section.field value flags go over it")
+    export = command("export", _export, "write a run's policy as a model directory that transformers loads")
+    export.add_argument("run", metavar="RUN")
+    export.add_argument("out", metavar="OUT")
+    digest = command("digest", _digest, "print hashes of a run; two runs with equal hashes are equal")
+    digest.add_argument("run", metavar="RUN")
+    quickstart = command("quickstart", _quickstart, "train, align and compare a tiny model on this machine in a few minutes")
+    quickstart.add_argument("--out", default="quickstart", metavar="DIR")
+    return parser
+
+
+def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
+    from oat.build import open_run, resolve
+    from oat.config import load_config
+    from oat.loop import train
+    from oat.tracking import step_line
+
+    config, origins = load_config(arguments.target, flags)
+    config = resolve(config, origins)
+    run = open_run(config, origins)
+    print(f"oat train: {run.last} steps in {config.run_dir}", flush=True)
+    train(run, lambda step, values: print(step_line(step, run.last, values), flush=True))
+    run.ledger.close()
+    print(f"oat train: finished; the run lies in {config.run_dir}; write its model with: oat export {config.run_dir} OUT")
+    return 0
+
+
+def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
+    from oat.build import build, resolve
+    from oat.config import load_config
+    from oat.export import policy_weights
+    from oat.loop import evaluate
+
+    target = Path(arguments.target)
+    is_run = target.is_dir()
+    config, origins = load_config(target / "config.yaml" if is_run else target, flags)
+    config = resolve(config, {path: place for path, place in origins.items() if place.startswith("--")} if is_run else origins)
+    if config.evaluation is None:
+        raise ConfigError(f"{target}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl")
+    with tempfile.TemporaryDirectory() as scratch:
+        run, step = build(config, directory=Path(scratch)), 0
+        if is_run:
+            step, weights, _ = policy_weights(target)
+            run.learner.load_weights("policy", weights)
+        metrics = evaluate(run, step, due=True)
+        run.ledger.close()
+    print(json.dumps({"step": step, **{name: value for name, value in metrics.values.items() if name.startswith("eval/")}}))
+    return 0
+
+
+def _export(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.export import export_run
+
+    step = export_run(Path(arguments.run), Path(arguments.out))
+    print(f"oat export: the policy after {step} steps is in {arguments.out}")
+    return 0
+
+
+def _digest(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.export import digest_run
+
+    for name, value in digest_run(Path(arguments.run)).items():
+        print(f"{name:<10} {value}")
+    return 0
+
+
+def _quickstart(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.quickstart import quickstart
+
+    return quickstart(Path(arguments.out))

@@ -1,0 +1,56 @@
+"""The collector: fills the ledger for a step. The only caller of actor, explorer and router."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from oat.actor import Actor
+from oat.explore.base import Explorer
+from oat.ledger import Ledger
+from oat.oracles.router import Router
+from oat.seeds import Seeds
+from oat.types import Key, Plan, Prompt
+
+MAX_ROUNDS = 100
+"""Rounds a step tries before it goes on with the questions it has."""
+
+
+class PromptSource(Protocol):
+    def take(self, n: int) -> list[Prompt]: ...
+
+
+class Collector:
+    """Samples, chooses and asks until a step has its questions.
+
+    Args:
+        total: questions of the whole run; no more are asked ahead.
+        max_outstanding: questions asked beyond those that are due.
+    """
+
+    def __init__(
+        self, prompts: PromptSource, actor: Actor, explorer: Explorer, router: Router, ledger: Ledger, seeds: Seeds, *, total: int, max_outstanding: int
+    ):
+        self.prompts, self.actor, self.explorer, self.router, self.ledger = prompts, actor, explorer, router, ledger
+        self.seeds, self.total, self.max_outstanding = seeds, total, max_outstanding
+
+    def fill(self, step: int, plan: Plan, due: int) -> None:
+        """Ask until `due` questions (a running sum over the run) and the allowance for late answers are on disk.
+
+        Nothing here depends on when answers arrive: the count is of recorded rounds before the cursor, so a replay does the same.
+        Stops early when the prompts are used up or a step has tried `MAX_ROUNDS` rounds.
+        """
+        target = min(due + self.max_outstanding, self.total)
+        round = 0
+        while round < MAX_ROUNDS and self.ledger.asked(step, round) < target:
+            batch = self.prompts.take(plan.prompts)
+            if not batch:
+                return
+            if not self.ledger.recalls(step, round):
+                self._ask(step, round, batch, plan)
+            round += 1
+
+    def _ask(self, step: int, round: int, batch: Sequence[Prompt], plan: Plan) -> None:
+        groups = self.actor.sample(batch, plan.samples, ("train", step, round))
+        keys = [Key("train", step, round, prompt.occurrence) for prompt in batch]
+        scores = self.actor.score(groups, sorted(self.explorer.needs))
+        chosen = self.explorer.choose(groups, keys, scores, self.seeds.at("explore", step, round))
+        self.ledger.ask(step, round, groups, self.router.route(chosen))

@@ -1,0 +1,349 @@
+"""The configuration: a YAML file in, command-line flags over it, a typed tree out.
+
+A field nobody reads is an error that names the nearest field that exists. Sections with a `name` (engine, explorer, oracle, router, algorithm) may
+name one of ours, `path/to/file.py:Name` or `package.module:Name`; the fields such a part reads stand beside its name and are checked by
+`oat.build`, which knows the parts.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import yaml
+
+from oat.errors import ConfigError, did_you_mean
+
+Origins = dict[tuple[str, ...], str]
+"""Where each field was set: "file.yaml:12" or "--learner.learning_rate"."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    path: str
+    """Hub id `org/name` or a directory in the layout of transformers: the policy's start."""
+    reference: str | None = None
+    """The frozen reference; by default the policy's start."""
+    dtype: Literal["float32"] = "float32"
+    """Precision of the weights."""
+
+
+@dataclass(frozen=True)
+class PromptsConfig:
+    path: str
+    """A JSONL file, one record a line."""
+    prompt_key: str = "prompt"
+    """Column of the prompt: a string, or a list of messages with role and content."""
+    reference_key: str | None = None
+    """Column of the reference answer or response; None when there is none."""
+    max_tokens: int | None = None
+    """Prompts of more tokens are dropped, and counted."""
+    epochs: int | None = None
+    """Passes over the prompts; None is endless."""
+    shuffle: bool = True
+    """A new order, from the seed, every epoch."""
+
+
+@dataclass(frozen=True)
+class RenderConfig:
+    template: str | None = None
+    """None: plain text. `chatml`, `tokenizer` (the tokenizer's own) or a path to a .jinja file: chat."""
+    system: str | None = None
+    """System message put before conversations that have none."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    max_new_tokens: int
+    """Most tokens of a response."""
+    temperature: float = 1.0
+    """Divides the logits; 0 is greedy."""
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most probable tokens whose probability reaches this; 1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this many times as probable as the most probable one; 0 keeps all."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """A part chosen by name, with the fields that the part itself declares."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OracleConfig:
+    name: str
+    """`exact_match`, or your own as `file.py:function` or `package.module:Name`."""
+    labels: Literal["threshold", "bernoulli"] = "threshold"
+    """How a probability becomes a label: above one half, or drawn with that probability from the run's seed."""
+    scale: float = 1.0
+    """Bradley-Terry from rewards: p = sigmoid((r1 - r2) / scale)."""
+    max_outstanding: int = 0
+    """Questions that may be unanswered beyond those the step needs; 0 waits for every answer."""
+    deadline_s: float = 600.0
+    """Seconds after which an unanswered question counts as failed."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    learning_rate: float
+    """Of AdamW, at the top of the schedule."""
+    critic_learning_rate: float | None = None
+    """Of the critic, where the algorithm has one; by default the policy's."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Of AdamW."""
+    weight_decay: float = 0.0
+    """On matrices; never on biases and norms."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm, each model by itself."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Of the learning rate after warm-up; linear and cosine end at a tenth."""
+    warmup_steps: int = 0
+    """Optimiser steps over which the learning rate rises from 0."""
+    schedule_steps: int | None = None
+    """Optimiser steps until a schedule ends; by default `stop.max_steps`."""
+    micro_batch_size: int = 8
+    """Rows of one forward pass; changes memory and speed, not the result. A unit (a pair) is never split."""
+    logits_chunk: int = 4096
+    """Trained tokens whose logits are held at once."""
+    sync_every: int = 1
+    """Steps between two syncs of the sampler's weights."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    path: str
+    """A JSONL file of held-out prompts, with the columns of `prompts`."""
+    every: int = 10
+    """Steps between two evaluations; also before the first step and at the end."""
+    samples: int = 1
+    """Responses a prompt, drawn as in training; 0 for none."""
+    greedy: bool = True
+    """Also evaluate the greedy response."""
+    max_prompts: int | None = None
+    """Use the first so many prompts."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: int = 10
+    """Steps between two checkpoints; also at the end."""
+    keep_last: int = 2
+    """Older ones are removed after the new one verifies."""
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    samples: int = 4
+    """Groups written to samples.jsonl every step."""
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    threads: int | None = None
+    """Threads of torch; None takes torch's own choice when the run is created, and keeps it."""
+    serialise: bool = False
+    """Send every value between boxes through the wire encoding, as a cluster would."""
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    max_steps: int
+    """The run ends after so many steps."""
+
+
+@dataclass(frozen=True)
+class Config:
+    run_dir: str
+    """Where the run lives; by default `runs/` and the name of the configuration file."""
+    model: ModelConfig
+    prompts: PromptsConfig
+    sampling: SamplingConfig
+    oracle: OracleConfig
+    algorithm: Component
+    learner: LearnerConfig
+    stop: StopConfig
+    seed: int = 0
+    """Of everything random in the run."""
+    render: RenderConfig = RenderConfig()
+    engine: Component = Component("torch")
+    explorer: Component = Component("none")
+    router: Component = Component("one")
+    evaluation: EvaluationConfig | None = None
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    compute: ComputeConfig = ComputeConfig()
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `5e-4` as a string; people mean a number."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
+    """The typed tree of a YAML file with flags over it.
+
+    Args:
+        path: the YAML file.
+        overrides: flags as typed: `--a.b value` or `--a.b=value`.
+
+    Raises:
+        ConfigError: names file, line or flag, field, what was expected, and the nearest valid name.
+    """
+    path = Path(path)
+    tree, origins = _read(path)
+    for flag, name, text in _flags(overrides):
+        _set(tree, name.split("."), _parse(flag, text), flag, origins)
+    tree.setdefault("run_dir", str(Path("runs") / path.stem))
+    return convert(Config, tree, (), origins), origins
+
+
+def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:
+    """A dataclass from a mapping; every key must be a field, unless the class has `options`, which takes the rest.
+
+    Raises:
+        ConfigError: an unknown, missing or ill-typed field.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write `field: value` lines below it")
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for key, value in data.items():
+        if key in fields and key != "options":
+            values[key] = _value(fields[key].type, value, (*path, key), origins)
+        elif "options" in fields:
+            options[key] = value
+        else:
+            raise unknown_field((*path, str(key)), fields, origins)
+    if "options" in fields:
+        values["options"] = options
+    for name, f in fields.items():
+        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{where(path, origins)}: the field `{_dotted((*path, name))}` is missing; add it, or pass --{_dotted((*path, name))}")
+    return cls(**values)
+
+
+def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str = "") -> ConfigError:
+    """The error for a field that nothing reads."""
+    names = [name for name in valid if name != "options"]
+    return ConfigError(f"{where(path, origins)}: nothing reads the field `{_dotted(path)}`{hint}; {did_you_mean(path[-1], names)}")
+
+
+def where(path: tuple[str, ...], origins: Origins) -> str:
+    """The place a field was set, or the nearest place above it."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in origins:
+            return origins[path[:length]]
+    return origins.get((), "the configuration")
+
+
+def dump(config: Config) -> dict[str, Any]:
+    """The resolved tree as plain data, in the form that `load_config` reads."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            tree = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            return {**tree, **tree.pop("options", {})}
+        if isinstance(value, tuple):
+            return [plain(item) for item in value]
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return value
+
+    tree: dict[str, Any] = plain(config)
+    return tree
+
+
+def _value(annotation: Any, value: Any, path: tuple[str, ...], origins: Origins) -> Any:
+    section: Any = next((t for t in (annotation, *getattr(annotation, "__args__", ())) if dataclasses.is_dataclass(t)), None)
+    if section is not None and value is not None:
+        return convert(section, value, path, origins)
+    if isinstance(value, int) and not isinstance(value, bool) and _takes_float(annotation):
+        value = float(value)
+    try:
+        return msgspec.convert(value, annotation)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where(path, origins)}: the field `{_dotted(path)}` is {value!r}: {error}; correct its value") from None
+
+
+def _takes_float(annotation: Any) -> bool:
+    return float in (annotation, *getattr(annotation, "__args__", ()))
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(path) or "the configuration"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Origins]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: the configuration cannot be read ({error}); give the path of a YAML file") from None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        tree = loader.construct_document(node) if node is not None else {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: this is not YAML: {' '.join(str(error).split())}; correct it") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected `field: value` lines at the top, got {type(tree).__name__}")
+    origins: Origins = {(): str(path)}
+    _mark(node, (), path, origins)
+    return tree, origins
+
+
+def _mark(node: Any, at: tuple[str, ...], path: Path, origins: Origins) -> None:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        place = (*at, str(key.value))
+        if place in origins:
+            raise ConfigError(f"{path}:{key.start_mark.line + 1}: the field `{_dotted(place)}` stands twice; remove one")
+        origins[place] = f"{path}:{key.start_mark.line + 1}"
+        _mark(value, place, path, origins)
+
+
+def _flags(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
+    flags, rest = [], list(overrides)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--"):
+            raise ConfigError(f"{flag!r} is not a flag; write --section.field value")
+        name, equals, text = flag[2:].partition("=")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"{flag}: the value is missing; write {flag} value")
+            text = rest.pop(0)
+        flags.append((f"--{name}", name, text))
+    return flags
+
+
+def _parse(flag: str, text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError:
+        raise ConfigError(f"{flag}: cannot read the value {text!r}; quote it") from None
+
+
+def _set(tree: dict[str, Any], names: list[str], value: Any, flag: str, origins: Origins) -> None:
+    for depth, name in enumerate(names[:-1]):
+        if tree.get(name) is None:
+            tree[name] = {}
+        tree = tree[name]
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{flag}: `{'.'.join(names[: depth + 1])}` is a value and has no fields")
+    tree[names[-1]] = value
+    origins[tuple(names)] = flag

@@ -1,0 +1,84 @@
+"""What a user can do wrong, and what can go wrong around a run.
+
+Every message says what happened, where, and what to do. Each class is also the nearest class of the standard library, so that `except
+ValueError` works, and each survives pickling (their arguments are their state).
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class OatError(Exception):
+    """Base of all our exceptions; the command line prints it as one message, without a traceback, and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class ConfigError(OatError, ValueError):
+    """A field of the configuration is unknown, unread, of the wrong type, or contradicts another."""
+
+
+class DataError(OatError, ValueError):
+    """A record of a data file cannot be used."""
+
+
+class TemplateError(OatError, ValueError):
+    """A chat template is missing, or rewrites history."""
+
+
+class ShapeError(OatError, ValueError):
+    """Tensors handed to a function of `functional/` disagree in shape."""
+
+
+class ModelError(OatError, ValueError):
+    """A model or tokenizer cannot be loaded, or does what this code cannot follow."""
+
+
+class EngineError(OatError, ValueError):
+    """A request that the engine refuses."""
+
+
+class OracleError(OatError, RuntimeError):
+    """An oracle failed, or broke its contract."""
+
+    exit_code = 1
+
+
+class LedgerError(OatError, RuntimeError):
+    """The ledger cannot be opened, or contradicts the run."""
+
+    exit_code = 1
+
+
+class CheckpointError(OatError, RuntimeError):
+    """No checkpoint of the run can be used."""
+
+    exit_code = 1
+
+
+class WeightsError(OatError, RuntimeError):
+    """The engine does not hold the weights that the learner sent."""
+
+    exit_code = 1
+
+
+class NonFiniteError(OatError, ArithmeticError):
+    """A loss or a gradient is not a finite number; raised before the optimiser moves."""
+
+    exit_code = 1
+
+
+class WireError(OatError, ValueError):
+    """Bytes that are not an encoded value of ours."""
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """A sentence that names the nearest valid name, or lists the valid ones.
+
+    Returns:
+        For example "did you mean `beta`? valid: beta, label_smoothing".
+    """
+    names = sorted(valid)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    listed = "valid: " + (", ".join(names) or "none")
+    return f"did you mean `{near[0]}`? {listed}" if near else listed

@@ -1,0 +1,91 @@
+"""What a run leaves behind: a model others can load, and a digest that proves two runs equal."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from oat.checkpoint import Checkpoints
+from oat.config import Config, load_config
+from oat.errors import CheckpointError, ConfigError
+from oat.lm import load_lm, load_tokenizer, save_lm
+from oat.metrics import repeatable
+from oat.store import Store
+
+
+def run_config(run_dir: Path) -> Config:
+    """The resolved configuration of a run.
+
+    Raises:
+        ConfigError: the directory holds no run.
+    """
+    file = run_dir / "config.yaml"
+    if not file.exists():
+        raise ConfigError(f"{run_dir}: holds no run (config.yaml is missing); give the directory that `oat train` named")
+    return load_config(file)[0]
+
+
+def policy_weights(run_dir: Path) -> tuple[int, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The newest checkpoint's step, the policy's weights by parameter name, and all its tensors.
+
+    Raises:
+        CheckpointError: the run has no usable checkpoint yet.
+    """
+    loaded = Checkpoints(run_dir / "checkpoints", every=1, keep_last=1).load()
+    if loaded is None:
+        raise CheckpointError(f"{run_dir}: has no checkpoint yet; let `oat train` reach its first one (checkpoint.every steps)")
+    step, tensors, _ = loaded
+    prefix = "learner/policy/weights/"
+    return step, {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}, tensors
+
+
+def export_run(run_dir: Path, out: Path) -> int:
+    """Write the policy of a run's newest checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads; returns its step."""
+    config = run_config(run_dir)
+    step, weights, _ = policy_weights(run_dir)
+    lm = load_lm(config.model.path, dtype=config.model.dtype)
+    with torch.no_grad():
+        for name, parameter in lm.module.named_parameters():
+            parameter.copy_(weights[name])
+    save_lm(lm, load_tokenizer(config.model.path), str(out))
+    return step
+
+
+def digest_run(run_dir: Path) -> dict[str, str]:
+    """SHA-256 of a run in canonical form: weights, optimiser and every other state, metrics and ledger, without clock times.
+
+    Two runs with the same digest are the same run.
+    """
+    run_config(run_dir)
+    step, weights, tensors = policy_weights(run_dir)
+    others = {name: tensor for name, tensor in tensors.items() if not name.startswith("learner/policy/weights/")}
+    state = json.loads((run_dir / "checkpoints" / f"step_{step:08d}" / "state.json").read_text(encoding="utf-8"))
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    store = Store(run_dir / "ledger.sqlite")
+    try:
+        return {
+            "weights": _tensor_digest(weights),
+            "optimiser": _tensor_digest(others),
+            "state": _text_digest([json.dumps(state, sort_keys=True)]),
+            "metrics": _text_digest(json.dumps(repeatable(row), sort_keys=True) for row in rows),
+            "ledger": store.digest(),
+        }
+    finally:
+        store.close()
+
+
+def _tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _text_digest(lines: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()

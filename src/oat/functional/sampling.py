@@ -1,0 +1,130 @@
+"""The distribution that tokens are drawn from, and the draw."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from oat.errors import ShapeError
+
+_NUCLEUS_WIDTH = 1024
+"""Top-p ranks this many tokens first; only a row whose nucleus is wider has its whole vocabulary sorted."""
+
+
+def truncated_logits(
+    logits_RV: Float[Tensor, "R V"],
+    temperature_R: Float[Tensor, " R"],
+    top_k_R: Int[Tensor, " R"],
+    top_p_R: Float[Tensor, " R"],
+    min_p_R: Float[Tensor, " R"],
+) -> Float[Tensor, "R V"]:
+    """Logits over temperature, with the tokens that cannot be drawn at -inf: the softmax of a row is what that row samples from.
+
+    In this order, each over what the one before it left: top-k keeps the k most probable tokens; top-p (arXiv:1904.09751, Sec. 3.1) the
+    smallest set of most probable tokens whose renormalised mass reaches p, at least one; min-p (arXiv:2407.01082, Sec. 3) the tokens at least
+    min_p times as probable as the most probable one. Among equal logits the lower id counts as more probable.
+
+    Args:
+        logits_RV: raw logits of R rows; -inf for a token that must not be drawn, at least one finite a row.
+        temperature_R: 0 or more; at 0 only the most probable token is kept, at a logit of 0.
+        top_k_R: 0 keeps all.
+        top_p_R: in (0, 1]; 1 keeps all.
+        min_p_R: in [0, 1]; 0 keeps all.
+    Returns:
+        (R, V) float32.
+
+    Raises:
+        ShapeError: the logits are not a matrix, or there is not one setting a row.
+    """
+    if logits_RV.ndim != 2:
+        raise ShapeError(f"logits_RV has shape {tuple(logits_RV.shape)}; give a (rows, vocabulary) matrix")
+    for name, setting_R in {"temperature_R": temperature_R, "top_k_R": top_k_R, "top_p_R": top_p_R, "min_p_R": min_p_R}.items():
+        if setting_R.shape != logits_RV.shape[:1]:
+            raise ShapeError(f"{name} has shape {tuple(setting_R.shape)} and logits_RV {tuple(logits_RV.shape)}; give one setting a row")
+    vocabulary = logits_RV.shape[1]
+    greedy_R = temperature_R == 0
+    scaled_RV = logits_RV.float() / temperature_R.float().masked_fill(greedy_R, 1.0)[:, None]
+    for rows in _some((top_k_R > 0) & (top_k_R < vocabulary) & ~greedy_R):
+        scaled_RV[rows] = _top_k(scaled_RV[rows], top_k_R[rows])
+    for rows in _some((top_p_R < 1) & ~greedy_R):
+        scaled_RV[rows] = _top_p(scaled_RV[rows], top_p_R[rows])
+    if (min_p_R > 0).any():
+        least_R1 = scaled_RV.amax(-1, keepdim=True) + min_p_R.double().log()[:, None]
+        scaled_RV = scaled_RV.masked_fill(scaled_RV < least_R1, -math.inf)
+    for rows in _some(greedy_R):
+        first_R1 = scaled_RV[rows].argmax(-1, keepdim=True)
+        scaled_RV[rows] = torch.full_like(scaled_RV[rows], -math.inf).scatter(1, first_R1, 0.0)
+    return scaled_RV
+
+
+def inverse_cdf(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
+    """The token of each row at which the cumulative distribution, in id order and in float64, first exceeds the row's uniform number.
+
+    A token with a logit of -inf is never returned, also for a number so near 1 that rounding carries it past the whole mass: then it is the
+    last token with a finite logit.
+
+    Args:
+        logits_RV: at least one finite a row.
+        uniforms_R: in [0, 1).
+    Returns:
+        (R,) int64 ids.
+
+    Raises:
+        ShapeError: not one uniform number a row of logits.
+    """
+    if logits_RV.ndim != 2 or uniforms_R.shape != logits_RV.shape[:1]:
+        raise ShapeError(f"uniforms_R has shape {tuple(uniforms_R.shape)} and logits_RV {tuple(logits_RV.shape)}; give one number a row of logits")
+    cumulative_RV = (logits_RV.double() - logits_RV.amax(-1, keepdim=True)).exp_().cumsum_(-1)
+    exceeds_RV = cumulative_RV > uniforms_R.double()[:, None] * cumulative_RV[:, -1:]
+    drawable_RV = logits_RV > -math.inf
+    ids_R = (exceeds_RV & drawable_RV).to(torch.uint8).argmax(-1)
+    if exceeds_RV[:, -1].all():
+        return ids_R
+    last_R = logits_RV.shape[1] - 1 - drawable_RV.flip(-1).to(torch.uint8).argmax(-1)
+    return torch.where(exceeds_RV[:, -1], ids_R, last_R)
+
+
+def kept_ids(logits_RV: Float[Tensor, "R V"]) -> tuple[Int[Tensor, " S"], Int[Tensor, " R"]]:
+    """The ids with a finite logit, row after row and ascending within a row, and how many each row has."""
+    rows_S, ids_S = logits_RV.isfinite().nonzero(as_tuple=True)
+    return ids_S, torch.bincount(rows_S, minlength=len(logits_RV))
+
+
+def _some(which_R: Tensor) -> list[Tensor]:
+    """The rows as a list of one index, or of none, so that a setting that no row uses costs nothing."""
+    rows = which_R.nonzero().squeeze(1)
+    return [rows] if len(rows) else []
+
+
+def _top_k(logits_RV: Tensor, top_k_R: Tensor) -> Tensor:
+    """The logits with all but exactly k a row at -inf, without a sort."""
+    least_R1 = logits_RV.topk(int(top_k_R.max())).values.gather(1, top_k_R.long()[:, None] - 1)
+    above_RV, equal_RV = logits_RV > least_R1, logits_RV == least_R1
+    room_R1 = top_k_R[:, None] - above_RV.sum(-1, keepdim=True)
+    kept_RV = above_RV | (equal_RV & (equal_RV.cumsum(-1) <= room_R1))
+    return logits_RV.masked_fill(~kept_RV, -math.inf)
+
+
+def _top_p(logits_RV: Tensor, top_p_R: Tensor) -> Tensor:
+    """The logits with all but the smallest most probable set of mass p at -inf: a token is kept when the mass before it is below p."""
+    normaliser_R1 = logits_RV.double().logsumexp(-1, keepdim=True)
+    for width in (_NUCLEUS_WIDTH, logits_RV.shape[1]):
+        values_RW, ids_RW = _ranked(logits_RV, width)
+        mass_RW = (values_RW.double() - normaliser_R1).exp()
+        reached_RW = mass_RW.cumsum(-1)
+        if (reached_RW[:, -1] >= top_p_R).all():
+            break
+    kept_RW = reached_RW - mass_RW < top_p_R[:, None]
+    kept_RV = torch.zeros_like(logits_RV, dtype=torch.bool).scatter(1, ids_RW, kept_RW)
+    return logits_RV.masked_fill(~kept_RV, -math.inf)
+
+
+def _ranked(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Values and ids of the `width` most probable tokens of each row, the most probable first."""
+    if width >= logits_RV.shape[1]:
+        return logits_RV.sort(dim=-1, descending=True, stable=True)
+    within_RV = _top_k(logits_RV, logits_RV.new_full((len(logits_RV),), width, dtype=torch.long))
+    ids_RW = within_RV.topk(width).indices.sort(-1).values
+    values_RW, order_RW = logits_RV.gather(1, ids_RW).sort(dim=-1, descending=True, stable=True)
+    return values_RW, ids_RW.gather(1, order_RW)

@@ -1,0 +1,65 @@
+"""Cuts batches by rows, and every column with them by its axis."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from oat.algorithms.base import View, row_index
+from oat.types import Batch
+
+
+def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
+    """The batch of some rows, in the given order; units and groups are numbered anew, in order of their old numbers.
+
+    Args:
+        rows: (n,) row numbers; whole units, each in its own order.
+    """
+    units, unit_of_N = np.unique(batch.unit_of_N[rows], return_inverse=True)
+    _, group_of_N = np.unique(batch.group_of_N[rows], return_inverse=True)
+    index = {"N": torch.from_numpy(rows), "U": torch.from_numpy(units), "K": _tokens(batch, rows)}
+    columns = {name: values[index[name[-1]]] for name, values in batch.columns.items()}
+    return Batch(tuple(batch.rows[row] for row in rows), unit_of_N, group_of_N, columns)
+
+
+def view_of(batch: Batch) -> View:
+    """The index of a batch that goes through one forward pass."""
+    return View(
+        row_of_K=row_index(batch.rows),
+        unit_of_N=torch.from_numpy(batch.unit_of_N),
+        group_of_N=torch.from_numpy(batch.group_of_N),
+        num_rows=len(batch.rows),
+        num_units=int(batch.unit_of_N.max()) + 1,
+        num_groups=int(batch.group_of_N.max()) + 1,
+        columns=batch.columns,
+    )
+
+
+def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndarray]:
+    """Row numbers of `parts` nearly equal shares of the units, taken in `order`; shares without a unit are left out."""
+    rows_of_unit = _rows_of_units(batch)
+    for units in np.array_split(order, parts):
+        if len(units):
+            yield np.concatenate([rows_of_unit[unit] for unit in np.sort(units)])
+
+
+def micro_batches(batch: Batch, size: int) -> Iterator[np.ndarray]:
+    """Row numbers of consecutive whole units, at most `size` rows together, or one unit where that has more."""
+    pending: list[np.ndarray] = []
+    for rows in _rows_of_units(batch):
+        if pending and sum(map(len, pending)) + len(rows) > size:
+            yield np.concatenate(pending)
+            pending = []
+        pending.append(rows)
+    yield np.concatenate(pending)
+
+
+def _rows_of_units(batch: Batch) -> list[np.ndarray]:
+    order = np.argsort(batch.unit_of_N, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(batch.unit_of_N[order])) + 1)
+
+
+def _tokens(batch: Batch, rows: np.ndarray) -> torch.Tensor:
+    counts = np.array([int(row.trained.sum()) for row in batch.rows])
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    return torch.from_numpy(np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows]))

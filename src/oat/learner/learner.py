@@ -1,0 +1,199 @@
+"""The learner: models, optimisers, and the update.
+
+One update runs an objective's batch for its epochs and mini-batches. Each mini-batch is one optimiser step: its micro-batches are reduced
+under denominators known beforehand, then every number is checked, then the gradient is clipped, then the optimiser moves.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from oat.algorithms.base import Objective, View
+from oat.config import LearnerConfig
+from oat.errors import NonFiniteError
+from oat.learner.batching import micro_batches, select_rows, split_units, view_of
+from oat.learner.models import Model
+from oat.learner.optim import build_adamw, learning_rate_factor
+from oat.learner.reduction import Reduction
+from oat.seeds import Seeds
+from oat.types import Batch, Trajectory
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with its optimiser."""
+
+    model: Model
+    optimiser: torch.optim.AdamW
+    learning_rate: float
+
+
+class Learner:
+    """Owns the models.
+
+    Args:
+        models: by name; "policy", "reference", "critic".
+        learning_rates: the top learning rate of each model that is trained; the others are frozen.
+        schedule_steps: optimiser steps until a falling schedule ends.
+    """
+
+    def __init__(self, models: Mapping[str, Model], learning_rates: Mapping[str, float], config: LearnerConfig, *, schedule_steps: int, seeds: Seeds):
+        self.models, self.config, self.schedule_steps, self.seeds = dict(models), config, schedule_steps, seeds
+        self.updates = 0
+        self.steps = 0
+        self.trained: dict[str, Trained] = {}
+        for name, model in self.models.items():
+            model.module.requires_grad_(name in learning_rates)
+            if name in learning_rates:
+                optimiser = build_adamw(model.module, learning_rate=learning_rates[name], betas=config.betas, weight_decay=config.weight_decay)
+                self.trained[name] = Trained(model, optimiser, learning_rates[name])
+
+    @torch.no_grad()
+    def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+        """What is wanted of a model for the trained tokens of rows, (K,) each, without gradient."""
+        parts = [
+            self.models[model].outputs(rows[start : start + self.config.micro_batch_size], wants)
+            for start in range(0, len(rows), self.config.micro_batch_size)
+        ]
+        return {want: torch.cat([part[want] for part in parts]) for want in wants}
+
+    def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
+        """Learn from a batch; a batch without rows changes nothing.
+
+        Returns:
+            The batch's own metrics and the means over its optimiser steps.
+
+        Raises:
+            NonFiniteError: a loss or gradient is NaN or infinite; no weight of that optimiser step has moved.
+        """
+        generator = self.seeds.at("shuffle", objective.name, self.updates)
+        self.updates += 1
+        reports = []
+        if batch.rows:
+            for _ in range(batch.epochs):
+                units = np.arange(int(batch.unit_of_N.max()) + 1)
+                order = generator.permutation(units) if batch.minibatches > 1 else units
+                for rows in split_units(batch, order, batch.minibatches):
+                    reports.append(self._step(objective, select_rows(batch, rows)))
+        return {**batch.metrics, **_joined(reports), "optim/steps": float(self.steps)}
+
+    def tensors(self, model: str) -> dict[str, torch.Tensor]:
+        """The weights of a language model, by name, as an engine loads them; the model's own storage."""
+        return {name: tensor.detach() for name, tensor in self.models[model].lm.tensors().items()}
+
+    def _step(self, objective: Objective, step: Batch) -> dict[str, float]:
+        trained = {name: self.trained[name] for name in objective.wants}
+        learning_rates = self._schedule(trained)
+        for part in trained.values():
+            part.optimiser.zero_grad(set_to_none=True)
+        report = _Report()
+        reduction = Reduction(step)
+        for number, rows in enumerate(micro_batches(step, self.config.micro_batch_size)):
+            micro = select_rows(step, rows)
+            view, groups = view_of(micro), torch.from_numpy(step.group_of_N[rows])
+            outputs = {name: part.model.outputs(micro.rows, objective.wants[name]) for name, part in trained.items()}
+            losses = objective.losses(outputs, view)
+            reduced = {name: reduction(loss, view, groups, first=number == 0) for name, loss in losses.items()}
+            total = torch.stack([losses[name].coef * value for name, value in reduced.items()]).sum()
+            total.backward()
+            report.add({**reduced, "loss/total": total}, objective.metrics(outputs, view), view)
+        values = report.values()
+        norms = {name: self._clip(part) for name, part in trained.items()}
+        self._guard(objective, values, norms)
+        for part in trained.values():
+            part.optimiser.step()
+        self.steps += 1
+        return {**values, "optim/grad_norm": norms["policy"], "optim/learning_rate": learning_rates["policy"]} if "policy" in norms else values
+
+    def _schedule(self, trained: Mapping[str, Trained]) -> dict[str, float]:
+        factor = learning_rate_factor(self.config.schedule, self.steps, warmup=self.config.warmup_steps, total=self.schedule_steps)
+        rates = {}
+        for name, part in trained.items():
+            rates[name] = factor * part.learning_rate
+            for group in part.optimiser.param_groups:
+                group["lr"] = rates[name]
+        return rates
+
+    def _clip(self, part: Trained) -> float:
+        parameters = [p for group in part.optimiser.param_groups for p in group["params"]]
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+
+    def _guard(self, objective: Objective, values: Mapping[str, float], norms: Mapping[str, float]) -> None:
+        numbers = {**{k: v for k, v in values.items() if k.startswith("loss/")}, **{f"the gradient norm of {k}": v for k, v in norms.items()}}
+        bad = [f"{name} = {value}" for name, value in numbers.items() if not math.isfinite(value)]
+        if bad:
+            raise NonFiniteError(
+                f"update {self.updates} of {objective.name}: {', '.join(bad)}; no weight was moved. Lower learner.learning_rate, or look at the "
+                "rewards and log-probabilities of this step in samples.jsonl"
+            )
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the future: "model/weights/name", "model/moments/key/name", and counters."""
+        state: dict[str, Any] = {"updates": self.updates, "steps": self.steps}
+        for model, part in self.trained.items():
+            for name, parameter in part.model.module.named_parameters():
+                state[f"{model}/weights/{name}"] = parameter.detach()
+                state |= {f"{model}/moments/{key}/{name}": value for key, value in part.optimiser.state.get(parameter, {}).items()}
+        return state
+
+    @torch.no_grad()
+    def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite a model's weights, in place."""
+        for name, parameter in self.models[model].module.named_parameters():
+            parameter.copy_(tensors[name])
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.updates, self.steps = state["updates"], state["steps"]
+        for model, part in self.trained.items():
+            prefix = f"{model}/weights/"
+            self.load_weights(model, {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)})
+            for name, parameter in part.model.module.named_parameters():
+                moments = {key: f"{model}/moments/{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
+                if moments["step"] in state:
+                    part.optimiser.state[parameter] = {key: state[place].clone() for key, place in moments.items()}
+
+
+class _Report:
+    """Sums of one optimiser step: losses add up over micro-batches, metrics are averaged over what they count."""
+
+    def __init__(self) -> None:
+        self.losses: dict[str, float] = {}
+        self.sums: dict[str, tuple[float, int]] = {}
+        self.extremes: dict[str, float] = {}
+
+    def add(self, losses: Mapping[str, torch.Tensor], metrics: Mapping[str, tuple[torch.Tensor, str]], view: View) -> None:
+        for name, value in losses.items():
+            self.losses[name] = self.losses.get(name, 0.0) + float(value.detach())
+        for name, (values, how) in metrics.items():
+            values = values.detach()
+            if not len(values):
+                continue
+            if how in ("max", "min"):
+                pick = max if how == "max" else min
+                found = float(values.max() if how == "max" else values.min())
+                self.extremes[name] = pick(self.extremes.get(name, found), found)
+            else:
+                total, count = self.sums.get(name, (0.0, 0))
+                self.sums[name] = (total + float(values.sum()), count + len(values))
+
+    def values(self) -> dict[str, float]:
+        return {**self.losses, **self.extremes, **{name: total / count for name, (total, count) in self.sums.items()}}
+
+
+def _joined(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over optimiser steps; the learning rate is the last one, extremes stay extremes."""
+    joined: dict[str, float] = {}
+    for name in sorted({name for report in reports for name in report}):
+        values = [report[name] for report in reports if name in report]
+        if name == "optim/learning_rate":
+            joined[name] = values[-1]
+        elif name.endswith(("_max", "_min")):
+            joined[name] = max(values) if name.endswith("_max") else min(values)
+        else:
+            joined[name] = sum(values) / len(values)
+    return joined

@@ -1,0 +1,125 @@
+"""The learner's models: rows of trajectories in, one number a trained token out."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, token_logps
+from oat.lm import CausalLM
+from oat.types import Trajectory
+
+Functional = Callable[[torch.Tensor, slice], torch.Tensor]
+
+
+class Model(Protocol):
+    lm: CausalLM
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """Everything of it that is trained."""
+
+    def outputs(self, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+        """What is wanted, (K,) each, for the trained tokens of the rows."""
+
+
+class LanguageModel:
+    """A causal language model. Gives "raw" and "sampled" log-probabilities and the "entropy" at temperature 1, nats.
+
+    Args:
+        num_tokens: size of the tokenizer; logit rows beyond it are never sampled.
+        chunk: trained tokens whose logits are held at once.
+    """
+
+    def __init__(self, lm: CausalLM, *, num_tokens: int, chunk: int):
+        self.lm, self.num_tokens, self.chunk = lm, num_tokens, chunk
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self.lm.module
+
+    def outputs(self, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+        ids, hidden = trained_hidden(self.lm, rows)
+        available: dict[str, Functional] = {
+            "raw": lambda logits, tokens: token_logps(logits, ids[tokens]),
+            "entropy": lambda logits, tokens: token_entropy(logits),
+        }
+        if "sampled" in wants:
+            available["sampled"] = self._sampled(rows, ids)
+        assert wants <= set(available), f"a language model gives raw, sampled and entropy, not {wants}"
+        return chunked_head(hidden, self.lm.head, {want: available[want] for want in sorted(wants)}, self.chunk)
+
+    def _sampled(self, rows: Sequence[Trajectory], ids: torch.Tensor) -> Functional:
+        temperatures = torch.cat([torch.full((int(row.trained.sum()),), row.temperature, device=ids.device) for row in rows])
+        kept_ids, starts = kept_sets(rows)
+        kept, bounds = torch.from_numpy(kept_ids).to(ids.device), torch.from_numpy(starts).to(ids.device)
+        counts = bounds.diff()
+
+        def sampled(logits: torch.Tensor, tokens: slice) -> torch.Tensor:
+            sets = None
+            if len(kept):
+                token_of = torch.arange(len(counts[tokens]), device=ids.device).repeat_interleave(counts[tokens])
+                first, last = int(bounds[tokens.start]), int(bounds[tokens.start + len(counts[tokens])])
+                sets = (kept[first:last], token_of)
+            return sampled_logps(logits, ids[tokens], temperatures[tokens], self.num_tokens, sets)
+
+        return sampled
+
+
+class Critic(torch.nn.Module):
+    """A language model's backbone with a scalar head; gives the "value" of the state before each trained token.
+
+    The head starts as normal(0, 1 / (hidden + 1)), without bias.
+    """
+
+    def __init__(self, lm: CausalLM, generator: np.random.Generator):
+        super().__init__()
+        self.lm = lm
+        self.backbone = lm.module.base_model
+        width = lm.module.get_output_embeddings().in_features
+        self.score = torch.nn.Linear(width, 1, bias=False)
+        with torch.no_grad():
+            self.score.weight.copy_(torch.from_numpy(generator.normal(0, 1 / (width + 1), size=(1, width))))
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self
+
+    def outputs(self, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+        assert wants == {"value"}, f"a critic gives value, not {wants}"
+        _, hidden = trained_hidden(self.lm, rows)
+        return {"value": self.score(hidden).squeeze(-1)}
+
+
+def trained_hidden(lm: CausalLM, rows: Sequence[Trajectory]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ids of the trained tokens (K,), and the last hidden states (K, D) that predict them.
+
+    Rows are padded on the right, where a causal model cannot see: no attention mask is needed.
+    """
+    width = max(len(row.ids) for row in rows)
+    padded = np.zeros((len(rows), width), dtype=np.int64)
+    trained = np.zeros((len(rows), width), dtype=bool)
+    for number, row in enumerate(rows):
+        padded[number, : len(row.ids)], trained[number, : len(row.ids)] = row.ids, row.trained
+    ids, targets = torch.from_numpy(padded).to(lm.device), torch.from_numpy(trained).to(lm.device)
+    hidden = lm.hidden(ids, mask=None, positions=None)
+    return ids[targets], hidden[:, :-1][targets[:, 1:]]
+
+
+def kept_sets(rows: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
+    """The kept ids of all K trained tokens, flat, and the K + 1 bounds between tokens; a token without a recorded set has none."""
+    ids: list[np.ndarray] = []
+    counts: list[int] = []
+    for row in rows:
+        start = 0
+        for segment in row.segments:
+            trained = np.flatnonzero(row.trained[start : start + len(segment.ids)])
+            start += len(segment.ids)
+            for token in trained:
+                kept = segment.kept
+                chosen = kept.ids[kept.offsets[token] : kept.offsets[token + 1]] if kept is not None else np.zeros(0, np.int32)
+                ids.append(chosen)
+                counts.append(len(chosen))
+    flat = np.concatenate(ids).astype(np.int64) if ids else np.zeros(0, np.int64)
+    return flat, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

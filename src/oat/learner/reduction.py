@@ -1,0 +1,74 @@
+"""The reduction of losses over one whole optimiser step.
+
+Masks m (1 counts, 0 does not) and weights w are columns of the batch, so every denominator is known before the first forward pass, and the
+number of micro-batches changes the gradient by rounding only.
+
+| per | numerator | denominator |
+| --- | --- | --- |
+| token | sum over tokens of w m x | sum over tokens of m |
+| sequence | sum over rows of w (sum m x / sum m) | rows with a trained token |
+| sequence_sum | sum over rows of w (sum m x) | rows with a trained token |
+| prompt | sum over groups of (sum over its tokens of w m x / sum m) | groups with a trained token |
+| constant | sum over tokens of w m x | rows times `Loss.constant` |
+| pair | sum over pairs of w m x | sum over pairs of m |
+| step | a term of the parameters | 1, added once an optimiser step |
+"""
+
+import torch
+
+from oat.algorithms.base import View
+from oat.functional.segments import segment_sum
+from oat.learner.batching import view_of
+from oat.types import Batch, Loss
+
+
+class Reduction:
+    """The denominators of one optimiser step.
+
+    Args:
+        step: all rows of the optimiser step.
+    """
+
+    def __init__(self, step: Batch):
+        view = view_of(step)
+        mask_K = _column(view, "mask_K", len(view.row_of_K))
+        self.tokens = float(mask_K.sum())
+        self.tokens_of_group = segment_sum(mask_K, view.group_of_N[view.row_of_K], view.num_groups)
+        self.groups = int((self.tokens_of_group > 0).sum())
+        self.rows = int((view.row_sum(mask_K) > 0).sum())
+        self.pairs = float(_column(view, "mask_U", view.num_units).sum())
+
+    def __call__(self, loss: Loss, view: View, groups: torch.Tensor, *, first: bool) -> torch.Tensor:
+        """What one forward pass adds to the loss of the step, before `Loss.coef`.
+
+        Args:
+            groups: (N,) the step's number of each row's group.
+            first: whether this is the step's first forward pass.
+        """
+        if loss.per == "step":
+            return loss.terms if first else torch.zeros_like(loss.terms)
+        if loss.per == "pair":
+            kept_U = _column(view, "mask_U", view.num_units)
+            return (_masked(loss.terms, kept_U) * _column(view, "weight_U", view.num_units)).sum() / max(1.0, self.pairs)
+        mask_K, weight_N = _column(view, "mask_K", len(view.row_of_K)), _column(view, "weight_N", view.num_rows)
+        terms_K = _masked(loss.terms, mask_K)
+        if loss.per == "sequence":
+            return (weight_N * view.row_sum(terms_K) / view.row_sum(mask_K).clamp(min=1)).sum() / max(1, self.rows)
+        if loss.per == "sequence_sum":
+            return (weight_N * view.row_sum(terms_K)).sum() / max(1, self.rows)
+        weighted_K = terms_K * weight_N[view.row_of_K]
+        if loss.per == "prompt":
+            return (weighted_K / self.tokens_of_group[groups[view.row_of_K]].clamp(min=1)).sum() / max(1, self.groups)
+        if loss.per == "constant":
+            assert loss.constant is not None, 'per="constant" needs Loss.constant'
+            return weighted_K.sum() / max(1.0, self.rows * loss.constant)
+        return weighted_K.sum() / max(1.0, self.tokens)
+
+
+def _column(view: View, name: str, length: int) -> torch.Tensor:
+    return view.columns[name] if name in view.columns else torch.ones(length)
+
+
+def _masked(terms: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Terms where the mask counts, 0 elsewhere, whatever stands there."""
+    return torch.where(mask > 0, terms * mask, torch.zeros_like(terms))

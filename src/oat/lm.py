@@ -1,0 +1,199 @@
+"""A causal language model of transformers as the engine and the learner see it: a backbone that makes hidden states, and a head.
+
+Supported is a model whose logits are its output embeddings applied to the last hidden states of its backbone, nothing more; a model that
+scales or caps its logits is refused when it is loaded. Weights are read from safetensors only, and no code that comes with a model is run.
+"""
+
+import os
+import re
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from oat.errors import ModelError, did_you_mean
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
+_HEAD_TOLERANCE = 1e-4
+
+
+class CausalLM:
+    """A transformers module with the few operations that this code needs of it.
+
+    Attributes:
+        module: the `...ForCausalLM` module itself; whoever trains it owns its mode and its gradients.
+    """
+
+    def __init__(self, module: Any):
+        self.module = module
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @property
+    def vocab_rows(self) -> int:
+        """Columns of the logits; often more than the tokenizer has tokens."""
+        return len(self.module.get_output_embeddings().weight)
+
+    @property
+    def model_type(self) -> str:
+        return self.module.config.model_type
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of a sequence; None when the model states no limit.
+
+        The least of the positions it has, of its sliding window or attention chunk (within which it equals full attention, the only one
+        done here), and of the length at which its position encoding would change for tokens that are already cached ("longrope").
+        """
+        config = self.module.config.get_text_config()
+        layer_types = getattr(config, "layer_types", None)
+        limits = [getattr(config, "max_position_embeddings", None)]
+        if layer_types is None or "sliding_attention" in layer_types:
+            limits.append(getattr(config, "sliding_window", None))
+        if layer_types is not None and "chunked_attention" in layer_types:
+            limits.append(config.attention_chunk_size)
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            limits.append(rope.get("original_max_position_embeddings"))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def hidden(self, input_ids: Tensor, *, mask: Tensor | None = None, positions: Tensor | None = None, cache: Any = None) -> Tensor:
+        """Last hidden states of the backbone; the gradient flows, in training as in evaluation mode.
+
+        Args:
+            input_ids: (R, L).
+            mask: (R, L), true for tokens and false for padding, attention being causal; or (R or 1, 1, L, S) bool, true where a query may
+                see a key, used as it is; None: causal, no padding.
+            positions: (R, L) position of each token; None: 0 to L - 1.
+            cache: keys and values of earlier tokens, see `engines/kv.py`; needs a mask of four axes.
+        Returns:
+            (R, L, D).
+        """
+        if mask is not None and mask.ndim == 4 and self.module.config._attn_implementation == "eager":
+            dtype = next(self.module.parameters()).dtype
+            mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+        backbone = self.module.base_model
+        outputs = backbone(input_ids=input_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=cache is not None)
+        return outputs.last_hidden_state
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits over `vocab_rows` ids, (..., D) to (..., V), in the model's own precision."""
+        return self.module.get_output_embeddings()(hidden)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every parameter and every buffer that is part of the model's state, by name; a tied parameter once, under its first name."""
+        state = self.module.state_dict(keep_vars=True)
+        buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in state}
+        return {**dict(self.module.named_parameters()), **buffers}
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a local directory or of a hub model.
+
+    Args:
+        path: a directory, or `org/name`.
+
+    Raises:
+        ModelError: there is none, or it cannot be read.
+    """
+    where = _locate(path)
+    try:
+        return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+    except _LIBRARY_ERRORS as error:
+        raise _refusal("tokenizer", path, error) from error
+
+
+def load_lm(path: str, *, dtype: str = "float32") -> CausalLM:
+    """The causal language model of a local directory or of a hub model, in evaluation mode, on the CPU, without dropout.
+
+    Args:
+        path: a directory with `config.json` and safetensors files, or `org/name`.
+        dtype: "float32", "bfloat16" or "float16".
+
+    Raises:
+        ModelError: there is none, it cannot be read, tensors are missing, or its logits are not its head applied to its hidden states.
+    """
+    if dtype not in _DTYPES:
+        raise ModelError(f"no dtype `{dtype}` for a model: {did_you_mean(dtype, _DTYPES)}")
+    where = _locate(path)
+    if os.path.isdir(where) and not os.path.isfile(os.path.join(where, "config.json")):
+        raise ModelError(f"the directory {path} has no config.json, so it holds no model; give a directory written by `save_pretrained`")
+    try:
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ModelError(f"{path} is a `{config.model_type}`, which is no causal language model; give one that generates text")
+        _remove_dropout(config)
+        can_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
+        module, info = AutoModelForCausalLM.from_pretrained(
+            where,
+            config=config,
+            dtype=_DTYPES[dtype],
+            attn_implementation="sdpa" if can_sdpa else "eager",
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except ModelError:
+        raise
+    except _LIBRARY_ERRORS as error:
+        raise _refusal("model", path, error) from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ModelError(f"the weights of {path} lack {len(missing)} tensors, for example `{missing[0]}`; give a checkpoint of the whole model")
+    lm = CausalLM(module.eval())
+    _check_head(lm, path)
+    return lm
+
+
+def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
+    """Write model and tokenizer as transformers does: config, safetensors, tokenizer files; `load_lm` and `AutoModelForCausalLM` read them."""
+    lm.module.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def _locate(path: str) -> str:
+    if os.path.isdir(path) or (not os.path.exists(path) and _HUB_ID.fullmatch(path)):
+        return path
+    if os.path.exists(path):
+        raise ModelError(f"{path} is a file; give the directory that holds the model's config.json")
+    raise ModelError(f"there is no directory {path}, and it is no hub id; give a local directory, or a hub id as `org/name`")
+
+
+def _refusal(what: str, path: str, error: BaseException) -> ModelError:
+    reason = str(error).strip().partition("\n")[0]
+    if os.path.isdir(path):
+        return ModelError(f"the directory {path} holds no {what} that can be read ({reason}); give a directory written by `save_pretrained`")
+    return ModelError(
+        f"there is no directory {path}, and the {what} of that name cannot be had from the hub ({reason}); give a local directory, or download "
+        f"it where there is a network (`hf download {path}`), set HF_HOME to the folder it went to, and HF_HUB_OFFLINE=1 to read from there only"
+    )
+
+
+def _remove_dropout(config: Any) -> None:
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        for name, value in vars(part).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(part, name, 0.0)
+
+
+@torch.no_grad()
+def _check_head(lm: CausalLM, path: str) -> None:
+    """The logits that we compute are the model's own."""
+    if lm.module.get_output_embeddings() is None:
+        raise ModelError(f"{path} is a `{lm.model_type}` without output embeddings; give a model that generates text")
+    ids = torch.arange(min(8, lm.vocab_rows))[None]
+    try:
+        difference = (lm.head(lm.hidden(ids)) - lm.module(input_ids=ids).logits).abs().max().item()
+    except _LIBRARY_ERRORS as error:
+        raise ModelError(f"a `{lm.model_type}` cannot be followed ({error}); give a plain causal language model") from error
+    if not difference <= _HEAD_TOLERANCE:
+        raise ModelError(
+            f"the logits of a `{lm.model_type}` are not its head applied to its last hidden states (they differ by {difference:.3g}): it scales "
+            f"or caps them, or its weights are not finite; give another model than {path}"
+        )

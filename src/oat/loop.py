@@ -1,0 +1,135 @@
+"""The loop. Read this first.
+
+Everything around it is a box behind a protocol; no algorithm has a loop of its own.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from oat.algorithms.base import Objective
+from oat.checkpoint import Checkpoints
+from oat.collector import Collector
+from oat.evaluate import Evaluation
+from oat.ledger import Ledger
+from oat.learner.learner import Learner
+from oat.metrics import Metrics
+from oat.seeds import Seeds
+from oat.tracking import Tracking
+from oat.types import Plan
+from oat.weights import Weights
+
+
+class Stateful(Protocol):
+    """A part whose state decides the future: a flat dict of tensors and JSON values."""
+
+    @property
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The boxes of one run, as `oat.build` made them.
+
+    Attributes:
+        objectives: what is learned each step; the first one owns the plan.
+        plans: the plan of each step, pure.
+        last: the number of steps.
+        parts: every stateful part, by name.
+    """
+
+    objectives: Sequence[Objective]
+    plans: Callable[[int], Plan]
+    last: int
+    seeds: Seeds
+    collector: Collector
+    ledger: Ledger
+    learner: Learner
+    weights: Weights
+    evaluation: Evaluation | None
+    checkpoints: Checkpoints
+    tracking: Tracking
+    parts: dict[str, Stateful]
+
+
+def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> None:
+    """Bring a run to its last step, from its newest checkpoint.
+
+    Args:
+        report: called with (step, metrics) after each step.
+    """
+    start = restore(run)
+    run.tracking.open(start)
+    if start == 0:
+        metrics = evaluate(run, 0, due=run.evaluation is not None)
+        run.tracking.row(0, metrics.values)
+        report(0, metrics.values)
+    due = sum(run.plans(step).questions for step in range(start))
+    for step in range(start, run.last):
+        metrics, plan = Metrics(), run.plans(step)
+        due += plan.questions
+        with clock(metrics, "time/step_s"):
+            with clock(metrics, "time/sample_s"):
+                run.collector.fill(step, plan, due)
+                feedback = run.ledger.take(step, plan.questions)
+            with clock(metrics, "time/learn_s"):
+                for objective in run.objectives:
+                    batch = objective.prepare(feedback, run.learner.forward, run.seeds.at("prepare", objective.name, step))
+                    metrics.add(run.learner.update(objective, batch))
+            if run.weights.due(step):
+                run.weights.sync(run.learner, version=step + 1)
+        metrics.add({"oracle/reasked": run.ledger.reasked, "weights/version": run.weights.sampler_version})
+        metrics.add(evaluate(run, step + 1, due=run.evaluation is not None and run.evaluation.due(step)).values)
+        run.tracking.row(step + 1, metrics.values, feedback)
+        if run.checkpoints.due(step) or step + 1 == run.last:
+            run.tracking.flush()
+            save(run, step + 1)
+        report(step + 1, metrics.values)
+
+
+def evaluate(run: Run, step: int, *, due: bool) -> Metrics:
+    """The metrics of the policy after `step` updates, if an evaluation is due."""
+    metrics = Metrics()
+    if due and run.evaluation is not None:
+        with clock(metrics, "time/evaluate_s"):
+            run.weights.push("policy", step, run.learner.tensors("policy"))
+            metrics.add(run.evaluation.run(step))
+    return metrics
+
+
+def save(run: Run, step: int) -> None:
+    """A checkpoint of every stateful part: tensors by "part/name", the rest as JSON."""
+    tensors: dict[str, torch.Tensor] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    for part, box in run.parts.items():
+        state = box.state
+        tensors |= {f"{part}/{name}": value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        plain[part] = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
+    run.checkpoints.save(step, tensors, plain)
+
+
+def restore(run: Run) -> int:
+    """Load the newest checkpoint into every part, and every slot of the engines; returns the step to go on with."""
+    step = 0
+    loaded = run.checkpoints.load()
+    if loaded is not None:
+        step, tensors, plain = loaded
+        for part, box in run.parts.items():
+            mine = {name.removeprefix(f"{part}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{part}/")}
+            box.load_state({**plain[part], **mine})
+    run.weights.restore(run.learner)
+    return step
+
+
+@contextmanager
+def clock(metrics: Metrics, name: str) -> Iterator[None]:
+    """Adds the seconds of its body to the metrics."""
+    begin = time.perf_counter()
+    yield
+    metrics.add({name: time.perf_counter() - begin})

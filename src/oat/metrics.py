@@ -1,0 +1,65 @@
+"""The one list of metric names, and the collection of a step's numbers.
+
+A user's own objective may add names under `user/`.
+"""
+
+from collections.abc import Mapping
+
+NAMES = {
+    "answers/abstained_frac": "share of the step's questions whose oracle abstained",
+    "answers/failed_frac": "share of the step's questions that failed or passed their deadline",
+    "answers/tied_frac": "share of the step's questions without a winner (equal responses, equal rewards)",
+    "eval/greedy": "held-out mean score (or win rate) of greedy responses",
+    "eval/sampled": "held-out mean score (or win rate) of responses sampled as in training",
+    "kl/reference": "mean over tokens of the k3 estimate of KL(policy || reference), nats",
+    "lag/versions": "mean over trained tokens of the policy's version minus the version that sampled the token",
+    "logps/chosen": "mean over pairs of the summed log-probability of the chosen response, nats",
+    "logps/recorded_gap": "mean absolute difference between old and recorded log-probabilities, nats",
+    "logps/rejected": "mean over pairs of the summed log-probability of the rejected response, nats",
+    "loss/kl": "reduced KL term before its coefficient",
+    "loss/policy": "reduced policy-gradient term",
+    "loss/preference": "reduced preference term",
+    "loss/total": "the scalar that was differentiated",
+    "optim/grad_norm": "norm of the policy's gradient before clipping",
+    "optim/learning_rate": "learning rate of the last optimiser step",
+    "optim/steps": "optimiser steps of the policy so far",
+    "oracle/queries": "priced items answered so far in training",
+    "oracle/reasked": "questions asked again after a restart, so far in this process",
+    "pairs/accuracy": "share of pairs whose implicit reward prefers the chosen response",
+    "pairs/margin": "mean over pairs of beta times the log-ratio margin",
+    "policy/clipped_frac": "share of trained tokens where the clip decides",
+    "policy/entropy": "mean over trained tokens of the policy's entropy at temperature 1, nats",
+    "policy/ratio_max": "largest probability ratio of a trained token",
+    "policy/ratio_min": "smallest probability ratio of a trained token",
+    "response/length": "mean tokens of a response",
+    "response/truncated_frac": "share of responses cut by the length limit",
+    "reward/mean": "mean score of the step's candidates",
+    "reward/std_within": "mean over groups of the standard deviation of their scores",
+    "reward/zero_spread_frac": "share of groups whose scores are all equal",
+    "rows/trained": "rows that carry gradient",
+    "time/evaluate_s": "seconds of the evaluation",
+    "time/learn_s": "seconds of prepare and update",
+    "time/sample_s": "seconds of generation and asking",
+    "time/step_s": "seconds of the whole step",
+    "weights/version": "version of the sampler's weights",
+}
+
+UNREPEATABLE = ("time/", "oracle/reasked")
+"""Names, or beginnings of names, that depend on clocks or on restarts; left out of digests."""
+
+
+class Metrics:
+    """The numbers of one step."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def add(self, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            assert name in NAMES or name.startswith("user/"), f"{name} is not in the list of oat/metrics.py"
+            self.values[name] = float(value)
+
+
+def repeatable(values: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that two equal runs share."""
+    return {name: value for name, value in values.items() if not name.startswith(UNREPEATABLE)}

@@ -1,0 +1,27 @@
+"""The oracle's protocol. An answer may come late, in another order, or never."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from oat.types import Answer, Kind, Question
+
+
+class Oracle(Protocol):
+    """Answers questions.
+
+    Attributes:
+        answers: the kind of question it takes.
+        durable: it keeps its tickets when this process dies, so that they are attached again and not asked again.
+    """
+
+    answers: Kind
+    durable: bool
+
+    def submit(self, questions: Sequence[Question]) -> list[str]:
+        """Take questions; returns one ticket each. Must not wait for answers."""
+
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+        """The answers that are there, or arrive within `seconds`, for some of the tickets, each with its ticket.
+
+        Returns as soon as there is at least one. An answered ticket is not returned again.
+        """

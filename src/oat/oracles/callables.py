@@ -1,0 +1,172 @@
+"""Plain functions as oracles: TRL's reward signature, and its sibling for comparisons.
+
+Departures from TRL:
+1. A prompt that is one user message is passed as a string, with its completions as strings, whichever way the data wrote it.
+2. NaN is an error. "No reward" is None.
+3. `completion_ids` and `trainer_state` are not passed: a reward is a function of text and data.
+4. `reference` holds the configured reference, beside the column it comes from.
+"""
+
+import asyncio
+import inspect
+import math
+import numbers
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from oat.errors import OracleError
+from oat.types import Answer, Kind, Mark, Message, Question
+
+
+class CallableOracle:
+    """A function `reward(prompts, completions, **columns) -> list[float | None]`, sync or async, as an oracle of scores.
+
+    All candidates of all questions that are collected together go into one call, question by question. A prompt is a string when it is one
+    user message, and its completions are strings; otherwise it is a list of {"role", "content"} and each completion a list of one assistant
+    message. Columns are lists with one entry a completion (None where a record has no such field); the function gets those that it names, or
+    all when it takes **kwargs. None in what it returns is no reward ("abstain").
+
+    Args:
+        name: stands in messages and in `Answer.by`.
+    """
+
+    answers: Kind = "score"
+    durable = False
+
+    def __init__(self, function: Callable[..., Any], name: str):
+        self.function = function
+        self.name = name
+        self._pending: dict[str, tuple[Question, float]] = {}
+
+    def submit(self, questions: Sequence[Question]) -> list[str]:
+        now = time.monotonic()
+        self._pending.update({str(question.key): (question, now) for question in questions})
+        return [str(question.key) for question in questions]
+
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+        """The answers to all tickets that are open; the function runs here and is waited for.
+
+        Raises:
+            OracleError: the function raises, lacks a column it needs, or returns anything but one finite number or None a completion. The
+                questions stay open.
+        """
+        due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._pending]
+        if not due:
+            return []
+        questions = [self._pending[ticket][0] for ticket in due]
+        values = iter(self._values(questions))
+        answers = []
+        for ticket, question in zip(due, questions, strict=True):
+            own = list(islice(values, self._items(question)))
+            marks: tuple[Mark, ...] = tuple("abstain" if value is None else "ok" for value in own)
+            waited = time.monotonic() - self._pending.pop(ticket)[1]
+            numbers_ = tuple(0.0 if value is None else value for value in own)
+            answers.append((ticket, Answer(question.key, numbers_, marks, queries=len(own), by=self.name, seconds=waited)))
+        return answers
+
+    def _items(self, question: Question) -> int:
+        return len(question.candidates)
+
+    def _values(self, questions: Sequence[Question]) -> list[float | None]:
+        asked = [question for question in questions for _ in question.candidates]
+        texts = [text for question in questions for text in question.candidates]
+        completions = [_completion(question, text) for question, text in zip(asked, texts, strict=True)]
+        return self._call(asked, {"completions": completions})
+
+    def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]]) -> list[float | None]:
+        """One value for each of `asked`, whose candidates are given under the function's own names."""
+        offered = {**_columns(asked), "prompts": [_prompt(question.messages) for question in asked], **candidates}
+        arguments = self._accepted(offered)
+        try:
+            returned = self.function(**arguments)
+            if inspect.isawaitable(returned):
+                returned = asyncio.run(_wait(returned))
+            is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping)
+            values = list(returned) if is_list else []
+        except Exception as error:
+            raise OracleError(f"{self.name} raised {type(error).__name__}: {error}; repair the function, or catch what it may meet") from error
+        if len(values) != len(asked):
+            got = f"{len(values)} values" if values else repr(returned)[:80]
+            raise OracleError(f"{self.name} returned {got} for {len(asked)} entries; return a list with one number or None for each, in order")
+        return [self._number(value, place) for place, value in enumerate(values)]
+
+    def _accepted(self, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        try:
+            parameters = inspect.signature(self.function).parameters.values()
+        except ValueError:  # some built-in functions have no signature
+            return offered
+        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        missing = [p.name for p in named if p.default is p.empty and p.name not in offered]
+        if missing:
+            raise OracleError(
+                f"{self.name} needs `{missing[0]}`, which is neither a column of the data nor a configured reference; "
+                f"it may have {', '.join(sorted(offered))}"
+            )
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return offered
+        return {p.name: offered[p.name] for p in named if p.name in offered}
+
+    def _number(self, value: Any, place: int) -> float | None:
+        if value is None:
+            return None
+        plain = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+        try:
+            number = float(plain) if isinstance(plain, numbers.Real) else math.nan
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise OracleError(f"{self.name} returned {value!r} as value {place}; return a finite number, or None for no answer")
+        return number
+
+
+class CallableComparison(CallableOracle):
+    """A function `compare(prompts, first, second, **columns) -> list[float | None]`, sync or async, as an oracle of comparisons.
+
+    It returns for each pair the probability that the first wins; True and False are certainty, None is no answer ("abstain"). Everything
+    else is as in `CallableOracle`.
+    """
+
+    answers: Kind = "compare"
+
+    def _items(self, question: Question) -> int:
+        return 1
+
+    def _values(self, questions: Sequence[Question]) -> list[float | None]:
+        pairs = {
+            name: [_completion(question, question.candidates[place]) for question in questions] for place, name in enumerate(("first", "second"))
+        }
+        return self._call(questions, pairs)
+
+    def _number(self, value: Any, place: int) -> float | None:
+        number = super()._number(value, place)
+        if number is not None and not 0.0 <= number <= 1.0:
+            raise OracleError(f"{self.name} returned {value!r} as value {place}; return the probability that the first wins, from 0 to 1")
+        return number
+
+
+async def _wait(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def _is_plain(messages: Sequence[Message]) -> bool:
+    return len(messages) == 1 and messages[0].role == "user"
+
+
+def _prompt(messages: Sequence[Message]) -> str | list[dict[str, str]]:
+    if _is_plain(messages):
+        return messages[0].content
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def _completion(question: Question, text: str) -> str | list[dict[str, str]]:
+    return text if _is_plain(question.messages) else [{"role": "assistant", "content": text}]
+
+
+def _columns(asked: Sequence[Question]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for question in asked for name in question.columns)
+    columns = {name: [question.columns.get(name) for question in asked] for name in names}
+    if any(question.reference is not None for question in asked):
+        columns["reference"] = [question.reference for question in asked]
+    return columns

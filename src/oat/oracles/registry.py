@@ -1,0 +1,62 @@
+"""Oracles by name."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from oat.errors import ConfigError, did_you_mean
+from oat.oracles.base import Oracle
+from oat.oracles.callables import CallableComparison, CallableOracle
+from oat.oracles.rules.exact import exact_match
+from oat.plugins import load_symbol
+
+_NAMED: dict[str, Callable[..., Any]] = {"exact_match": exact_match}
+
+
+def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:
+    """The oracle of this name: one of ours, or a user's as `path/to/file.py:Name` or `package.module:Name`.
+
+    A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, else a `CallableOracle`. A class
+    that implements the `Oracle` protocol is constructed with the options as keywords.
+
+    Raises:
+        ConfigError: an unknown name, an option that the oracle does not take or misses, a class that is no oracle, or code that cannot be
+            loaded.
+    """
+    if name not in _NAMED and ":" not in name:
+        raise ConfigError(f"no oracle is called {name!r}; {did_you_mean(name, _NAMED)}, or your own as path/to/file.py:Name")
+    found = _NAMED[name] if name in _NAMED else load_symbol(name)
+    if inspect.isclass(found):
+        return _construct(found, name, options)
+    if not callable(found):
+        raise ConfigError(f"the oracle {name} is {type(found).__name__}, neither a function nor a class; name a reward function or an oracle class")
+    if options:
+        raise ConfigError(f"the oracle {name} is a function and takes no options; remove {', '.join(options)}, or make it a class")
+    return CallableComparison(found, name) if _parameters(found)[:3] == ["prompts", "first", "second"] else CallableOracle(found, name)
+
+
+def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
+    missing = [attribute for attribute in ("submit", "collect") if not callable(getattr(cls, attribute, None))]
+    if missing:
+        raise ConfigError(f"the oracle {name} lacks {' and '.join(missing)}; see the Oracle protocol in oat/oracles/base.py")
+    signature = inspect.signature(cls)
+    takes = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for option in options:
+        if option not in takes and not takes_all:
+            raise ConfigError(f"the oracle {name} has no option {option!r}; {did_you_mean(option, takes)}")
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"the oracle {name} cannot be built: {error}; give it among the oracle's options") from error
+    oracle = cls(**options)
+    if getattr(oracle, "answers", None) not in ("compare", "score") or not isinstance(getattr(oracle, "durable", None), bool):
+        raise ConfigError(f'the oracle {name} must have `answers`, "compare" or "score", and `durable`, true or false; see oat/oracles/base.py')
+    return oracle
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except ValueError:  # some built-in functions have no signature
+        return []

@@ -1,0 +1,275 @@
+"""Text to token ids and back: the only place where text becomes tokens.
+
+A response that a model sampled is never tokenised again. A later message is appended to its ids, so what the learner trains on is what was
+sampled, id by id.
+
+Covered: a control token (a special one, or one that the template writes around messages) in the content of a chat message stays ordinary
+text, so data cannot end a turn or open another.
+Not covered: plain prompts (`template=None`) are tokenised as the tokenizer does by default, special tokens included, since people write their
+own formats in them; a template that builds control tokens out of a message's role.
+"""
+
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from oat.errors import TemplateError, did_you_mean
+from oat.templates import CHATML, CHATML_TOKENS
+from oat.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters of Unicode: no text holds them
+_LITERAL = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
+_USER, _RESPONSE = Message("user", "oatquestion"), Message("assistant", "oatresponse")
+
+
+class Renderer:
+    """Renders messages with one tokenizer and one template.
+
+    Args:
+        template: None for plain prompts (one user message, whose content is the prompt); "chatml"; "tokenizer" for the tokenizer's own; or
+            the path of a .jinja file.
+        system: put first, as a system message, in conversations that have none; needs a template.
+        stop: strings that cut a response's text.
+        eos_ids: further ids that end a response, usually those of the model's generation config.
+
+    Attributes:
+        stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and `eos_ids`.
+        num_tokens: tokens that the tokenizer knows, added ones included.
+
+    Raises:
+        TemplateError: the template is missing, cannot be rendered, or does not suit the tokenizer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerFast",
+        *,
+        template: str | None,
+        system: str | None = None,
+        stop: Sequence[str] = (),
+        eos_ids: Sequence[int] = (),
+    ):
+        if template is None and system is not None:
+            raise TemplateError("a system prompt needs a chat template; set `template` to chatml, tokenizer or a .jinja file, or drop `system`")
+        self.tokenizer = tokenizer
+        self.system = system
+        self.stop = tuple(stop)
+        self.num_tokens = len(tokenizer)
+        self._control = _any_of(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+        self._template = None if template is None else _load_template(template, tokenizer)
+        if template == "chatml":
+            self._check_chatml()
+        self._lead, self._end_text, self._end_id = "", "", tokenizer.eos_token_id
+        if self._template is not None:
+            self._study_turn()
+            self._warn_of_rewriting()
+        ends = {tokenizer.eos_token_id, self._end_id} - {None}
+        self.stop_ids: frozenset[int] = frozenset(ends | {int(i) for i in eos_ids})
+
+    def prompt(self, messages: Sequence[Message]) -> np.ndarray:
+        """The ids that a model continues, (T,) int32; a chat ends in its generation prompt.
+
+        Raises:
+            TemplateError: the template refuses the conversation, or nothing of it becomes a token.
+        """
+        ids = self._plain(messages) if self._template is None else self._ids(self._render(self._with_system(messages), generate=True))
+        if not len(ids):
+            raise TemplateError("a prompt has no tokens: the tokenizer drops all of its text; use another tokenizer, or remove the prompt")
+        return ids
+
+    def extend(self, ids: np.ndarray, message: Message) -> np.ndarray:
+        """The ids of a conversation that goes on with `message` after a sampled response, ready for the next response.
+
+        The result begins with `ids`. A response that did not end its turn (cut at its length) is closed as the template closes it; a plain
+        one is followed by the content as it stands.
+
+        Args:
+            ids: (T,) prompt and response.
+        Returns:
+            (T + S,) int32.
+        Raises:
+            TemplateError: the message is an assistant's, or the template refuses it.
+        """
+        return np.concatenate([np.asarray(ids, dtype=np.int32), self._tail([message], ended=len(ids) > 0 and int(ids[-1]) == self._end_id)])
+
+    def response(self, text: str) -> np.ndarray:
+        """The ids of a response that a person or a file wrote, its end of turn included, (T,) int32."""
+        if self._template is not None:
+            return self._ids(self._lead + self._escape(text) + self._end_text)
+        ids = self._ids(self._escape(text))
+        return ids if self._end_id is None else np.append(ids, np.int32(self._end_id))
+
+    def loss_mask(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+        """A whole conversation, built message by message so that the boundaries are exact.
+
+        Args:
+            messages: end with an assistant's; no two of those in a row; a plain one begins with one user message.
+        Returns:
+            (T,) int32 ids, and (T,) bool, true on the assistant's tokens and the ends of its turns.
+        Raises:
+            TemplateError: the messages do not alternate like that, or the template refuses them.
+        """
+        turns = [(is_response, list(group)) for is_response, group in groupby(messages, key=lambda message: message.role == "assistant")]
+        alternates = turns and turns[-1][0] and not turns[0][0] and all(len(group) == 1 for is_response, group in turns if is_response)
+        if not alternates:
+            roles = ", ".join(message.role for message in messages) or "nothing"
+            raise TemplateError(f"cannot mask a conversation of {roles}; every assistant message must answer another message, and one must end it")
+        parts: list[np.ndarray] = []
+        for is_response, group in turns:
+            if is_response:
+                parts.append(self.response(group[0].content))
+            else:
+                ended = bool(parts) and len(parts[-1]) > 0 and int(parts[-1][-1]) == self._end_id
+                parts.append(self._tail(group, ended) if parts else self.prompt(group))
+        mask = np.concatenate([np.full(len(ids), is_response) for ids, (is_response, _) in zip(parts, turns, strict=True)])
+        return np.concatenate(parts), mask
+
+    def text(self, ids: np.ndarray) -> str:
+        """The text of a response for oracles and people: without special tokens, cut before the first stop string."""
+        kept = [int(i) for i in ids if int(i) not in self.stop_ids]
+        text = str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return text[: min((at for at in map(text.find, self.stop) if at >= 0), default=len(text))]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of ids with nothing left out; where the engine looks for stop strings."""
+        return str(self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _plain(self, messages: Sequence[Message]) -> np.ndarray:
+        if len(messages) != 1 or messages[0].role != "user":
+            roles = ", ".join(message.role for message in messages) or "nothing"
+            raise TemplateError(f"a conversation of {roles} needs a chat template; set `template` to chatml, tokenizer or a .jinja file")
+        encoded = self._encode(messages[0].content, return_special_tokens_mask=True)
+        ids, added = list(encoded["input_ids"]), list(encoded["special_tokens_mask"])
+        while ids and added[-1] and ids[-1] == self.tokenizer.eos_token_id:
+            ids.pop()
+            added.pop()
+        return np.array(ids, dtype=np.int32)
+
+    def _tail(self, messages: Sequence[Message], ended: bool) -> np.ndarray:
+        if any(message.role == "assistant" for message in messages):
+            raise TemplateError("an assistant message cannot be appended to a response; append what the user or the environment says")
+        if self._template is None:
+            return self._ids("".join(message.content for message in messages))
+        tail = _after(self._render([_USER, _RESPONSE, *messages], generate=True), _RESPONSE.content)
+        return self._ids(tail.removeprefix(self._end_text) if ended else tail)
+
+    def _with_system(self, messages: Sequence[Message]) -> list[Message]:
+        if self.system is None or any(message.role == "system" for message in messages):
+            return list(messages)
+        return [Message("system", self.system), *messages]
+
+    def _escape(self, content: str) -> str:
+        """Marks control tokens in the content, so that `_ids` reads them as ordinary text."""
+        if self._template is None:
+            return content
+        content = content.replace(_OPEN, "\ufffd").replace(_CLOSE, "\ufffd")
+        return self._control.sub(lambda match: _OPEN + match[0] + _CLOSE, content)
+
+    def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
+        conversation = [{"role": message.role, "content": self._escape(message.content)} for message in messages]
+        try:
+            text = self.tokenizer.apply_chat_template(conversation, chat_template=self._template, tokenize=False, add_generation_prompt=generate)
+        except Exception as error:  # a template is a program of its own and raises what it likes
+            roles = ", ".join(message.role for message in messages)
+            raise TemplateError(
+                f"the chat template cannot render a conversation of {roles} ({error}); choose another template or change the roles"
+            ) from error
+        return str(text)
+
+    def _ids(self, text: str) -> np.ndarray:
+        ids: list[int] = []
+        for place, piece in enumerate(_LITERAL.split(text)):
+            piece = piece.replace(_OPEN, "").replace(_CLOSE, "")
+            # A control token that is no special one is matched all the same unless it is cut in two.
+            for part in (piece[:1], piece[1:]) if place % 2 else (piece,):
+                ids += self._encode(part, add_special_tokens=False, split_special_tokens=bool(place % 2))["input_ids"]
+        return np.array(ids, dtype=np.int32)
+
+    def _encode(self, text: str, **options: bool) -> Mapping[str, list[int]]:
+        try:
+            encoded: Mapping[str, list[int]] = self.tokenizer(text, verbose=False, **options)
+        except Exception as error:  # the tokenizer's own code raises nothing narrower
+            raise TemplateError(f"the tokenizer cannot encode {text[:80]!r} ({error}); give it an unknown token, or change the text") from error
+        return encoded
+
+    def _check_chatml(self) -> None:
+        for token in CHATML_TOKENS:
+            if len(self._ids(token)) != 1:
+                raise TemplateError(
+                    f"the chatml template needs {token} as one token, and this tokenizer has none; add it to the tokenizer and the model, or "
+                    "set `template` to a .jinja file that ends turns with {{ eos_token }}"
+                )
+
+    def _study_turn(self) -> None:
+        """Finds what the template writes before a response, how it ends a turn, and which tokens are its controls."""
+        opening, turn = self._render([_USER], generate=True), self._render([_USER, _RESPONSE], generate=False)
+        before, closing = turn[: turn.find(_RESPONSE.content)], _after(turn, _RESPONSE.content)
+        self._lead = before.removeprefix(opening) if before.startswith(opening) else ""
+        added = self.tokenizer.added_tokens_decoder
+        marks = {int(i): token.content for i, token in added.items() if token.content.strip() and not token.content.strip().isalnum()}
+        ends = [int(i) for i in self._ids(closing) if marks.get(int(i), "\0") in closing]
+        if ends:
+            self._end_id, end = ends[0], marks[ends[0]]
+            self._end_text = closing[: closing.index(end) + len(end)]
+        elif self._end_id is not None:
+            self._end_text = str(self.tokenizer.eos_token)
+        written = self._render([_USER, _RESPONSE, _USER], generate=False)
+        special = {token.content for token in added.values() if token.special}
+        self._control = _any_of(special | {text for text in marks.values() if text in written})
+
+    def _warn_of_rewriting(self) -> None:
+        answer = Message("assistant", "<think>\noatreasoning\n</think>\n\noatanswer")
+        messages = [Message("user", "oatfirst"), answer, Message("user", "oatsecond"), answer, Message("user", "oatthird")]
+        for length in range(1, len(messages)):
+            earlier, later = (self._render(messages[:n], generate=False) for n in (length, length + 1))
+            head, end, _ = earlier.rpartition(messages[length - 1].content.split()[-1])
+            head += end
+            if later.startswith(head):
+                continue
+            drops = head.count("oatreasoning") > later[: len(head)].count("oatreasoning")
+            same = next((i for i, (a, b) in enumerate(zip(head, later, strict=False)) if a != b), min(len(head), len(later)))
+            warnings.warn(
+                f"the chat template rewrites history: once message {length + 1} follows, it "
+                f"{'drops the reasoning between <think> and </think> of' if drops else 'changes'} an earlier message "
+                f"({head[same : same + 40]!r} becomes {later[same : same + 40]!r}). Here responses stay as they were sampled; for episodes of "
+                "several turns choose a template that keeps earlier messages, or the model meets other histories in use than in training",
+                stacklevel=3,
+            )
+            return
+
+
+def _load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
+    if template == "chatml":
+        return CHATML
+    if template == "tokenizer":
+        try:
+            return str(tokenizer.get_chat_template())
+        except ValueError as error:
+            raise TemplateError(
+                "the tokenizer has no chat template; set `template` to chatml or to a .jinja file, or leave it empty for plain prompts"
+            ) from error
+    if not template.endswith(".jinja"):
+        raise TemplateError(f"no template is called {template!r}; {did_you_mean(template, ('chatml', 'tokenizer'))}, or the path of a .jinja file")
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"cannot read the template {template} ({error}); give the path of a .jinja file in UTF-8") from error
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
+
+
+def _after(text: str, mark: str) -> str:
+    head, found, tail = text.partition(mark)
+    if not found:
+        raise TemplateError(f"the chat template leaves out an assistant's message (it renders {head[-80:]!r}); choose one that keeps it")
+    return tail

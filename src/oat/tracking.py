@@ -1,0 +1,81 @@
+"""The files people read while a run goes on: one line a step in `metrics.jsonl`, some groups a step in `samples.jsonl`."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from oat.checkpoint import write_atomically
+from oat.types import Feedback
+
+
+class Tracking:
+    """Writes the run's two streams; row `step` is the state after `step` updates, so row 0 is the start.
+
+    Args:
+        samples: groups written a step.
+    """
+
+    def __init__(self, run_dir: Path, *, samples: int):
+        self.paths = {"metrics": run_dir / "metrics.jsonl", "samples": run_dir / "samples.jsonl"}
+        self.samples = samples
+        self.files: dict[str, TextIO] = {}
+
+    def open(self, step: int) -> None:
+        """Cut both streams back to the cursor and go on behind it."""
+        for name, path in self.paths.items():
+            if path.exists():
+                write_atomically(path, "".join(line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _belongs(line, step)))
+            self.files[name] = path.open("a", encoding="utf-8")
+
+    def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
+        for item in feedback.items[: self.samples] if feedback else ():
+            self._write("samples", {"step": step, **_readable(item)})
+        self._write("metrics", {"step": step, **dict(sorted(values.items()))})
+
+    def flush(self) -> None:
+        """Bring both streams to disk; called before a checkpoint that stands behind their last row."""
+        for file in self.files.values():
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def _write(self, name: str, record: Mapping[str, Any]) -> None:
+        self.files[name].write(json.dumps(record, ensure_ascii=False) + "\n")
+        self.files[name].flush()
+
+
+_SHOWN = ("eval/sampled", "eval/greedy", "reward/mean", "pairs/accuracy", "loss/total", "response/length", "oracle/queries", "time/step_s")
+
+
+def step_line(step: int, last: int, values: Mapping[str, float]) -> str:
+    """One line about a step for people."""
+    return "  ".join([f"step {step}/{last}", *(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)])
+
+
+def _belongs(line: str, step: int) -> bool:
+    """Whether a line is whole and of a row that stands at or before the cursor."""
+    try:
+        return line.endswith("\n") and json.loads(line)["step"] <= step
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _readable(item: Any) -> dict[str, Any]:
+    prompt = item.group.prompt
+    return {
+        "row": prompt.row,
+        "prompt": [{"role": m.role, "content": m.content} for m in prompt.messages],
+        "responses": [trajectory.text for trajectory in item.group.trajectories],
+        "finish": [trajectory.finish_reason for trajectory in item.group.trajectories],
+        "reference": prompt.reference,
+        "asked": list(item.question.picks),
+        "oracle": item.answer.by,
+        "values": list(item.answer.values),
+        "marks": list(item.answer.marks),
+        "label": item.label,
+    }

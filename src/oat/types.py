@@ -1,0 +1,369 @@
+"""The values that travel between the boxes, and the notation of the whole project.
+
+Axes, used as suffixes of names and in docstrings:
+
+    B   prompts of a batch              N   sequences (rows); B * G when every prompt has G samples
+    G   samples of a prompt             U   units: rows that are never separated (the two rows of a pair)
+    T   tokens of one sequence          K   trained tokens of the rows at hand, flat, in row order
+    V   vocabulary                      M   members of an ensemble
+
+`policy` is being learned, `sampler` produced the tokens, `reference` is frozen. Log-probabilities are float32 nats; `recorded` ones were kept
+at sampling, `old` ones are the policy's at `prepare`. `raw` means temperature 1 and the whole vocabulary; `sampled` means the distribution
+that was really drawn from, after temperature, top-k, top-p and min-p.
+
+Values are frozen and made of numbers, strings, tuples, dicts and numpy arrays, so that each survives `oat.wire`.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+FinishReason = Literal["stop", "length", "aborted"]
+Kind = Literal["compare", "score"]
+Mark = Literal["ok", "tie", "abstain", "failed"]
+Per = Literal["token", "sequence", "sequence_sum", "prompt", "constant", "pair", "step"]
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as taken by a run.
+
+    Attributes:
+        row: line of the record in its file, from 1.
+        occurrence: how many prompts the run had taken before this one; the same record taken twice has two occurrences.
+        messages: the raw conversation; what oracles see.
+        reference: the reference answer or response, if the data has one.
+        columns: every further column of the record, by name.
+    """
+
+    row: int
+    occurrence: int
+    messages: tuple[Message, ...]
+    reference: str | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: divide by `temperature` (0 is greedy), then top-k, top-p and min-p, each over what the one before it left.
+
+    Attributes:
+        max_new_tokens: most tokens of a response.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of most probable tokens whose probability reaches p; 1 keeps all.
+        min_p: keep tokens at least `min_p` times as probable as the most probable one; 0 keeps all.
+        stop: strings that end a response when they appear in it; their tokens stay.
+        keep_sets: record the kept set of every token (needed for ratios under truncation).
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    keep_sets: bool = False
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class KeptSets:
+    """The tokens that could be drawn, for each of T tokens: `ids[offsets[t]:offsets[t + 1]]`."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One response wanted from an engine.
+
+    Attributes:
+        ids: (L,) int32 prompt ids, at least one.
+        key: 64-bit address of its random numbers, from `Seeds.key`.
+    """
+
+    ids: np.ndarray
+    sampling: Sampling
+    key: int
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """What an engine returns for `requests[index]`.
+
+    Attributes:
+        ids: (T,) int32; a stop id or the tokens of a stop string are kept.
+        raw_logps, sampled_logps: (T,) float32.
+        kept: the kept sets when they were asked for and the sampling truncates.
+        version: the weights' version that produced every token.
+    """
+
+    index: int
+    ids: np.ndarray
+    raw_logps: np.ndarray
+    sampled_logps: np.ndarray
+    kept: KeptSets | None
+    finish_reason: FinishReason
+    version: int
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A run of tokens by one author. A `context` segment has ids only.
+
+    Attributes:
+        mask: (T,) bool, which tokens may be trained.
+        versions: (T,) int32, the weights' version of each token.
+    """
+
+    author: Literal["context", "model"]
+    ids: np.ndarray
+    mask: np.ndarray | None = None
+    versions: np.ndarray | None = None
+    raw_logps: np.ndarray | None = None
+    sampled_logps: np.ndarray | None = None
+    kept: KeptSets | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """One sampled (or recorded) sequence, never padded; what the learner trains on, id by id.
+
+    Attributes:
+        slot: whose weights produced the model segments.
+        text: the decoded response for oracles and people, cut before a stop string.
+        temperature: of the sampled distribution.
+    """
+
+    slot: str
+    segments: tuple[Segment, ...]
+    finish_reason: FinishReason
+    text: str
+    temperature: float = 1.0
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        return np.concatenate([segment.ids for segment in self.segments])
+
+    @cached_property
+    def trained(self) -> np.ndarray:
+        """(T,) bool: model tokens that may be trained. The first token has no predecessor and never is."""
+        masks = [s.mask if s.mask is not None else np.zeros(len(s.ids), dtype=bool) for s in self.segments]
+        trained = np.concatenate(masks)
+        trained[:1] = False
+        return trained
+
+    def recorded(self, name: Literal["raw_logps", "sampled_logps", "versions"]) -> np.ndarray:
+        """The recorded values of the trained tokens, (K,)."""
+        parts = []
+        for segment in self.segments:
+            values = getattr(segment, name)
+            parts.append(values if values is not None else np.zeros(len(segment.ids), dtype=np.float32))
+        return np.concatenate(parts)[self.trained]
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The samples of one prompt; they stay together from the actor to the loss."""
+
+    prompt: Prompt
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """The address of a question in a run's ledger: one a group, so (purpose, step, round, occurrence) is enough for training;
+    `index` numbers several questions about one prompt in an evaluation."""
+
+    purpose: str
+    step: int
+    round: int
+    occurrence: int
+    index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.purpose}/{self.step}/{self.round}/{self.occurrence}/{self.index}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question, about one group.
+
+    `compare`: two candidates, the answer is the probability that the first wins. `score`: any number of candidates, one value each.
+
+    Attributes:
+        candidates: the texts asked about.
+        picks: for each candidate, its place among the group's trajectories.
+        oracle: the address; empty until the router fills it, "none" for a question that is not asked, whose items are masked.
+    """
+
+    key: Key
+    kind: Kind
+    messages: tuple[Message, ...]
+    candidates: tuple[str, ...]
+    picks: tuple[int, ...]
+    reference: str | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
+    oracle: str = ""
+
+    @property
+    def size(self) -> int:
+        """Values of its answer."""
+        return 1 if self.kind == "compare" else len(self.candidates)
+
+    @classmethod
+    def about(cls, group: "Group", key: Key, kind: Kind, picks: tuple[int, ...], oracle: str = "") -> "Question":
+        """The question about some of a group's samples."""
+        prompt, candidates = group.prompt, tuple(group.trajectories[pick].text for pick in picks)
+        return cls(key, kind, prompt.messages, candidates, picks, prompt.reference, prompt.columns, oracle)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one question.
+
+    Attributes:
+        values: one p (compare) or one score a candidate (score); a value whose mark is not "ok" is not used.
+        marks: one a value; "tie" has no winner, "abstain" and "failed" have no value.
+        queries: priced items it took: one a scored candidate, one a compared pair.
+        cost: money or tokens, in the oracle's own unit.
+        by: the oracle that answered.
+        seconds: from submission to answer.
+    """
+
+    key: Key
+    values: tuple[float, ...]
+    marks: tuple[Mark, ...]
+    queries: int
+    cost: float = 0.0
+    by: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """A question whose answer is final, with the group it is about.
+
+    Attributes:
+        label: compare: which candidate won, 0 or 1, drawn once by the ledger; None when there is no winner. score: always None.
+    """
+
+    group: Group
+    question: Question
+    answer: Answer
+    label: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Feedback:
+    """What a step learns from, in the order the ledger recorded.
+
+    Attributes:
+        step: the step that takes it; also the version of the policy's weights before this step's update.
+        queries: priced items answered so far in the run, at this take.
+    """
+
+    step: int
+    items: tuple[Item, ...]
+    queries: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one step collects.
+
+    Attributes:
+        prompts: prompts a round.
+        samples: responses a prompt, by the slot that produces them, for example {"sampler": 8}.
+        questions: questions the step trains on.
+    """
+
+    prompts: int
+    samples: dict[str, int]
+    questions: int
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What an objective needs from the house.
+
+    Attributes:
+        feedback: the kind of answers, or "none".
+        slots: engine slots it samples from.
+        models: learner models it reads or trains.
+        ratio_based: its loss divides by the probability of sampling, so it needs the sampled distribution exactly.
+    """
+
+    feedback: Literal["compare", "score", "none"]
+    slots: frozenset[str] = frozenset({"sampler"})
+    models: frozenset[str] = frozenset({"policy"})
+    ratio_based: bool = False
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What an engine holds after a load, read back from the tensors it generates with.
+
+    Attributes:
+        version: the version it now calls this slot.
+        checksums: CRC-32 of the bytes of every tensor, by name.
+    """
+
+    slot: str
+    version: int
+    checksums: dict[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What `prepare` hands to the learner: the rows of one step and their columns.
+
+    Attributes:
+        rows: N trajectories; their trained tokens, in row order, are the K axis.
+        unit_of_N: (N,) from 0 upward; rows of one unit stay in one forward pass, in their order.
+        group_of_N: (N,) from 0 upward.
+        columns: by name; the last letter of a name is its axis.
+        epochs: passes over the rows.
+        minibatches: optimiser steps a pass.
+        metrics: numbers about the batch, by metric name.
+    """
+
+    rows: tuple[Trajectory, ...]
+    unit_of_N: np.ndarray
+    group_of_N: np.ndarray
+    columns: dict[str, "torch.Tensor"] = field(default_factory=dict)
+    epochs: int = 1
+    minibatches: int = 1
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """Unreduced terms of one part of an objective; the learner masks, weights and reduces them (see `learner/reduction.py`).
+
+    Attributes:
+        terms: (K,) for token, sequence, sequence_sum, prompt and constant; (U,) for pair; () for step.
+        per: the reduction.
+        coef: multiplies the reduced value.
+        constant: the length that `per="constant"` divides by.
+    """
+
+    terms: "torch.Tensor"
+    per: Per
+    coef: float = 1.0
+    constant: float | None = None

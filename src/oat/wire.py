@@ -1,0 +1,132 @@
+"""The encoding of values: bytes that carry our value types and nothing else.
+
+Covered: numbers, strings, bytes, None, lists, tuples, sets, dicts with string keys, numpy arrays, tensors, and the dataclasses of `oat.types`.
+Not covered, on purpose: any other class. A decoder builds only what stands in its own table, so hostile bytes are an error and never code;
+the types of a dataclass's fields are not checked.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from oat import types
+from oat.errors import WireError
+
+_TAG = "!"
+_CLASSES = {cls.__name__: cls for cls in vars(types).values() if dataclasses.is_dataclass(cls) and isinstance(cls, type)}
+_COLLECTIONS = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_DTYPES = {"bool", "int8", "uint8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64"}
+
+
+def encode(value: Any) -> bytes:
+    """Bytes of a value.
+
+    Raises:
+        WireError: the value, or something in it, does not travel: its type, a whole number beyond 64 bits, a string that is not Unicode, a
+            value inside itself.
+    """
+    try:
+        return msgspec.msgpack.encode(_lower(value))
+    except WireError:
+        raise
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise WireError(f"a value does not travel ({error}); send 64-bit numbers, Unicode strings, arrays or the types of oat.types") from error
+
+
+def decode(data: bytes) -> Any:
+    """The value of bytes made by `encode`; arrays come back writable, tensors on the CPU.
+
+    Raises:
+        WireError: the bytes are cut, or name a class, field or dtype that does not travel.
+    """
+    try:
+        return _lift(msgspec.msgpack.decode(data))
+    except (TypeError, KeyError, ValueError, OverflowError, RecursionError) as error:
+        raise WireError(f"these bytes are not an encoded value ({error}); they were cut or made by another program") from error
+
+
+def roundtrip(value: Any) -> Any:
+    """The value as it arrives on the other side of a wire."""
+    return decode(encode(value))
+
+
+def _lower(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, np.ndarray):
+        return _lower_array(value)
+    if isinstance(value, list):
+        return [_lower(item) for item in value]
+    if isinstance(value, tuple | set | frozenset):
+        return _lower_collection(value)
+    if isinstance(value, dict):
+        if _TAG in value or not all(isinstance(key, str) for key in value):
+            raise WireError("a dict travels only with string keys other than '!'; rename its keys")
+        return {key: _lower(item) for key, item in value.items()}
+    if _CLASSES.get(type(value).__name__) is type(value):
+        fields = {f.name: _lower(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {_TAG: type(value).__name__, **fields}
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return {_TAG: "tensor", "value": _lower_array(value.detach().cpu().numpy())}
+    raise WireError(f"a value of type {type(value).__name__} does not travel; send numbers, strings, arrays or the types of oat.types")
+
+
+def _lower_collection(items: tuple | set | frozenset) -> dict[str, Any]:
+    tag = next(name for name, cls in _COLLECTIONS.items() if isinstance(items, cls))
+    return {_TAG: tag, "items": [_lower(item) for item in (items if tag == "tuple" else sorted(items))]}
+
+
+def _lower_array(array: np.ndarray) -> dict[str, Any]:
+    if array.dtype.name not in _DTYPES:
+        raise WireError(f"an array of dtype {array.dtype} does not travel; use one of {', '.join(sorted(_DTYPES))}")
+    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {_TAG: "array", "dtype": array.dtype.name, "shape": list(array.shape), "data": data}
+
+
+def _lift(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, list):
+        return [_lift(item) for item in value]
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise WireError(f"a {type(value).__name__} of this content does not travel")
+    fields = {key: _lift(item) for key, item in value.items() if key != _TAG}
+    return _BUILDERS[value[_TAG]](**fields) if _TAG in value else fields
+
+
+def _collection(cls: type, items: list) -> Any:
+    if not isinstance(items, list):
+        raise WireError(f"a {cls.__name__} without a list of items")
+    return cls(items)
+
+
+def _array(dtype: str, shape: list, data: bytes) -> np.ndarray:
+    if dtype not in _DTYPES:
+        raise WireError(f"an array of dtype {dtype} does not travel")
+    if not isinstance(shape, list) or not isinstance(data, bytes) or min(shape, default=0) < 0:
+        raise WireError("an array without a shape and bytes")
+    if dtype == "bool" and data.strip(b"\0\1"):
+        raise WireError("an array of truth values with other values than 0 and 1")
+    return np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<")).reshape(shape).copy()
+
+
+def _tensor(value: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(value)
+
+
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    **_CLASSES,
+    **{name: functools.partial(_collection, cls) for name, cls in _COLLECTIONS.items()},
+    "array": _array,
+    "tensor": _tensor,
+}

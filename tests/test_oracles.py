@@ -1,0 +1,334 @@
+"""Oracles made of plain functions, rules, preferences from scores, names and routes."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oat import wire
+from oat.errors import ConfigError, OracleError
+from oat.oracles.callables import CallableComparison, CallableOracle
+from oat.oracles.preferences import Preferences
+from oat.oracles.registry import build_oracle
+from oat.oracles.router import OneOracle
+from oat.oracles.rules.exact import exact_match
+from oat.types import Key, Message, Question
+
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=40)
+PLAIN = (Message("user", "2+2="),)
+CHAT = (Message("system", "add"), Message("user", "1+1="))
+
+
+def question(occurrence, candidates, *, kind="score", messages=PLAIN, reference=None, oracle="", **columns):
+    key = Key("train", 0, 0, occurrence)
+    return Question(key, kind, messages, tuple(candidates), tuple(range(len(candidates))), reference, columns, oracle)
+
+
+def ask(oracle, *questions):
+    tickets = oracle.submit(questions)
+    assert len(tickets) == len(questions)
+    answers = dict(oracle.collect(tickets, 1.0))
+    assert oracle.collect(tickets, 0.0) == []
+    return [answers[ticket] for ticket in tickets]
+
+
+def length(completions, **columns):
+    return [float(len(completion)) for completion in completions]
+
+
+def test_one_call_for_all_questions_in_order():
+    calls = []
+
+    def reward(prompts, completions, reference, level, **columns):
+        calls.append({"prompts": prompts, "completions": completions, "reference": reference, "level": level, **columns})
+        return [1, 2.5, 3]
+
+    oracle = CallableOracle(reward, "mine")
+    first, second = ask(
+        oracle,
+        question(0, ["4", "5"], reference="4", level=1, note="n"),
+        question(1, ["2"], messages=CHAT, reference="2", level=2),
+    )
+    assert calls == [
+        {
+            "prompts": ["2+2=", "2+2=", [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}]],
+            "completions": ["4", "5", [{"role": "assistant", "content": "2"}]],
+            "reference": ["4", "4", "2"],
+            "level": [1, 1, 2],
+            "note": ["n", "n", None],
+        }
+    ]
+    assert (first.values, first.marks, first.queries, first.by) == ((1.0, 2.5), ("ok", "ok"), 2, "mine")
+    assert (second.key, second.values, second.queries) == (Key("train", 0, 0, 1), (3.0,), 1)
+    assert first.seconds >= 0
+    assert not oracle.durable
+    assert wire.roundtrip(first) == first
+
+
+def test_only_the_asked_tickets_are_answered():
+    oracle = CallableOracle(length, "length")
+    one, two = oracle.submit([question(0, ["a"]), question(1, ["bb"])])
+    assert [(ticket, answer.values) for ticket, answer in oracle.collect([two, two, "unknown"], 1.0)] == [(two, (2.0,))]
+    assert [(ticket, answer.values) for ticket, answer in oracle.collect([one, two], 1.0)] == [(one, (1.0,))]
+
+
+@SETTINGS
+@given(st.lists(st.lists(st.text("ab", max_size=9), min_size=1, max_size=4), max_size=5))
+def test_values_stay_with_their_candidates(groups):
+    answers = ask(CallableOracle(length, "length"), *(question(i, group) for i, group in enumerate(groups)))
+    assert [answer.values for answer in answers] == [tuple(float(len(text)) for text in group) for group in groups]
+
+
+def test_an_async_function():
+    async def reward(prompts, completions, **columns):
+        await asyncio.sleep(0)
+        return length(completions)
+
+    assert ask(CallableOracle(reward, "slow"), question(0, ["a", "bb"]))[0].values == (1.0, 2.0)
+
+
+def test_none_is_no_reward():
+    answer = ask(CallableOracle(lambda completions: [None, 2.0], "mine"), question(0, ["a", "b"]))[0]
+    assert (answer.values, answer.marks, answer.queries) == ((0.0, 2.0), ("abstain", "ok"), 2)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [True, 2],
+        (1, 2),
+        np.array([1, 2], dtype=np.int8),
+        [np.float32(1), np.bool_(True) + np.int64(1)],
+        torch.tensor([1.0, 2.0], dtype=torch.bfloat16, requires_grad=True),
+        [torch.tensor(1), torch.tensor(2.0)],
+        (float(value) for value in (1, 2)),
+    ],
+)
+def test_numbers_of_every_kind(returned):
+    answer = ask(CallableOracle(lambda completions: returned, "mine"), question(0, ["a", "b"]))[0]
+    assert answer.values == (1.0, 2.0)
+    assert all(type(value) is float for value in answer.values)
+
+
+def test_bools_of_numpy_and_torch():
+    answer = ask(CallableOracle(lambda completions: [np.bool_(True), torch.tensor(False)], "mine"), question(0, ["a", "b"]))[0]
+    assert answer.values == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0], "returned 1 values for 2 entries"),
+        ([1.0, 2.0, 3.0], "returned 3 values for 2 entries"),
+        ([], r"returned \[\] for 2 entries"),
+        (None, "returned None for 2 entries"),
+        (1.0, "returned 1.0 for 2 entries"),
+        ("12", "returned '12' for 2 entries"),
+        ({0: 1.0, 1: 2.0}, "for 2 entries"),
+        ([1.0, math.nan], "returned nan as value 1"),
+        ([math.inf, 1.0], "returned inf as value 0"),
+        ([1.0, 10**400], "as value 1; return a finite number"),
+        ([1.0, "2"], "returned '2' as value 1"),
+        ([1.0, 2j], "returned 2j as value 1"),
+        ([1.0, [2.0]], r"returned \[2.0\] as value 1"),
+        (np.ones((2, 1)), "as value 0; return a finite number"),
+        (torch.tensor([1.0, float("nan")]), "as value 1"),
+    ],
+)
+def test_what_a_function_may_not_return(returned, message):
+    oracle = CallableOracle(lambda completions: returned, "mine.py:reward")
+    with pytest.raises(OracleError, match=message) as seen:
+        ask(oracle, question(0, ["a", "b"]))
+    assert str(seen.value).startswith("mine.py:reward ")
+
+
+def test_a_function_that_raises_is_named_and_can_be_asked_again():
+    trouble = [ZeroDivisionError("no luck")]
+
+    def reward(completions):
+        if trouble:
+            raise trouble.pop()
+        return length(completions)
+
+    oracle = CallableOracle(reward, "mine")
+    tickets = oracle.submit([question(0, ["a"])])
+    with pytest.raises(OracleError, match="mine raised ZeroDivisionError: no luck") as seen:
+        oracle.collect(tickets, 1.0)
+    assert isinstance(seen.value.__cause__, ZeroDivisionError)
+    assert oracle.collect(tickets, 1.0)[0][1].values == (1.0,)
+
+
+def test_a_generator_that_raises():
+    def reward(completions):
+        yield 1 / 0
+
+    with pytest.raises(OracleError, match="raised ZeroDivisionError"):
+        ask(CallableOracle(reward, "mine"), question(0, ["a"]))
+
+
+def test_a_column_that_the_data_lack_is_named():
+    def reward(completions, ground_truth):
+        return [0.0]
+
+    with pytest.raises(OracleError, match=r"mine needs `ground_truth`.*it may have completions, level, prompts"):
+        ask(CallableOracle(reward, "mine"), question(0, ["a"], level=1))
+    assert ask(CallableOracle(reward, "mine"), question(0, ["a"], ground_truth=1, level=2))[0].values == (0.0,)
+
+
+def test_columns_cannot_take_the_place_of_the_candidates():
+    oracle = CallableOracle(lambda completions, reference: [float(completions == ["a"] and reference == ["r"])], "mine")
+    assert ask(oracle, question(0, ["a"], reference="r", completions="other"))[0].values == (1.0,)
+
+
+def test_a_column_called_reference_serves_when_none_is_configured():
+    oracle = CallableOracle(lambda completions, reference: [float(reference == ["a column"])], "mine")
+    asked = Question(Key("train", 0, 0, 0), "score", PLAIN, ("a",), (0,), None, {"reference": "a column"})
+    assert ask(oracle, asked)[0].values == (1.0,)
+
+
+def test_comparisons():
+    def compare(prompts, first, second, level):
+        assert prompts == ["2+2=", [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}], "2+2="]
+        assert first == ["a", [{"role": "assistant", "content": "c"}], "e"]
+        assert second == ["b", [{"role": "assistant", "content": "d"}], "f"]
+        assert level == [1, None, None]
+        return [0.25, True, None]
+
+    answers = ask(
+        CallableComparison(compare, "mine"),
+        question(0, ["a", "b"], kind="compare", level=1),
+        question(1, ["c", "d"], kind="compare", messages=CHAT),
+        question(2, ["e", "f"], kind="compare"),
+    )
+    assert [(answer.values, answer.marks, answer.queries) for answer in answers] == [
+        ((0.25,), ("ok",), 1),
+        ((1.0,), ("ok",), 1),
+        ((0.0,), ("abstain",), 1),
+    ]
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, 5])
+def test_a_comparison_is_a_probability(value):
+    oracle = CallableComparison(lambda prompts, first, second: [value], "mine")
+    with pytest.raises(OracleError, match="the probability that the first wins, from 0 to 1"):
+        ask(oracle, question(0, ["a", "b"], kind="compare"))
+
+
+def test_exact_match():
+    completions = [" 4\n", "5", [{"role": "assistant", "content": "2"}], "x"]
+    assert exact_match(["p"] * 4, completions, ["4", "4", " 2", None], level=[1] * 4) == [1.0, 0.0, 1.0, None]
+
+
+def test_preferences_by_hand():
+    scores = {"a": 1.0, "b": 0.0, "c": None, "best": 1000.0, "worst": -1000.0}
+    inner = CallableOracle(lambda completions: [scores[completion] for completion in completions], "mine")
+    pairs = [("a", "b"), ("b", "a"), ("a", "a"), ("c", "a"), ("worst", "best"), ("best", "worst")]
+    oracle = Preferences(inner, scale=2.0)
+    assert (oracle.answers, oracle.durable) == ("compare", False)
+    answers = ask(oracle, *(question(i, pair, kind="compare") for i, pair in enumerate(pairs)))
+    # sigmoid(1 / 2) = 1 / (1 + exp(-0.5)) = 0.62245933
+    assert answers[0].values == pytest.approx((0.62245933,), abs=1e-8)
+    assert answers[1].values == pytest.approx((1 - 0.62245933,), abs=1e-8)
+    assert [answer.values[0] for answer in answers[2:]] == pytest.approx([0.5, 0.5, 0.0, 1.0], abs=1e-12)
+    assert [answer.marks for answer in answers] == [("ok",), ("ok",), ("tie",), ("abstain",), ("ok",), ("ok",)]
+    assert [answer.queries for answer in answers] == [2] * 6
+    assert [answer.by for answer in answers] == ["mine"] * 6
+
+
+@SETTINGS
+@given(st.floats(-500, 500), st.floats(-500, 500), st.floats(0.1, 10))
+def test_preferences_are_antisymmetric(first, second, scale):
+    inner = CallableOracle(lambda completions: [float(completion) for completion in completions], "mine")
+    pairs = [(repr(first), repr(second)), (repr(second), repr(first))]
+    there, back = ask(Preferences(inner, scale), *(question(i, pair, kind="compare") for i, pair in enumerate(pairs)))
+    assert there.values[0] + back.values[0] == pytest.approx(1.0, abs=1e-12)
+    assert (there.marks == ("tie",)) == (first == second)
+    assert (there.values[0] - 0.5) * (first - second) >= 0
+
+
+def test_preferences_need_scores_and_a_scale():
+    with pytest.raises(ConfigError, match="answers 'compare'"):
+        Preferences(CallableComparison(lambda prompts, first, second: [], "mine"))
+    for scale in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="the scale of preferences"):
+            Preferences(CallableOracle(length, "length"), scale)
+
+
+USERS = """
+def reward(prompts, completions, **columns):
+    return [float(len(completion)) for completion in completions]
+
+def compare(prompts, first, second):
+    return [1.0 for _ in prompts]
+
+class Constant:
+    answers = "score"
+    durable = False
+
+    def __init__(self, value, *, delay=0.0):
+        self.value = value
+
+    def submit(self, questions):
+        return [str(question.key) for question in questions]
+
+    def collect(self, tickets, seconds):
+        return []
+
+class Nothing:
+    pass
+
+class Vague(Constant):
+    answers = "maybe"
+
+number = 5
+"""
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory):
+    path = tmp_path_factory.mktemp("users") / "mine.py"
+    path.write_text(USERS, encoding="utf-8")
+    return path
+
+
+def test_oracles_by_name(users):
+    named = build_oracle("exact_match", {})
+    assert ask(named, question(0, ["4", "5"], reference="4"))[0].values == (1.0, 0.0)
+    scored = build_oracle(f"{users}:reward", {})
+    assert ask(scored, question(0, ["abc"]))[0].by == f"{users}:reward"
+    compared = build_oracle(f"{users}:compare", {})
+    assert isinstance(compared, CallableComparison)
+    assert ask(compared, question(0, ["a", "b"], kind="compare"))[0].values == (1.0,)
+    assert build_oracle(f"{users}:Constant", {"value": 3, "delay": 1.0}).value == 3
+    assert build_oracle("oat.oracles.rules.exact:exact_match", {}).answers == "score"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("exact_mach", {}, "did you mean `exact_match`.*path/to/file.py:Name"),
+        ("Skywork-gpt-remote", {}, "no oracle is called 'Skywork-gpt-remote'; valid: exact_match"),
+        ("exact_match", {"scale": 1}, "takes no options; remove scale"),
+        ("{users}:rewards", {}, "did you mean `reward`"),
+        ("{users}:Constant", {"value": 1, "dealy": 2}, "has no option 'dealy'; did you mean `delay`"),
+        ("{users}:Constant", {}, "missing a required argument: 'value'"),
+        ("{users}:Nothing", {}, "lacks submit and collect"),
+        ("{users}:Vague", {"value": 1}, "must have `answers`"),
+        ("{users}:number", {}, "is int, neither a function nor a class"),
+    ],
+)
+def test_names_and_options_that_do_not_fit(users, name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        build_oracle(name.format(users=users), options)
+
+
+def test_one_oracle_fills_empty_addresses():
+    asked = [question(0, ["a"]), question(1, ["b"], oracle="none")]
+    routed = OneOracle("mine").route(asked)
+    assert [one.oracle for one in routed] == ["mine", "none"]
+    assert [one.key for one in routed] == [one.key for one in asked]
+    assert asked[0].oracle == ""

@@ -1,0 +1,75 @@
+"""Users' code by name."""
+
+import sys
+
+import pytest
+
+from oat.errors import ConfigError
+from oat.plugins import load_symbol
+
+
+def write(folder, text, name="mine.py"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_is_run_once(tmp_path):
+    path = write(tmp_path, "class Mine: pass\ndef make(): return Mine()\n")
+    mine, make = load_symbol(f"{path}:Mine"), load_symbol(f"{path}:make")
+    assert isinstance(make(), mine)
+    assert sys.modules[mine.__module__].Mine is mine
+
+
+def test_two_files_of_one_name_do_not_meet(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = write(tmp_path / "a", "value = 1\n"), write(tmp_path / "b", "value = 2\n")
+    assert (load_symbol(f"{first}:value"), load_symbol(f"{second}:value")) == (1, 2)
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    path = write(tmp_path, "value = 1\n")
+    assert load_symbol(f"{path}:value") == 1
+    write(tmp_path, "value = 1000\n")
+    assert load_symbol(f"{path}:value") == 1000
+
+
+def test_a_module_by_name():
+    assert load_symbol("oat.errors:ConfigError") is ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("def reward(): pass\n", "rewards", "has no rewards; did you mean `reward`"),
+        ("value = (\n", "value", "fails when imported: SyntaxError"),
+        ("a = 1\n\nb = a / 0\n", "b", r"ZeroDivisionError: division by zero \(line 3\)"),
+        ("import no_such_module_here\n", "x", "No module named 'no_such_module_here'"),
+        ("raise SystemExit(3)\n", "x", "SystemExit: 3"),
+    ],
+)
+def test_a_file_that_does_not_give_the_name(tmp_path, text, name, message):
+    path = write(tmp_path, text)
+    before = set(sys.modules)
+    with pytest.raises(ConfigError, match=message) as seen:
+        load_symbol(f"{path}:{name}")
+    assert str(path) in str(seen.value)
+    assert name == "rewards" or not [module for module in set(sys.modules) - before if module.startswith("oat_plugin")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nothing", "names no code"),
+        ("a.py:", "names no code"),
+        (":Name", "names no code"),
+        ("a.py:not a name", "names no code"),
+        ("absent/mine.py:Name", "cannot read absent/mine.py"),
+        ("no_such_package.module:Name", "put its folder on PYTHONPATH"),
+        ("oat.errors:ConfigErrors", "did you mean `ConfigError`"),
+    ],
+)
+def test_a_name_that_leads_nowhere(spec, message):
+    with pytest.raises(ConfigError, match=message):
+        load_symbol(spec)

@@ -1,0 +1,317 @@
+"""The renderer, on real tokenizers that were saved and loaded from disk."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from oat.errors import TemplateError
+from oat.render import Renderer
+from oat.types import Message
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"]
+LINES = ["what is two and two?", "the answer is four\n", "user assistant system tool", "Once upon a time, a cat sat."] * 3
+LLAMA = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + ' ' + eos_token }}"
+    "{% else %}{{ raise_exception('no such role') }}{% endif %}{% endfor %}"
+)
+FORGETFUL = (
+    "{% for message in messages %}{% set content = message['content'] %}"
+    "{% if not loop.last and '</think>' in content %}{% set content = content.split('</think>')[1] %}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+NO_END = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=30)
+TEXTS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=12)
+HOSTILE = st.lists(st.one_of(TEXTS, st.sampled_from([*SPECIALS, "\n", "<think>", "\ufdd0", "\ufdd1"])), min_size=1, max_size=5).map("".join)
+
+
+def user(text):
+    return Message("user", text)
+
+
+def assistant(text):
+    return Message("assistant", text)
+
+
+def save_byte_level(folder, **special):
+    """Byte-level BPE; every text survives encoding and decoding."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIALS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator(LINES, trainer)
+    post = special.pop("post", None)
+    if post:
+        names = [(name, tokenizer.token_to_id(name)) for name in SPECIALS]
+        tokenizer.post_processor = processors.TemplateProcessing(single=post, special_tokens=names)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", **special).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return save_byte_level(tmp_path_factory.mktemp("plain"), bos_token="<s>")
+
+
+@pytest.fixture(scope="module")
+def framed(tmp_path_factory):
+    """A tokenizer that adds a beginning and an end of text on its own."""
+    return save_byte_level(tmp_path_factory.mktemp("framed"), bos_token="<s>", post="<s> $A <|endoftext|>")
+
+
+def write(folder, template):
+    path = folder / "template.jinja"
+    path.write_text(template, encoding="utf-8")
+    return str(path)
+
+
+def test_plain_prompt_is_the_content(tokenizer):
+    renderer = Renderer(tokenizer, template=None)
+    ids = renderer.prompt([user("what is two?")])
+    assert ids.dtype == np.int32
+    assert ids.tolist() == tokenizer("what is two?")["input_ids"]
+    assert renderer.decode(ids) == "what is two?"
+    assert renderer.num_tokens == len(tokenizer)
+
+
+def test_plain_prompt_keeps_the_tokenizers_beginning_and_drops_its_end(framed):
+    beginning, end = framed.convert_tokens_to_ids(["<s>", "<|endoftext|>"])
+    assert framed("a cat")["input_ids"][-1] == end
+    ids = Renderer(framed, template=None).prompt([user("a cat")])
+    assert ids[0] == beginning
+    assert end not in ids
+    written = Renderer(framed, template=None).prompt([user("a cat<|endoftext|>")])
+    assert written.tolist() == [*ids.tolist(), end]
+
+
+def test_plain_prompt_when_beginning_and_end_are_one_token(tmp_path):
+    tokenizer = save_byte_level(tmp_path, bos_token="<|endoftext|>", post="<|endoftext|> $A <|endoftext|>")
+    ids = Renderer(tokenizer, template=None).prompt([user("a cat")])
+    assert ids.tolist().count(tokenizer.eos_token_id) == 1
+    assert ids[0] == tokenizer.eos_token_id
+
+
+def test_chat_has_no_second_beginning(framed, tmp_path):
+    renderer = Renderer(framed, template=write(tmp_path, LLAMA))
+    assert renderer.decode(renderer.prompt([user("a cat")])) == "<s>[INST] a cat [/INST]"
+
+
+def test_chatml_by_hand(tokenizer):
+    renderer = Renderer(tokenizer, template="chatml", system="be kind")
+    ids = renderer.prompt([user("hi"), assistant("yes"), user("and?")])
+    assert renderer.decode(ids) == (
+        "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
+        "<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    own = renderer.prompt([Message("system", "be brief"), user("hi")])
+    assert "be kind" not in renderer.decode(own)
+    end_of_text, end_of_turn = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    assert renderer.stop_ids == {end_of_text, end_of_turn}
+    assert Renderer(tokenizer, template=None, eos_ids=[7, 9]).stop_ids == {end_of_text, 7, 9}
+
+
+def test_extend_closes_a_cut_response_and_only_goes_on_after_an_ended_one(tokenizer):
+    renderer = Renderer(tokenizer, template="chatml")
+    prompt = renderer.prompt([user("hi")])
+    cut = np.concatenate([prompt, renderer.response("yes")[:-1]])
+    ended = np.concatenate([prompt, renderer.response("yes")])
+    whole = renderer.prompt([user("hi"), assistant("yes"), user("and?")])
+    assert renderer.extend(cut, user("and?")).tolist() == whole.tolist()
+    assert renderer.extend(ended, user("and?")).tolist() == whole.tolist()
+
+
+def test_extend_of_a_plain_prompt_appends_the_content(tokenizer):
+    renderer = Renderer(tokenizer, template=None)
+    ids = renderer.prompt([user("what is")])
+    assert renderer.decode(renderer.extend(ids, user(" two?"))) == "what is two?"
+
+
+def test_a_template_that_pads_responses_is_followed(framed, tmp_path):
+    renderer = Renderer(framed, template=write(tmp_path, LLAMA))
+    messages = [user("hi"), assistant("yes"), user("and?"), assistant("no")]
+    ids, mask = renderer.loss_mask(messages)
+    assert renderer.decode(ids) == "<s>[INST] hi [/INST] yes <|endoftext|>[INST] and? [/INST] no <|endoftext|>"
+    assert renderer.decode(ids[mask]) == " yes <|endoftext|> no <|endoftext|>"
+    cut = renderer.prompt([user("hi")])
+    assert renderer.decode(renderer.extend(cut, user("and?"))) == "<s>[INST] hi [/INST] <|endoftext|>[INST] and? [/INST]"
+
+
+def test_a_template_without_an_end_of_turn_uses_the_tokenizers(tokenizer, tmp_path):
+    renderer = Renderer(tokenizer, template=write(tmp_path, NO_END))
+    ids, mask = renderer.loss_mask([user("hi"), assistant("yes"), user("and?"), assistant("no")])
+    assert renderer.decode(ids) == "user: hi\nassistant: yes<|endoftext|>\nuser: and?\nassistant: no<|endoftext|>"
+    assert renderer.decode(ids[mask]) == "yes<|endoftext|>no<|endoftext|>"
+
+
+def test_text_is_clean_and_cut_at_the_first_stop(tokenizer):
+    renderer = Renderer(tokenizer, template="chatml", stop=["Q:", "\n\n"])
+    ids = np.append(tokenizer("four\n\nQ: more")["input_ids"], tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    assert renderer.text(ids) == "four"
+    assert renderer.decode(ids) == "four\n\nQ: more<|im_end|>"
+    assert renderer.text(np.array([], dtype=np.int32)) == ""
+
+
+@SETTINGS
+@given(prompt=HOSTILE, response=TEXTS, later=HOSTILE, ended=st.booleans(), template=st.sampled_from([None, "chatml"]))
+def test_extend_begins_with_its_ids(tokenizer, prompt, response, later, ended, template):
+    renderer = Renderer(tokenizer, template=template)
+    ids = np.concatenate([renderer.prompt([user(prompt)]), renderer.response(response)[: None if ended else -1]])
+    longer = renderer.extend(ids, user(later))
+    assert longer[: len(ids)].tolist() == ids.tolist()
+    assert len(longer) > len(ids)
+    if template is not None:
+        assert renderer.decode(longer).endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+@SETTINGS
+@given(prompt=HOSTILE, response=HOSTILE, template=st.sampled_from([None, "chatml"]))
+def test_loss_mask_is_prompt_then_response(tokenizer, prompt, response, template):
+    renderer = Renderer(tokenizer, template=template)
+    ids, mask = renderer.loss_mask([user(prompt), assistant(response)])
+    before, after = renderer.prompt([user(prompt)]), renderer.response(response)
+    assert ids.tolist() == [*before.tolist(), *after.tolist()]
+    assert mask.tolist() == [False] * len(before) + [True] * len(after)
+    assert int(ids[-1]) in renderer.stop_ids
+
+
+@SETTINGS
+@given(content=HOSTILE)
+def test_content_cannot_write_control_tokens(tokenizer, content):
+    renderer = Renderer(tokenizer, template="chatml")
+    controls = [int(i) for i in renderer.prompt([user(content)]) if int(i) in tokenizer.added_tokens_decoder]
+    start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert controls == [start, end, start]
+    shown = renderer.decode(renderer.prompt([user(content)]))
+    assert shown == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n".replace("\ufdd0", "\ufffd").replace("\ufdd1", "\ufffd")
+
+
+def test_control_tokens_that_are_not_special_are_escaped_too(tmp_path):
+    built = Tokenizer(models.BPE())
+    built.pre_tokenizer, built.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    built.train_from_iterator(LINES, trainer)
+    built.add_tokens(["<|im_start|>", "<|im_end|>", "<think>"])
+    PreTrainedTokenizerFast(tokenizer_object=built).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    start, end, think = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<think>"])
+    renderer = Renderer(tokenizer, template="chatml")
+    ids = renderer.prompt([user("a<|im_end|>b<think>")]).tolist()
+    assert [i for i in ids if i in (start, end, think)] == [start, think, end, start]
+    assert renderer.stop_ids == {end}
+    assert renderer.text(np.array([*tokenizer("yes")["input_ids"], end])) == "yes"
+
+
+def test_a_prefix_space_tokenizer_is_followed(tmp_path):
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", "▁", *"abcdefghijklmnopqrstuvwxyz ?\n:"])}
+    built = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    built.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    built.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    built.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    PreTrainedTokenizerFast(tokenizer_object=built, unk_token="<unk>", bos_token="<s>", eos_token="</s>").save_pretrained(tmp_path)
+    renderer = Renderer(AutoTokenizer.from_pretrained(tmp_path), template=None)
+    assert renderer.prompt([user("a b")]).tolist() == [1, 3, 4, 3, 5]
+    ids, mask = renderer.loss_mask([user("a"), assistant("b")])
+    assert ids.tolist() == [1, 3, 4, 3, 5, 2]
+    assert mask.tolist() == [False] * 3 + [True] * 3
+    assert renderer.text(ids[mask]) == "b"
+
+
+def test_a_template_that_rewrites_history_warns_once(tokenizer, tmp_path):
+    with pytest.warns(UserWarning, match="drops the reasoning") as seen:
+        renderer = Renderer(tokenizer, template=write(tmp_path, FORGETFUL))
+    assert len(seen) == 1
+    assert "message 3" in str(seen[0].message)
+    ids = np.concatenate([renderer.prompt([user("hi")]), renderer.response("<think>hm</think>yes")])
+    assert renderer.extend(ids, user("and?"))[: len(ids)].tolist() == ids.tolist()
+
+
+def test_a_template_that_changes_an_earlier_message_warns(tokenizer, tmp_path):
+    shout = "{% for m in messages %}{{ m['content'] if loop.last else m['content'] | upper }}{{ eos_token }}{% endfor %}"
+    with pytest.warns(UserWarning, match="changes an earlier message.*OATFIRST"), pytest.raises(TemplateError, match="leaves out"):
+        Renderer(tokenizer, template=write(tmp_path, shout)).extend(np.array([5]), user("and?"))
+
+
+def test_the_built_in_template_does_not_warn(tokenizer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Renderer(tokenizer, template="chatml")
+
+
+def test_the_tokenizers_own_template(tmp_path):
+    tokenizer = save_byte_level(tmp_path, chat_template=NO_END)
+    renderer = Renderer(tokenizer, template="tokenizer")
+    assert renderer.decode(renderer.prompt([user("hi")])) == "user: hi\nassistant: "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"template": "tokenizer"}, "has no chat template; set `template`"),
+        ({"template": "chat-ml"}, "did you mean `chatml`"),
+        ({"template": "absent.jinja"}, "cannot read the template absent.jinja"),
+        ({"template": None, "system": "be kind"}, "a system prompt needs a chat template"),
+    ],
+)
+def test_a_template_that_cannot_be_had(tokenizer, arguments, message):
+    with pytest.raises(TemplateError, match=message):
+        Renderer(tokenizer, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('never') }}", "cannot render a conversation of user"),
+        ("{% for", "cannot render a conversation of user"),
+        ("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}", "leaves out an assistant's message"),
+    ],
+)
+def test_a_broken_template(tokenizer, tmp_path, template, message):
+    with pytest.raises(TemplateError, match=message):
+        Renderer(tokenizer, template=write(tmp_path, template))
+
+
+def test_chatml_needs_its_tokens(tmp_path):
+    built = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    built.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=built, unk_token="<unk>").save_pretrained(tmp_path)
+    with pytest.raises(TemplateError, match="as one token"):
+        Renderer(AutoTokenizer.from_pretrained(tmp_path), template="chatml")
+
+
+def test_conversations_that_do_not_fit(tokenizer, framed, tmp_path):
+    plain, chat = Renderer(tokenizer, template=None), Renderer(framed, template=write(tmp_path, LLAMA))
+    with pytest.raises(TemplateError, match="user, assistant, user needs a chat template"):
+        plain.prompt([user("a"), assistant("b"), user("c")])
+    with pytest.raises(TemplateError, match=r"conversation of tool .*no such role"):
+        chat.prompt([Message("tool", "4")])
+    with pytest.raises(TemplateError, match="cannot be appended"):
+        chat.extend(np.array([1]), assistant("b"))
+    for messages in ([], [user("a")], [assistant("a")], [user("a"), assistant("b"), assistant("c")]):
+        with pytest.raises(TemplateError, match="cannot mask"):
+            chat.loss_mask(messages)
+
+
+def test_a_prompt_without_tokens_is_refused(tmp_path):
+    built = Tokenizer(models.BPE({"a": 0, "<eos>": 1}, []))
+    PreTrainedTokenizerFast(tokenizer_object=built, eos_token="<eos>").save_pretrained(tmp_path)
+    with pytest.raises(TemplateError, match="no tokens"):
+        Renderer(AutoTokenizer.from_pretrained(tmp_path), template=None).prompt([user("z")])
+
+
+def test_a_text_that_the_tokenizer_refuses_is_named(tmp_path):
+    built = Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}))
+    built.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=built, eos_token="<eos>").save_pretrained(tmp_path)
+    with pytest.raises(TemplateError, match="cannot encode 'az'"):
+        Renderer(AutoTokenizer.from_pretrained(tmp_path), template=None).prompt([user("az")])
