@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ _HELP = "flags over the configuration, for example --learner.learning_rate 1e-4"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 2 the user can mend it, 1 something else failed."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     arguments, rest = _parser().parse_known_args(argv)
     if rest and not hasattr(arguments, "target"):
         print(f"oat {arguments.command}: {rest[0]!r} is not an argument of it; see oat {arguments.command} --help", file=sys.stderr)

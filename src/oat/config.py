@@ -256,7 +256,8 @@ def dump(config: Config) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             tree = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-            return {**tree, **tree.pop("options", {})}
+            options = tree.pop("options", {})
+            return {**tree, **options}
         if isinstance(value, tuple):
             return [plain(item) for item in value]
         if isinstance(value, dict):
