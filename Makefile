@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup quickstart test lint type clean
+.PHONY: setup quickstart test test-slow lint type clean
 
 setup: $(STAMP)
 
@@ -21,7 +21,10 @@ quickstart: setup
 	$(BIN)/oat quickstart
 
 test: lint type
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=10
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --durations=10
+
+test-slow: setup
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow -n $(WORKERS) --durations=10
 
 lint: setup
 	$(BIN)/ruff check .

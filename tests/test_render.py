@@ -13,7 +13,7 @@ from oat.errors import TemplateError
 from oat.render import Renderer
 from oat.types import Message
 
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"]
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "☃"]
 LINES = ["what is two and two?", "the answer is four\n", "user assistant system tool", "Once upon a time, a cat sat."] * 3
 LLAMA = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
@@ -231,21 +231,39 @@ def test_a_template_that_rewrites_history_warns_once(tokenizer, tmp_path):
     with pytest.warns(UserWarning, match="drops the reasoning") as seen:
         renderer = Renderer(tokenizer, template=write(tmp_path, FORGETFUL))
     assert len(seen) == 1
-    assert "message 3" in str(seen[0].message)
+    assert "in a conversation of 3 messages" in str(seen[0].message)
     ids = np.concatenate([renderer.prompt([user("hi")]), renderer.response("<think>hm</think>yes")])
     assert renderer.extend(ids, user("and?"))[: len(ids)].tolist() == ids.tolist()
 
 
 def test_a_template_that_changes_an_earlier_message_warns(tokenizer, tmp_path):
     shout = "{% for m in messages %}{{ m['content'] if loop.last else m['content'] | upper }}{{ eos_token }}{% endfor %}"
-    with pytest.warns(UserWarning, match="changes an earlier message.*OATFIRST"), pytest.raises(TemplateError, match="leaves out"):
+    with (
+        pytest.warns(UserWarning, match="2 messages it changes an earlier message, here 'oatfirst'"),
+        pytest.raises(TemplateError, match="leaves out"),
+    ):
         Renderer(tokenizer, template=write(tmp_path, shout)).extend(np.array([5]), user("and?"))
+
+
+def test_a_template_that_never_shows_reasoning_warns(tokenizer, tmp_path):
+    with pytest.warns(UserWarning, match="in a conversation of 2 messages it drops the reasoning"):
+        Renderer(tokenizer, template=write(tmp_path, FORGETFUL.replace("not loop.last and ", "")))
 
 
 def test_the_built_in_template_does_not_warn(tokenizer):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Renderer(tokenizer, template="chatml")
+
+
+def test_a_template_that_fills_in_reasoning_does_not_put_it_into_responses(tokenizer, tmp_path):
+    thoughtful = (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + ('<think></think>' if m['role'] == 'assistant' and loop.last else '') }}"
+        "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    with pytest.warns(UserWarning, match="changes an earlier message"):
+        renderer = Renderer(tokenizer, template=write(tmp_path, thoughtful))
+    assert renderer.decode(renderer.response("<think>hm</think>yes")) == "<think>hm</think>yes<|im_end|>"
 
 
 def test_the_tokenizers_own_template(tmp_path):

@@ -146,9 +146,9 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
         torch.set_num_threads(config.compute.threads)
     seeds = Seeds(config.seed)
     objective = _objective(config)
-    tokenizer = load_tokenizer(config.model.path)
-    renderer = Renderer(tokenizer, template=config.render.template, system=config.render.system, stop=config.sampling.stop)
     lms = _language_models(config, objective.requires)
+    tokenizer, render, eos_ids = load_tokenizer(config.model.path), config.render, lms["policy"].eos_ids
+    renderer = Renderer(tokenizer, template=render.template, system=render.system, stop=config.sampling.stop, eos_ids=eos_ids)
     learner = _learner(config, objective, lms, renderer, seeds)
     engine = _engine(config, lms, renderer)
     actor = Actor(renderer, engine, _sampling(config, objective.requires), seeds)

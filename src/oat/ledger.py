@@ -17,11 +17,7 @@ from oat.errors import OracleError
 from oat.oracles.base import Oracle
 from oat.seeds import Seeds
 from oat.store import Asked, Store
-from oat.types import Answer, Feedback, Group, Item, Mark, Question
-
-UNASKED = "none"
-"""The oracle of questions that are not asked: they cost nothing and have no winner."""
-
+from oat.types import UNASKED, Answer, Feedback, Group, Item, Mark, Question
 
 @dataclass(frozen=True, eq=False)
 class _Pending:

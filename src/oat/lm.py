@@ -36,6 +36,12 @@ class CausalLM:
         return next(self.module.parameters()).device
 
     @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that its generation config says end a text."""
+        eos = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
+        return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+
+    @property
     def vocab_rows(self) -> int:
         """Columns of the logits; often more than the tokenizer has tokens."""
         return len(self.module.get_output_embeddings().weight)
@@ -166,9 +172,12 @@ def _locate(path: str) -> str:
 
 
 def _refusal(what: str, path: str, error: BaseException) -> ModelError:
-    reason = str(error).strip().partition("\n")[0]
+    reason = " ".join(str(error).split())[:200]
     if os.path.isdir(path):
-        return ModelError(f"the directory {path} holds no {what} that can be read ({reason}); give a directory written by `save_pretrained`")
+        files = "config.json and safetensors files" if what == "model" else "tokenizer.json"
+        return ModelError(
+            f"the directory {path} holds no {what} that can be read ({reason}); give one with {files}, as `save_pretrained` writes them"
+        )
     return ModelError(
         f"there is no directory {path}, and the {what} of that name cannot be had from the hub ({reason}); give a local directory, or download "
         f"it where there is a network (`hf download {path}`), set HF_HOME to the folder it went to, and HF_HUB_OFFLINE=1 to read from there only"

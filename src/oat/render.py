@@ -212,7 +212,8 @@ class Renderer:
         """Finds what the template writes before a response, how it ends a turn, and which tokens are its controls."""
         opening, turn = self._render([_USER], generate=True), self._render([_USER, _RESPONSE], generate=False)
         before, closing = turn[: turn.find(_RESPONSE.content)], _after(turn, _RESPONSE.content)
-        self._lead = before.removeprefix(opening) if before.startswith(opening) else ""
+        gap = before.removeprefix(opening) if before.startswith(opening) else ""
+        self._lead = gap if gap.isspace() else ""
         added = self.tokenizer.added_tokens_decoder
         marks = {int(i): token.content for i, token in added.items() if token.content.strip() and not token.content.strip().isalnum()}
         ends = [int(i) for i in self._ids(closing) if marks.get(int(i), "\0") in closing]
@@ -232,15 +233,15 @@ class Renderer:
             earlier, later = (self._render(messages[:n], generate=False) for n in (length, length + 1))
             head, end, _ = earlier.rpartition(messages[length - 1].content.split()[-1])
             head += end
-            if later.startswith(head):
+            drops = later.count("oatreasoning") < messages[: length + 1].count(answer)
+            if later.startswith(head) and not drops:
                 continue
-            drops = head.count("oatreasoning") > later[: len(head)].count("oatreasoning")
             same = next((i for i, (a, b) in enumerate(zip(head, later, strict=False)) if a != b), min(len(head), len(later)))
+            what = "drops the reasoning between <think> and </think>" if drops else f"changes an earlier message, here {head[same : same + 40]!r}"
             warnings.warn(
-                f"the chat template rewrites history: once message {length + 1} follows, it "
-                f"{'drops the reasoning between <think> and </think> of' if drops else 'changes'} an earlier message "
-                f"({head[same : same + 40]!r} becomes {later[same : same + 40]!r}). Here responses stay as they were sampled; for episodes of "
-                "several turns choose a template that keeps earlier messages, or the model meets other histories in use than in training",
+                f"the chat template rewrites history: in a conversation of {length + 1} messages it {what}. Here responses stay as they were "
+                "sampled; for episodes of several turns choose a template that keeps earlier messages, or the model meets other histories in use "
+                "than in training",
                 stacklevel=3,
             )
             return

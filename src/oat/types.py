@@ -28,6 +28,9 @@ Kind = Literal["compare", "score"]
 Mark = Literal["ok", "tie", "abstain", "failed"]
 Per = Literal["token", "sequence", "sequence_sum", "prompt", "constant", "pair", "step"]
 
+UNASKED = "none"
+"""The oracle of questions that are not asked: they cost nothing and have no winner."""
+
 
 @dataclass(frozen=True)
 class Message:

@@ -5,10 +5,14 @@ own position. Columns beyond a row's own length hold padding; whoever calls the 
 attention asks of a cache (`update`); everything else it derives from the mask and the positions that it is given.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+
+Rows: TypeAlias = Tensor | slice
+"""Which rows: their indices, or a run of them (which is copied faster)."""
 
 
 class KeyValueCache:
@@ -23,19 +27,18 @@ class KeyValueCache:
         self.rows = rows
         self.capacity = capacity
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._prefill: tuple[Tensor, Tensor] | None = None
-        self._positions_R = torch.empty(0)
-        self._all_R = torch.empty(0)
+        self._prompts: tuple[Rows, Rows] | None = None
+        self._places: tuple[Tensor, slice, Tensor] | None = None
         self._length = 0
 
-    def expect_prompts(self, targets: Tensor, sources: Tensor) -> None:
+    def expect_prompts(self, targets: Rows, sources: Rows) -> None:
         """The next forward pass carries whole prompts: row `targets[i]` of the cache takes row `sources[i]` of the pass."""
-        self._prefill = (targets, sources)
+        self._prompts = targets, sources
 
     def expect_tokens(self, positions_R: Tensor, length: int) -> None:
         """The next forward pass carries one token a row, at these positions, and sees columns 0 to `length` - 1."""
-        self._prefill, self._positions_R, self._length = None, positions_R, length
-        self._all_R = torch.arange(self.rows, device=positions_R.device)
+        self._prompts, self._length = None, length
+        self._places = torch.arange(self.rows, device=positions_R.device), slice(None), positions_R
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write a layer's new keys and values, and return those that its queries see.
@@ -48,13 +51,14 @@ class KeyValueCache:
         if layer_idx not in self._layers:
             self._layers[layer_idx] = (self._allocate(keys), self._allocate(values))
         held_keys, held_values = self._layers[layer_idx]
-        if self._prefill is not None:
-            targets, sources = self._prefill
+        if self._prompts is not None:
+            targets, sources = self._prompts
             held_keys[targets, :, : keys.shape[2]] = keys[sources]
             held_values[targets, :, : values.shape[2]] = values[sources]
             return keys, values
-        held_keys[self._all_R, :, self._positions_R] = keys[:, :, 0]
-        held_values[self._all_R, :, self._positions_R] = values[:, :, 0]
+        assert self._places is not None, "a forward pass that was not announced"
+        held_keys[self._places] = keys[:, :, 0]
+        held_values[self._places] = values[:, :, 0]
         return held_keys[:, :, : self._length], held_values[:, :, : self._length]
 
     def keep(self, rows: Tensor) -> None:

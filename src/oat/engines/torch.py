@@ -287,7 +287,7 @@ class _Batch:
         samplings = [request.sampling for request in requests]
         self._truncates = any(sampling.truncates or sampling.temperature != 1.0 for sampling in samplings)
         self._settings_N = (
-            torch.tensor([sampling.temperature for sampling in samplings]),
+            torch.tensor([sampling.temperature for sampling in samplings], dtype=torch.float32),
             torch.tensor([sampling.top_k for sampling in samplings]),
             torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float64),
             torch.tensor([sampling.min_p for sampling in samplings], dtype=torch.float64),
@@ -303,17 +303,21 @@ class _Batch:
     def prefill(self, prompt_width: int, capacity: int) -> None:
         """Fill a cache of that capacity with the prompts, each distinct one computed once."""
         device, rows = self._lm.device, len(self._requests)
-        first: dict[bytes, int] = {}
-        prompt_of_N = torch.tensor([first.setdefault(request.ids.tobytes(), len(first)) for request in self._requests], device=device)
-        prompts = [np.frombuffer(ids, dtype=self._requests[0].ids.dtype) for ids in first]
+        contents = [request.ids.astype(np.int64).tobytes() for request in self._requests]
+        number = {content: index for index, content in enumerate(dict.fromkeys(contents))}
+        prompt_of_N = torch.tensor([number[content] for content in contents], device=device)
+        prompts = [np.frombuffer(content, dtype=np.int64) for content in number]
         tokens_PT, lengths_P, positions_PT = _pad(prompts, rows if self._fixed else len(prompts), prompt_width, device)
         self._cache = KeyValueCache(rows, capacity)
         mask, last_PD = _causal_mask(prompt_width, device), []
         together = _rows_per_pass(prompt_width)
         for start in range(0, len(tokens_PT), together):
             span = slice(start, start + together)
-            targets = ((prompt_of_N >= start) & (prompt_of_N < start + together)).nonzero().squeeze(1)
-            self._cache.expect_prompts(targets, prompt_of_N[targets] - start)
+            if len(prompts) == rows:
+                self._cache.expect_prompts(span, slice(None))
+            else:
+                targets = ((prompt_of_N >= start) & (prompt_of_N < start + together)).nonzero().squeeze(1)
+                self._cache.expect_prompts(targets, prompt_of_N[targets] - start)
             hidden_PTD = self._lm.hidden(tokens_PT[span], mask=mask, positions=positions_PT[span], cache=self._cache)
             last_PD.append(hidden_PTD[torch.arange(len(hidden_PTD), device=device), lengths_P[span] - 1])
         self._hidden_RD = torch.cat(last_PD)[prompt_of_N]

@@ -6,7 +6,7 @@ import numpy as np
 
 from oat.errors import ConfigError
 from oat.explore.base import Scores
-from oat.types import Group, Key, Kind, Plan, Question
+from oat.types import UNASKED, Group, Key, Kind, Plan, Question
 
 
 class NoExploration:
@@ -35,13 +35,5 @@ class NoExploration:
         texts = tuple(trajectory.text for trajectory in group.trajectories)
         if self.kind == "compare" and len(texts) != 2:
             raise ConfigError(f"a comparison without an explorer needs 2 samples a prompt, not {len(texts)}; set 2 samples, or choose an explorer")
-        return Question(
-            key=key,
-            kind=self.kind,
-            messages=group.prompt.messages,
-            candidates=texts,
-            picks=tuple(range(len(texts))),
-            reference=group.prompt.reference,
-            columns=group.prompt.columns,
-            oracle="none" if self.kind == "compare" and texts[0] == texts[1] else "",
-        )
+        unaskable = self.kind == "compare" and texts[0] == texts[1]
+        return Question.about(group, key, self.kind, tuple(range(len(texts))), oracle=UNASKED if unaskable else "")

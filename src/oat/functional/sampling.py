@@ -61,12 +61,11 @@ def truncated_logits(
 def inverse_cdf(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
     """The token of each row at which the cumulative distribution, in id order and in float64, first exceeds the row's uniform number.
 
-    A token with a logit of -inf is never returned, also for a number so near 1 that rounding carries it past the whole mass: then it is the
-    last token with a finite logit.
+    A token with a logit of -inf is never returned; at 1, which rounding may make of a number below it, the last other token is.
 
     Args:
         logits_RV: at least one finite a row.
-        uniforms_R: in [0, 1).
+        uniforms_R: in [0, 1].
     Returns:
         (R,) int64 ids.
 

@@ -1,0 +1,359 @@
+"""The learner: reduction, micro-batches, optimiser, guard."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from oat.algorithms.base import Outputs, View
+from oat.algorithms.direct import DPO, DPOConfig
+from oat.algorithms.group import GRPO, GRPOConfig
+from oat.config import LearnerConfig
+from oat.errors import NonFiniteError
+from oat.learner.batching import micro_batches, select_rows, split_units, view_of
+from oat.learner.learner import Learner
+from oat.learner.models import Critic, LanguageModel, kept_sets
+from oat.learner.optim import build_adamw, learning_rate_factor
+from oat.learner.reduction import Reduction
+from oat.lm import CausalLM, load_lm
+from oat.seeds import Seeds
+from oat.types import Answer, Batch, Feedback, Group, Item, Key, KeptSets, Loss, Message, Prompt, Question, Segment, Trajectory
+
+VOCABULARY = 24
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(3)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.3, **shape)).save_pretrained(path)
+    return path
+
+
+def row(generator: np.random.Generator, prompt: int, size: int, *, kept: bool = False, temperature: float = 1.0) -> Trajectory:
+    ids = generator.integers(0, VOCABULARY, size).astype(np.int32)
+    sets = None
+    if kept:
+        chosen = [np.unique(np.append(generator.integers(0, VOCABULARY, 5), i)).astype(np.int32) for i in ids]
+        sets = KeptSets(np.concatenate(chosen), np.concatenate([[0], np.cumsum([len(c) for c in chosen])]))
+    logps = generator.normal(-2, 0.3, size).astype(np.float32)
+    context = Segment("context", generator.integers(0, VOCABULARY, prompt).astype(np.int32))
+    response = Segment("model", ids, np.ones(size, bool), np.zeros(size, np.int32), logps, logps, sets)
+    return Trajectory("sampler", (context, response), "stop", " ".join(map(str, ids)), temperature)
+
+
+def scored_feedback(groups: int = 4, samples: int = 4, seed: int = 0) -> Feedback:
+    generator, items = np.random.default_rng(seed), []
+    for number in range(groups):
+        prompt = Prompt(number + 1, number, (Message("user", "p"),))
+        rows = tuple(row(generator, 3 + number, int(generator.integers(1, 9))) for _ in range(samples))
+        group = Group(prompt, rows)
+        key = Key("train", 1, 0, number)
+        scores = tuple(float(s) for s in generator.normal(size=samples))
+        items.append(Item(group, Question.about(group, key, "score", tuple(range(samples))), Answer(key, scores, ("ok",) * samples, samples), None))
+    return Feedback(1, tuple(items), groups * samples)
+
+
+def compared_feedback(pairs: int = 6, seed: int = 0) -> Feedback:
+    generator, items = np.random.default_rng(seed), []
+    for number in range(pairs):
+        prompt = Prompt(number + 1, number, (Message("user", "p"),))
+        group = Group(prompt, tuple(row(generator, 2 + number, int(generator.integers(1, 9))) for _ in range(2)))
+        key = Key("train", 1, 0, number)
+        label = None if number == 2 else number % 2
+        answer = Answer(key, (0.5 if label is None else 0.9 - 0.8 * label,), ("tie" if label is None else "ok",), 2)
+        items.append(Item(group, Question.about(group, key, "compare", (0, 1)), answer, label))
+    return Feedback(1, tuple(items), 2 * pairs)
+
+
+def learner_of(path: Path, *, dtype: str = "float32", micro: int = 64, chunk: int = 4096, learning_rate: float = 1e-3, **options: Any) -> Learner:
+    config = LearnerConfig(learning_rate=learning_rate, micro_batch_size=micro, logits_chunk=chunk, **options)
+    lms = {name: load_lm(str(path)) for name in ("policy", "reference")}
+    if dtype == "float64":
+        for lm in lms.values():
+            lm.module.double()
+    with torch.no_grad():
+        for parameter in lms["reference"].module.parameters():
+            parameter.add_(0.05 * torch.sin(torch.arange(parameter.numel(), dtype=parameter.dtype)).view_as(parameter))
+    models = {name: LanguageModel(lm, num_tokens=VOCABULARY, chunk=chunk) for name, lm in lms.items()}
+    return Learner(models, {"policy": learning_rate}, config, schedule_steps=10, seeds=Seeds(0))
+
+
+OBJECTIVES = {
+    "dpo": lambda: DPO(DPOConfig(prompts=6)),
+    "grpo": lambda: GRPO(GRPOConfig(prompts=4, samples=4, kl_coef=0.1)),
+    "grpo-token": lambda: GRPO(GRPOConfig(prompts=4, samples=4, reduction="token")),
+}
+
+
+def gradient(learner: Learner, objective: Any) -> tuple[float, torch.Tensor]:
+    """The loss and the unclipped gradient of one optimiser step that moves nothing."""
+    feedback = compared_feedback() if objective.name == "dpo" else scored_feedback()
+    batch = objective.prepare(feedback, learner.forward, np.random.default_rng(0))
+    report = learner.update(objective, batch)
+    return report["loss/total"], torch.cat([p.grad.flatten() for p in learner.models["policy"].module.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-10)])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_micro_batches_and_chunks_change_rounding_only(model_path: Path, name: str, dtype: str, tolerance: float) -> None:
+    found = []
+    for micro, chunk in ((64, 4096), (8, 4096), (3, 4096), (1, 5)):
+        learner = learner_of(model_path, dtype=dtype, micro=micro, chunk=chunk, learning_rate=0.0, max_grad_norm=1e9)
+        found.append(gradient(learner, OBJECTIVES[name]()))
+    loss, expected = found[0]
+    assert expected.norm() > 1e-3
+    for other_loss, other in found[1:]:
+        assert (other - expected).norm() <= tolerance * expected.norm()
+        assert other_loss == pytest.approx(loss, rel=10 * tolerance, abs=tolerance)
+
+
+def hand_batch() -> tuple[Batch, torch.Tensor]:
+    """Three rows of 2, 1 and 3 trained tokens with terms 1 2 | 3 | 4 5 6; rows 0 and 1 are one pair; groups are {0, 2} and {1}."""
+    generator = np.random.default_rng(0)
+    rows = tuple(row(generator, 2, size) for size in (2, 1, 3))
+    return Batch(rows, np.array([0, 0, 1]), np.array([0, 1, 0])), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+
+
+HAND = {
+    # per: (no mask, second token of row 0 masked, weight of row 2 doubled)
+    "token": (21 / 6, 19 / 5, (6 + 30) / 6),
+    "sequence": ((1.5 + 3 + 5) / 3, (1 + 3 + 5) / 3, (1.5 + 3 + 10) / 3),
+    "sequence_sum": ((3 + 3 + 15) / 3, (1 + 3 + 15) / 3, (3 + 3 + 30) / 3),
+    "prompt": ((18 / 5 + 3) / 2, (16 / 4 + 3) / 2, ((3 + 30) / 5 + 3) / 2),
+    "constant": (21 / 30, 19 / 30, 36 / 30),
+}
+
+
+def reduced(batch: Batch, loss: Loss, micro: int = 64) -> float:
+    reduction, total = Reduction(batch), torch.zeros(())
+    offset = 0
+    for number, rows in enumerate(micro_batches(batch, micro)):
+        part = select_rows(batch, rows)
+        view = view_of(part)
+        size = {"pair": view.num_units, "step": None}.get(loss.per, len(view.row_of_K))
+        terms = loss.terms if size is None else loss.terms[offset : offset + size]
+        offset += size or 0
+        total = total + reduction(Loss(terms, loss.per, constant=loss.constant), view, torch.from_numpy(batch.group_of_N[rows]), first=number == 0)
+    return float(total)
+
+
+@pytest.mark.parametrize("micro", [64, 1])
+@pytest.mark.parametrize("per", HAND)
+def test_reduction_by_hand(per: Any, micro: int) -> None:
+    batch, terms = hand_batch()
+    masked = Batch(batch.rows, batch.unit_of_N, batch.group_of_N, {"mask_K": torch.tensor([1.0, 0, 1, 1, 1, 1])})
+    weighted = Batch(batch.rows, batch.unit_of_N, batch.group_of_N, {"weight_N": torch.tensor([1.0, 1, 2])})
+    for case, expected in zip((batch, masked, weighted), HAND[per], strict=True):
+        assert reduced(case, Loss(terms, per, constant=10.0), micro) == pytest.approx(expected, rel=1e-6)
+
+
+def test_pairs_and_steps_by_hand() -> None:
+    batch, _ = hand_batch()
+    terms_U = torch.tensor([1.0, 5.0])
+    assert reduced(batch, Loss(terms_U, "pair"), 1) == 3.0
+    masked = Batch(batch.rows, batch.unit_of_N, batch.group_of_N, {"mask_U": torch.tensor([1.0, 0.0]), "weight_U": torch.tensor([3.0, 1.0])})
+    assert reduced(masked, Loss(terms_U, "pair"), 1) == 3.0
+    assert reduced(batch, Loss(torch.tensor(7.0), "step"), 1) == 7.0
+
+
+def test_masked_terms_do_not_count_whatever_they_are() -> None:
+    batch, terms = hand_batch()
+    masked = Batch(batch.rows, batch.unit_of_N, batch.group_of_N, {"mask_K": torch.tensor([1.0, 0, 1, 1, 1, 1])})
+    for per in ("token", "sequence", "prompt"):
+        terms[1] = math.nan
+        assert math.isfinite(reduced(masked, Loss(terms, per)))
+
+
+def test_rows_without_trained_tokens_are_in_no_denominator() -> None:
+    batch, terms = hand_batch()
+    rows = (*batch.rows, row(np.random.default_rng(1), 4, 0))
+    wider = Batch(rows, np.array([0, 0, 1, 2]), np.array([0, 1, 0, 2]))
+    for per in ("token", "sequence", "sequence_sum", "prompt"):
+        assert reduced(wider, Loss(terms, per)) == pytest.approx(HAND[per][0], rel=1e-6)
+
+
+def test_a_masked_pair_changes_neither_loss_nor_gradient(model_path: Path) -> None:
+    objective = DPO(DPOConfig(prompts=6))
+    feedback = compared_feedback()
+    without = Feedback(1, tuple(item for item in feedback.items if item.label is not None), feedback.queries)
+    results = []
+    for case in (feedback, without):
+        learner = learner_of(model_path, learning_rate=0.0)
+        batch = objective.prepare(case, learner.forward, np.random.default_rng(0))
+        results.append((learner.update(objective, batch)["loss/total"], learner.models["policy"].module.lm_head.weight.grad))
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_shuffled_groups_change_rounding_only(model_path: Path) -> None:
+    feedback, objective = scored_feedback(), OBJECTIVES["grpo"]()
+    shuffled = Feedback(1, tuple(feedback.items[i] for i in (2, 0, 3, 1)), feedback.queries)
+    losses = []
+    for case in (feedback, shuffled):
+        learner = learner_of(model_path, learning_rate=0.0)
+        losses.append(learner.update(objective, objective.prepare(case, learner.forward, np.random.default_rng(0)))["optim/grad_norm"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_minibatches_cover_every_unit_once_an_epoch() -> None:
+    batch, _ = hand_batch()
+    rows = tuple(row(np.random.default_rng(i), 2, 2) for i in range(14))
+    batch = Batch(rows, np.arange(7).repeat(2), np.arange(7).repeat(2))
+    parts = list(split_units(batch, np.random.default_rng(0).permutation(7), 3))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(14))
+    assert [len(part) for part in parts] == [6, 4, 4]
+    for part in parts:
+        assert (part[0::2] + 1 == part[1::2]).all()
+    assert [len(part) for part in micro_batches(batch, 5)] == [4, 4, 4, 2]
+
+
+def test_epochs_and_minibatches_count_optimiser_steps(model_path: Path) -> None:
+    learner = learner_of(model_path)
+    objective = GRPO(GRPOConfig(prompts=4, samples=4, epochs=2, minibatches=3))
+    report = learner.update(objective, objective.prepare(scored_feedback(), learner.forward, np.random.default_rng(0)))
+    assert report["optim/steps"] == 6
+
+
+def test_an_empty_batch_changes_nothing(model_path: Path) -> None:
+    learner, objective = learner_of(model_path), DPO(DPOConfig(prompts=1))
+    before = {name: tensor.clone() for name, tensor in learner.tensors("policy").items()}
+    ties = Feedback(1, tuple(item for item in compared_feedback().items if item.label is None), 2)
+    report = learner.update(objective, objective.prepare(ties, learner.forward, np.random.default_rng(0)))
+    assert report["rows/trained"] == 0
+    assert report["answers/tied_frac"] == 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in learner.tensors("policy").items())
+
+
+class Poisoned(DPO):
+    """DPO whose loss, or only its gradient, is not a number."""
+
+    def __init__(self, config: DPOConfig, where: str):
+        super().__init__(config)
+        self.where = where
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        loss = super().losses(outputs, view)["loss/preference"]
+        extra = loss.terms.sum() * math.nan if self.where == "loss" else (loss.terms.sum() * 0).sqrt()
+        return {"loss/preference": Loss(loss.terms + extra, "pair")}
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_number_that_is_not_finite_moves_nothing(model_path: Path, where: str) -> None:
+    learner, objective = learner_of(model_path), Poisoned(DPOConfig(prompts=6), where)
+    before = {name: tensor.clone() for name, tensor in learner.tensors("policy").items()}
+    batch = objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0))
+    with pytest.raises(NonFiniteError, match="no weight was moved"):
+        learner.update(objective, batch)
+    assert all(torch.equal(before[name], tensor) for name, tensor in learner.tensors("policy").items())
+
+
+def test_weight_decay_leaves_vectors_alone(model_path: Path) -> None:
+    module = load_lm(str(model_path)).module
+    optimiser = build_adamw(module, learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    for group in optimiser.param_groups:
+        assert all((p.ndim >= 2) == (group["weight_decay"] == 0.1) for p in group["params"])
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(module.parameters()))
+
+
+def test_schedules_by_hand() -> None:
+    factors: Mapping[str, list[float]] = {
+        "constant": [0.5, 1, 1, 1, 1, 1],
+        "linear": [0.5, 1, 1, 0.1 + 0.9 * 0.75, 0.1 + 0.9 * 0.5, 0.1 + 0.9 * 0.25],
+        "cosine": [0.5, 1, 1, 0.1 + 0.45 * (1 + math.sqrt(0.5)), 0.55, 0.1 + 0.45 * (1 - math.sqrt(0.5))],
+    }
+    for schedule, expected in factors.items():
+        found = [learning_rate_factor(schedule, step, warmup=2, total=6) for step in range(6)]  # type: ignore[arg-type]
+        assert found == pytest.approx(expected)
+    assert learning_rate_factor("cosine", 99, warmup=2, total=6) == pytest.approx(0.1)
+
+
+def test_the_learning_rate_follows_the_schedule(model_path: Path) -> None:
+    learner, objective = learner_of(model_path, schedule="linear", warmup_steps=2), DPO(DPOConfig(prompts=6))
+    rates = []
+    for _ in range(3):
+        batch = objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0))
+        rates.append(learner.update(objective, batch)["optim/learning_rate"])
+    assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3])
+
+
+def test_gradients_are_clipped_and_reported_before(model_path: Path) -> None:
+    learner, objective = learner_of(model_path, max_grad_norm=1e-3), DPO(DPOConfig(prompts=6))
+    batch = objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0))
+    report = learner.update(objective, batch)
+    clipped = torch.cat([p.grad.flatten() for p in learner.models["policy"].module.parameters()]).norm()
+    assert report["optim/grad_norm"] > 1e-2
+    assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_state_round_trip_continues_bitwise(model_path: Path) -> None:
+    objective, one = DPO(DPOConfig(prompts=6)), learner_of(model_path)
+
+    def step(learner: Learner, seed: int) -> None:
+        learner.update(objective, objective.prepare(compared_feedback(seed=seed), learner.forward, np.random.default_rng(0)))
+
+    step(one, 0)
+    state = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in one.state.items()}
+    other = learner_of(model_path)
+    other.load_state(state)
+    for learner in (one, other):
+        step(learner, 1)
+    assert all(torch.equal(a, b) for a, b in zip(one.tensors("policy").values(), other.tensors("policy").values(), strict=True))
+
+
+def plain_logps(lm: CausalLM, trajectory: Trajectory, temperature: float = 1.0) -> list[float]:
+    """Log-probabilities of the trained tokens from the module's own logits, one sequence at a time."""
+    ids = torch.from_numpy(trajectory.ids.astype(np.int64))
+    with torch.no_grad():
+        logits = lm.module(input_ids=ids[None]).logits[0] / temperature
+    return [float(logits[t - 1].log_softmax(-1)[ids[t]]) for t in range(len(ids)) if trajectory.trained[t]]
+
+
+def test_outputs_equal_a_plain_forward(model_path: Path) -> None:
+    generator = np.random.default_rng(5)
+    rows = [row(generator, 4, 3, temperature=0.7), row(generator, 2, 7, temperature=0.7), row(generator, 1, 0, temperature=0.7)]
+    lm = load_lm(str(model_path))
+    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs(rows, {"raw", "sampled", "entropy"})
+    assert found["raw"].tolist() == pytest.approx([x for r in rows for x in plain_logps(lm, r)], abs=1e-5)
+    assert found["sampled"].tolist() == pytest.approx([x for r in rows for x in plain_logps(lm, r, 0.7)], abs=1e-5)
+
+
+def test_sampled_renormalises_over_the_recorded_sets(model_path: Path) -> None:
+    generator = np.random.default_rng(6)
+    rows = [row(generator, 4, 3, kept=True), row(generator, 2, 6, kept=True)]
+    lm = load_lm(str(model_path))
+    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs(rows, {"sampled"})["sampled"]
+    expected = []
+    for r in rows:
+        ids, kept = torch.from_numpy(r.ids.astype(np.int64)), r.segments[1].kept
+        assert kept is not None
+        with torch.no_grad():
+            logits = lm.module(input_ids=ids[None]).logits[0]
+        start = len(r.segments[0].ids)
+        for t in range(start, len(ids)):
+            chosen = kept.ids[kept.offsets[t - start] : kept.offsets[t - start + 1]]
+            expected.append(float(logits[t - 1, ids[t]] - torch.logsumexp(logits[t - 1, torch.from_numpy(chosen.astype(np.int64))], -1)))
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+    flat, bounds = kept_sets(rows)
+    assert len(bounds) == len(expected) + 1
+    assert bounds[-1] == len(flat)
+
+
+def test_the_critic_values_the_state_before_each_token(model_path: Path) -> None:
+    generator = np.random.default_rng(7)
+    rows = [row(generator, 4, 3), row(generator, 2, 6)]
+    critic = Critic(load_lm(str(model_path)), np.random.default_rng(0))
+    found = critic.outputs(rows, {"value"})["value"]
+    expected = []
+    for r in rows:
+        ids = torch.from_numpy(r.ids.astype(np.int64))
+        with torch.no_grad():
+            values = critic.score(critic.backbone(input_ids=ids[None]).last_hidden_state[0])
+        expected += [float(values[t - 1]) for t in range(len(ids)) if r.trained[t]]
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)

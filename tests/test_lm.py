@@ -1,0 +1,217 @@
+import json
+import shutil
+
+import pytest
+import torch
+from tiny_models import CONTEXT, FAMILIES, NUM_TOKENS, VOCAB_ROWS, build_config, build_tokenizer, save_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, MistralConfig, MptConfig, T5Config
+
+from oat.errors import ModelError
+from oat.lm import load_lm, load_tokenizer, save_lm
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return {family: save_model(tmp_path_factory.mktemp(family), build_config(family)) for family in FAMILIES}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_head_of_hidden_is_the_model(paths, family):
+    lm = load_lm(paths[family])
+    ids = torch.randint(0, VOCAB_ROWS, (3, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(lm.head(lm.hidden(ids)), lm.module(input_ids=ids).logits, atol=1e-6, rtol=0)
+    assert (lm.vocab_rows, lm.context_length, lm.model_type, lm.device) == (VOCAB_ROWS, CONTEXT, family, torch.device("cpu"))
+    assert not lm.module.training
+    assert {parameter.dtype for parameter in lm.module.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_mode_has_no_dropout_and_gradients(paths, family):
+    lm = load_lm(paths[family])
+    ids = torch.randint(0, VOCAB_ROWS, (2, 7))
+    evaluated = lm.hidden(ids)
+    lm.module.train()
+    trained = lm.hidden(ids)
+    assert torch.equal(trained, evaluated)
+    lm.head(trained).logsumexp(-1).sum().backward()
+    assert all(parameter.grad is not None for parameter in lm.module.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_masks_of_two_and_four_axes_hide_the_padding(paths, family, attention):
+    lm = load_lm(paths[family])
+    lm.module.set_attn_implementation(attention)
+    ids = torch.randint(0, VOCAB_ROWS, (1, 6))
+    padded = torch.cat([ids, torch.zeros(1, 3, dtype=torch.long)], dim=1)
+    flat = torch.tensor([[True] * 6 + [False] * 3])
+    square = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril() & flat[:, None, None]
+    for mask in (flat, square, None):
+        hidden = lm.hidden(padded, mask=mask, positions=torch.arange(9)[None])
+        torch.testing.assert_close(hidden[:, :6], lm.hidden(ids), atol=2e-5, rtol=0)
+    blind = lm.hidden(ids, mask=torch.eye(6, dtype=torch.bool)[None, None])
+    assert not torch.allclose(blind[:, 1:], lm.hidden(ids)[:, 1:], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_model_is_read_by_transformers(paths, family, tmp_path):
+    lm, tokenizer = load_lm(paths[family]), load_tokenizer(paths[family])
+    with torch.no_grad():
+        for parameter in lm.module.parameters():
+            parameter.mul_(1.1)
+    save_lm(lm, tokenizer, str(tmp_path))
+    assert list(tmp_path.glob("*.safetensors"))
+    assert not list(tmp_path.glob("*.bin"))
+    ids = torch.randint(0, VOCAB_ROWS, (2, 9))
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path)(input_ids=ids).logits.log_softmax(-1)
+        torch.testing.assert_close(lm.head(lm.hidden(ids)).log_softmax(-1), theirs, atol=1e-5, rtol=0)
+    assert AutoTokenizer.from_pretrained(tmp_path).encode("hello") == tokenizer.encode("hello")
+
+
+def test_tensors_are_the_parameters_with_tied_ones_once(paths):
+    untied, tied = load_lm(paths["llama"]).tensors(), load_lm(paths["qwen3"]).tensors()
+    assert "lm_head.weight" in untied
+    assert "lm_head.weight" not in tied
+    assert "model.embed_tokens.weight" in tied
+
+
+def test_tokenizer_round_trip(paths):
+    tokenizer = load_tokenizer(paths["llama"])
+    assert len(tokenizer) == NUM_TOKENS
+    assert tokenizer.decode(tokenizer.encode("so, what is 12?")) == "so, what is 12?"
+
+
+def test_bfloat16(paths):
+    lm = load_lm(paths["qwen3"], dtype="bfloat16")
+    assert lm.head(lm.hidden(torch.tensor([[1, 2]]))).dtype == torch.bfloat16
+    with pytest.raises(ModelError, match="did you mean `bfloat16`"):
+        load_lm(paths["qwen3"], dtype="bfloat1")
+
+
+def test_context_is_cut_to_a_sliding_window(tmp_path):
+    config = MistralConfig(
+        vocab_size=VOCAB_ROWS,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=CONTEXT,
+        sliding_window=16,
+    )
+    lm = load_lm(save_model(tmp_path, config))
+    assert lm.context_length == 16
+    ids, causal = torch.randint(0, VOCAB_ROWS, (1, 16)), torch.ones(1, 1, 16, 16, dtype=torch.bool).tril()
+    with torch.no_grad():
+        torch.testing.assert_close(lm.head(lm.hidden(ids, mask=causal)), lm.module(input_ids=ids).logits, atol=2e-5, rtol=0)
+
+
+def test_a_model_without_sdpa_falls_back_to_eager(tmp_path):
+    lm = load_lm(save_model(tmp_path, MptConfig(vocab_size=VOCAB_ROWS, d_model=32, n_layers=1, n_heads=4, max_seq_len=CONTEXT)))
+    assert lm.module.config._attn_implementation == "eager"
+
+
+def test_a_model_that_scales_its_logits_is_refused(tmp_path):
+    config = CohereConfig(vocab_size=VOCAB_ROWS, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+    with pytest.raises(ModelError, match="logits of a `cohere` are not its head"):
+        load_lm(save_model(tmp_path, config))
+
+
+def test_weights_that_are_not_finite_are_refused(paths, tmp_path):
+    lm = load_lm(paths["llama"])
+    lm.module.get_output_embeddings().weight.data[3, 3] = torch.nan
+    save_lm(lm, build_tokenizer(), str(tmp_path))
+    with pytest.raises(ModelError, match="not finite"):
+        load_lm(str(tmp_path))
+
+
+@pytest.mark.parametrize("load", [load_lm, load_tokenizer])
+class TestRefusals:
+    def test_a_path_that_is_neither_directory_nor_hub_id(self, load):
+        for path in ("/no/such/place", "no-such-place", "a/b/c", "../x"):
+            with pytest.raises(ModelError, match="give a local directory, or a hub id"):
+                load(path)
+
+    def test_a_file(self, load, paths):
+        with pytest.raises(ModelError, match=r"is a file; give the directory"):
+            load(paths["llama"] + "/config.json")
+
+    @pytest.mark.usefixtures("offline")
+    def test_a_hub_id_that_cannot_be_reached(self, load):
+        with pytest.raises(ModelError, match=r"download it where there is a network .* HF_HOME .* HF_HUB_OFFLINE=1"):
+            load("no-such-org/no-such-model")
+
+    def test_an_empty_directory(self, load, tmp_path):
+        with pytest.raises(ModelError, match="save_pretrained"):
+            load(str(tmp_path))
+
+    def test_a_broken_config(self, load, tmp_path):
+        (tmp_path / "config.json").write_text("{")
+        with pytest.raises(ModelError, match=str(tmp_path)):
+            load(str(tmp_path))
+
+
+def edit_config(directory, **fields):
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+@pytest.fixture
+def copied(paths, tmp_path):
+    return shutil.copytree(paths["llama"], tmp_path / "model")
+
+
+def test_a_directory_without_safetensors_is_refused(copied):
+    weights = load_lm(str(copied)).module.state_dict()
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        load_lm(str(copied))
+    torch.save(weights, copied / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        load_lm(str(copied))
+
+
+def test_cut_weights_are_refused(copied):
+    file = copied / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="can be read"):
+        load_lm(str(copied))
+
+
+def test_missing_tensors_are_refused(copied):
+    edit_config(copied, num_hidden_layers=3)
+    with pytest.raises(ModelError, match=r"lack 9 tensors, for example `model\.layers\.2"):
+        load_lm(str(copied))
+
+
+def test_weights_of_another_shape_are_refused(copied):
+    edit_config(copied, intermediate_size=64)
+    with pytest.raises(ModelError, match="can be read"):
+        load_lm(str(copied))
+
+
+def test_code_that_comes_with_a_model_is_not_run(copied, tmp_path):
+    mark = tmp_path / "ran"
+    (copied / "custom.py").write_text(f"open({str(mark)!r}, 'w')")
+    edit_config(copied, model_type="custom", auto_map={"AutoConfig": "custom.Config", "AutoModelForCausalLM": "custom.Model"})
+    with pytest.raises(ModelError):
+        load_lm(str(copied))
+    assert not mark.exists()
+
+
+def test_another_kind_of_model_is_refused(tmp_path):
+    T5Config().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="`t5`, which is no causal language model"):
+        load_lm(str(tmp_path))

@@ -1,0 +1,68 @@
+"""What the tests of the engine and of the model loading share: tiny random models on disk, and sampling done slowly, in plain Python."""
+
+import math
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+
+from oat.types import Sampling
+
+NUM_TOKENS, VOCAB_ROWS, CONTEXT = 40, 44, 48
+CHARACTERS = ["<eos>", *"abcdefghijklmnopqrstuvwxyz .,!?01234567"][:NUM_TOKENS]
+FAMILIES = ("gpt_neox", "llama", "qwen3")
+
+
+def build_config(family: str, vocab_rows: int = VOCAB_ROWS, layers: int = 2):
+    common = {"vocab_size": vocab_rows, "hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 48}
+    common |= {"max_position_embeddings": CONTEXT, "bos_token_id": 0, "eos_token_id": 0}
+    if family == "gpt_neox":
+        return GPTNeoXConfig(**common, attention_dropout=0.3, hidden_dropout=0.3)
+    if family == "llama":
+        return LlamaConfig(**common, num_key_value_heads=2, attention_dropout=0.3)
+    return Qwen3Config(**common, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character; decoding joins them."""
+    tokenizer = Tokenizer(models.WordLevel({character: index for index, character in enumerate(CHARACTERS)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="?")
+
+
+def save_model(directory: Path, config, scale: float = 5.0) -> str:
+    """A random model with its tokenizer; matrices are scaled up, so that no distribution is flat."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        module = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    module.save_pretrained(directory)
+    build_tokenizer().save_pretrained(directory)
+    return str(directory)
+
+
+def slow_distribution(logits: list[float], sampling: Sampling) -> dict[int, float]:
+    """The ids that can be drawn and their log-probabilities, ascending by id, by sorting lists."""
+    ranked = sorted((token for token in range(len(logits)) if logits[token] > -math.inf), key=lambda token: (-logits[token], token))
+    if sampling.temperature == 0:
+        return {ranked[0]: 0.0}
+    highest = logits[ranked[0]]
+    mass = {token: math.exp((logits[token] - highest) / sampling.temperature) for token in ranked}
+    if sampling.top_k:
+        ranked = ranked[: sampling.top_k]
+    if sampling.top_p < 1:
+        total, reached, nucleus = sum(mass[token] for token in ranked), 0.0, []
+        for token in ranked:
+            nucleus.append(token)
+            reached += mass[token] / total
+            if reached >= sampling.top_p:
+                break
+        ranked = nucleus
+    kept = sorted(token for token in ranked if mass[token] >= sampling.min_p * mass[ranked[0]])
+    total = sum(mass[token] for token in kept)
+    return {token: math.log(mass[token] / total) if mass[token] else -math.inf for token in kept}
