@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import jaxtyping
 import pytest
 import torch
+from fixtures import world  # noqa: F401 (a fixture for every test)
 
 jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
 torch.set_num_threads(1)

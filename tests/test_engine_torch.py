@@ -200,8 +200,10 @@ def test_deterministic_computes_on_two_threads_at_most(lms, monkeypatch):
     monkeypatch.setattr(lm.module.base_model, "forward", lambda *args, **kwargs: seen.append(torch.get_num_threads()) or forward(*args, **kwargs))
     torch.set_num_threads(4)
     try:
-        run(build_engine(lm, deterministic=True), build_requests(Sampling(2)))
-        assert set(seen[2:]) == {2}  # the first two are the check of the cache
+        engine = build_engine(lm, deterministic=True)
+        seen.clear()
+        run(engine, build_requests(Sampling(2)))
+        assert set(seen) == {2}
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(1)
@@ -269,7 +271,7 @@ def test_stop_strings_span_tokens_and_stay(lms):
     assert sum(completion.finish_reason == "stop" for completion in stopped) >= 2
     for index, (completion, text) in enumerate(zip(stopped, texts, strict=True)):
         ends = [text.find(stop) + len(stop) for stop in stops if stop in text] if index % 2 == 0 else []
-        assert DECODE(completion.ids.tolist()) == text[: min(ends, default=24)]
+        assert DECODE(completion.ids.tolist()) == text[: min(ends, default=None)]
         assert completion.finish_reason == ("stop" if ends else "length")
 
 
@@ -385,6 +387,7 @@ def test_logits_that_are_not_finite_stop_the_run(paths):
         run(engine, build_requests(Sampling(2)))
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 def test_gradient_checkpointing_in_training_mode_does_not_lose_the_cache(paths, lms):
     lm = load_lm(paths["llama"])
     engine = build_engine(lm)
@@ -442,7 +445,7 @@ class TestLoad:
         before = run(engine, build_requests(Sampling(3)))
         tensors = learner.tensors()
         name = sorted(tensors)[-1]
-        with pytest.raises(WeightsError, match="was not sent `model.embed_tokens.weight`"):
+        with pytest.raises(WeightsError, match=r"was not sent `model\.embed_tokens\.weight`"):
             engine.load("sampler", 1, {key: tensor for key, tensor in tensors.items() if key != "model.embed_tokens.weight"})
         with pytest.raises(WeightsError, match=r"was sent `model\.norm\.weigth`, which its model lacks; did you mean `model\.norm\.weight`"):
             engine.load("sampler", 1, {**tensors, "model.norm.weigth": tensors["model.norm.weight"]})

@@ -20,7 +20,9 @@ class Actor:
     def __init__(self, renderer: Renderer, engine: Engine, sampling: Sampling, seeds: Seeds):
         self.renderer, self.engine, self.sampling, self.seeds = renderer, engine, sampling, seeds
 
-    def sample(self, prompts: Sequence[Prompt], samples: Mapping[str, int], address: Sequence[str | int], sampling: Sampling | None = None) -> list[Group]:
+    def sample(
+        self, prompts: Sequence[Prompt], samples: Mapping[str, int], address: Sequence[str | int], sampling: Sampling | None = None
+    ) -> list[Group]:
         """One group a prompt; its trajectories stand slot by slot, in the order of `samples`.
 
         Args:

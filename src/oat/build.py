@@ -14,6 +14,7 @@ from oat.actor import Actor
 from oat.algorithms.base import Objective
 from oat.algorithms.direct import DPO
 from oat.algorithms.group import GRPO
+from oat.boxes import Stateful
 from oat.checkpoint import Checkpoints, write_atomically
 from oat.collector import Collector
 from oat.config import Component, Config, Origins, convert, dump, load_config, unknown_field, where
@@ -26,7 +27,7 @@ from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel, Model
 from oat.ledger import Ledger
 from oat.lm import CausalLM, load_lm, load_tokenizer
-from oat.loop import Run, Stateful
+from oat.loop import Run
 from oat.oracles.base import Oracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle

@@ -1,21 +1,15 @@
 """The collector: fills the ledger for a step. The only caller of actor, explorer and router."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from oat.actor import Actor
+from oat.boxes import Actor, Ledger, PromptSource
 from oat.explore.base import Explorer
-from oat.ledger import Ledger
 from oat.oracles.router import Router
 from oat.seeds import Seeds
 from oat.types import Key, Plan, Prompt
 
 MAX_ROUNDS = 100
 """Rounds a step tries before it goes on with the questions it has."""
-
-
-class PromptSource(Protocol):
-    def take(self, n: int) -> list[Prompt]: ...
 
 
 class Collector:
@@ -27,7 +21,16 @@ class Collector:
     """
 
     def __init__(
-        self, prompts: PromptSource, actor: Actor, explorer: Explorer, router: Router, ledger: Ledger, seeds: Seeds, *, total: int, max_outstanding: int
+        self,
+        prompts: PromptSource,
+        actor: Actor,
+        explorer: Explorer,
+        router: Router,
+        ledger: Ledger,
+        seeds: Seeds,
+        *,
+        total: int,
+        max_outstanding: int,
     ):
         self.prompts, self.actor, self.explorer, self.router, self.ledger = prompts, actor, explorer, router, ledger
         self.seeds, self.total, self.max_outstanding = seeds, total, max_outstanding

@@ -334,7 +334,7 @@ def _flags(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
 
 def _parse(flag: str, text: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError:
         raise ConfigError(f"{flag}: cannot read the value {text!r}; quote it") from None
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from oat.actor import Actor
+from oat.boxes import Actor, Ledger
 from oat.checkpoint import write_atomically
-from oat.ledger import Ledger
 from oat.types import Feedback, Group, Item, Key, Kind, Prompt, Question, Sampling, Trajectory
 
 
@@ -37,7 +36,17 @@ class Evaluation:
     """
 
     def __init__(
-        self, prompts: Sequence[Prompt], actor: Actor, ledger: Ledger, modes: Sequence[Mode], *, kind: Kind, oracle: str, every: int, last: int, directory: Path
+        self,
+        prompts: Sequence[Prompt],
+        actor: Actor,
+        ledger: Ledger,
+        modes: Sequence[Mode],
+        *,
+        kind: Kind,
+        oracle: str,
+        every: int,
+        last: int,
+        directory: Path,
     ):
         self.prompts, self.actor, self.ledger, self.modes = prompts, actor, ledger, modes
         self.kind, self.oracle, self.every, self.last, self.directory = kind, oracle, every, last, directory

@@ -19,6 +19,7 @@ from oat.seeds import Seeds
 from oat.store import Asked, Store
 from oat.types import UNASKED, Answer, Feedback, Group, Item, Mark, Question
 
+
 @dataclass(frozen=True, eq=False)
 class _Pending:
     asked: Asked

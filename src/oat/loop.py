@@ -7,30 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from oat.algorithms.base import Objective
-from oat.checkpoint import Checkpoints
-from oat.collector import Collector
-from oat.evaluate import Evaluation
-from oat.ledger import Ledger
-from oat.learner.learner import Learner
+from oat.boxes import Checkpoints, Collector, Evaluation, Learner, Ledger, Plans, Stateful, Tracking, Weights
 from oat.metrics import Metrics
 from oat.seeds import Seeds
-from oat.tracking import Tracking
-from oat.types import Plan
-from oat.weights import Weights
-
-
-class Stateful(Protocol):
-    """A part whose state decides the future: a flat dict of tensors and JSON values."""
-
-    @property
-    def state(self) -> dict[str, Any]: ...
-
-    def load_state(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +29,7 @@ class Run:
     """
 
     objectives: Sequence[Objective]
-    plans: Callable[[int], Plan]
+    plans: Plans
     last: int
     seeds: Seeds
     collector: Collector

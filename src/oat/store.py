@@ -86,7 +86,9 @@ class Store:
                 self.db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
         found = self.db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()[0]
         if found != str(SCHEMA_VERSION):
-            raise LedgerError(f"{self.path}: schema version {found}, this program writes {SCHEMA_VERSION}; continue the run with the version that made it")
+            raise LedgerError(
+                f"{self.path}: schema version {found}, this program writes {SCHEMA_VERSION}; continue the run with the version that made it"
+            )
 
     def __enter__(self) -> "Store":
         self.db.execute("BEGIN IMMEDIATE")
@@ -153,9 +155,7 @@ class Store:
 
     def add_answers(self, answers: Iterable[tuple[int, Answer, int | None]]) -> None:
         """(question id, answer, label) each; the first answer of a question wins."""
-        rows = [
-            (id, json.dumps(a.values), json.dumps(a.marks), label, a.queries, a.cost, a.by, a.seconds) for id, a, label in answers
-        ]
+        rows = [(id, json.dumps(a.values), json.dumps(a.marks), label, a.queries, a.cost, a.by, a.seconds) for id, a, label in answers]
         self.db.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def answer(self, asked: Asked) -> tuple[Answer, int | None]:

@@ -5,17 +5,14 @@ engine's copy stops the run.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from oat.boxes import Learner
 from oat.engines.base import Engine, checksum
 from oat.errors import WeightsError
 from oat.types import Receipt
-
-
-class Source(Protocol):
-    def tensors(self, model: str) -> dict[str, torch.Tensor]: ...
 
 
 class Weights:
@@ -34,7 +31,7 @@ class Weights:
     def due(self, step: int) -> bool:
         return (step + 1) % self.sync_every == 0
 
-    def sync(self, learner: Source, version: int) -> None:
+    def sync(self, learner: Learner, version: int) -> None:
         """Give the sampler the policy's weights, as `version`."""
         tensors = learner.tensors("policy")
         if self.sync_every > 1:
@@ -42,7 +39,7 @@ class Weights:
         self.sampler_version = version
         self.push("sampler", version, tensors)
 
-    def restore(self, learner: Source) -> None:
+    def restore(self, learner: Learner) -> None:
         """After a load of the learner: give every engine the versions of the checkpoint, also before step 0."""
         if self.kept:
             self.push("sampler", self.sampler_version, self.kept)

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-
 Rows: TypeAlias = Tensor | slice
 """Which rows: their indices, or a run of them (which is copied faster)."""
 

@@ -1,0 +1,115 @@
+"""The protocols of the boxes that the loop drives. Those of engines, explorers, oracles and objectives stand beside their families."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from oat.algorithms.base import Objective
+from oat.types import Batch, Feedback, Group, Plan, Prompt, Question, Sampling, Trajectory
+
+
+class Stateful(Protocol):
+    """A part whose state decides the future: a flat dict of tensors and JSON values."""
+
+    @property
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+class PromptSource(Protocol):
+    def take(self, n: int) -> list[Prompt]:
+        """The next prompts of the run; fewer, or none, when they are used up."""
+
+
+class Actor(Protocol):
+    def sample(
+        self, prompts: Sequence[Prompt], samples: Mapping[str, int], address: Sequence[str | int], sampling: Sampling | None = None
+    ) -> list[Group]:
+        """One group a prompt, with so many responses of each slot."""
+
+    def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
+        """What an explorer needs to know of the groups."""
+
+
+class Collector(Protocol):
+    def fill(self, step: int, plan: Plan, due: int) -> None:
+        """Ask until `due` questions of the run are on disk."""
+
+
+class Ledger(Protocol):
+    reasked: int
+
+    def asked(self, step: int, round: int, purpose: str = "train") -> int:
+        """Questions in recorded rounds before (step, round)."""
+
+    def recalls(self, step: int, round: int, purpose: str = "train") -> bool:
+        """Whether this round is on disk."""
+
+    def ask(self, step: int, round: int, groups: Sequence[Group], questions: Sequence[Question], purpose: str = "train") -> None:
+        """Record a round, then submit it."""
+
+    def take(self, step: int, count: int, *, purpose: str = "train") -> Feedback:
+        """What a step learns from, recorded before it is handed out."""
+
+    def close(self) -> None: ...
+
+
+class Learner(Protocol):
+    def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+        """What is wanted of a model for the trained tokens of rows, without gradient."""
+
+    def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
+        """Learn from a batch; returns metrics."""
+
+    def tensors(self, model: str) -> dict[str, torch.Tensor]:
+        """The weights of a model, by name."""
+
+    def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite a model's weights, in place."""
+
+
+class Weights(Protocol):
+    sampler_version: int
+
+    def due(self, step: int) -> bool: ...
+
+    def sync(self, learner: Learner, version: int) -> None:
+        """Give the sampler the policy's weights, with proof."""
+
+    def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Give a slot these weights, with proof."""
+
+    def restore(self, learner: Learner) -> None:
+        """Give every slot the weights that it held at the checkpoint."""
+
+
+class Evaluation(Protocol):
+    def due(self, step: int) -> bool: ...
+
+    def run(self, step: int) -> dict[str, float]:
+        """Evaluate the slot `policy`; returns metrics."""
+
+
+class Checkpoints(Protocol):
+    def due(self, step: int) -> bool: ...
+
+    def save(self, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Path: ...
+
+    def load(self) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None: ...
+
+
+class Tracking(Protocol):
+    def open(self, step: int) -> None:
+        """Cut what is written back to the cursor."""
+
+    def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+Plans = Callable[[int], Plan]
+"""The plan of each step, pure."""

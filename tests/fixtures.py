@@ -1,0 +1,167 @@
+"""What tests of whole runs share: a tiny model with its data, configurations of it, and processes that end as they like."""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ALPHABET = "0123456789+=ab"
+
+REWARD = '''
+def reward(prompts, completions, **columns):
+    """How many letters a, and a little for b, so that ties are rare."""
+    return [text.count("a") + 0.1 * text.count("b") for text in completions]
+
+
+def first_is_longer(prompts, first, second, **columns):
+    return [0.9 if len(a) > len(b) else 0.2 for a, b in zip(first, second)]
+
+
+def forbidden(prompts, completions, **columns):
+    raise AssertionError("this run must not ask")
+'''
+
+
+@dataclass(frozen=True)
+class World:
+    """A folder with a model of one token a character, prompts and reward functions.
+
+    Attributes:
+        oracle: the name of the reward function, as configurations give it.
+    """
+
+    folder: Path
+
+    @property
+    def oracle(self) -> str:
+        return f"{self.folder / 'reward.py'}:reward"
+
+    def tree(self, algorithm: str, run_dir: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A configuration as plain data: four steps of four prompts, a checkpoint and an evaluation every two.
+
+        Args:
+            changes: values by dotted name; a section set to None is left out.
+        """
+        tree: dict[str, Any] = {
+            "run_dir": str(run_dir),
+            "model": {"path": str(self.folder / "model")},
+            "prompts": {"path": str(self.folder / "train.jsonl"), "reference_key": "answer"},
+            "sampling": {"max_new_tokens": 4},
+            "oracle": {"name": self.oracle},
+            "algorithm": {"name": algorithm, "prompts": 4, "samples": 2 if algorithm == "dpo" else 3},
+            "learner": {"learning_rate": 0.003, "micro_batch_size": 64},
+            "evaluation": {"path": str(self.folder / "held_out.jsonl"), "every": 2, "samples": 2},
+            "checkpoint": {"every": 2},
+            "compute": {"threads": 1},
+            "stop": {"max_steps": 4},
+        }
+        for name, value in (changes or {}).items():
+            *sections, last = name.split(".")
+            place = tree
+            for section in sections:
+                place = place.setdefault(section, {})
+            if value is None and not sections:
+                place.pop(last, None)
+            else:
+                place[last] = value
+        return tree
+
+    def config(self, algorithm: str, folder: Path, changes: Mapping[str, Any] | None = None) -> Path:
+        """The same as a file `folder/<algorithm>.yaml`, of a run in `folder/<algorithm>`."""
+        file = folder / f"{algorithm}.yaml"
+        file.write_text(yaml.safe_dump(self.tree(algorithm, folder / algorithm, changes), sort_keys=False), encoding="utf-8")
+        return file
+
+
+def make_model(folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0) -> None:
+    """Write a Llama and a tokenizer of one token a character."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    vocabulary = {token: id for id, token in enumerate(["<pad>", "<eos>", *ALPHABET])}
+    built = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    built.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    built.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, pad_token="<pad>", eos_token="<eos>")
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=18, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=2, max_position_embeddings=64
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    make_model(folder / "model")
+    write_jsonl(folder / "train.jsonl", [{"prompt": f"{a}+{b}=", "answer": "a"} for a in range(10) for b in range(3)])
+    write_jsonl(folder / "held_out.jsonl", [{"prompt": f"{a}+9=", "answer": "ab"} for a in range(4)])
+    (folder / "reward.py").write_text(REWARD, encoding="utf-8")
+    return World(folder)
+
+
+def oat(*arguments: object) -> int:
+    """Run a command line in this process; its exit code."""
+    from oat.cli import main
+
+    return main([str(argument) for argument in arguments])
+
+
+def forked(action: Callable[[], int], log: Path) -> int:
+    """Run something in a child of this warm process; its exit code, or minus the signal that ended it.
+
+    Args:
+        log: gets what the child prints.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            sys.stdout = sys.stderr = os.fdopen(output, "w", encoding="utf-8")
+            code = action()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_at(owner: Any, name: str, call: int, *, after: bool = False) -> None:
+    """Make this process die, as of `kill -9`, at the given call (from 1) of `owner.name`: before it runs, or after it returned.
+
+    For a forked child only.
+    """
+    original, calls = getattr(owner, name), 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, counted)
