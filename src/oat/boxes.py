@@ -49,6 +49,9 @@ class Ledger(Protocol):
     def recalls(self, step: int, round: int, purpose: str = "train") -> bool:
         """Whether this round is on disk."""
 
+    def has_taken(self, step: int, purpose: str = "train") -> bool:
+        """Whether what this step learns from is recorded."""
+
     def ask(self, step: int, round: int, groups: Sequence[Group], questions: Sequence[Question], purpose: str = "train") -> None:
         """Record a round, then submit it."""
 

@@ -43,8 +43,8 @@ from oat.types import Plan, Requires, Sampling
 from oat.weights import Weights
 
 ALGORITHMS: dict[str, Any] = {"dpo": DPO, "grpo": GRPO}
-FREE = ("stop", "tracking", "checkpoint", "run_dir")
-"""Fields that may change when a run is continued."""
+FREE = ("stop", "tracking", "checkpoint", "run_dir", "oracle.deadline_s", "compute.serialise")
+"""Fields, or whole sections, that may change when a run is continued."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def resolve(config: Config, origins: Origins) -> Config:
     config = replace(config, **parts)
     _check(config, algorithm(algorithm.Config(**config.algorithm.options)).requires, origins)
     if config.learner.schedule != "constant" and config.learner.schedule_steps is None:
-        config = replace(config, learner=replace(config.learner, schedule_steps=config.stop.max_steps))
+        updates = config.algorithm.options.get("epochs", 1) * config.algorithm.options.get("minibatches", 1)
+        config = replace(config, learner=replace(config.learner, schedule_steps=config.stop.max_steps * updates))
     return config
 
 
@@ -198,7 +199,7 @@ def open_run(config: Config, origins: Origins) -> Run:
         before = dump(load_config(file)[0])
         if config.compute.threads is None:
             config = replace(config, compute=replace(config.compute, threads=before["compute"]["threads"]))
-        differences = [line for line in _differences(before, dump(config)) if line.split(".")[0].split(":")[0] not in FREE]
+        differences = [line for line in _differences(before, dump(config)) if not _is_free(line.split(": ")[0])]
         if differences:
             raise ConfigError(f"{directory} holds a run of another configuration; give another --run_dir, or undo:\n  " + "\n  ".join(differences))
     elif directory.exists() and any(directory.iterdir()):
@@ -209,6 +210,10 @@ def open_run(config: Config, origins: Origins) -> Run:
     run = build(config)
     write_atomically(file, yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True))
     return run
+
+
+def _is_free(field: str) -> bool:
+    return any(f"{field}.".startswith(f"{free}.") for free in FREE)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -39,11 +39,13 @@ class Collector:
         """Ask until `due` questions (a running sum over the run) and the allowance for late answers are on disk.
 
         Nothing here depends on when answers arrive: the count is of recorded rounds before the cursor, so a replay does the same.
+        A step that already has its record goes over the rounds it asked and no others, also when the run has since been made longer.
         Stops early when the prompts are used up or a step has tried `MAX_ROUNDS` rounds.
         """
         target = min(due + self.max_outstanding, self.total)
+        replayed = self.ledger.has_taken(step)
         round = 0
-        while round < MAX_ROUNDS and self.ledger.asked(step, round) < target:
+        while round < MAX_ROUNDS and (self.ledger.recalls(step, round) if replayed else self.ledger.asked(step, round) < target):
             batch = self.prompts.take(plan.prompts)
             if not batch:
                 return

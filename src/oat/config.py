@@ -111,7 +111,7 @@ class LearnerConfig:
     warmup_steps: int = 0
     """Optimiser steps over which the learning rate rises from 0."""
     schedule_steps: int | None = None
-    """Optimiser steps until a schedule ends; by default `stop.max_steps`."""
+    """Optimiser steps until a schedule ends; by default those of `stop.max_steps` steps."""
     micro_batch_size: int = 8
     """Rows of one forward pass; changes memory and speed, not the result. A unit (a pair) is never split."""
     logits_chunk: int = 4096
@@ -207,6 +207,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
     for flag, name, text in _flags(overrides):
         _set(tree, name.split("."), _parse(flag, text), flag, origins)
     tree.setdefault("run_dir", str(Path("runs") / path.stem))
+    for f in dataclasses.fields(Config):
+        if isinstance(f.default, Component) and isinstance(tree.get(f.name), dict):
+            tree[f.name].setdefault("name", f.default.name)
     return convert(Config, tree, (), origins), origins
 
 

@@ -2,7 +2,8 @@
 
 A round of questions is on disk, with its trajectories, before anything is sent. A batch of answers is one transaction, and the first answer
 of a question wins. Which rows a step trains on, in which order, is recorded before it trains; a step that has a record gets it and waits for
-nothing. So a run that is killed and continued learns from the same rows in the same order.
+nothing. So a run that is killed and continued learns from the same rows in the same order. What was asked and not answered before a kill is
+asked again by the first step that has no record, unless its oracle is durable.
 
 Covered: a kill at any moment. Not covered: two processes writing one ledger.
 """
@@ -40,6 +41,7 @@ class Ledger:
         self.store, self.oracles, self.seeds, self.labels, self.deadline_s = store, oracles, seeds, labels, deadline_s
         self.pending: dict[tuple[str, str], _Pending] = {}
         self.groups: dict[tuple[str, int, int], list[Group]] = {}
+        self.lost: list[Asked] = []
         self.reasked = 0
         self._recover()
 
@@ -50,6 +52,10 @@ class Ledger:
     def recalls(self, step: int, round: int, purpose: str = "train") -> bool:
         """Whether this round is on disk, so that nothing needs sampling or asking."""
         return self.store.has_round(purpose, step, round)
+
+    def has_taken(self, step: int, purpose: str = "train") -> bool:
+        """Whether what this step learns from is recorded."""
+        return self.store.has_take(purpose, step)
 
     def ask(self, step: int, round: int, groups: Sequence[Group], questions: Sequence[Question], purpose: str = "train") -> None:
         """Record a round of intents with its trajectories, then submit it."""
@@ -67,7 +73,7 @@ class Ledger:
 
         Waits until `count` are takeable, nothing is pending, or `seconds` are over; then records what it has.
         """
-        if not self.store.has_take(purpose, step):
+        if not self.has_taken(step, purpose):
             self._settle(purpose, step, count, seconds)
             with self.store:
                 rows = self.store.takeable(purpose, step, count)
@@ -84,16 +90,19 @@ class Ledger:
         self.store.close()
 
     def _recover(self) -> None:
-        """After a restart: attach the tickets of durable oracles, ask the other unanswered intents again."""
-        again = []
+        """After a restart: attach the tickets of durable oracles; the other unanswered intents are lost until a step needs new answers."""
         for row in self.store.unanswered():
             oracle = row.question.oracle
             if oracle in self.oracles and self.oracles[oracle].durable and row.ticket is not None:
                 self.pending[oracle, row.ticket] = _Pending(row, oracle, time.monotonic())
             else:
-                again.append(row)
-        self.reasked = len(again)
-        self._submit(again)
+                self.lost.append(row)
+
+    def _ask_again(self) -> None:
+        """Submit what was lost. Steps that have a record need none of it, so a finished run, or a replay of one, asks nothing."""
+        lost, self.lost = self.lost, []
+        self.reasked += len(lost)
+        self._submit(lost)
 
     def _submit(self, rows: Sequence[Asked]) -> None:
         for name in sorted({row.question.oracle for row in rows}):
@@ -113,6 +122,7 @@ class Ledger:
         return self.oracles[name]
 
     def _settle(self, purpose: str, step: int, count: int, seconds: float) -> None:
+        self._ask_again()
         until = time.monotonic() + seconds
         while self.store.num_takeable(purpose, step) < count:
             waiting = {key: p for key, p in self.pending.items() if p.asked.question.key.purpose == purpose}

@@ -99,12 +99,13 @@ def answer_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def response_metrics(feedback: Feedback) -> dict[str, float]:
-    """Length and truncation of the step's responses, and the age of their tokens in versions."""
+    """Length and truncation of the step's responses, and the age of the policy's own tokens in versions."""
     trajectories = [trajectory for item in feedback.items for trajectory in item.group.trajectories]
     if not trajectories:
         return {}
     lengths = [int(trajectory.trained.sum()) for trajectory in trajectories]
-    versions = np.concatenate([trajectory.recorded("versions") for trajectory in trajectories])
+    ours = [trajectory.recorded("versions") for trajectory in trajectories if trajectory.slot == "sampler"]
+    versions = np.concatenate(ours) if ours else np.zeros(0)
     return {
         "response/length": float(np.mean(lengths)),
         "response/truncated_frac": float(np.mean([trajectory.finish_reason == "length" for trajectory in trajectories])),

@@ -90,22 +90,26 @@ class DPO:
         assert not state
 
 
-def pair_batch(feedback: Feedback, forward: Forward, *, epochs: int = 1, minibatches: int = 1) -> Batch:
-    """Pairs with a winner as a batch: rows 2u (chosen) and 2u + 1 (rejected) are unit u; column `reference_logps_N` holds summed raw
-    log-probabilities under the reference, nats."""
-    pairs = [winner_first(item) for item in feedback.items if item.label is not None]
-    rows = tuple(row for pair in pairs for row in pair)
+def pair_batch(feedback: Feedback, forward: Forward, *, epochs: int = 1, minibatches: int = 1, keep_ties: bool = False) -> Batch:
+    """Pairs as a batch: rows 2u (chosen) and 2u + 1 (rejected) are unit u; column `reference_logps_N` holds summed raw log-probabilities
+    under the reference, nats.
+
+    Args:
+        keep_ties: keep pairs without a winner, in the order they were asked, for losses that need no winner; column `mask_U` takes them out
+            of the losses of pairs. Otherwise they are left out.
+    """
+    items = [item for item in feedback.items if keep_ties or item.label is not None]
+    rows = tuple(row for item in items for row in winner_first(item))
     metrics = {**answer_metrics(feedback), **response_metrics(feedback), "rows/trained": float(len(rows))}
-    columns = {}
+    columns = {"mask_U": torch.tensor([float(item.label is not None) for item in items])} if keep_ties else {}
     if rows:
         reference_K = forward("reference", rows, {"raw"})["raw"]
         columns["reference_logps_N"] = segment_sum(reference_K, row_index(rows), len(rows))
-    units = np.arange(len(pairs)).repeat(2)
+    units = np.arange(len(items)).repeat(2)
     return Batch(rows, units, units, columns, epochs=epochs, minibatches=minibatches, metrics=metrics)
 
 
 def winner_first(item: Item) -> tuple[Trajectory, Trajectory]:
-    """The chosen and the rejected trajectory of a compared pair with a winner."""
-    assert item.label is not None
+    """The chosen and the rejected trajectory of a compared pair; without a winner, the first and the second."""
     first, second = (item.group.trajectories[pick] for pick in item.question.picks)
-    return (first, second) if item.label == 0 else (second, first)
+    return (second, first) if item.label == 1 else (first, second)

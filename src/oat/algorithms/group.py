@@ -139,7 +139,7 @@ def recorded_logps(rows: tuple[Trajectory, ...]) -> torch.Tensor:
 
 def old_logps(rows: tuple[Trajectory, ...], recorded_K: torch.Tensor, step: int, forward: Forward) -> torch.Tensor:
     """(K,) sampled log-probabilities under the policy at this step: the recorded ones if every token was sampled by exactly these weights."""
-    fresh = all((row.recorded("versions") == step).all() for row in rows)
+    fresh = all(row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows)
     return recorded_K if fresh else forward("policy", rows, {"sampled"})["sampled"]
 
 

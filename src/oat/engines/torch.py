@@ -406,7 +406,7 @@ class _Batch:
         """Hidden states after the newest token of each row, which goes to its own column; an idle row's goes to column 0."""
         live_R = self.live_N[self._held_R]
         columns_R = np.where(live_R, self._lengths_N[self._held_R] + self._made - 1, 0)
-        length = int(columns_R.max()) + 1
+        length = self._cache.capacity if self._fixed else int(columns_R.max()) + 1
         positions_R = torch.from_numpy(columns_R).to(ids_R.device)
         self._cache.expect_tokens(positions_R, length)
         mask = torch.arange(length, device=ids_R.device) <= positions_R[:, None, None, None]

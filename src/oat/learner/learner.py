@@ -107,7 +107,10 @@ class Learner:
         for part in trained.values():
             part.optimiser.step()
         self.steps += 1
-        return {**values, "optim/grad_norm": norms["policy"], "optim/learning_rate": learning_rates["policy"]} if "policy" in norms else values
+        for name, norm in norms.items():
+            prefix = "optim/" if name == "policy" else f"optim/{name}_"
+            values |= {f"{prefix}grad_norm": norm, f"{prefix}learning_rate": learning_rates[name]}
+        return values
 
     def _schedule(self, trained: Mapping[str, Trained]) -> dict[str, float]:
         factor = learning_rate_factor(self.config.schedule, self.steps, warmup=self.config.warmup_steps, total=self.schedule_steps)
@@ -186,11 +189,11 @@ class _Report:
 
 
 def _joined(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over optimiser steps; the learning rate is the last one, extremes stay extremes."""
+    """Means over optimiser steps; of learning rates the last, extremes stay extremes."""
     joined: dict[str, float] = {}
     for name in sorted({name for report in reports for name in report}):
         values = [report[name] for report in reports if name in report]
-        if name == "optim/learning_rate":
+        if name.endswith("learning_rate"):
             joined[name] = values[-1]
         elif name.endswith(("_max", "_min")):
             joined[name] = max(values) if name.endswith("_max") else min(values)

@@ -1,0 +1,149 @@
+"""A run killed at any moment and continued by the same command is the unbroken run, bitwise.
+
+The child that dies is forked from this warm process; `kill_at` ends it with SIGKILL at a named call, so no handler of ours runs.
+"""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import World, forked, kill_at, oat
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a run dies: at a call (from 1) of module.owner.name, before or after it."""
+
+    algorithm: str
+    place: str
+    call: int
+    after: bool = False
+    flags: tuple[str, ...] = ()
+
+
+MOMENTS = {
+    "run made, its configuration not yet written": Moment("dpo", "oat.build:write_atomically", 1),
+    "intents on disk, before they are sent": Moment("grpo", "oat.ledger:Ledger._submit", 6),
+    "inside a round's transaction": Moment("dpo", "oat.store:Store.round_questions", 5),
+    "answers made, not on disk": Moment("dpo", "oat.ledger:Ledger._record", 8),
+    "answers on disk, the take not recorded": Moment("grpo", "oat.store:Store.add_take", 5),
+    "take recorded, not learned from": Moment("dpo", "oat.store:Store.add_take", 6, after=True),
+    "before the first checkpoint": Moment("dpo", "oat.learner.learner:Learner.update", 2),
+    "half an optimiser step": Moment("grpo", "torch.optim.adamw:AdamW.step", 3, after=True),
+    "between two files of a save": Moment("grpo", "safetensors.torch:save_file", 2, after=True),
+    "files of a save written, no manifest": Moment("dpo", "oat.checkpoint:sync_to_disk", 8),
+    "saved, before it has its name": Moment("dpo", "oat.checkpoint:Checkpoints._publish", 2),
+    "saved, before the pointer": Moment("grpo", "oat.checkpoint:Checkpoints._point", 1),
+    "before old checkpoints are removed": Moment("dpo", "oat.checkpoint:Checkpoints._prune", 2),
+    "between the two streams of a row": Moment("grpo", "oat.tracking:Tracking._write", 12),
+    "first evaluation, between its modes": Moment("grpo", "oat.evaluate:Evaluation._answer", 2),
+    "evaluation asked, not answered": Moment("dpo", "oat.evaluate:Evaluation._write", 2),
+    "inside a weight sync": Moment("grpo", "oat.engines.torch:TorchEngine.load", 6),
+    "inside a weight sync of a copy": Moment("dpo", "oat.engines.torch:TorchEngine.load", 4, after=True, flags=("--learner.sync_every", "2")),
+    "ahead of late answers": Moment("dpo", "oat.ledger:Ledger._record", 6, flags=("--oracle.max_outstanding", "5")),
+    "every value on a wire": Moment("dpo", "oat.ledger:Ledger._record", 8, flags=("--compute.serialise", "true")),
+    "every value on a wire, scores": Moment("grpo", "oat.checkpoint:Checkpoints._point", 1, flags=("--compute.serialise", "true")),
+}
+
+
+def train(config: Path, run_dir: Path, flags: tuple[str, ...], before: Callable[[], None] = lambda: None) -> int:
+    def action() -> int:
+        before()
+        return oat("train", config, "--run_dir", run_dir, *flags)
+
+    return forked(action, run_dir.parent / "log")
+
+
+def digest(run_dir: Path) -> dict[str, str]:
+    from oat.export import digest_run
+
+    return digest_run(run_dir)
+
+
+@pytest.fixture(scope="module")
+def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, tuple[str, ...]], dict[str, str]]:
+    """The digest of the run that nobody kills, by algorithm and flags; each is made once."""
+    import oat.build  # noqa: F401 (so that children start warm)
+
+    found: dict[Any, dict[str, str]] = {}
+
+    def make(algorithm: str, flags: tuple[str, ...]) -> dict[str, str]:
+        if (algorithm, flags) not in found:
+            folder = tmp_path_factory.mktemp("unbroken")
+            assert train(world.config(algorithm, folder), folder / "run", flags) == 0, (folder / "log").read_text()
+            found[algorithm, flags] = digest(folder / "run")
+        return found[algorithm, flags]
+
+    return make
+
+
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
+def test_a_killed_run_is_the_unbroken_run(world: World, tmp_path: Path, unbroken: Any, moment: Moment) -> None:
+    config, run_dir = world.config(moment.algorithm, tmp_path), tmp_path / "run"
+
+    def arm() -> None:
+        module, _, names = moment.place.partition(":")
+        *owners, name = names.split(".")
+        owner: Any = importlib.import_module(module)
+        for part in owners:
+            owner = getattr(owner, part)
+        kill_at(owner, name, moment.call, after=moment.after)
+
+    assert train(config, run_dir, moment.flags, arm) == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert train(config, run_dir, moment.flags) == 0, (tmp_path / "log").read_text()
+    assert digest(run_dir) == unbroken(moment.algorithm, moment.flags)
+
+
+def test_the_wire_and_the_batching_of_calls_change_nothing(unbroken: Any) -> None:
+    serialised = unbroken("dpo", ("--compute.serialise", "true"))
+    assert serialised == unbroken("dpo", ())
+
+
+def test_a_run_killed_again_and_again(world: World, tmp_path: Path, unbroken: Any) -> None:
+    """Dies in every attempt, each time one update later than the newest checkpoint allows."""
+    config, run_dir = world.config("grpo", tmp_path, {"checkpoint.every": 1}), tmp_path / "run"
+    flags = ("--checkpoint.every", "1")
+
+    def arm() -> None:
+        from oat.learner.learner import Learner
+
+        kill_at(Learner, "update", 2)
+
+    attempts = 0
+    while train(config, run_dir, flags, arm) != 0:
+        attempts += 1
+        assert attempts < 6
+    assert attempts == 3
+    assert digest(run_dir) == unbroken("grpo", ())
+
+
+def test_continuing_a_finished_run_changes_nothing(world: World, tmp_path: Path, unbroken: Any) -> None:
+    config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
+    assert train(config, run_dir, ()) == 0
+    before = {file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file() and "sqlite" not in file.name}
+    for _ in range(2):
+        assert train(config, run_dir, ()) == 0
+    assert {file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file() and "sqlite" not in file.name} == before
+    assert digest(run_dir) == unbroken("dpo", ())
+
+
+def test_from_a_cold_shell(world: World, tmp_path: Path, unbroken: Any) -> None:
+    config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
+    command = [sys.executable, "-m", "oat", "train", str(config), "--run_dir", str(run_dir)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    metrics = run_dir / "metrics.jsonl"
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < until and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3):
+            time.sleep(0.001)
+        process.kill()
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert digest(run_dir) == unbroken("dpo", ())

@@ -1,0 +1,69 @@
+"""What people copy works as it stands: the README's files and commands, and the recipes of `configs/`."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_models import build_config, save_model
+
+from oat.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def files() -> dict[str, str]:
+    """The README's files by name: a code block under `<!-- file: NAME -->`."""
+    return dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", README, flags=re.DOTALL))
+
+
+def commands() -> list[list[str]]:
+    """The commands of the block under `<!-- run -->`."""
+    block = re.search(r"<!-- run -->\n```sh\n(.*?)```", README, flags=re.DOTALL)
+    assert block is not None
+    return [shlex.split(line, comments=True) for line in block[1].splitlines() if line.strip()]
+
+
+def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in files().items():
+        Path(name).write_text(text, encoding="utf-8")
+    assert set(files()) == {"prompts.jsonl", "reward.py", "mine.yaml"}
+    save_model(tmp_path / "quickstart" / "start", build_config("llama"))
+    for program, *arguments in commands():
+        assert program == "oat"
+        assert main(arguments) == 0, capsys.readouterr().err
+    rows = [json.loads(line) for line in Path("runs/mine/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(11))
+    assert "eval/greedy" in rows[0]
+    assert "eval/greedy" in rows[-1]
+    for promised in ("config.yaml", "metrics.jsonl", "samples.jsonl", "evaluations", "checkpoints", "ledger.sqlite"):
+        assert Path("runs/mine", promised).exists()
+    assert Path("exported/model.safetensors").exists()
+
+
+def test_a_comparing_function_works_as_the_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.jsonl").write_text(files()["prompts.jsonl"])
+    Path("judge.py").write_text("def compare(prompts, first, second, **columns):\n    return [0.9 if len(a) > len(b) else 0.2 for a, b in zip(first, second)]\n")
+    config = yaml.safe_load(files()["mine.yaml"]) | {"algorithm": {"name": "dpo", "prompts": 3}, "oracle": {"name": "judge.py:compare", "labels": "bernoulli"}}
+    config["evaluation"] = None
+    config["stop"] = {"max_steps": 2}
+    Path("mine.yaml").write_text(yaml.safe_dump(config))
+    save_model(tmp_path / "quickstart" / "start", build_config("llama"))
+    assert main(["train", "mine.yaml"]) == 0
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("prompts.jsonl", "heldout.jsonl"):
+        Path(name).write_text(files()["prompts.jsonl"])
+    Path("reward.py").write_text("def reward(prompts, completions, **columns):\n    return [float(len(set(text))) for text in completions]\n")
+    model = save_model(tmp_path / "model", build_config("llama"))
+    small = {"--model.path": model, "--render.template": "null", "--sampling.max_new_tokens": "6", "--algorithm.prompts": "3", "--stop.max_steps": "2"}
+    assert main(["train", str(path), *(word for flag in small.items() for word in flag)]) == 0
+    assert (tmp_path / "runs" / path.stem / "checkpoints" / "latest").exists()
