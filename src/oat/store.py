@@ -100,6 +100,10 @@ class Store:
     def close(self) -> None:
         self.db.close()
 
+    def is_empty(self) -> bool:
+        """Whether nothing was ever asked."""
+        return self._one("SELECT COUNT(*) FROM rounds", ()) == 0
+
     def has_round(self, purpose: str, step: int, round: int) -> bool:
         return self._one("SELECT COUNT(*) FROM rounds WHERE (purpose, step, round) = (?, ?, ?)", (purpose, step, round)) > 0
 

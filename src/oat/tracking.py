@@ -23,10 +23,11 @@ class Tracking:
         self.files: dict[str, TextIO] = {}
 
     def open(self, step: int) -> None:
-        """Cut both streams back to the cursor and go on behind it."""
+        """Cut both streams back to the cursor and go on behind it; a run that begins at step 0 writes row 0 anew, so it keeps none."""
         for name, path in self.paths.items():
             if path.exists():
-                write_atomically(path, "".join(line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _belongs(line, step)))
+                kept = [line for line in path.read_bytes().splitlines(keepends=True) if step > 0 and _belongs(line, step)]
+                write_atomically(path, b"".join(kept).decode("utf-8"))
             self.files[name] = path.open("a", encoding="utf-8")
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
@@ -57,10 +58,10 @@ def step_line(step: int, last: int, values: Mapping[str, float]) -> str:
     return "  ".join([f"step {step}/{last}", *(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)])
 
 
-def _belongs(line: str, step: int) -> bool:
+def _belongs(line: bytes, step: int) -> bool:
     """Whether a line is whole and of a row that stands at or before the cursor."""
     try:
-        return line.endswith("\n") and json.loads(line)["step"] <= step
+        return line.endswith(b"\n") and json.loads(line.decode("utf-8"))["step"] <= step
     except (ValueError, KeyError, TypeError):
         return False
 

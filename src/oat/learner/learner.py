@@ -44,7 +44,7 @@ class Learner:
     def __init__(self, models: Mapping[str, Model], learning_rates: Mapping[str, float], config: LearnerConfig, *, schedule_steps: int, seeds: Seeds):
         self.models, self.config, self.schedule_steps, self.seeds = dict(models), config, schedule_steps, seeds
         self.updates = 0
-        self.steps = 0
+        self.steps = dict.fromkeys(learning_rates, 0)
         self.trained: dict[str, Trained] = {}
         for name, model in self.models.items():
             model.module.requires_grad_(name in learning_rates)
@@ -79,7 +79,7 @@ class Learner:
                 order = generator.permutation(units) if batch.minibatches > 1 else units
                 for rows in split_units(batch, order, batch.minibatches):
                     reports.append(self._step(objective, select_rows(batch, rows)))
-        return {**batch.metrics, **_joined(reports), "optim/steps": float(self.steps)}
+        return {**batch.metrics, **_joined(reports), "optim/steps": float(self.steps.get("policy", 0))}
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
         """The weights of a language model, by name, as an engine loads them; the model's own storage."""
@@ -104,18 +104,18 @@ class Learner:
         values = report.values()
         norms = {name: self._clip(part) for name, part in trained.items()}
         self._guard(objective, values, norms)
-        for part in trained.values():
+        for name, part in trained.items():
             part.optimiser.step()
-        self.steps += 1
+            self.steps[name] += 1
         for name, norm in norms.items():
             prefix = "optim/" if name == "policy" else f"optim/{name}_"
             values |= {f"{prefix}grad_norm": norm, f"{prefix}learning_rate": learning_rates[name]}
         return values
 
     def _schedule(self, trained: Mapping[str, Trained]) -> dict[str, float]:
-        factor = learning_rate_factor(self.config.schedule, self.steps, warmup=self.config.warmup_steps, total=self.schedule_steps)
         rates = {}
         for name, part in trained.items():
+            factor = learning_rate_factor(self.config.schedule, self.steps[name], warmup=self.config.warmup_steps, total=self.schedule_steps)
             rates[name] = factor * part.learning_rate
             for group in part.optimiser.param_groups:
                 group["lr"] = rates[name]
@@ -137,7 +137,7 @@ class Learner:
     @property
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: "model/weights/name", "model/moments/key/name", and counters."""
-        state: dict[str, Any] = {"updates": self.updates, "steps": self.steps}
+        state: dict[str, Any] = {"updates": self.updates, "steps": dict(self.steps)}
         for model, part in self.trained.items():
             for name, parameter in part.model.module.named_parameters():
                 state[f"{model}/weights/{name}"] = parameter.detach()
@@ -151,7 +151,7 @@ class Learner:
             parameter.copy_(tensors[name])
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.updates, self.steps = state["updates"], state["steps"]
+        self.updates, self.steps = state["updates"], dict(state["steps"])
         for model, part in self.trained.items():
             prefix = f"{model}/weights/"
             self.load_weights(model, {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)})
