@@ -64,7 +64,7 @@ def test_each_row_has_its_own_settings():
 
 
 def test_untouched_rows_are_the_logits_and_inputs_stay():
-    logits = torch.randn(2, 50)
+    logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
     out = truncate(logits, Sampling(1), Sampling(1, top_k=5, top_p=0.5, min_p=0.5, temperature=0.3))
     assert torch.equal(out[0], before[0])
@@ -112,9 +112,12 @@ def test_inverse_cdf_never_returns_a_dropped_token():
     logits = torch.randn(2000, 64, generator=generator) * 8
     logits[torch.rand(2000, 64, generator=generator) < 0.7] = -math.inf
     logits[:, 17] = -20.0
+    before = logits.clone()
     for u in (0.0, 2.0**-53, 0.5, 1 - 2.0**-40, BELOW_ONE, 1.0):
         ids = inverse_cdf(logits, torch.full((2000,), u, dtype=torch.float64))
         assert logits.gather(1, ids[:, None]).isfinite().all()
+    assert torch.equal(inverse_cdf(logits.double(), torch.full((2000,), 0.5).double()), inverse_cdf(logits, torch.full((2000,), 0.5)))
+    assert torch.equal(logits, before)
 
 
 def test_inverse_cdf_draws_each_token_as_often_as_its_probability():

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from oat.actor import Actor
 from oat.algorithms.base import Objective
@@ -17,7 +16,7 @@ from oat.algorithms.group import GRPO
 from oat.boxes import Stateful
 from oat.checkpoint import Checkpoints, write_atomically
 from oat.collector import Collector
-from oat.config import Component, Config, Origins, convert, dump, load_config, unknown_field, where
+from oat.config import Component, Config, Origins, convert, dump, load_config, to_yaml, unknown_field, where
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, did_you_mean
 from oat.evaluate import Evaluation, Mode
@@ -43,6 +42,7 @@ from oat.types import Plan, Requires, Sampling
 from oat.weights import Weights
 
 ALGORITHMS: dict[str, Any] = {"dpo": DPO, "grpo": GRPO}
+_ALGORITHM = ("name", "Config", "plan", "prepare", "losses", "metrics", "state", "load_state")
 FREE = ("stop", "tracking", "checkpoint", "run_dir", "oracle.deadline_s", "compute.serialise")
 """Fields, or whole sections, that may change when a run is continued."""
 
@@ -72,7 +72,7 @@ def resolve(config: Config, origins: Origins) -> Config:
     parts: dict[str, Any] = {}
     for section, cls in known.items():
         component: Component = getattr(config, section)
-        if section in names and component.name not in names[section] and ":" not in component.name:
+        if section in names and component.name not in names[section] and not (section == "explorer" and ":" in component.name):
             place = where((section, "name"), origins)
             raise ConfigError(f"{place}: there is no {section} {component.name!r}; {did_you_mean(component.name, names[section])}")
         parts[section] = Component(component.name, _options(section, component, cls, origins))
@@ -88,9 +88,14 @@ def algorithm_class(name: str, origins: Origins) -> Any:
     """The class of an algorithm: ours by name, or a user's by path."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    if ":" in name:
-        return load_symbol(name)
     place = where(("algorithm", "name"), origins)
+    if ":" in name:
+        found = load_symbol(name)
+        missing = [part for part in _ALGORITHM if not hasattr(found, part)]
+        if missing or not dataclasses.is_dataclass(found.Config):
+            lacks = f"it lacks {', '.join(missing)}" if missing else "its Config is no dataclass"
+            raise ConfigError(f"{place}: {name} is no algorithm, {lacks}; see Objective in oat/algorithms/base.py")
+        return found
     raise ConfigError(f"{place}: there is no algorithm {name!r}; {did_you_mean(name, ALGORITHMS)}, or path/to/file.py:Name")
 
 
@@ -116,11 +121,13 @@ def _check(config: Config, requires: Requires, origins: Origins) -> None:
     if requires.ratio_based and config.oracle.max_outstanding:
         place = where(("oracle", "max_outstanding"), origins)
         raise ConfigError(f"{place}: {name} needs answers about its newest samples; set oracle.max_outstanding to 0")
-    for field, low, high in (("temperature", 0, None), ("top_p", 0, 1), ("min_p", 0, 1), ("top_k", 0, None), ("max_new_tokens", 1, None)):
-        value = getattr(sampling, field)
-        if value < low or (high is not None and value > high):
-            bound = f"between {low} and {high}" if high is not None else f"at least {low}"
-            raise ConfigError(f"{where(('sampling', field), origins)}: sampling.{field} is {value}; it must be {bound}")
+    for field in ("prompts", "epochs", "minibatches"):
+        value = config.algorithm.options.get(field)
+        if isinstance(value, int) and value < 1:
+            raise ConfigError(f"{where(('algorithm', field), origins)}: algorithm.{field} is {value}; it must be at least 1")
+    if config.evaluation is not None and not config.evaluation.samples and not config.evaluation.greedy:
+        place = where(("evaluation",), origins)
+        raise ConfigError(f"{place}: the evaluation has no responses; set evaluation.samples, or evaluation.greedy to true, or leave the section out")
     unread = {
         ("oracle", "labels"): requires.feedback != "compare",
         ("oracle", "scale"): requires.feedback != "compare",
@@ -195,6 +202,8 @@ def open_run(config: Config, origins: Origins) -> Run:
     """
     directory = Path(config.run_dir)
     file = directory / "config.yaml"
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory} is a file; give another --run_dir")
     if file.exists():
         before = dump(load_config(file)[0])
         if config.compute.threads is None:
@@ -202,14 +211,28 @@ def open_run(config: Config, origins: Origins) -> Run:
         differences = [line for line in _differences(before, dump(config)) if not _is_free(line.split(": ")[0])]
         if differences:
             raise ConfigError(f"{directory} holds a run of another configuration; give another --run_dir, or undo:\n  " + "\n  ".join(differences))
-    elif directory.exists() and any(directory.iterdir()):
+    elif directory.exists() and not _is_unused(directory):
         raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
     if config.compute.threads is None:
         config = replace(config, compute=replace(config.compute, threads=torch.get_num_threads()))
     directory.mkdir(parents=True, exist_ok=True)
     run = build(config)
-    write_atomically(file, yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True))
+    write_atomically(file, to_yaml(config))
     return run
+
+
+def _is_unused(directory: Path) -> bool:
+    """Whether a directory is empty, or holds only what a start leaves behind that failed or was killed before its first question."""
+    left = {file.name for file in directory.iterdir()}
+    if not left <= {".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-wal", "-shm"))}:
+        return False
+    if "ledger.sqlite" not in left:
+        return True
+    store = Store(directory / "ledger.sqlite")
+    try:
+        return store.is_empty()
+    finally:
+        store.close()
 
 
 def _is_free(field: str) -> bool:

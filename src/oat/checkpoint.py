@@ -72,7 +72,7 @@ class Checkpoints:
         """
         names = self._names()
         pointer = self.directory / "latest"
-        if pointer.exists() and (named := pointer.read_text(encoding="utf-8").strip()) in names:
+        if pointer.exists() and (named := pointer.read_text(encoding="utf-8", errors="replace").strip()) in names:
             names = [name for name in names if name <= named]
         problems = []
         for name in reversed(names):
@@ -100,8 +100,10 @@ class Checkpoints:
     def _prune(self, newest: Path) -> None:
         if (problem := verify(newest)) is not None:
             raise CheckpointError(f"{newest}: does not verify right after it was written ({problem}); older checkpoints are kept. Check the disk")
-        for name in self._names()[: -self.keep_last]:
-            shutil.rmtree(self.directory / name)
+        behind = [name for name in self._names() if name <= newest.name]
+        for folder in [*self.directory.glob("step_*"), *self.directory.glob(".new-step_*")]:
+            if folder.name not in behind[-self.keep_last :]:
+                shutil.rmtree(folder)
 
     def _names(self) -> list[str]:
         return sorted(folder.name for folder in self.directory.glob("step_*"))

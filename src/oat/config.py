@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 import yaml
@@ -19,6 +19,13 @@ from oat.errors import ConfigError, did_you_mean
 
 Origins = dict[tuple[str, ...], str]
 """Where each field was set: "file.yaml:12" or "--learner.learning_rate"."""
+
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0, le=1e308)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e308)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Decay = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -39,9 +46,9 @@ class PromptsConfig:
     """Column of the prompt: a string, or a list of messages with role and content."""
     reference_key: str | None = None
     """Column of the reference answer or response; None when there is none."""
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
     """Prompts of more tokens are dropped, and counted."""
-    epochs: int | None = None
+    epochs: Count | None = None
     """Passes over the prompts; None is endless."""
     shuffle: bool = True
     """A new order, from the seed, every epoch."""
@@ -57,15 +64,15 @@ class RenderConfig:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    max_new_tokens: int
+    max_new_tokens: Count
     """Most tokens of a response."""
-    temperature: float = 1.0
+    temperature: NonNegative = 1.0
     """Divides the logits; 0 is greedy."""
-    top_k: int = 0
+    top_k: Whole = 0
     """Keep the k most probable tokens; 0 keeps all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     """Keep the smallest set of most probable tokens whose probability reaches this; 1 keeps all."""
-    min_p: float = 0.0
+    min_p: Share = 0.0
     """Keep tokens at least this many times as probable as the most probable one; 0 keeps all."""
     stop: tuple[str, ...] = ()
     """Strings that end a response."""
@@ -85,38 +92,38 @@ class OracleConfig:
     """`exact_match`, or your own as `file.py:function` or `package.module:Name`."""
     labels: Literal["threshold", "bernoulli"] = "threshold"
     """How a probability becomes a label: above one half, or drawn with that probability from the run's seed."""
-    scale: float = 1.0
+    scale: Positive = 1.0
     """Bradley-Terry from rewards: p = sigmoid((r1 - r2) / scale)."""
-    max_outstanding: int = 0
+    max_outstanding: Whole = 0
     """Questions that may be unanswered beyond those the step needs; 0 waits for every answer."""
-    deadline_s: float = 600.0
+    deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     """Seconds after which an unanswered question counts as failed."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    learning_rate: float
+    learning_rate: NonNegative
     """Of AdamW, at the top of the schedule."""
-    critic_learning_rate: float | None = None
+    critic_learning_rate: NonNegative | None = None
     """Of the critic, where the algorithm has one; by default the policy's."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Of AdamW."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     """On matrices; never on biases and norms."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this norm, each model by itself."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Of the learning rate after warm-up; linear and cosine end at a tenth."""
-    warmup_steps: int = 0
+    warmup_steps: Whole = 0
     """Optimiser steps over which the learning rate rises from 0."""
-    schedule_steps: int | None = None
+    schedule_steps: Count | None = None
     """Optimiser steps until a schedule ends; by default those of `stop.max_steps` steps."""
-    micro_batch_size: int = 8
+    micro_batch_size: Count = 8
     """Rows of one forward pass; changes memory and speed, not the result. A unit (a pair) is never split."""
-    logits_chunk: int = 4096
+    logits_chunk: Count = 4096
     """Trained tokens whose logits are held at once."""
-    sync_every: int = 1
+    sync_every: Count = 1
     """Steps between two syncs of the sampler's weights."""
 
 
@@ -124,33 +131,33 @@ class LearnerConfig:
 class EvaluationConfig:
     path: str
     """A JSONL file of held-out prompts, with the columns of `prompts`."""
-    every: int = 10
+    every: Count = 10
     """Steps between two evaluations; also before the first step and at the end."""
-    samples: int = 1
+    samples: Whole = 1
     """Responses a prompt, drawn as in training; 0 for none."""
     greedy: bool = True
     """Also evaluate the greedy response."""
-    max_prompts: int | None = None
+    max_prompts: Count | None = None
     """Use the first so many prompts."""
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    every: int = 10
+    every: Count = 10
     """Steps between two checkpoints; also at the end."""
-    keep_last: int = 2
+    keep_last: Count = 2
     """Older ones are removed after the new one verifies."""
 
 
 @dataclass(frozen=True)
 class TrackingConfig:
-    samples: int = 4
+    samples: Whole = 4
     """Groups written to samples.jsonl every step."""
 
 
 @dataclass(frozen=True)
 class ComputeConfig:
-    threads: int | None = None
+    threads: Count | None = None
     """Threads of torch; None takes torch's own choice when the run is created, and keeps it."""
     serialise: bool = False
     """Send every value between boxes through the wire encoding, as a cluster would."""
@@ -158,7 +165,7 @@ class ComputeConfig:
 
 @dataclass(frozen=True)
 class StopConfig:
-    max_steps: int
+    max_steps: Count
     """The run ends after so many steps."""
 
 
@@ -189,7 +196,17 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads `5e-4` as a string; people mean a number."""
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads: the string "5e-4" in quotes, line ends of every kind (of which SafeDumper loses some) as escapes."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
@@ -221,13 +238,13 @@ def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: 
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write `field: value` lines below it")
-    fields = {f.name: f for f in dataclasses.fields(cls)}
+    fields, types = {f.name: f for f in dataclasses.fields(cls)}, get_type_hints(cls, include_extras=True)
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in data.items():
         if key in fields and key != "options":
-            values[key] = _value(fields[key].type, value, (*path, key), origins)
-        elif "options" in fields:
+            values[key] = _value(types[key], value, (*path, key), origins)
+        elif "options" in fields and isinstance(key, str):
             options[key] = value
         else:
             raise unknown_field((*path, str(key)), fields, origins)
@@ -271,20 +288,19 @@ def dump(config: Config) -> dict[str, Any]:
     return tree
 
 
+def to_yaml(config: Config) -> str:
+    """The resolved tree as text; `load_config` reads an equal one from it."""
+    return yaml.dump(dump(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 def _value(annotation: Any, value: Any, path: tuple[str, ...], origins: Origins) -> Any:
     section: Any = next((t for t in (annotation, *getattr(annotation, "__args__", ())) if dataclasses.is_dataclass(t)), None)
     if section is not None and value is not None:
         return convert(section, value, path, origins)
-    if isinstance(value, int) and not isinstance(value, bool) and _takes_float(annotation):
-        value = float(value)
     try:
         return msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where(path, origins)}: the field `{_dotted(path)}` is {value!r}: {error}; correct its value") from None
-
-
-def _takes_float(annotation: Any) -> bool:
-    return float in (annotation, *getattr(annotation, "__args__", ()))
 
 
 def _dotted(path: tuple[str, ...]) -> str:
@@ -296,16 +312,16 @@ def _read(path: Path) -> tuple[dict[str, Any], Origins]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the configuration cannot be read ({error}); give the path of a YAML file") from None
+    origins: Origins = {(): str(path)}
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
+        _mark(node, (), path, origins)
         tree = loader.construct_document(node) if node is not None else {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}: this is not YAML: {' '.join(str(error).split())}; correct it") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected `field: value` lines at the top, got {type(tree).__name__}")
-    origins: Origins = {(): str(path)}
-    _mark(node, (), path, origins)
     return tree, origins
 
 
@@ -346,8 +362,18 @@ def _set(tree: dict[str, Any], names: list[str], value: Any, flag: str, origins:
     for depth, name in enumerate(names[:-1]):
         if tree.get(name) is None:
             tree[name] = {}
+            origins[tuple(names[: depth + 1])] = flag
         tree = tree[name]
         if not isinstance(tree, dict):
             raise ConfigError(f"{flag}: `{'.'.join(names[: depth + 1])}` is a value and has no fields")
     tree[names[-1]] = value
-    origins[tuple(names)] = flag
+    place = tuple(names)
+    for below in [other for other in origins if other[: len(place)] == place]:
+        del origins[below]
+    _claim(value, place, flag, origins)
+
+
+def _claim(value: Any, at: tuple[str, ...], flag: str, origins: Origins) -> None:
+    origins[at] = flag
+    for name, part in value.items() if isinstance(value, dict) else ():
+        _claim(part, (*at, str(name)), flag, origins)

@@ -5,6 +5,7 @@ Trajectories are a blob a round, by hash; texts that people and exports read are
 
 import hashlib
 import json
+import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ CREATE TABLE taken (
 
 _TAKEABLE = "q.purpose = ? AND q.step <= ? AND a.question IS NOT NULL AND t.question IS NULL"
 
+_MOUNTS = Path("/proc/self/mounts")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs"}
 
 
@@ -84,8 +86,9 @@ class Store:
                 for statement in _SCHEMA.split(";\n"):
                     self.db.execute(statement)
                 self.db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
-        found = self.db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()[0]
-        if found != str(SCHEMA_VERSION):
+        row = self.db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+        if row != (str(SCHEMA_VERSION),):
+            found = row[0] if row else "unknown"
             raise LedgerError(
                 f"{self.path}: schema version {found}, this program writes {SCHEMA_VERSION}; continue the run with the version that made it"
             )
@@ -223,13 +226,14 @@ class Store:
 
 
 def _refuse_network(path: Path) -> None:
-    mounts = Path("/proc/self/mounts")
-    if not mounts.exists():
+    """A mount later in the list covers earlier ones at its place; its place has blanks as octal escapes."""
+    if not _MOUNTS.exists():
         return
     target, best, kind = str(path.resolve()), "", ""
-    for line in mounts.read_text(errors="replace").splitlines():
-        _, place, file_system, *_ = line.split(" ")
-        if len(place) > len(best) and (target + "/").startswith(place.rstrip("/") + "/"):
+    for line in _MOUNTS.read_text(errors="replace").splitlines():
+        _, escaped, file_system, *_ = line.split(" ")
+        place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped)
+        if len(place) >= len(best) and (target + "/").startswith(place.rstrip("/") + "/"):
             best, kind = place, file_system
     if kind in _NETWORK:
         raise LedgerError(f"{path}: lies on a network file system ({kind}), where SQLite can lose answers; give a run_dir on a local disk")

@@ -29,28 +29,34 @@ class Moment:
     flags: tuple[str, ...] = ()
 
 
+AHEAD = ("--oracle.max_outstanding", "5", "--learner.sync_every", "2")
+WIRE = ("--compute.serialise", "true")
+
 MOMENTS = {
     "run made, its configuration not yet written": Moment("dpo", "oat.build:write_atomically", 1),
-    "intents on disk, before they are sent": Moment("grpo", "oat.ledger:Ledger._submit", 6),
-    "inside a round's transaction": Moment("dpo", "oat.store:Store.round_questions", 5),
-    "answers made, not on disk": Moment("dpo", "oat.ledger:Ledger._record", 8),
+    "inside a round's transaction": Moment("dpo", "oat.store:Store.round_questions", 4),
+    "intents on disk, not sent": Moment("grpo", "oat.ledger:Ledger._submit", 11),
+    "answers made, not on disk": Moment("dpo", "oat.ledger:Ledger._record", 9),
+    "inside an answer batch's transaction": Moment("grpo", "oat.store:Store.add_answers", 6, after=True),
     "answers on disk, the take not recorded": Moment("grpo", "oat.store:Store.add_take", 5),
-    "take recorded, not learned from": Moment("dpo", "oat.store:Store.add_take", 6, after=True),
+    "the take recorded, nothing learned": Moment("dpo", "oat.ledger:Ledger._forget", 6),
     "before the first checkpoint": Moment("dpo", "oat.learner.learner:Learner.update", 2),
-    "half an optimiser step": Moment("grpo", "torch.optim.adamw:AdamW.step", 3, after=True),
+    "after an optimiser step": Moment("grpo", "torch.optim.adamw:AdamW.step", 3, after=True),
+    "between the two streams of a row": Moment("grpo", "oat.tracking:Tracking._write", 18),
     "between two files of a save": Moment("grpo", "safetensors.torch:save_file", 2, after=True),
-    "files of a save written, no manifest": Moment("dpo", "oat.checkpoint:sync_to_disk", 8),
-    "saved, before it has its name": Moment("dpo", "oat.checkpoint:Checkpoints._publish", 2),
+    "files of a save written, no manifest": Moment("dpo", "oat.checkpoint:_sha256", 5),
+    "saved under its temporary name": Moment("dpo", "oat.checkpoint:Checkpoints._publish", 2),
     "saved, before the pointer": Moment("grpo", "oat.checkpoint:Checkpoints._point", 1),
     "before old checkpoints are removed": Moment("dpo", "oat.checkpoint:Checkpoints._prune", 2),
-    "between the two streams of a row": Moment("grpo", "oat.tracking:Tracking._write", 12),
-    "first evaluation, between its modes": Moment("grpo", "oat.evaluate:Evaluation._answer", 2),
-    "evaluation asked, not answered": Moment("dpo", "oat.evaluate:Evaluation._write", 2),
+    "between the modes of the first evaluation": Moment("grpo", "oat.evaluate:Evaluation._answer", 2),
+    "between the modes of a later evaluation": Moment("dpo", "oat.evaluate:Evaluation._answer", 4),
+    "an evaluation's answers made, not on disk": Moment("grpo", "oat.ledger:Ledger._record", 7),
+    "an evaluation taken, its file not written": Moment("dpo", "oat.evaluate:Evaluation._write", 2),
     "inside a weight sync": Moment("grpo", "oat.engines.torch:TorchEngine.load", 6),
-    "inside a weight sync of a copy": Moment("dpo", "oat.engines.torch:TorchEngine.load", 4, after=True, flags=("--learner.sync_every", "2")),
-    "ahead of late answers": Moment("dpo", "oat.ledger:Ledger._record", 6, flags=("--oracle.max_outstanding", "5")),
-    "every value on a wire": Moment("dpo", "oat.ledger:Ledger._record", 8, flags=("--compute.serialise", "true")),
-    "every value on a wire, scores": Moment("grpo", "oat.checkpoint:Checkpoints._point", 1, flags=("--compute.serialise", "true")),
+    "inside a weight sync of a copy": Moment("dpo", "oat.engines.torch:TorchEngine.load", 3, after=True, flags=AHEAD),
+    "ahead of unanswered questions": Moment("dpo", "oat.ledger:Ledger._submit", 8, flags=AHEAD),
+    "values on a wire, between files": Moment("dpo", "safetensors.torch:save_file", 1, after=True, flags=WIRE),
+    "values on a wire, answers not on disk": Moment("grpo", "oat.ledger:Ledger._record", 9, flags=WIRE),
 }
 
 
@@ -102,9 +108,9 @@ def test_a_killed_run_is_the_unbroken_run(world: World, tmp_path: Path, unbroken
     assert digest(run_dir) == unbroken(moment.algorithm, moment.flags)
 
 
-def test_the_wire_and_the_batching_of_calls_change_nothing(unbroken: Any) -> None:
-    serialised = unbroken("dpo", ("--compute.serialise", "true"))
-    assert serialised == unbroken("dpo", ())
+@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
+def test_the_wire_changes_nothing(unbroken: Any, algorithm: str) -> None:
+    assert unbroken(algorithm, WIRE) == unbroken(algorithm, ())
 
 
 def test_a_run_killed_again_and_again(world: World, tmp_path: Path, unbroken: Any) -> None:

@@ -16,7 +16,7 @@ def checksum(tensor: "torch.Tensor") -> int:
     """CRC-32 of a tensor's bytes, in row-major order; one flipped bit changes it."""
     import torch
 
-    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 class Engine(Protocol):

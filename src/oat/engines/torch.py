@@ -5,8 +5,8 @@
 2. Prompts are padded on the right, so that a token's position is its column. A row sees its own columns and no others.
 3. A token is drawn with one addressed uniform number through the inverse distribution function (`oat.seeds`); no generator has a state.
 4. A matrix product may round differently in another shape. `deterministic` therefore fixes every shape by the request alone: width, prompt
-   padding and cache capacity are powers of two, and requests of one batch share the last two. At least 16 rows, and at most two threads,
-   because an elementwise kernel treats what is left over at the end of a thread's share, short of a full vector, by other instructions.
+   padding and cache capacity are powers of two, and requests of one batch share the last two. At least 64 rows, and at most two threads,
+   because an elementwise kernel treats what is left over at the end of a thread's share, short of two full vectors, by other instructions.
 
 Not handled: paged caches, speculative decoding, refilling a running batch with waiting requests.
 """
@@ -34,7 +34,7 @@ _PASS_TOKENS = 16_384
 """Most tokens, padding included, of a forward pass over whole sequences."""
 _HEAD_LOGITS = 2**24
 """Most logits held at a time when sequences are scored."""
-_LEAST_BUCKET = 16
+_LEAST_WIDTH, _LEAST_ROWS = 16, 64
 _DETERMINISTIC_THREADS = 2
 _LIVE_SHARE = 0.75
 """Rows leave the cache when no more than this share of it is live."""
@@ -68,7 +68,7 @@ class TorchEngine:
             num_tokens: size of the tokenizer's vocabulary; ids from there on are never sampled.
             stop_ids: ids that end a response.
             decode: text of ids, to look for stop strings in.
-            max_rows: most rows decoded together; `deterministic` rounds it up to a power of two, at least 16.
+            max_rows: most rows decoded together; `deterministic` rounds it up to a power of two, at least 64.
             deterministic: a request gives bitwise the same tokens and log-probabilities whatever it is batched with.
             context_length: most tokens of a sequence; None: as many as the model allows.
 
@@ -93,7 +93,7 @@ class TorchEngine:
         self._is_stop_V = np.isin(np.arange(num_tokens), list(stop_ids))
         self._decode = decode
         self._deterministic = deterministic
-        self._max_rows = _bucket(max_rows) if deterministic else max_rows
+        self._max_rows = max(_power_above(max_rows), _LEAST_ROWS) if deterministic else max_rows
         self._context_length = context_length
 
     def version(self, slot: str) -> int:
@@ -250,22 +250,21 @@ class TorchEngine:
                 torch.set_num_threads(threads)
 
     def _width(self, length: int) -> int:
-        return _bucket(length) if self._deterministic else length
+        return max(_power_above(length), _LEAST_WIDTH) if self._deterministic else length
 
     @torch.inference_mode()
     def _logps_padded(self, lm: CausalLM, sequences: Sequence[np.ndarray], rows: int, width: int) -> np.ndarray:
         """(rows, width) log-probabilities of the next token, of which a row's first T - 1 count."""
         tokens_NT, lengths_N, positions_NT = _pad(sequences, rows, width, lm.device)
-        with self._computing(lm):
-            hidden_NTD = lm.hidden(tokens_NT, mask=_causal_mask(width, lm.device), positions=positions_NT)
         scored_NT = torch.arange(width, device=lm.device) < lengths_N[:, None] - 1
         if self._deterministic:
             scored_NT = torch.ones_like(scored_NT)
         next_K = tokens_NT.roll(-1, 1)[scored_NT]
-        chunk = _power_below(_HEAD_LOGITS // lm.vocab_rows)
         raw = {"raw": lambda logits_CV, span: token_logps(logits_CV, next_K[span])}
-        logps_NT = hidden_NTD.new_zeros(rows, width, dtype=torch.float32)
-        logps_NT[scored_NT] = chunked_head(hidden_NTD[scored_NT], lm.head, raw, chunk)["raw"]
+        logps_NT = torch.zeros(rows, width, device=lm.device)
+        with self._computing(lm):
+            hidden_NTD = lm.hidden(tokens_NT, mask=_causal_mask(width, lm.device), positions=positions_NT)
+            logps_NT[scored_NT] = chunked_head(hidden_NTD[scored_NT], lm.head, raw, _power_below(_HEAD_LOGITS // lm.vocab_rows))["raw"]
         return logps_NT.cpu().numpy()
 
 
@@ -427,9 +426,9 @@ def _causal_mask(width: int, device: torch.device) -> Tensor:
     return torch.ones(1, 1, width, width, dtype=torch.bool, device=device).tril()
 
 
-def _bucket(length: int) -> int:
-    """The next power of two, at least 16."""
-    return max(_LEAST_BUCKET, 1 << (length - 1).bit_length())
+def _power_above(number: int) -> int:
+    """The first power of two that is not below the number."""
+    return 1 << (number - 1).bit_length()
 
 
 def _power_below(number: int) -> int:

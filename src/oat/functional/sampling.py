@@ -9,7 +9,7 @@ from torch import Tensor
 from oat.errors import ShapeError
 
 _NUCLEUS_WIDTH = 1024
-"""Top-p ranks this many tokens first; only a row whose nucleus is wider has its whole vocabulary sorted."""
+"""Top-p alone ranks this many tokens first; only where a nucleus is wider is the whole vocabulary sorted."""
 
 
 def truncated_logits(
@@ -45,10 +45,9 @@ def truncated_logits(
     vocabulary = logits_RV.shape[1]
     greedy_R = temperature_R == 0
     scaled_RV = logits_RV.float() / temperature_R.float().masked_fill(greedy_R, 1.0)[:, None]
-    for rows in _some((top_k_R > 0) & (top_k_R < vocabulary) & ~greedy_R):
-        scaled_RV[rows] = _top_k(scaled_RV[rows], top_k_R[rows])
-    for rows in _some((top_p_R < 1) & ~greedy_R):
-        scaled_RV[rows] = _top_p(scaled_RV[rows], top_p_R[rows])
+    size_R = torch.where(top_k_R > 0, top_k_R, vocabulary).clamp(max=vocabulary)
+    for rows in _some(((size_R < vocabulary) | (top_p_R < 1)) & ~greedy_R):
+        scaled_RV[rows] = _most_probable(scaled_RV[rows], size_R[rows], top_p_R[rows].double())
     if (min_p_R > 0).any():
         least_R1 = scaled_RV.amax(-1, keepdim=True) + min_p_R.double().log()[:, None]
         scaled_RV = scaled_RV.masked_fill(scaled_RV < least_R1, -math.inf)
@@ -75,13 +74,14 @@ def inverse_cdf(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, " R"]
     if logits_RV.ndim != 2 or uniforms_R.shape != logits_RV.shape[:1]:
         raise ShapeError(f"uniforms_R has shape {tuple(uniforms_R.shape)} and logits_RV {tuple(logits_RV.shape)}; give one number a row of logits")
     cumulative_RV = (logits_RV.double() - logits_RV.amax(-1, keepdim=True)).exp_().cumsum_(-1)
-    exceeds_RV = cumulative_RV > uniforms_R.double()[:, None] * cumulative_RV[:, -1:]
+    bounds_R1 = uniforms_R.double()[:, None] * cumulative_RV[:, -1:]
+    ids_R1 = torch.searchsorted(cumulative_RV, bounds_R1, right=True).clamp_(max=logits_RV.shape[1] - 1)
+    if (logits_RV.gather(1, ids_R1) > -math.inf).all():
+        return ids_R1.squeeze(1)
     drawable_RV = logits_RV > -math.inf
-    ids_R = (exceeds_RV & drawable_RV).to(torch.uint8).argmax(-1)
-    if exceeds_RV[:, -1].all():
-        return ids_R
+    exceeds_RV = drawable_RV & (cumulative_RV > bounds_R1)
     last_R = logits_RV.shape[1] - 1 - drawable_RV.flip(-1).to(torch.uint8).argmax(-1)
-    return torch.where(exceeds_RV[:, -1], ids_R, last_R)
+    return torch.where(exceeds_RV.any(-1), exceeds_RV.to(torch.uint8).argmax(-1), last_R)
 
 
 def kept_ids(logits_RV: Float[Tensor, "R V"]) -> tuple[Int[Tensor, " S"], Int[Tensor, " R"]]:
@@ -96,34 +96,36 @@ def _some(which_R: Tensor) -> list[Tensor]:
     return [rows] if len(rows) else []
 
 
-def _top_k(logits_RV: Tensor, top_k_R: Tensor) -> Tensor:
-    """The logits with all but exactly k a row at -inf, without a sort."""
-    least_R1 = logits_RV.topk(int(top_k_R.max())).values.gather(1, top_k_R.long()[:, None] - 1)
-    above_RV, equal_RV = logits_RV > least_R1, logits_RV == least_R1
-    room_R1 = top_k_R[:, None] - above_RV.sum(-1, keepdim=True)
-    kept_RV = above_RV | (equal_RV & (equal_RV.cumsum(-1) <= room_R1))
-    return logits_RV.masked_fill(~kept_RV, -math.inf)
-
-
-def _top_p(logits_RV: Tensor, top_p_R: Tensor) -> Tensor:
-    """The logits with all but the smallest most probable set of mass p at -inf: a token is kept when the mass before it is below p."""
-    normaliser_R1 = logits_RV.double().logsumexp(-1, keepdim=True)
-    for width in (_NUCLEUS_WIDTH, logits_RV.shape[1]):
+def _most_probable(logits_RV: Tensor, size_R: Tensor, top_p_R: Tensor) -> Tensor:
+    """The logits with all but the `size` most probable tokens of a row, and of these all but the smallest set of mass p, at -inf."""
+    vocabulary = logits_RV.shape[1]
+    is_whole_R = size_R == vocabulary
+    first_width = int(size_R.masked_fill(is_whole_R, _NUCLEUS_WIDTH).max())
+    for width in (min(first_width, vocabulary), vocabulary):
         values_RW, ids_RW = _ranked(logits_RV, width)
-        mass_RW = (values_RW.double() - normaliser_R1).exp()
+        left_RW = torch.arange(width, device=logits_RV.device) < size_R[:, None]
+        exact_RW = values_RW.double().masked_fill(~left_RW, -math.inf)
+        normaliser_R1 = exact_RW.logsumexp(-1, keepdim=True)
+        if width < vocabulary and is_whole_R.any():
+            normaliser_R1[is_whole_R] = logits_RV[is_whole_R].double().logsumexp(-1, keepdim=True)
+        mass_RW = (exact_RW - normaliser_R1).exp_()
         reached_RW = mass_RW.cumsum(-1)
-        if (reached_RW[:, -1] >= top_p_R).all():
+        if ((reached_RW[:, -1] >= top_p_R) | ~is_whole_R).all():
             break
-    kept_RW = reached_RW - mass_RW < top_p_R[:, None]
-    kept_RV = torch.zeros_like(logits_RV, dtype=torch.bool).scatter(1, ids_RW, kept_RW)
-    return logits_RV.masked_fill(~kept_RV, -math.inf)
+    kept_RW = left_RW & ((reached_RW - mass_RW < top_p_R[:, None]) | (top_p_R[:, None] >= 1))
+    return torch.full_like(logits_RV, -math.inf).scatter(1, ids_RW, values_RW.masked_fill(~kept_RW, -math.inf))
 
 
 def _ranked(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Values and ids of the `width` most probable tokens of each row, the most probable first."""
-    if width >= logits_RV.shape[1]:
+    if width == logits_RV.shape[1]:
         return logits_RV.sort(dim=-1, descending=True, stable=True)
-    within_RV = _top_k(logits_RV, logits_RV.new_full((len(logits_RV),), width, dtype=torch.long))
-    ids_RW = within_RV.topk(width).indices.sort(-1).values
+    values_RW, ids_RW = logits_RV.topk(width)
+    least_R1 = values_RW[:, -1:]
+    if ((logits_RV >= least_R1).sum(-1) > width).any():
+        above_RV, equal_RV = logits_RV > least_R1, logits_RV == least_R1
+        room_R1 = width - above_RV.sum(-1, keepdim=True)
+        ids_RW = (above_RV | (equal_RV & (equal_RV.cumsum(-1) <= room_R1))).to(torch.uint8).topk(width).indices
+    ids_RW = ids_RW.sort(dim=-1).values
     values_RW, order_RW = logits_RV.gather(1, ids_RW).sort(dim=-1, descending=True, stable=True)
     return values_RW, ids_RW.gather(1, order_RW)

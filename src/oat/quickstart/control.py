@@ -1,0 +1,50 @@
+"""The control of the quickstart: the same rewards, none of their meaning."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from oat.oracles.callables import CallableOracle
+from oat.oracles.rules.exact import exact_match
+from oat.seeds import Seeds
+from oat.types import Answer, Kind, Question
+
+
+class PermutedRewards:
+    """Answers of `exact_match`, permuted over all candidates of a training round, so no reward belongs to its response any more.
+
+    There are as many rewards of each value as before, and a preference made from two of them is a fair coin. Questions of an evaluation keep
+    their own answers. The answers are a function of the questions submitted together and of the seed.
+
+    Args:
+        seed: of the permutations.
+    """
+
+    answers: Kind = "score"
+    durable = False
+
+    def __init__(self, seed: int = 0):
+        self._rule = CallableOracle(exact_match, "permuted exact_match")
+        self._seeds = Seeds(seed)
+        self._open: dict[str, Answer] = {}
+
+    def submit(self, questions: Sequence[Question]) -> list[str]:
+        tickets = self._rule.submit(questions)
+        answered = self._rule.collect(tickets, 0.0)
+        for (purpose, _, _), members in groupby(answered, key=lambda pair: (pair[1].key.purpose, pair[1].key.step, pair[1].key.round)):
+            round_ = list(members)
+            self._open.update(round_ if purpose == "eval" else self._permute(round_))
+        return tickets
+
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+        return [(ticket, self._open.pop(ticket)) for ticket in tickets if ticket in self._open]
+
+    def _permute(self, round_: Sequence[tuple[str, Answer]]) -> list[tuple[str, Answer]]:
+        rewards = [reward for _, answer in round_ for reward in zip(answer.values, answer.marks, strict=True)]
+        order = self._seeds.at("permuted", str(round_[0][1].key)).permutation(len(rewards))
+        dealt = iter([rewards[i] for i in order])
+        permuted = []
+        for ticket, answer in round_:
+            values, marks = zip(*(next(dealt) for _ in answer.values), strict=True)
+            permuted.append((ticket, replace(answer, values=values, marks=marks)))
+        return permuted

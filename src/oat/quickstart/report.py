@@ -1,0 +1,76 @@
+"""What the quickstart shows: a table and a plot, made from the files of its runs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from oat.errors import DataError
+
+COLOURS = {"dpo": "tab:blue", "grpo": "tab:orange", "dpo-control": "0.35", "grpo-control": "0.65"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Held-out accuracy of one run, at each of its evaluations.
+
+    Attributes:
+        queries: oracle queries that training had spent.
+        sampled, greedy: mean score of sampled and of greedy responses; the first ones are those of the start.
+        seconds: of all steps and evaluations, also of those that were repeated by a later process as often as they stand in the file.
+    """
+
+    queries: tuple[float, ...]
+    sampled: tuple[float, ...]
+    greedy: tuple[float, ...]
+    seconds: float
+
+
+def read_curve(run_dir: Path) -> Curve:
+    """The curve of a run, from its `metrics.jsonl`.
+
+    Raises:
+        DataError: the file is missing, or has no evaluation.
+    """
+    path = run_dir / "metrics.jsonl"
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); let `oat train` make the run first") from error
+    evaluated = [row for row in rows if "eval/sampled" in row and "eval/greedy" in row]
+    if not evaluated:
+        raise DataError(f"{path}: has no evaluation of sampled and greedy responses; set evaluation.samples and evaluation.greedy")
+    return Curve(
+        queries=tuple(row.get("oracle/queries", 0.0) for row in evaluated),
+        sampled=tuple(row["eval/sampled"] for row in evaluated),
+        greedy=tuple(row["eval/greedy"] for row in evaluated),
+        seconds=sum(row.get("time/step_s", 0.0) + row.get("time/evaluate_s", 0.0) for row in rows),
+    )
+
+
+def table(curves: Mapping[str, Curve]) -> str:
+    """One line a run: queries, held-out accuracy at the start and at the end, seconds."""
+    lines = [f"{'run':<14}{'queries':>8}   {'sampled':<14} {'greedy':<14} {'seconds':>7}"]
+    for name, curve in curves.items():
+        accuracies = (f"{values[0]:.3f} -> {values[-1]:.3f}" for values in (curve.sampled, curve.greedy))
+        lines.append(f"{name:<14}{curve.queries[-1]:>8.0f}   {'  '.join(accuracies)} {curve.seconds:>8.0f}")
+    return "\n".join(lines)
+
+
+def plot(curves: Mapping[str, Curve], path: Path) -> None:
+    """Write the held-out accuracy of every run against its oracle queries as a PNG; needs matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for name, curve in curves.items():
+        for kind, values, line in (("sampled", curve.sampled, "-"), ("greedy", curve.greedy, "--")):
+            axes.plot(curve.queries, values, line, label=f"{name}, {kind}", color=COLOURS.get(name), marker="o", markersize=3)
+    start = next(iter(curves.values())).sampled[0]
+    axes.axhline(start, color="black", linewidth=0.8, linestyle=":", label="start, sampled")
+    axes.set(xlabel="oracle queries", ylabel="held-out accuracy", ylim=(-0.02, 1.02), title="Two-digit sums, after a teacher who forgets the carry")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=150)

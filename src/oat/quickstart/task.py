@@ -1,0 +1,161 @@
+"""The task of the quickstart: two-digit sums that need a carry, first shown by a teacher who mostly forgets it.
+
+The tokenizer has one token a character. The start is a small Llama that learned from the teacher's demonstrations, most of which are wrong, so
+it answers as the teacher does; the rule oracle alone knows better. Held-out sums are unordered pairs of numbers: neither 37+48 nor 48+37 is ever
+shown or asked about in training when one of them is held out.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from oat.checkpoint import write_atomically
+from oat.lm import CausalLM
+from oat.render import Renderer
+from oat.seeds import Seeds
+from oat.types import Message
+
+CHARACTERS = "0123456789+="
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+MAX_NEW_TOKENS = 4
+"""Three digits and the end of text."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A prompt with its answers."""
+
+    first: int
+    second: int
+
+    @property
+    def prompt(self) -> str:
+        return f"{self.first}+{self.second}="
+
+    @property
+    def right(self) -> str:
+        return str(self.first + self.second)
+
+    @property
+    def forgotten(self) -> str:
+        """The answer without the carry from the ones to the tens."""
+        return str(self.first + self.second - 10)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The data: sums to train on (both orders of each pair), held-out sums (one order of each pair), and what the teacher showed.
+
+    Attributes:
+        demonstrations: (sum, shown answer), in the order of the supervised start.
+    """
+
+    train: tuple[Sum, ...]
+    heldout: tuple[Sum, ...]
+    demonstrations: tuple[tuple[Sum, str], ...]
+
+    def write(self, folder: Path) -> None:
+        """Three JSONL files of {"prompt", "answer"}: train, heldout, demonstrations."""
+        write_records(folder / "train.jsonl", ((s.prompt, s.right) for s in self.train))
+        write_records(folder / "heldout.jsonl", ((s.prompt, s.right) for s in self.heldout))
+        write_records(folder / "demonstrations.jsonl", ((s.prompt, shown) for s, shown in self.demonstrations))
+
+
+def build_task(seed: int, *, heldout: int = 520, demonstrations: int = 51_200, forgets: float = 0.65) -> Task:
+    """The data of a seed.
+
+    Args:
+        heldout: pairs held out, of 1,845 in all.
+        demonstrations: how many the teacher shows, of sums drawn at random with replacement.
+        forgets: probability that a demonstration lacks the carry.
+    """
+    seeds = Seeds(seed)
+    pairs = [(a, b) for a in range(10, 100) for b in range(a, 100) if a % 10 + b % 10 >= 10]
+    generator = seeds.at("quickstart", "split")
+    shuffled = [pairs[i] for i in generator.permutation(len(pairs))]
+    held = tuple(Sum(b, a) if swap else Sum(a, b) for (a, b), swap in zip(shuffled[:heldout], generator.random(heldout) < 0.5, strict=True))
+    train = tuple(Sum(*order) for a, b in shuffled[heldout:] for order in dict.fromkeys([(a, b), (b, a)]))
+    generator = seeds.at("quickstart", "demonstrations")
+    drawn = [train[i] for i in generator.integers(len(train), size=demonstrations)]
+    wrong = generator.random(demonstrations) < forgets
+    return Task(train, held, tuple((s, s.forgotten if is_wrong else s.right) for s, is_wrong in zip(drawn, wrong, strict=True)))
+
+
+def write_records(path: Path, records: Iterable[tuple[str, str]]) -> None:
+    write_atomically(path, "".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in records))
+
+
+def build_tokenizer() -> Any:
+    """One token a character; prompts begin with <bos>."""
+    vocabulary = {token: index for index, token in enumerate([*CHARACTERS, PAD, BOS, EOS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+
+
+def build_model(tokenizer: Any, seed: int, *, hidden: int = 128, layers: int = 4) -> CausalLM:
+    """A Llama with random weights; 0.66 million parameters by default."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return CausalLM(LlamaForCausalLM(config))
+
+
+def supervise(
+    lm: CausalLM,
+    tokenizer: Any,
+    demonstrations: Sequence[tuple[Sum, str]],
+    *,
+    batch_size: int = 128,
+    learning_rate: float = 2e-3,
+    report: Callable[[int, float], None] = lambda step, loss: None,
+) -> None:
+    """One pass of supervised learning over the demonstrations, in their order; AdamW, the rate rising over 20 steps and falling over the last 30 %.
+
+    Args:
+        report: called with (step, loss) after each step; the loss is the mean over the answers' tokens, nats.
+    """
+    prompts, answers, mask = _token_ids(tokenizer, demonstrations)
+    steps = len(demonstrations) // batch_size
+    optimiser = torch.optim.AdamW(lm.module.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate * min(1.0, (step + 1) / 20, (steps - step) / (0.3 * steps))
+        rows = slice(step * batch_size, (step + 1) * batch_size)
+        inputs = torch.cat([prompts[rows], answers[rows]], dim=1)[:, :-1]
+        logits = lm.head(lm.hidden(inputs)[:, prompts.shape[1] - 1 :])
+        loss = torch.nn.functional.cross_entropy(logits[mask[rows]], answers[rows][mask[rows]])
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(lm.module.parameters(), 1.0)
+        optimiser.step()
+        report(step + 1, loss.item())
+
+
+def _token_ids(tokenizer: Any, demonstrations: Sequence[tuple[Sum, str]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids of the prompts (all of one length) and of the answers with their end (padded at the right), and where the answers have tokens."""
+    renderer = Renderer(tokenizer, template=None)
+    prompt_ids = {s.prompt: renderer.prompt([Message("user", s.prompt)]).tolist() for s, _ in demonstrations}
+    answer_ids = {shown: renderer.response(shown).tolist() for _, shown in demonstrations}
+    padded = {shown: ids + [tokenizer.pad_token_id] * (MAX_NEW_TOKENS - len(ids)) for shown, ids in answer_ids.items()}
+    prompts = torch.tensor([prompt_ids[s.prompt] for s, _ in demonstrations])
+    answers = torch.tensor([padded[shown] for _, shown in demonstrations])
+    return prompts, answers, answers != tokenizer.pad_token_id

@@ -1,0 +1,126 @@
+"""PPO with a critic as a user would add it (arXiv:1707.06347), with the KL to the reference in the rewards and as a loss term.
+
+Each term has the normaliser that the papers it comes from use with it: the policy's is a mean over tokens, the critic's a mean over sequences
+of their means, the KL's a mean over sequences of their sums, the entropy's a sum over a constant length.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from oat.algorithms.base import answer_metrics, response_metrics, row_index
+from oat.algorithms.group import old_logps, recorded_logps, scored_rows
+from oat.functional.kl import kl_k1, kl_k3
+from oat.functional.policy import clipped_policy_loss
+from oat.types import Batch, Loss, Plan, Requires
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    prompts: int
+    """Prompts a step."""
+    samples: int = 1
+    """Responses a prompt."""
+    gamma: float = 1.0
+    """Discount a token."""
+    lam: float = 0.95
+    """Lambda of the advantage estimator."""
+    clip: float = 0.2
+    """How far the ratio may move from 1."""
+    value_clip: float = 0.2
+    """How far a value may move from its old one."""
+    value_coef: float = 0.5
+    """Of the critic's loss."""
+    kl_penalty: float = 0.05
+    """Of the k1 KL inside the token rewards."""
+    kl_coef: float = 0.02
+    """Of the k3 KL in the loss."""
+    entropy_coef: float = 0.01
+    """Of the entropy bonus."""
+    length: int = 5
+    """Tokens that the entropy's sum is divided by."""
+    epochs: int = 2
+    """Passes over a step's samples."""
+    minibatches: int = 2
+    """Optimiser steps a pass."""
+
+
+class PPO:
+    name = "ppo"
+    Config = PPOConfig
+    requires = Requires(feedback="score", models=frozenset({"policy", "critic", "reference"}), ratio_based=True)
+    wants = {"policy": {"sampled", "raw", "entropy"}, "critic": {"value"}}  # noqa: RUF012
+
+    def __init__(self, config):
+        self.config = config
+
+    @property
+    def state(self):
+        return {}
+
+    def load_state(self, state):
+        assert not state
+
+    def plan(self, step):
+        return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
+
+    def prepare(self, feedback, forward, generator):
+        rows, group_of_N, scores_N, valid_N = scored_rows(feedback)
+        metrics = {**answer_metrics(feedback), **response_metrics(feedback)}
+        units = np.arange(len(rows))
+        columns = self._columns(rows, scores_N, valid_N, feedback.step, forward) if valid_N.any() else {}
+        rows = rows if columns else ()
+        return Batch(rows, units, group_of_N.numpy(), columns, self.config.epochs, self.config.minibatches, metrics)
+
+    def _columns(self, rows, scores_N, valid_N, step, forward):
+        c, row_of_K = self.config, row_index(rows)
+        recorded_K = recorded_logps(rows)
+        raw_K = torch.from_numpy(np.concatenate([row.recorded("raw_logps") for row in rows]))
+        reference_K, values_K = forward("reference", rows, {"raw"})["raw"], forward("critic", rows, {"value"})["value"]
+        rewards_K = -c.kl_penalty * kl_k1(raw_K, reference_K)
+        last_N = row_of_K.bincount(minlength=len(rows)).cumsum(0) - 1
+        rewards_K[last_N] += scores_N.nan_to_num()
+        advantages_K = self._gae(rewards_K, values_K, last_N)
+        mask_K = valid_N[row_of_K].float()
+        return {
+            "mask_K": mask_K,
+            "old_logps_K": old_logps(rows, recorded_K, step, forward),
+            "reference_logps_K": reference_K,
+            "old_values_K": values_K,
+            "returns_K": advantages_K + values_K,
+            "advantages_K": _whitened(advantages_K, mask_K),
+        }
+
+    def _gae(self, rewards_K, values_K, last_N):
+        """Advantages token by token, backwards; what follows the last token of a row is worth 0."""
+        last = set(last_N.tolist())
+        advantages_K = torch.zeros_like(rewards_K)
+        for k in range(len(rewards_K) - 1, -1, -1):
+            next_value, next_advantage = (0.0, 0.0) if k in last else (values_K[k + 1], advantages_K[k + 1])
+            advantages_K[k] = rewards_K[k] + self.config.gamma * (next_value + self.config.lam * next_advantage) - values_K[k]
+        return advantages_K
+
+    def losses(self, outputs, view):
+        c, policy, values_K = self.config, outputs["policy"], outputs["critic"]["value"]
+        policy_K, _ = clipped_policy_loss(policy["sampled"], view["old_logps_K"], view["advantages_K"], clip_low=c.clip, clip_high=c.clip)
+        near_K = view["old_values_K"] + (values_K - view["old_values_K"]).clamp(-c.value_clip, c.value_clip)
+        value_K = 0.5 * torch.maximum((values_K - view["returns_K"]).square(), (near_K - view["returns_K"]).square())
+        return {
+            "loss/policy": Loss(policy_K, per="token"),
+            "user/value": Loss(value_K, per="sequence", coef=c.value_coef),
+            "loss/kl": Loss(kl_k3(policy["raw"], view["reference_logps_K"]), per="sequence_sum", coef=c.kl_coef),
+            "user/entropy": Loss(policy["entropy"], per="constant", coef=-c.entropy_coef, constant=c.length),
+        }
+
+    def metrics(self, outputs, view):
+        clipped_K = clipped_policy_loss(
+            outputs["policy"]["sampled"], view["old_logps_K"], view["advantages_K"], clip_low=self.config.clip, clip_high=self.config.clip
+        )[1]
+        return {"policy/clipped_frac": (clipped_K, "K"), "policy/entropy": (outputs["policy"]["entropy"], "K")}
+
+
+def _whitened(values_K, mask_K):
+    """Mean 0 and variance 1 over the tokens that count; the variance unbiased, 1e-8 inside the root."""
+    kept = values_K[mask_K > 0]
+    return (values_K - kept.mean()) / (kept.var() + 1e-8).sqrt()

@@ -1,0 +1,146 @@
+"""The straight-line side of the protocol tests: a step written down from its formulas, in plain PyTorch and padded batches.
+
+It reads the recorded trajectories and answers of a run's ledger, so that the tokens are the same, and shares no code with the learner, the
+losses or the optimiser.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from oat.export import policy_weights
+from oat.store import Store
+from oat.types import Item, Trajectory
+
+TOLERANCE = 1e-5
+
+
+def recorded_steps(run_dir: Path) -> list[list[Item]]:
+    """What each step of a run learned from, in recorded order."""
+    store = Store(run_dir / "ledger.sqlite")
+    steps: list[list[Item]] = []
+    while store.has_take("train", len(steps)):
+        items = []
+        for row in store.taken("train", len(steps)):
+            key = row.question.key
+            answer, label = store.answer(row)
+            items.append(Item(store.groups(key.purpose, key.step, key.round)[row.member], row.question, answer, label))
+        steps.append(items)
+    store.close()
+    return steps
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Sequences side by side, padded on the right with id 0.
+
+    Attributes:
+        ids, attention: (N, T).
+        mask: (N, T - 1), whether token t + 1 is of the response.
+    """
+
+    ids: Tensor
+    attention: Tensor
+    mask: Tensor
+    rows: Sequence[Trajectory]
+
+    def scattered(self, name: str) -> Tensor:
+        """(N, T - 1) recorded values of the response tokens, 0 elsewhere."""
+        values = torch.zeros(self.mask.shape)
+        for n, row in enumerate(self.rows):
+            prompt, response = row.segments
+            start = len(prompt.ids) - 1
+            values[n, start : start + len(response.ids)] = torch.from_numpy(getattr(response, name))
+        return values
+
+
+def pad(rows: Sequence[Trajectory]) -> Padded:
+    width = max(sum(len(segment.ids) for segment in row.segments) for row in rows)
+    ids, attention, response = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(3))
+    for n, row in enumerate(rows):
+        prompt, answer = (torch.from_numpy(segment.ids).long() for segment in row.segments)
+        end = len(prompt) + len(answer)
+        ids[n, :end], attention[n, :end], response[n, len(prompt) : end] = torch.cat([prompt, answer]), 1, 1
+    return Padded(ids, attention, response[:, 1:].float(), rows)
+
+
+def load(path: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def logits_of(model: torch.nn.Module, batch: Padded) -> Tensor:
+    """(N, T - 1, V), those that predict token t + 1."""
+    return model(input_ids=batch.ids, attention_mask=batch.attention).logits[:, :-1]
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    shifted = logits - logits.max(-1, keepdim=True).values.detach()
+    return shifted - shifted.exp().sum(-1, keepdim=True).log()
+
+
+def picked(values: Tensor, batch: Padded) -> Tensor:
+    """(N, T - 1) values of the tokens that came next, 0 outside the responses."""
+    chosen = values.gather(2, batch.ids[:, 1:, None]).squeeze(2)
+    return torch.where(batch.mask > 0, chosen, 0.0)
+
+
+class Optimiser:
+    """AdamW with decay on matrices only, gradients cut to a norm, and a warm-up into a line that falls to a tenth."""
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], *, rate: float, decay: float, max_norm: float, warmup: int = 0, total: int | None = None
+    ):
+        self.parameters, self.rate, self.max_norm, self.warmup, self.total, self.steps = list(parameters), rate, max_norm, warmup, total, 0
+        matrices, vectors = [p for p in self.parameters if p.ndim > 1], [p for p in self.parameters if p.ndim == 1]
+        groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+        self.adamw = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8)
+
+    def step(self) -> float:
+        """Move by the gradients that are there, and drop them; returns their norm before the cut."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+        for gradient in gradients:
+            gradient.mul_(min(1.0, self.max_norm / (norm + 1e-6)))
+        for group in self.adamw.param_groups:
+            group["lr"] = self.rate * self._height()
+        self.adamw.step()
+        self.adamw.zero_grad()
+        self.steps += 1
+        return norm
+
+    def _height(self) -> float:
+        if self.steps < self.warmup:
+            return (self.steps + 1) / self.warmup
+        if self.total is None:
+            return 1.0
+        return 1.0 - 0.9 * min(1.0, (self.steps - self.warmup) / (self.total - self.warmup))
+
+
+def assert_same_curve(run_dir: Path, expected: Sequence[dict[str, float] | None]) -> None:
+    """Losses and gradient norms of every step; None for a step that had nothing to learn from."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()][1:]
+    assert len(rows) == len(expected)
+    for row, values in zip(rows, expected, strict=True):
+        assert ("loss/total" in row) == (values is not None)
+        for name, value in (values or {}).items():
+            assert abs(row[name] - value) <= TOLERANCE * abs(value), (row["step"], name, row[name], value)
+
+
+def assert_same_weights(run_dir: Path, model: torch.nn.Module, start: torch.nn.Module) -> None:
+    """The policy's weights after the last step; and that they moved."""
+    _, weights, _ = policy_weights(run_dir)
+    assert_close(weights, dict(model.named_parameters()), dict(start.named_parameters()))
+
+
+@torch.no_grad()
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], start: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys() == start.keys()
+    for name, value in expected.items():
+        assert (found[name] - value).norm() <= TOLERANCE * value.norm(), (name, float((found[name] - value).norm() / value.norm()))
+        assert (value - start[name]).norm() > 100 * TOLERANCE * value.norm(), f"{name} did not move"

@@ -1,0 +1,108 @@
+"""XPO, from a user's file: two slots in one group, a loss that needs the winner beside one that does not, a sampler that lags."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import straight
+import torch
+from conftest import HERE, Bench
+from fixtures import forked, kill_at, oat
+
+from oat.export import digest_run
+from oat.types import Item
+
+BETA, SMOOTHING, ALPHA, EPOCHS, MAX_NORM = 0.5, 0.1, 0.05, 2, 1.4
+
+
+@pytest.fixture(scope="module")
+def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bench.config(
+        tmp_path_factory.mktemp("xpo") / "xpo.yaml",
+        algorithm={"name": f"{HERE / 'xpo.py'}:XPO", "prompts": 6, "alpha": ALPHA, "beta": BETA, "label_smoothing": SMOOTHING, "epochs": EPOCHS},
+        oracle={"name": f"{HERE / 'rewards.py'}:coarse", "labels": "bernoulli"},
+        learner={"learning_rate": 4e-3, "weight_decay": 0.1, "max_grad_norm": MAX_NORM, "micro_batch_size": 4, "sync_every": 2},
+        checkpoint={"every": 3},
+        stop={"max_steps": 5},
+    )
+
+
+@pytest.fixture(scope="module")
+def run(config: Path) -> Path:
+    assert oat("train", config) == 0
+    return config.with_suffix("")
+
+
+def reference_first(item: Item) -> tuple[int, int]:
+    """Places of the reference's response and the sampler's among the pair."""
+    slots = [item.group.trajectories[pick].slot for pick in item.question.picks]
+    return slots.index("reference"), slots.index("sampler")
+
+
+def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> None:
+    policy, reference, start = (straight.load(bench.folder / name) for name in ("model", "reference", "model"))
+    optimiser = straight.Optimiser(list(policy.parameters()), rate=4e-3, decay=0.1, max_norm=MAX_NORM)
+    curve: list[dict[str, float] | None] = []
+    winners, lengths, cut = set(), set(), set()
+    for items in straight.recorded_steps(run):
+        batch = straight.pad([item.group.trajectories[pick] for item in items for pick in item.question.picks])
+        lengths |= set(batch.mask.sum(1).tolist())
+        with torch.no_grad():
+            reference_N = straight.picked(straight.log_softmax(straight.logits_of(reference, batch)), batch).sum(1)
+        losses, norms, preferences, optimisms = [], [], [], []
+        for _ in range(EPOCHS):
+            policy_N = straight.picked(straight.log_softmax(straight.logits_of(policy, batch)), batch).sum(1)
+            preference, pairs, optimism = torch.tensor(0.0), 0, torch.tensor(0.0)
+            for number, item in enumerate(items):
+                winners.add(item.label)
+                place, _ = reference_first(item)
+                optimism = optimism + policy_N[2 * number + place] / len(items)
+                if item.label is not None:
+                    chosen, rejected = 2 * number + item.label, 2 * number + 1 - item.label
+                    margin = (policy_N[chosen] - reference_N[chosen]) - (policy_N[rejected] - reference_N[rejected])
+                    right, wrong = torch.log(1 + torch.exp(-BETA * margin)), torch.log(1 + torch.exp(BETA * margin))
+                    preference, pairs = preference + (1 - SMOOTHING) * right + SMOOTHING * wrong, pairs + 1
+            preference = preference / max(pairs, 1)
+            loss = preference + ALPHA * optimism
+            loss.backward()
+            norms.append(optimiser.step())
+            cut.add(norms[-1] > MAX_NORM)
+            losses.append(loss.item())
+            preferences.append(preference.item())
+            optimisms.append(optimism.item())
+        names = ("loss/total", "optim/grad_norm", "loss/preference", "user/optimism")
+        curve.append({name: sum(values) / EPOCHS for name, values in zip(names, (losses, norms, preferences, optimisms), strict=True)})
+    assert winners == {None, 0, 1}
+    assert len(lengths) > 1
+    assert cut == {True, False}
+    straight.assert_same_curve(run, curve)
+    straight.assert_same_weights(run, policy, start)
+
+
+def test_the_reference_stays_and_the_sampler_lags(run: Path) -> None:
+    for step, items in enumerate(straight.recorded_steps(run)):
+        versions = {row.slot: set(row.recorded("versions").tolist()) for item in items for row in item.group.trajectories}
+        assert versions == {"sampler": {step - step % 2}, "reference": {0}}
+
+
+def test_over_the_wire(config: Path, run: Path) -> None:
+    other = run.with_name("wire")
+    assert oat("train", config, "--run_dir", other, "--compute.serialise", "true") == 0
+    assert digest_run(other) == digest_run(run)
+
+
+@pytest.mark.parametrize(("owner", "name", "call"), [("Ledger", "_record", 9), ("Learner", "_step", 10)])
+def test_killed_and_continued(config: Path, run: Path, owner: str, name: str, call: int) -> None:
+    """Behind the checkpoint at step 3, whose sampler holds the weights of step 2."""
+    from oat.learner.learner import Learner
+    from oat.ledger import Ledger
+
+    other = run.with_name(f"killed-{name}")
+
+    def die() -> int:
+        kill_at({"Ledger": Ledger, "Learner": Learner}[owner], name, call)
+        return oat("train", config, "--run_dir", other)
+
+    assert forked(die, other.with_suffix(".log")) == -signal.SIGKILL, other.with_suffix(".log").read_text()
+    assert oat("train", config, "--run_dir", other) == 0
+    assert digest_run(other) == digest_run(run)

@@ -1,0 +1,52 @@
+"""Exploratory preference optimisation as a user would add it: DPO, a plan with one response of the reference, and one term.
+
+XPO (arXiv:2405.21046, Algorithm 1): loss = DPO + alpha * mean over pairs of the log-probability of the reference's response.
+
+Departure: a pair without a winner leaves the preference term alone; its optimism term needs no winner and stays.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from oat.algorithms.base import row_index
+from oat.algorithms.direct import DPO, pair_batch
+from oat.types import Loss, Plan, Requires
+
+
+@dataclass(frozen=True)
+class XPOConfig:
+    prompts: int
+    """Prompts a step."""
+    alpha: float = 5e-6
+    """Of the optimism term."""
+    beta: float = 0.1
+    """Strength of the tie to the reference."""
+    label_smoothing: float = 0.0
+    """Probability that a label is wrong."""
+    epochs: int = 1
+    """Passes over a step's pairs."""
+    minibatches: int = 1
+    """Optimiser steps a pass."""
+
+
+class XPO(DPO):
+    name = "xpo"
+    Config = XPOConfig
+    requires = Requires(feedback="compare", slots=frozenset({"sampler", "reference"}), models=frozenset({"policy", "reference"}))
+
+    def plan(self, step):
+        return Plan(self.config.prompts, {"sampler": 1, "reference": 1}, self.config.prompts)
+
+    def prepare(self, feedback, forward, generator):
+        batch = pair_batch(feedback, forward, epochs=self.config.epochs, minibatches=self.config.minibatches, keep_ties=True)
+        from_reference_N = torch.tensor([float(row.slot == "reference") for row in batch.rows])
+        return replace(batch, columns={**batch.columns, "mask_K": from_reference_N[row_index(batch.rows)]})
+
+    def losses(self, outputs, view):
+        optimism = Loss(outputs["policy"]["raw"], per="sequence_sum", coef=self.config.alpha)
+        return {**super().losses(outputs, view), "user/optimism": optimism}
+
+    def metrics(self, outputs, view):
+        has_winner_U = view["mask_U"] > 0
+        return {name: (values_U[has_winner_U], "U") for name, (values_U, _) in super().metrics(outputs, view).items()}
