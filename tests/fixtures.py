@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+
+from oat.types import Group, Key, Kind, Message, Prompt, Question, Segment, Trajectory
 
 ALPHABET = "0123456789+=ab"
 
@@ -98,6 +101,29 @@ def make_model(folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def make_group(occurrence: int, *texts: str, reference: str | None = None, columns: dict[str, Any] | None = None) -> Group:
+    """A prompt `p<occurrence>` and one response of a few made-up tokens for each text."""
+    context = Segment("context", np.arange(3, dtype=np.int32))
+    trajectories = []
+    for number, text in enumerate(texts):
+        size = len(text)
+        logps = -np.arange(1, size + 1, dtype=np.float32) / (number + 2)
+        ids, mask, versions = np.arange(size, dtype=np.int32), np.ones(size, dtype=bool), np.full(size, occurrence, dtype=np.int32)
+        response = Segment("model", ids, mask=mask, versions=versions, raw_logps=logps, sampled_logps=logps)
+        trajectories.append(Trajectory("sampler", (context, response), "stop", text))
+    prompt = Prompt(occurrence + 1, occurrence, (Message("user", f"p{occurrence}"),), reference, columns or {})
+    return Group(prompt, tuple(trajectories))
+
+
+def make_questions(groups: list[Group], kind: Kind, step: int, round: int = 0, *, oracle: str, purpose: str = "train") -> list[Question]:
+    """One question a group, about all of its responses."""
+    questions = []
+    for group in groups:
+        picks = tuple(range(len(group.trajectories)))
+        questions.append(Question.about(group, Key(purpose, step, round, group.prompt.occurrence), kind, picks, oracle))
+    return questions
 
 
 def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:

@@ -22,7 +22,7 @@ from oat.learner.optim import build_adamw, learning_rate_factor
 from oat.learner.reduction import Reduction
 from oat.lm import CausalLM, load_lm
 from oat.seeds import Seeds
-from oat.types import Answer, Batch, Feedback, Group, Item, Key, KeptSets, Loss, Message, Prompt, Question, Segment, Trajectory
+from oat.types import Answer, Batch, Feedback, Group, Item, KeptSets, Key, Loss, Message, Prompt, Question, Segment, Trajectory
 
 VOCABULARY = 24
 

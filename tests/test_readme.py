@@ -48,8 +48,13 @@ def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_comparing_function_works_as_the_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("prompts.jsonl").write_text(files()["prompts.jsonl"])
-    Path("judge.py").write_text("def compare(prompts, first, second, **columns):\n    return [0.9 if len(a) > len(b) else 0.2 for a, b in zip(first, second)]\n")
-    config = yaml.safe_load(files()["mine.yaml"]) | {"algorithm": {"name": "dpo", "prompts": 3}, "oracle": {"name": "judge.py:compare", "labels": "bernoulli"}}
+    Path("judge.py").write_text(
+        "def compare(prompts, first, second, **columns):\n    return [0.9 if len(a) > len(b) else 0.2 for a, b in zip(first, second)]\n"
+    )
+    config = yaml.safe_load(files()["mine.yaml"]) | {
+        "algorithm": {"name": "dpo", "prompts": 3},
+        "oracle": {"name": "judge.py:compare", "labels": "bernoulli"},
+    }
     config["evaluation"] = None
     config["stop"] = {"max_steps": 2}
     Path("mine.yaml").write_text(yaml.safe_dump(config))
@@ -64,6 +69,12 @@ def test_every_recipe_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
         Path(name).write_text(files()["prompts.jsonl"])
     Path("reward.py").write_text("def reward(prompts, completions, **columns):\n    return [float(len(set(text))) for text in completions]\n")
     model = save_model(tmp_path / "model", build_config("llama"))
-    small = {"--model.path": model, "--render.template": "null", "--sampling.max_new_tokens": "6", "--algorithm.prompts": "3", "--stop.max_steps": "2"}
+    small = {
+        "--model.path": model,
+        "--render.template": "null",
+        "--sampling.max_new_tokens": "6",
+        "--algorithm.prompts": "3",
+        "--stop.max_steps": "2",
+    }
     assert main(["train", str(path), *(word for flag in small.items() for word in flag)]) == 0
     assert (tmp_path / "runs" / path.stem / "checkpoints" / "latest").exists()

@@ -42,7 +42,6 @@ from oat.types import Plan, Requires, Sampling
 from oat.weights import Weights
 
 ALGORITHMS: dict[str, Any] = {"dpo": DPO, "grpo": GRPO}
-_ALGORITHM = ("name", "Config", "plan", "prepare", "losses", "metrics", "state", "load_state")
 FREE = ("stop", "tracking", "checkpoint", "run_dir", "oracle.deadline_s", "compute.serialise")
 """Fields, or whole sections, that may change when a run is continued."""
 
@@ -91,10 +90,8 @@ def algorithm_class(name: str, origins: Origins) -> Any:
     place = where(("algorithm", "name"), origins)
     if ":" in name:
         found = load_symbol(name)
-        missing = [part for part in _ALGORITHM if not hasattr(found, part)]
-        if missing or not dataclasses.is_dataclass(found.Config):
-            lacks = f"it lacks {', '.join(missing)}" if missing else "its Config is no dataclass"
-            raise ConfigError(f"{place}: {name} is no algorithm, {lacks}; see Objective in oat/algorithms/base.py")
+        if Objective not in getattr(found, "__mro__", ()) or not dataclasses.is_dataclass(getattr(found, "Config", None)):
+            raise ConfigError(f"{place}: {name} is no algorithm; subclass Objective of oat/algorithms/base.py, with a dataclass `Config` in it")
         return found
     raise ConfigError(f"{place}: there is no algorithm {name!r}; {did_you_mean(name, ALGORITHMS)}, or path/to/file.py:Name")
 

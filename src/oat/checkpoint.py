@@ -119,7 +119,7 @@ def verify(folder: Path) -> str | None:
                 return f"{name} has {file.stat().st_size} bytes, its manifest says {expected['bytes']}"
             if _sha256(file) != expected["sha256"]:
                 return f"{name} does not match the checksum in its manifest"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OatError as error:
         print(f"oat {arguments.command}: {error}", file=sys.stderr)
         return error.exit_code
+    except (sqlite3.DatabaseError, OSError) as error:
+        print(f"oat {arguments.command}: {type(error).__name__}: {error}; mend this and run the same command again", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"oat {arguments.command}: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130

@@ -106,5 +106,6 @@ def _recorded(prompt: Prompt) -> Trajectory:
 def _mean(feedback: Feedback, round: int) -> float | None:
     """Mean of the answered values of a round; a tie counts one half, a missing value does not count; None without any."""
     items = [item for item in feedback.items if item.question.key.round == round]
-    values = [v for item in items for v, mark in zip(item.answer.values, item.answer.marks, strict=True) if mark in ("ok", "tie")]
+    marked = [pair for item in items for pair in zip(item.answer.values, item.answer.marks, strict=True)]
+    values = [0.5 if mark == "tie" else value for value, mark in marked if mark in ("ok", "tie")]
     return float(np.mean(values)) if values else None

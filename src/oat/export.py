@@ -42,8 +42,15 @@ def policy_weights(run_dir: Path) -> tuple[int, dict[str, torch.Tensor], dict[st
 
 
 def export_run(run_dir: Path, out: Path) -> int:
-    """Write the policy of a run's newest checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads; returns its step."""
+    """Write the policy of a run's newest checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads; returns its step.
+
+    Raises:
+        ConfigError: the directory holds no run, or `out` is a file or the model that the run started from.
+        CheckpointError: the run has no usable checkpoint yet.
+    """
     config = run_config(run_dir)
+    if out.is_file() or (out.exists() and out.resolve() == Path(config.model.path).resolve()):
+        raise ConfigError(f"{out} is {'a file' if out.is_file() else 'the model that the run started from'}; give a new directory")
     step, weights, _ = policy_weights(run_dir)
     lm = load_lm(config.model.path, dtype=config.model.dtype)
     with torch.no_grad():
@@ -57,8 +64,15 @@ def digest_run(run_dir: Path) -> dict[str, str]:
     """SHA-256 of a run in canonical form: weights, optimiser and every other state, metrics and ledger, without clock times.
 
     Two runs with the same digest are the same run.
+
+    Raises:
+        ConfigError: the directory holds no run, or not all of it.
+        CheckpointError: the run has no usable checkpoint yet.
     """
     run_config(run_dir)
+    for name in ("metrics.jsonl", "ledger.sqlite"):
+        if not (run_dir / name).exists():
+            raise ConfigError(f"{run_dir}: {name} is missing; give the directory of a whole run")
     step, weights, tensors = policy_weights(run_dir)
     others = {name: tensor for name, tensor in tensors.items() if not name.startswith("learner/policy/weights/")}
     state = json.loads((run_dir / "checkpoints" / f"step_{step:08d}" / "state.json").read_text(encoding="utf-8"))

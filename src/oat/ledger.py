@@ -9,12 +9,14 @@ Covered: a kill at any moment. Not covered: two processes writing one ledger.
 """
 
 import math
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, Literal, get_args
 
-from oat.errors import OracleError
+from oat.errors import OatError, OracleError
 from oat.oracles.base import Oracle
 from oat.seeds import Seeds
 from oat.store import Asked, Store
@@ -107,9 +109,13 @@ class Ledger:
     def _submit(self, rows: Sequence[Asked]) -> None:
         for name in sorted({row.question.oracle for row in rows}):
             oracle, mine = self._oracle(name), [row for row in rows if row.question.oracle == name]
-            tickets = oracle.submit([row.question for row in mine])
-            if len(tickets) != len(mine):
-                raise OracleError(f"oracle {name} gave {len(tickets)} tickets for {len(mine)} questions; `submit` must return one a question")
+            tickets = list(_calling(name, oracle.submit, [row.question for row in mine]))
+            known = {ticket for owner, ticket in self.pending if owner == name}
+            if len(tickets) != len(mine) or len({*tickets} - known) != len(mine) or not all(isinstance(ticket, str) for ticket in tickets):
+                raise OracleError(
+                    f"oracle {name} gave the tickets {str(tickets)[:80]} for {len(mine)} questions; `submit` must return one string a question, "
+                    "each different from all others"
+                )
             if oracle.durable:
                 with self.store:
                     self.store.set_tickets(zip(tickets, [row.id for row in mine], strict=True))
@@ -137,7 +143,7 @@ class Ledger:
         names = sorted({oracle for oracle, _ in waiting})
         for name in names:
             tickets = [ticket for oracle, ticket in waiting if oracle == name]
-            arrived = self._oracle(name).collect(tickets, min(patience, 1.0) if len(names) > 1 else patience)
+            arrived = _calling(name, self._oracle(name).collect, tickets, min(patience, 1.0) if len(names) > 1 else patience)
             self._record([(self.pending.pop((name, ticket)), answer) for ticket, answer in arrived if (name, ticket) in self.pending])
         overdue = [key for key, p in waiting.items() if key in self.pending and time.monotonic() >= p.since + self.deadline_s]
         self._record([(late := self.pending.pop(key), _failed(late)) for key in overdue])
@@ -147,8 +153,8 @@ class Ledger:
             return
         rows = []
         for pending, answer in answered:
-            _check(pending, answer)
-            rows.append((pending.asked.id, answer, self._label(pending.asked.question, answer)))
+            sound = _checked(pending, answer)
+            rows.append((pending.asked.id, sound, self._label(pending.asked.question, sound)))
         with self.store:
             self.store.add_answers(rows)
 
@@ -187,13 +193,31 @@ def _valueless(question: Question, mark: Mark, by: str, seconds: float) -> Answe
     return Answer(question.key, (0.5,) * size, (mark,) * size, queries=0, by=by, seconds=seconds)
 
 
-def _check(pending: _Pending, answer: Answer) -> None:
-    question = pending.asked.question
-    expected = question.size
-    if not len(answer.values) == len(answer.marks) == expected:
-        raise OracleError(f"oracle {pending.oracle} gave {len(answer.values)} values for a question with {expected}; return one value an item")
-    for value, mark in zip(answer.values, answer.marks, strict=True):
-        low, high = (0.0, 1.0) if question.kind == "compare" else (-math.inf, math.inf)
-        if mark == "ok" and not (math.isfinite(value) and low <= value <= high):
+def _calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+    """What a method of an oracle returns; whatever it raises is an error of that oracle."""
+    try:
+        return method(*arguments)
+    except OatError:
+        raise
+    except Exception as error:
+        raise OracleError(f"oracle {name} raised {type(error).__name__}: {error}; repair it, and run the same command again") from error
+
+
+def _checked(pending: _Pending, answer: Answer) -> Answer:
+    """The answer with plain numbers.
+
+    Raises:
+        OracleError: it breaks the contract.
+    """
+    question, name = pending.asked.question, pending.oracle
+    if not len(answer.values) == len(answer.marks) == question.size:
+        raise OracleError(f"oracle {name} gave {len(answer.values)} values for a question with {question.size}; return one value an item")
+    if unknown := set(answer.marks) - set(get_args(Mark)):
+        raise OracleError(f"oracle {name} marked question {question.key} with {unknown}; the marks are {', '.join(get_args(Mark))}")
+    low, high = (0.0, 1.0) if question.kind == "compare" else (-sys.float_info.max, sys.float_info.max)
+    values = tuple(float(value) if isinstance(value, Real) else math.nan for value in answer.values)
+    for value, given, mark in zip(values, answer.values, answer.marks, strict=True):
+        if mark == "ok" and not low <= value <= high:
             meaning = "a probability between 0 and 1" if question.kind == "compare" else "a finite score"
-            raise OracleError(f"oracle {pending.oracle} answered {value} to question {question.key}; return {meaning}, or mark it abstained")
+            raise OracleError(f"oracle {name} answered {given!r} to question {question.key}; return {meaning}, or mark it abstained")
+    return replace(answer, values=values)

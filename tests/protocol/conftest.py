@@ -1,58 +1,9 @@
-"""What the protocol tests share: two tiny models, prompts of several lengths, and one way to write a configuration."""
-
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+"""One folder with models and prompts for all protocol tests."""
 
 import pytest
-import torch
-import yaml
-from fixtures import make_model, write_jsonl
-
-HERE = Path(__file__).parent
-LOGIT_ROWS = 24
-"""More than the tokenizer has tokens, as in most published models."""
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A folder with `model`, `reference` (other weights) and `train.jsonl`."""
-
-    folder: Path
-
-    def config(self, file: Path, **sections: Any) -> Path:
-        """Write a YAML file of a run in the folder of the same name; sections go over the shared ones."""
-        tree = {
-            "run_dir": str(file.with_suffix("")),
-            "seed": 3,
-            "model": {"path": str(self.folder / "model"), "reference": str(self.folder / "reference")},
-            "prompts": {"path": str(self.folder / "train.jsonl")},
-            "sampling": {"max_new_tokens": 5},
-            "compute": {"threads": 1},
-            **sections,
-        }
-        file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-        return file
+from bench import Bench, make_bench
 
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    folder = tmp_path_factory.mktemp("bench")
-    for seed, name in enumerate(("model", "reference")):
-        make_model(folder / name, hidden=16, layers=2, seed=seed)
-        _sharpen(folder / name)
-    write_jsonl(folder / "train.jsonl", [{"prompt": f"{a}+{b}="} for a in (1, 22, 303) for b in range(8)])
-    return Bench(folder)
-
-
-@torch.no_grad()
-def _sharpen(folder: Path) -> None:
-    """Larger weights, so that responses differ and some end early, and logit rows that no token has."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    model.resize_token_embeddings(LOGIT_ROWS, mean_resizing=False)
-    for parameter in model.parameters():
-        if parameter.ndim >= 2:
-            parameter.mul_(6)
-    model.save_pretrained(folder)
+    return make_bench(tmp_path_factory.mktemp("bench"))

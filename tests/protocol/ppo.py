@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from oat.algorithms.base import answer_metrics, response_metrics, row_index
+from oat.algorithms.base import Objective, answer_metrics, response_metrics, row_index
 from oat.algorithms.group import old_logps, recorded_logps, scored_rows
 from oat.functional.kl import kl_k1, kl_k3
 from oat.functional.policy import clipped_policy_loss
@@ -46,7 +46,7 @@ class PPOConfig:
     """Optimiser steps a pass."""
 
 
-class PPO:
+class PPO(Objective):
     name = "ppo"
     Config = PPOConfig
     requires = Requires(feedback="score", models=frozenset({"policy", "critic", "reference"}), ratio_based=True)
@@ -54,13 +54,6 @@ class PPO:
 
     def __init__(self, config):
         self.config = config
-
-    @property
-    def state(self):
-        return {}
-
-    def load_state(self, state):
-        assert not state
 
     def plan(self, step):
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)

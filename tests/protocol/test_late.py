@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import straight
 import torch
-from conftest import HERE, Bench
+from bench import HERE, Bench
 from fixtures import forked, kill_at, oat
 from late_oracle import call
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import straight
 import torch
-from conftest import HERE, LOGIT_ROWS, Bench
+from bench import HERE, LOGIT_ROWS, Bench
 from fixtures import forked, kill_at, oat
 from torch import Tensor
 

@@ -1,12 +1,13 @@
 """XPO, from a user's file: two slots in one group, a loss that needs the winner beside one that does not, a sampler that lags."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import straight
 import torch
-from conftest import HERE, Bench
+from bench import HERE, Bench
 from fixtures import forked, kill_at, oat
 
 from oat.export import digest_run
@@ -91,18 +92,27 @@ def test_over_the_wire(config: Path, run: Path) -> None:
     assert digest_run(other) == digest_run(run)
 
 
-@pytest.mark.parametrize(("owner", "name", "call"), [("Ledger", "_record", 9), ("Learner", "_step", 10)])
-def test_killed_and_continued(config: Path, run: Path, owner: str, name: str, call: int) -> None:
-    """Behind the checkpoint at step 3, whose sampler holds the weights of step 2."""
-    from oat.learner.learner import Learner
-    from oat.ledger import Ledger
+def die_behind_a_save() -> None:
+    """At step 3, whose sampler holds the weights of step 2."""
+    from oat.checkpoint import Checkpoints
 
-    other = run.with_name(f"killed-{name}")
+    kill_at(Checkpoints, "_prune", 1, after=True)
+
+
+def die_in_an_epoch() -> None:
+    from oat.learner.learner import Learner
+
+    kill_at(Learner, "_step", 10)
+
+
+@pytest.mark.parametrize("arm", [die_behind_a_save, die_in_an_epoch])
+def test_killed_and_continued(config: Path, run: Path, tmp_path: Path, arm: Callable[[], None]) -> None:
+    other = tmp_path / "run"
 
     def die() -> int:
-        kill_at({"Ledger": Ledger, "Learner": Learner}[owner], name, call)
+        arm()
         return oat("train", config, "--run_dir", other)
 
-    assert forked(die, other.with_suffix(".log")) == -signal.SIGKILL, other.with_suffix(".log").read_text()
+    assert forked(die, tmp_path / "log") == -signal.SIGKILL, (tmp_path / "log").read_text()
     assert oat("train", config, "--run_dir", other) == 0
     assert digest_run(other) == digest_run(run)

@@ -55,7 +55,10 @@ class Forward(Protocol):
 
 
 class Objective(Protocol):
-    """What is learned, and from which feedback. `prepare` and `losses` are its mathematics; everything around them is the learner's."""
+    """What is learned, and from which feedback. `prepare` and `losses` are its mathematics; everything around them is the learner's.
+
+    An algorithm is a subclass with a dataclass `Config` (its settings, each with a docstring) and `__init__(config)`.
+    """
 
     name: str
     requires: Requires
@@ -72,12 +75,15 @@ class Objective(Protocol):
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
         """Detached values to report, by metric name, each with how to join it over the step: a mean over "K", "N" or "U", or "max", "min"."""
+        return {}
 
     @property
     def state(self) -> dict[str, Any]:
-        """What it must remember across steps; loaded back by `load_state`."""
+        """What it must remember across steps, tensors and JSON values; loaded back by `load_state`."""
+        return {}
 
-    def load_state(self, state: dict[str, Any]) -> None: ...
+    def load_state(self, state: dict[str, Any]) -> None:
+        assert not state, f"{self.name} saved a state and must load it"
 
 
 def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:

@@ -13,12 +13,11 @@ Not handled: more than one pair a group.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from oat.algorithms.base import Forward, Outputs, View, answer_metrics, response_metrics, row_index
+from oat.algorithms.base import Forward, Objective, Outputs, View, answer_metrics, response_metrics, row_index
 from oat.errors import ConfigError
 from oat.functional.preference import dpo_loss, dpo_margin
 from oat.functional.segments import segment_sum
@@ -49,7 +48,7 @@ class DPOConfig:
             raise ConfigError(f"algorithm.samples is {self.samples}; a pair needs at least 2")
 
 
-class DPO:
+class DPO(Objective):
     name = "dpo"
     Config = DPOConfig
     requires = Requires(feedback="compare", models=frozenset({"policy", "reference"}))
@@ -81,13 +80,6 @@ class DPO:
     def _margin(self, outputs: Outputs, view: View) -> torch.Tensor:
         policy_N, reference_N = view.row_sum(outputs["policy"]["raw"]), view["reference_logps_N"]
         return dpo_margin(policy_N[0::2], policy_N[1::2], reference_N[0::2], reference_N[1::2])
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        assert not state
 
 
 def pair_batch(feedback: Feedback, forward: Forward, *, epochs: int = 1, minibatches: int = 1, keep_ties: bool = False) -> Batch:

@@ -14,12 +14,12 @@ Not handled: importance weights for a lagging sampler; a run whose sampler lags 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
-from oat.algorithms.base import Forward, Outputs, View, answer_metrics, response_metrics
+from oat.algorithms.base import Forward, Objective, Outputs, View, answer_metrics, response_metrics
 from oat.errors import ConfigError
 from oat.functional.advantages import group_advantages
 from oat.functional.kl import kl_k3
@@ -53,7 +53,7 @@ class GRPOConfig:
             raise ConfigError(f"algorithm.samples is {self.samples}; a group needs at least 2 responses a prompt")
 
 
-class GRPO:
+class GRPO(Objective):
     name = "grpo"
     Config = GRPOConfig
 
@@ -107,13 +107,6 @@ class GRPO:
         advantages_K = view["advantages_N"][view.row_of_K]
         clips = {"clip_low": self.config.clip_low, "clip_high": self.config.clip_high}
         return clipped_policy_loss(outputs["policy"]["sampled"], view["old_logps_K"], advantages_K, **clips)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        assert not state
 
 
 def scored_rows(feedback: Feedback) -> tuple[tuple[Trajectory, ...], torch.Tensor, torch.Tensor, torch.Tensor]:

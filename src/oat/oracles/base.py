@@ -23,5 +23,6 @@ class Oracle(Protocol):
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
         """The answers that are there, or arrive within `seconds`, for some of the tickets, each with its ticket.
 
-        Returns as soon as there is at least one. An answered ticket is not returned again.
+        Returns as soon as there is at least one. An answered ticket is not returned again in the same process; a durable oracle returns it
+        again after a restart, since the kill may have fallen between the answer and its record.
         """

@@ -26,7 +26,7 @@ from oat.quickstart.control import PermutedRewards
 __all__ = ["PermutedRewards", "configurations", "quickstart"]
 
 SEED = 0
-MAX_STEPS = 50
+MAX_STEPS = 60
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "dpo": {"name": "dpo", "prompts": 256, "samples": 2, "beta": 1.0},
     "grpo": {"name": "grpo", "prompts": 64, "samples": 8, "kl_coef": 0.3},
@@ -114,7 +114,7 @@ def configurations(out: Path) -> dict[str, dict[str, Any]]:
             "algorithm": algorithm,
             "learner": {"learning_rate": 3e-5, "schedule": "linear", "warmup_steps": 5, "micro_batch_size": 512},
             "evaluation": {"path": str(out / "heldout.jsonl"), "every": 10, "samples": 4},
-            "checkpoint": {"every": 25},
+            "checkpoint": {"every": 20},
             "compute": {"threads": 1},
             "stop": {"max_steps": MAX_STEPS},
         }

@@ -1,0 +1,175 @@
+"""The command line, as a user meets it."""
+
+import json
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fixtures import World, forked, oat
+
+import oat as package
+from oat.export import digest_run
+from oat.learner.learner import Learner
+from oat.metrics import NAMES, Metrics
+
+
+def train(config: Path, *flags: object) -> int:
+    return forked(lambda: oat("train", config, *flags), config.parent / "log")
+
+
+def test_help_comes_at_once() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    shown = subprocess.run([sys.executable, "-m", "oat", "--help"], check=True, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    for command in ("train", "eval", "export", "digest", "quickstart"):
+        assert f"\n    {command} " in shown.stdout
+
+
+def test_light_modules_need_no_torch() -> None:
+    code = "import sys, oat, oat.types, oat.config, oat.cli, oat.errors, oat.metrics, oat.oracles.callables; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
+
+
+def test_commands_that_do_not_exist(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        oat("trian", "x.yaml")
+    assert stopped.value.code == 2
+    assert "invalid choice: 'trian'" in capsys.readouterr().err
+    assert oat("digest", tmp_path, "--seed", "1") == 2
+    assert "'--seed' is not an argument" in capsys.readouterr().err
+
+
+def test_a_finished_run_says_so(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("dpo", tmp_path, {"stop.max_steps": 2})
+    assert train(config) == 0
+    first = (tmp_path / "log").read_text()
+    assert re.search(r"^step 0/2  eval/sampled \S+  eval/greedy \S+$", first, re.MULTILINE)
+    assert re.search(r"^step 2/2  .*loss/total", first, re.MULTILINE)
+    before = digest_run(tmp_path / "dpo")
+    capsys.readouterr()
+    assert oat("train", config) == 0
+    printed = capsys.readouterr().out
+    assert "step 1" not in printed
+    assert f"finished; the run lies in {tmp_path / 'dpo'}; write its model with: oat export {tmp_path / 'dpo'} OUT" in printed
+    assert digest_run(tmp_path / "dpo") == before
+
+
+def test_another_configuration_is_refused_with_the_differences(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("dpo", tmp_path, {"stop.max_steps": 1, "evaluation": None})
+    assert train(config) == 0
+    before = (tmp_path / "dpo" / "config.yaml").read_text()
+    flags = ["--seed", "7", "--algorithm.beta", "0.5", "--evaluation.path", "x.jsonl", "--tracking.samples", "9", "--checkpoint.every", "3"]
+    assert oat("train", config, *flags) == 2
+    error = capsys.readouterr().err
+    assert f"oat train: {tmp_path / 'dpo'} holds a run of another configuration; give another --run_dir, or undo:" in error
+    assert [line.strip() for line in error.splitlines() if line.startswith("  ")] == [
+        "algorithm.beta: 0.1 in the run, 0.5 now",
+        'evaluation: null in the run, {"path": "x.jsonl", "every": 10, "samples": 1, "greedy": true, "max_prompts": null} now',
+        "seed: 0 in the run, 7 now",
+    ]
+    assert (tmp_path / "dpo" / "config.yaml").read_text() == before
+
+
+def test_what_may_change_is_taken_and_kept(world: World, tmp_path: Path) -> None:
+    config = world.config("dpo", tmp_path, {"stop.max_steps": 1})
+    assert train(config) == 0
+    shutil.move(tmp_path / "dpo", tmp_path / "moved")
+    flags = ["--run_dir", tmp_path / "moved", "--tracking.samples", "1", "--checkpoint.every", "7", "--oracle.deadline_s", "5"]
+    assert train(config, *flags) == 0
+    text = (tmp_path / "moved" / "config.yaml").read_text()
+    assert [line in text for line in (f"run_dir: {tmp_path / 'moved'}", "  every: 7", "  deadline_s: 5.0", "  threads: 1")] == [True] * 4
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
+def test_a_longer_run_is_the_unbroken_longer_run(world: World, tmp_path: Path, algorithm: str) -> None:
+    """The shorter end is a multiple of `evaluation.every`: an evaluation that stands at an end alone would stand in one run only."""
+    (tmp_path / "long").mkdir()
+    assert train(world.config(algorithm, tmp_path / "long", {"stop.max_steps": 6})) == 0
+    config = world.config(algorithm, tmp_path)
+    assert train(config, "--stop.max_steps", 2) == 0
+    assert train(config, "--stop.max_steps", 4) == 0
+    assert train(config, "--stop.max_steps", 6) == 0
+    assert digest_run(tmp_path / algorithm) == digest_run(tmp_path / "long" / algorithm)
+
+
+def test_a_schedule_keeps_the_end_it_was_given(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A longer run of a falling schedule is another run, unless its end is stated."""
+    config = world.config("dpo", tmp_path, {"stop.max_steps": 1, "learner.schedule": "linear", "evaluation": None})
+    assert train(config) == 0
+    assert oat("train", config, "--stop.max_steps", "3") == 2
+    assert "learner.schedule_steps: 1 in the run, 3 now" in capsys.readouterr().err
+    assert train(config, "--stop.max_steps", "3", "--learner.schedule_steps", "1") == 0
+
+
+def test_without_checkpoints_a_run_replays_its_ledger(world: World, tmp_path: Path) -> None:
+    """As the message about damaged checkpoints promises: nothing is asked again, and the weights are the same."""
+    config = world.config("dpo", tmp_path, {"oracle.name": f"{world.folder / 'reward.py'}:reward"})
+    assert train(config) == 0
+    before = digest_run(tmp_path / "dpo")
+    for damage in (lambda folder: (folder / "state.json").write_text("{}"), lambda folder: shutil.rmtree(folder.parent, ignore_errors=True)):
+        for folder in sorted((tmp_path / "dpo" / "checkpoints").glob("step_*")):
+            damage(folder)
+        code = train(config)
+        assert code in (0, 1)
+        if code:
+            assert "remove the folder `checkpoints` to replay the run from its ledger" in (tmp_path / "log").read_text()
+    assert code == 0
+    assert digest_run(tmp_path / "dpo") == before
+
+
+def test_control_c_and_the_same_command(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("grpo", tmp_path)
+    (tmp_path / "unbroken").mkdir()
+    assert train(world.config("grpo", tmp_path / "unbroken")) == 0
+    update, updates = Learner.update, []
+
+    def interrupted(self: Learner, *arguments: object) -> dict[str, float]:
+        updates.append(1)
+        if len(updates) == 4:
+            raise KeyboardInterrupt
+        return update(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Learner, "update", interrupted)
+    assert oat("train", config) == 130
+    assert capsys.readouterr().err.strip() == "oat train: stopped; the same command goes on from the last checkpoint"
+    monkeypatch.undo()
+    assert train(config) == 0
+    assert digest_run(tmp_path / "grpo") == digest_run(tmp_path / "unbroken" / "grpo")
+
+
+def test_a_ledger_with_a_hole_is_one_message(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("dpo", tmp_path, {"stop.max_steps": 1, "evaluation": None})
+    assert train(config) == 0
+    ledger = tmp_path / "dpo" / "ledger.sqlite"
+    content = ledger.read_bytes()
+    ledger.write_bytes(content[:4096] + b"\x5a" * (len(content) - 4096))
+    assert oat("train", config, "--stop.max_steps", "3") == 1
+    error = capsys.readouterr().err
+    assert "oat train: " in error
+    assert "malformed" in error
+    assert "Traceback" not in error
+
+
+def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_path: Path) -> None:
+    seen: set[str] = set()
+    variants = {
+        "grpo": {"algorithm.kl_coef": 0.1, "learner.sync_every": 2, "stop.max_steps": 2},
+        "dpo": {"oracle.labels": "bernoulli", "stop.max_steps": 2},
+    }
+    for algorithm, changes in variants.items():
+        assert train(world.config(algorithm, tmp_path, changes)) == 0
+        for line in (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines():
+            seen |= json.loads(line).keys() - {"step"}
+    assert seen <= NAMES.keys()
+    of_a_critic = {name for name in NAMES if name.startswith("optim/critic_")}
+    assert NAMES.keys() - seen == of_a_critic
+    sources = [path.read_text(encoding="utf-8") for path in Path(package.__file__).parent.rglob("*.py") if path.name != "metrics.py"]
+    assert any('f"optim/{name}_"' in source for source in sources), "the critic's two are made from its name in the learner"
+    assert all(text and not text.endswith(".") for text in NAMES.values())
+    with pytest.raises(AssertionError, match="loss/unheard_of"):
+        Metrics().add({"loss/unheard_of": 1.0})

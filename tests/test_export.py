@@ -1,0 +1,118 @@
+"""What a run leaves behind: its model for others, and its digest."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures import World, forked, oat
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from oat.build import build, resolve
+from oat.checkpoint import Checkpoints
+from oat.config import load_config
+from oat.export import digest_run
+
+
+@pytest.fixture(scope="module")
+def run_dir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of DPO; not to be changed."""
+    folder = tmp_path_factory.mktemp("run")
+    config = world.config("dpo", folder)
+    assert forked(lambda: oat("train", config), folder / "log") == 0
+    return folder / "dpo"
+
+
+def test_transformers_loads_the_trained_policy(run_dir: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And gives the log-probabilities that the engine gives for the run's newest weights, which are not those of the start."""
+    assert oat("export", run_dir, tmp_path / "model") == 0
+    assert capsys.readouterr().out == f"oat export: the policy after 4 steps is in {tmp_path / 'model'}\n"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    start = AutoModelForCausalLM.from_pretrained(world.folder / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    sequences = [np.array(tokenizer("3+4=ab")["input_ids"], dtype=np.int32), np.array(tokenizer("0+0=aabb12")["input_ids"], dtype=np.int32)]
+
+    config = resolve(load_config(run_dir / "config.yaml")[0], {})
+    run = build(config, directory=tmp_path / "built")
+    found = Checkpoints(run_dir / "checkpoints", every=1, keep_last=1).load()
+    assert found is not None
+    run.parts["learner"].load_state({name.removeprefix("learner/"): tensor for name, tensor in found[1].items()} | found[2]["learner"])
+    run.weights.push("policy", 4, run.learner.tensors("policy"))
+    engine: Any = run.collector.actor.engine  # type: ignore[attr-defined]
+    for ids, ours in zip(sequences, engine.logps(sequences, "policy"), strict=True):
+        with torch.no_grad():
+            theirs, before = (m(torch.from_numpy(ids[None]).long()).logits.log_softmax(-1)[0, :-1] for m in (model, start))
+        next_ids = torch.from_numpy(ids[1:]).long()[:, None]
+        np.testing.assert_allclose(ours, theirs.gather(1, next_ids)[:, 0].numpy(), atol=1e-5)
+        assert np.abs(ours - before.gather(1, next_ids)[:, 0].numpy()).max() > 1e-3
+    run.ledger.close()
+
+
+def test_an_exported_model_starts_another_run(run_dir: Path, world: World, tmp_path: Path) -> None:
+    """Its evaluation at step 0 is the first run's last."""
+    assert oat("export", run_dir, tmp_path / "model") == 0
+    config = world.config("dpo", tmp_path, {"model.path": str(tmp_path / "model"), "stop.max_steps": 1})
+    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    first = json.loads((tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()[0])
+    last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert [first[name] for name in ("eval/sampled", "eval/greedy")] == [last[name] for name in ("eval/sampled", "eval/greedy")]
+
+
+def test_an_export_overwrites_neither_a_file_nor_the_start(run_dir: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    start = {file.name: file.read_bytes() for file in (world.folder / "model").iterdir()}
+    for out, words in {tmp_path / "file": "is a file", world.folder / "model": "the model that the run started from"}.items():
+        assert oat("export", run_dir, out) == 2
+        assert words in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+    assert {file.name: file.read_bytes() for file in (world.folder / "model").iterdir()} == start
+
+
+def test_the_digest_of_a_run(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five hashes; each part of the run moves its own, and neither place nor clock moves any."""
+    assert oat("digest", run_dir) == 0
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert list(printed) == ["weights", "optimiser", "state", "metrics", "ledger"]
+    assert all(len(value) == 64 for value in printed.values())
+
+    copy = tmp_path / "copy"
+    shutil.copytree(run_dir, copy)
+    lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    lines[1]["time/step_s"] = 99.0
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert digest_run(copy) == printed
+    lines[1]["loss/total"] += 1e-12
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert {name for name, value in digest_run(copy).items() if value != printed[name]} == {"metrics"}
+
+    found = Checkpoints(copy / "checkpoints", every=1, keep_last=2).load()
+    assert found is not None
+    step, tensors, state = found
+    for prefix, part in {"learner/policy/weights/": "weights", "learner/policy/moments/exp_avg/": "optimiser"}.items():
+        name = next(name for name in tensors if name.startswith(prefix))
+        changed = {**tensors, name: tensors[name] * (1 + 1e-6)}
+        Checkpoints(copy / "checkpoints", every=1, keep_last=2).save(step, changed, state)
+        assert {name for name, value in digest_run(copy).items() if value != printed[name]} == {part, "metrics"}
+    Checkpoints(copy / "checkpoints", every=1, keep_last=2).save(step, tensors, {**state, "prompts": {"taken": 0}})
+    assert {name for name, value in digest_run(copy).items() if value != printed[name]} == {"state", "metrics"}
+
+
+def test_what_has_no_digest_and_no_model(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["digest", tmp_path], ["export", tmp_path, tmp_path / "out"]):
+        assert oat(*command) == 2
+        assert "holds no run" in capsys.readouterr().err
+    for name in ("metrics.jsonl", "ledger.sqlite"):
+        shutil.copytree(run_dir, tmp_path / f"without {name}")
+        (tmp_path / f"without {name}" / name).unlink()
+        assert oat("digest", tmp_path / f"without {name}") == 2
+        assert f"{name} is missing" in capsys.readouterr().err
+        assert not (tmp_path / f"without {name}" / name).exists()
+    shutil.copytree(run_dir, tmp_path / "young")
+    shutil.rmtree(tmp_path / "young" / "checkpoints")
+    for command in (["digest", tmp_path / "young"], ["export", tmp_path / "young", tmp_path / "out"]):
+        assert oat(*command) == 1
+        assert "has no checkpoint yet" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

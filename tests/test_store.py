@@ -1,0 +1,216 @@
+"""The tables of the ledger: transactions, order, refusals, digest."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from fixtures import make_group, make_questions
+
+from oat import store as store_module
+from oat import wire
+from oat.errors import LedgerError
+from oat.store import Store
+from oat.types import Answer, Question
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "ledger.sqlite")
+
+
+def add(store: Store, step: int, round: int, *occurrences: int, purpose: str = "train", oracle: str = "o") -> list[Question]:
+    groups = [make_group(occurrence, "aa", "b") for occurrence in occurrences]
+    questions = make_questions(groups, "compare", step, round, oracle=oracle, purpose=purpose)
+    with store:
+        store.add_round(purpose, step, round, groups, questions, range(len(groups)))
+    return questions
+
+
+def answer(store: Store, step: int, round: int, *places: int, p: float = 0.9, label: int | None = 0, queries: int = 2) -> None:
+    rows = store.round_questions("train", step, round)
+    with store:
+        store.add_answers([(rows[place].id, Answer(rows[place].question.key, (p,), ("ok",), queries, by="o"), label) for place in places])
+
+
+def test_what_goes_in_comes_out(store: Store) -> None:
+    groups = [make_group(7, "aé\u2028\n", "", reference="42", columns={"level": {"x": [1, None, "ü"]}}), make_group(3, "b", "cc")]
+    questions = make_questions(groups[::-1], "compare", 2, 1, oracle="o")
+    with store:
+        store.add_round("train", 2, 1, groups, questions, [1, 0])
+    found = store.round_questions("train", 2, 1)
+    assert [row.question for row in found] == questions
+    assert [row.member for row in found] == [1, 0]
+    assert wire.encode(store.groups("train", 2, 1)) == wire.encode(groups)
+
+
+def test_counts_stand_at_the_cursor(store: Store) -> None:
+    """asked(step, round): rounds before it in order of step, then round; of one purpose; whatever is recorded beyond."""
+    add(store, 0, 0, 0, 1)
+    add(store, 0, 1, 2)
+    add(store, 1, 0, 3, 4, 5)
+    add(store, 1, 1)
+    add(store, 0, 0, 0, 1, 2, 3, purpose="eval")
+    counts = {place: store.asked("train", *place) for place in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (9, 0)]}
+    assert counts == {(0, 0): 0, (0, 1): 2, (0, 2): 3, (1, 0): 3, (1, 1): 6, (1, 2): 6, (9, 0): 6}
+    assert store.asked("eval", 0, 1) == 4
+    assert [store.has_round("train", 1, round) for round in range(3)] == [True, True, False]
+
+
+def test_takeable_is_answered_untaken_and_not_of_the_future_in_the_order_asked(store: Store) -> None:
+    add(store, 0, 0, 5, 1, 3)
+    add(store, 2, 0, 6)
+    answer(store, 2, 0, 0)
+    answer(store, 0, 0, 2, 0)
+    assert [row.question.key.occurrence for row in store.takeable("train", 1, 9)] == [5, 3]
+    assert (store.num_takeable("train", 1), store.num_takeable("train", 2), store.num_takeable("eval", 2)) == (2, 3, 0)
+    with store:
+        store.add_take("train", 1, 4, [row.id for row in store.takeable("train", 1, 1)])
+    assert [row.question.key.occurrence for row in store.takeable("train", 2, 9)] == [3, 6]
+    assert [row.question.key.occurrence for row in store.taken("train", 1)] == [5]
+    assert store.take_queries("train", 1) == 4
+
+
+def test_taken_rows_keep_their_recorded_order(store: Store) -> None:
+    add(store, 0, 0, 0, 1, 2)
+    answer(store, 0, 0, 0, 1, 2)
+    ids = [row.id for row in store.takeable("train", 0, 9)]
+    with store:
+        store.add_take("train", 0, 6, [ids[2], ids[0], ids[1]])
+    assert [row.question.key.occurrence for row in store.taken("train", 0)] == [2, 0, 1]
+
+
+def test_a_question_is_taken_once(store: Store) -> None:
+    add(store, 0, 0, 0)
+    answer(store, 0, 0, 0)
+    (row,) = store.takeable("train", 0, 9)
+    with store:
+        store.add_take("train", 0, 2, [row.id])
+    with pytest.raises(sqlite3.IntegrityError), store:
+        store.add_take("train", 1, 2, [row.id])
+    assert not store.has_take("train", 1)
+
+
+def test_the_first_answer_wins(store: Store) -> None:
+    add(store, 0, 0, 0)
+    answer(store, 0, 0, 0, p=0.9, label=0)
+    answer(store, 0, 0, 0, p=0.1, label=1, queries=50)
+    (row,) = store.round_questions("train", 0, 0)
+    kept, label = store.answer(row)
+    assert (kept.values, label, store.spent("train")) == ((0.9,), 0, 2)
+
+
+def test_a_failing_insert_leaves_nothing(store: Store) -> None:
+    groups = [make_group(0, "a", "b"), make_group(1, "a", "b")]
+    same = make_questions([groups[0], groups[0]], "compare", 0, oracle="o")
+    with pytest.raises(sqlite3.IntegrityError), store:
+        store.add_round("train", 0, 0, groups, same, [0, 0])
+    assert not store.has_round("train", 0, 0)
+    tables = ("rounds", "questions", "texts", "blobs")
+    assert [store.db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables] == [0, 0, 0, 0]
+    assert store.is_empty()
+
+
+def test_equal_texts_and_blobs_are_stored_once(store: Store) -> None:
+    add(store, 0, 0, 0, 1)
+    add(store, 1, 0, 0, 1)
+    texts = [row[0] for row in store.db.execute("SELECT text FROM texts")]
+    assert sorted(text for text in texts if not text.startswith("{")) == ["aa", "b"]
+    assert store.db.execute("SELECT COUNT(*) FROM blobs").fetchone()[0] == 1
+
+
+def test_the_digest_knows_content_only(tmp_path: Path) -> None:
+    """Row numbers, tickets, seconds and who answered differ between equal runs; everything else counts."""
+
+    def filled(name: str, *, late: bool = False, p: float = 0.9, label: int = 0) -> Store:
+        store = Store(tmp_path / name)
+        if late:
+            add(store, 5, 0, 9)
+            store.db.execute("DELETE FROM questions")
+            store.db.execute("DELETE FROM rounds")
+        add(store, 0, 0, 0, 1)
+        rows = store.round_questions("train", 0, 0)
+        with store:
+            if late:
+                store.set_tickets([("ticket", rows[0].id)])
+            for row in rows[::-1] if late else rows:
+                given = Answer(row.question.key, (p,), ("ok",), 2, by="x" if late else "y", seconds=float(late))
+                store.add_answers([(row.id, given, label)])
+            store.add_take("train", 0, 4, [row.id for row in rows])
+        return store
+
+    plain = filled("a").digest()
+    late = filled("b", late=True)
+    with late:
+        late.db.execute("UPDATE questions SET id = id + 100")
+        late.db.execute("UPDATE answers SET question = question + 100")
+        late.db.execute("UPDATE taken SET question = question + 100")
+    assert late.digest() == plain
+    assert filled("c", p=0.8).digest() != plain
+    assert filled("d", label=1).digest() != plain
+    other = filled("e")
+    with other:
+        other.db.execute("UPDATE taken SET position = 2 WHERE position = 0")
+    assert other.digest() != plain
+
+
+def test_a_ledger_reopens_with_what_was_committed(tmp_path: Path) -> None:
+    first = Store(tmp_path / "ledger.sqlite")
+    questions = add(first, 0, 0, 0, 1)
+    first.db.execute("BEGIN IMMEDIATE")
+    first.db.execute("DELETE FROM questions")
+    first.close()
+    assert [row.question for row in Store(tmp_path / "ledger.sqlite").unanswered()] == questions
+
+
+def test_another_schema_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    store = Store(path)
+    store.db.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
+    store.close()
+    with pytest.raises(LedgerError, match=r"ledger.sqlite: schema version 99, this program writes 1; continue the run with"):
+        Store(path)
+    database = sqlite3.connect(path)
+    database.execute("DELETE FROM meta")
+    database.commit()
+    database.close()
+    with pytest.raises(LedgerError, match="schema version unknown"):
+        Store(path)
+
+
+@pytest.mark.parametrize("content", [b"these are words\n" * 100, b"SQLite format 3\0" + b"\7" * 4096])
+def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "ledger.sqlite").write_bytes(content)
+    with pytest.raises(LedgerError, match=r"ledger.sqlite: the ledger cannot be opened"):
+        Store(tmp_path / "ledger.sqlite")
+    assert (tmp_path / "ledger.sqlite").read_bytes() == content
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="cannot be opened"):
+        Store(tmp_path / "absent" / "ledger.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("mounts", "refused"),
+    [
+        ("/dev/sda / ext4 rw 0 0\nserver:/x {here} nfs4 rw 0 0\n", "nfs4"),
+        ("/dev/sda / ext4 rw 0 0\nserver:/x /elsewhere nfs4 rw 0 0\n", None),
+        ("server:/x {parent} nfs rw 0 0\n/dev/sda {here} ext4 rw 0 0\n", None),
+        ("/dev/sda {parent} ext4 rw 0 0\nhost:/x {parent} cifs rw 0 0\n", "cifs"),
+        ("/dev/sda / ext4 rw 0 0\nserver:/x {here}er nfs4 rw 0 0\n", None),
+        ("server:/x / 9p rw 0 0\n", "9p"),
+    ],
+)
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: str, refused: str | None) -> None:
+    """SQLite's locks cannot be trusted there; a local disk mounted inside one is fine, and blanks in a place are escaped."""
+    here = tmp_path / "a run"
+    here.mkdir()
+    places = {"here": str(here).replace(" ", "\\040"), "parent": str(tmp_path)}
+    (tmp_path / "mounts").write_text(mounts.format(**places))
+    monkeypatch.setattr(store_module, "_MOUNTS", tmp_path / "mounts")
+    if refused is None:
+        Store(here / "ledger.sqlite").close()
+    else:
+        with pytest.raises(LedgerError, match=rf"ledger.sqlite: lies on a network file system \({refused}\).*local disk"):
+            Store(here / "ledger.sqlite")
+        assert not (here / "ledger.sqlite").exists()

@@ -1,0 +1,106 @@
+"""The two streams of a run: cut back to the cursor, each row once, whatever stands in the texts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import World, forked, kill_at, make_group, make_questions, oat
+
+from oat.tracking import Tracking, step_line
+from oat.types import Answer, Feedback, Item
+
+ODD = 'a\u2028b\u0085c\x0bd\x1ce\r\n"ü😀'
+"""Python's `splitlines` breaks a text at seven more characters than "\\n"."""
+
+
+def feedback(step: int, *texts: str) -> Feedback:
+    groups = [make_group(number, text, "other") for number, text in enumerate(texts)]
+    questions = make_questions(groups, "compare", step, oracle="o")
+    pairs = zip(groups, questions, strict=True)
+    return Feedback(step, tuple(Item(group, question, Answer(question.key, (0.9,), ("ok",), 2, by="o"), 0) for group, question in pairs), 0)
+
+
+def read(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_bytes().decode("utf-8").split("\n")[:-1]]
+
+
+def written(folder: Path, steps: range, *, samples: int = 2, start: int = 0) -> Tracking:
+    tracking = Tracking(folder, samples=samples)
+    tracking.open(start)
+    for step in steps:
+        tracking.row(step, {"b": step / 3, "a": 1.0}, feedback(step, ODD, "x", "y") if step else None)
+    return tracking
+
+
+def test_a_row_by_hand(tmp_path: Path) -> None:
+    tracking = written(tmp_path, range(2))
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "a": 1.0, "b": 0.0}\n{"step": 1, "a": 1.0, "b": 0.3333333333333333}\n'
+    first, second = read(tmp_path / "samples.jsonl")
+    assert (first["step"], first["prompt"], first["responses"]) == (1, [{"role": "user", "content": "p0"}], [ODD, "other"])
+    assert (second["label"], second["values"], second["marks"], second["oracle"], second["asked"]) == (0, [0.9], ["ok"], "o", [0, 1])
+    tracking.flush()
+    tracking.close()
+
+
+def test_no_samples_when_none_are_wanted(tmp_path: Path) -> None:
+    written(tmp_path, range(3), samples=0)
+    assert (tmp_path / "samples.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("cursor", [1, 2, 4])
+def test_streams_are_cut_back_to_the_cursor(tmp_path: Path, cursor: int) -> None:
+    written(tmp_path, range(5)).close()
+    written(tmp_path, range(cursor + 1, 5), start=cursor).close()
+    again = [(tmp_path / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")]
+    (tmp_path / "once").mkdir()
+    written(tmp_path / "once", range(5)).close()
+    assert again == [(tmp_path / "once" / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")]
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == list(range(5))
+    assert [row["step"] for row in read(tmp_path / "samples.jsonl")] == [step for step in range(1, 5) for _ in range(2)]
+
+
+def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+    written(tmp_path, range(2)).close()
+    written(tmp_path, range(1)).close()
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == [0]
+    assert read(tmp_path / "samples.jsonl") == []
+
+
+def test_a_torn_last_line_goes_wherever_it_was_torn(tmp_path: Path) -> None:
+    """A crash may leave any beginning of a line, half a character too."""
+    written(tmp_path, range(3), samples=1).close()
+    path = tmp_path / "samples.jsonl"
+    *_, last = path.read_bytes().split(b"\n")[:-1]
+    whole = path.read_bytes()[: -len(last) - 1]
+    for size in range(len(last) + 1):
+        path.write_bytes(whole + last[:size])
+        Tracking(tmp_path, samples=1).open(2)
+        assert path.read_bytes() == whole, size
+
+
+def test_lines_that_are_no_rows_go(tmp_path: Path) -> None:
+    lines = [b'{"step": 1, "a": 2}', b"", b"null", b"[]", b"3", b'{"a": 1}', b'{"step": "1"}', b"\xff\xfe", b'{"step": 2, "a": 3}']
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    Tracking(tmp_path, samples=1).open(1)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == lines[0] + b"\n"
+
+
+def test_the_line_for_people() -> None:
+    assert step_line(3, 10, {"reward/mean": 0.51234, "unknown": 1.0, "loss/total": 2.0}) == "step 3/10  reward/mean 0.5123  loss/total 2"
+
+
+@pytest.mark.parametrize("kill", [1, 3, 4])
+def test_each_step_stands_once_after_a_kill(world: World, tmp_path: Path, kill: int) -> None:
+    config = world.config("grpo", tmp_path, {"evaluation": None})
+
+    def killed() -> int:
+        from oat.learner.learner import Learner
+
+        kill_at(Learner, "update", kill)
+        return oat("train", config)
+
+    forked(killed, tmp_path / "log")
+    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert [row["step"] for row in read(tmp_path / "grpo" / "metrics.jsonl")] == list(range(5))
+    assert [row["step"] for row in read(tmp_path / "grpo" / "samples.jsonl")] == [step for step in range(1, 5) for _ in range(4)]
