@@ -27,7 +27,7 @@ def test_help_comes_at_once() -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
     for command in ("train", "eval", "export", "digest", "quickstart"):
-        assert f"\n    {command} " in shown.stdout
+        assert re.search(rf"^    {command}\b", shown.stdout, re.MULTILINE)
 
 
 def test_light_modules_need_no_torch() -> None:
@@ -57,6 +57,17 @@ def test_a_finished_run_says_so(world: World, tmp_path: Path, capsys: pytest.Cap
     assert "step 1" not in printed
     assert f"finished; the run lies in {tmp_path / 'dpo'}; write its model with: oat export {tmp_path / 'dpo'} OUT" in printed
     assert digest_run(tmp_path / "dpo") == before
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
+def test_the_configuration_that_a_run_wrote_continues_it(world: World, tmp_path: Path, algorithm: str) -> None:
+    config = world.config(algorithm, tmp_path)
+    assert train(config, "--stop.max_steps", "2") == 0
+    assert train(config) == 0
+    own = tmp_path / algorithm / "config.yaml"
+    before, written = digest_run(tmp_path / algorithm), own.read_text()
+    assert forked(lambda: oat("train", own), tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert (digest_run(tmp_path / algorithm), own.read_text()) == (before, written)
 
 
 def test_another_configuration_is_refused_with_the_differences(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,18 +118,16 @@ def test_a_schedule_keeps_the_end_it_was_given(world: World, tmp_path: Path, cap
 
 
 def test_without_checkpoints_a_run_replays_its_ledger(world: World, tmp_path: Path) -> None:
-    """As the message about damaged checkpoints promises: nothing is asked again, and the weights are the same."""
-    config = world.config("dpo", tmp_path, {"oracle.name": f"{world.folder / 'reward.py'}:reward"})
+    """As the message about damaged checkpoints promises."""
+    config, log = world.config("dpo", tmp_path), tmp_path / "log"
     assert train(config) == 0
     before = digest_run(tmp_path / "dpo")
-    for damage in (lambda folder: (folder / "state.json").write_text("{}"), lambda folder: shutil.rmtree(folder.parent, ignore_errors=True)):
-        for folder in sorted((tmp_path / "dpo" / "checkpoints").glob("step_*")):
-            damage(folder)
-        code = train(config)
-        assert code in (0, 1)
-        if code:
-            assert "remove the folder `checkpoints` to replay the run from its ledger" in (tmp_path / "log").read_text()
-    assert code == 0
+    for state in (tmp_path / "dpo" / "checkpoints").glob("step_*/state.json"):
+        state.write_text("{}")
+    assert train(config) == 1
+    assert "remove the folder `checkpoints` to replay the run from its ledger" in log.read_text()
+    shutil.rmtree(tmp_path / "dpo" / "checkpoints")
+    assert train(config) == 0
     assert digest_run(tmp_path / "dpo") == before
 
 
@@ -136,7 +145,7 @@ def test_control_c_and_the_same_command(world: World, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Learner, "update", interrupted)
     assert oat("train", config) == 130
-    assert capsys.readouterr().err.strip() == "oat train: stopped; the same command goes on from the last checkpoint"
+    assert capsys.readouterr().err.splitlines()[-1] == "oat train: stopped; the same command goes on from the last checkpoint"
     monkeypatch.undo()
     assert train(config) == 0
     assert digest_run(tmp_path / "grpo") == digest_run(tmp_path / "unbroken" / "grpo")

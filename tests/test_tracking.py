@@ -73,7 +73,8 @@ def test_a_torn_last_line_goes_wherever_it_was_torn(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     *_, last = path.read_bytes().split(b"\n")[:-1]
     whole = path.read_bytes()[: -len(last) - 1]
-    for size in range(len(last) + 1):
+    inside_characters = [place for place, byte in enumerate(last) if byte & 0xC0 == 0x80]
+    for size in (0, 1, len(last) // 2, *inside_characters, len(last) - 1, len(last)):
         path.write_bytes(whole + last[:size])
         Tracking(tmp_path, samples=1).open(2)
         assert path.read_bytes() == whole, size

@@ -132,9 +132,12 @@ def _check(config: Config, requires: Requires, origins: Origins) -> None:
         ("learner", "critic_learning_rate"): "critic" not in requires.models,
         ("learner", "schedule_steps"): config.learner.schedule == "constant",
     }
-    for path, is_unread in unread.items():
-        if is_unread and path in origins:
-            raise ConfigError(f"{origins[path]}: nothing reads {'.'.join(path)} with algorithm {name} and these settings; remove it")
+    for (section, field), is_unread in unread.items():
+        part = getattr(config, section)
+        default = next(f.default for f in dataclasses.fields(part) if f.name == field)
+        if is_unread and (section, field) in origins and getattr(part, field) != default:
+            place = origins[section, field]
+            raise ConfigError(f"{place}: nothing reads {section}.{field} with algorithm {name} and these settings; remove it")
 
 
 def build(config: Config, *, directory: Path | None = None) -> Run:

@@ -26,10 +26,10 @@ from oat.quickstart.control import PermutedRewards
 __all__ = ["PermutedRewards", "configurations", "quickstart"]
 
 SEED = 0
-MAX_STEPS = 60
+MAX_STEPS = 80
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "dpo": {"name": "dpo", "prompts": 256, "samples": 2, "beta": 1.0},
-    "grpo": {"name": "grpo", "prompts": 64, "samples": 8, "kl_coef": 0.3},
+    "grpo": {"name": "grpo", "prompts": 64, "samples": 8, "kl_coef": 0.4},
 }
 ORACLES = {"": "exact_match", "-control": "oat.quickstart:PermutedRewards"}
 _PLACES = {
@@ -112,7 +112,7 @@ def configurations(out: Path) -> dict[str, dict[str, Any]]:
             "engine": {"name": "torch", "max_rows": 512},
             "oracle": {"name": oracle},
             "algorithm": algorithm,
-            "learner": {"learning_rate": 3e-5, "schedule": "linear", "warmup_steps": 5, "micro_batch_size": 512},
+            "learner": {"learning_rate": 2e-5, "schedule": "linear", "warmup_steps": 5, "micro_batch_size": 512},
             "evaluation": {"path": str(out / "heldout.jsonl"), "every": 10, "samples": 4},
             "checkpoint": {"every": 20},
             "compute": {"threads": 1},

@@ -17,7 +17,7 @@ class Curve:
     Attributes:
         queries: oracle queries that training had spent.
         sampled, greedy: mean score of sampled and of greedy responses; the first ones are those of the start.
-        seconds: of all steps and evaluations, also of those that were repeated by a later process as often as they stand in the file.
+        seconds: of all its steps and evaluations.
     """
 
     queries: tuple[float, ...]

@@ -1,0 +1,63 @@
+"""Golden trajectories: twenty steps over a committed ledger, so that no token can flip; only numerics can change these numbers.
+
+The full digits hold for the torch and the processor that golden.json names; elsewhere, and on other paths through the same mathematics, 1e-5.
+A change that is meant to change numerics makes them anew with make.py, and says why.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import make
+import numpy as np
+import pytest
+
+GOLDEN = json.loads((make.HERE / "golden.json").read_text(encoding="utf-8"))
+
+
+def assert_near(found: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
+    for name in make.NUMBERS:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("algorithm", make.ALGORITHMS)
+def test_twenty_steps(algorithm: str, tmp_path: Path) -> None:
+    found = make.replay(algorithm, tmp_path)
+    assert len(found["loss/total"]) == make.STEPS
+    if make.machine() == GOLDEN["machine"]:
+        assert found == GOLDEN[algorithm]
+    else:
+        assert_near(found, GOLDEN[algorithm])
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "micro-batches of 3 rows": {"micro_batch_size": 3},
+    "one batch": {"micro_batch_size": 64},
+    "the head in chunks of 7 tokens": {"logits_chunk": 7},
+}
+
+
+@pytest.mark.parametrize("changes", PATHS.values(), ids=PATHS.keys())
+@pytest.mark.parametrize("algorithm", make.ALGORITHMS)
+def test_other_paths(algorithm: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    assert_near(make.replay(algorithm, tmp_path, {"learner": changes}), GOLDEN[algorithm])
+
+
+def test_another_learning_rate_is_noticed(tmp_path: Path) -> None:
+    """The numbers are sensitive: a learning rate that is higher by a ten-thousandth misses them."""
+    with pytest.raises(AssertionError):
+        assert_near(make.replay("dpo", tmp_path, {"learner": {"learning_rate": 0.0030003}}), GOLDEN["dpo"])
+
+
+def test_an_oracle_that_is_asked_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AssertionError):
+        make.replay("dpo", tmp_path, {"stop": {"max_steps": make.STEPS + 1}})
+    assert "a golden run asked a question" in capsys.readouterr().err
+
+
+def test_what_is_committed_is_small_and_whole() -> None:
+    model = sum(file.stat().st_size for file in (make.HERE / "model").iterdir())
+    assert model < 60_000
+    for algorithm in make.ALGORITHMS:
+        assert {file.name for file in (make.HERE / algorithm).iterdir()} == {"config.yaml", "ledger.sqlite"}
+        assert (make.HERE / algorithm / "ledger.sqlite").stat().st_size < 300_000
