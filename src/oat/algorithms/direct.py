@@ -42,7 +42,7 @@ class DPOConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 0.5:
             raise ConfigError(f"algorithm.label_smoothing is {self.label_smoothing}; it is a probability below one half")
-        if self.beta <= 0:
+        if not self.beta > 0:
             raise ConfigError(f"algorithm.beta is {self.beta}; it must be positive")
         if self.samples < 2:
             raise ConfigError(f"algorithm.samples is {self.samples}; a pair needs at least 2")

@@ -51,6 +51,11 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         if self.samples < 2:
             raise ConfigError(f"algorithm.samples is {self.samples}; a group needs at least 2 responses a prompt")
+        if not 0 <= self.clip_low < 1:
+            raise ConfigError(f"algorithm.clip_low is {self.clip_low}; it must be at least 0 and below 1")
+        for name in ("clip_high", "kl_coef", "std_eps"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"algorithm.{name} is {getattr(self, name)}; it must be at least 0")
 
 
 class GRPO(Objective):
