@@ -20,11 +20,15 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup
 	$(BIN)/oat quickstart
 
+PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+# The tests of whole runs go through the wire encoding first; then everything.
 test: lint type
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --durations=10
+	$(PYTEST) -m "not slow" --serialise tests/faults tests/golden tests/learning tests/protocol
+	$(PYTEST) -m "not slow" --durations=10
 
 test-slow: setup
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow -n $(WORKERS) --durations=10
+	$(PYTEST) -m slow --durations=10
 
 lint: setup
 	$(BIN)/ruff check .

@@ -11,6 +11,18 @@ jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--serialise", action="store_true", help="every run sends its values through the wire encoding (compute.serialise: true)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--serialise"):
+        from oat.config import ComputeConfig
+
+        ComputeConfig.__init__.__defaults__ = (None, True)
+        assert ComputeConfig().serialise
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """Without the run-time signatures, as users run it: what is left are our own shape checks."""
