@@ -319,7 +319,7 @@ def test_outputs_equal_a_plain_forward(model_path: Path) -> None:
     generator = np.random.default_rng(5)
     rows = [row(generator, 4, 3, temperature=0.7), row(generator, 2, 7, temperature=0.7), row(generator, 1, 0, temperature=0.7)]
     lm = load_lm(str(model_path))
-    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs(rows, {"raw", "sampled", "entropy"})
+    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs(rows, {}, {"raw", "sampled", "entropy"})
     assert found["raw"].tolist() == pytest.approx([x for r in rows for x in plain_logps(lm, r)], abs=1e-5)
     assert found["sampled"].tolist() == pytest.approx([x for r in rows for x in plain_logps(lm, r, 0.7)], abs=1e-5)
 
@@ -328,7 +328,7 @@ def test_sampled_renormalises_over_the_recorded_sets(model_path: Path) -> None:
     generator = np.random.default_rng(6)
     rows = [row(generator, 4, 3, kept=True), row(generator, 2, 6, kept=True)]
     lm = load_lm(str(model_path))
-    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs(rows, {"sampled"})["sampled"]
+    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs(rows, {}, {"sampled"})["sampled"]
     expected = []
     for r in rows:
         ids, kept = torch.from_numpy(r.ids.astype(np.int64)), r.segments[1].kept
@@ -349,7 +349,7 @@ def test_the_critic_values_the_state_before_each_token(model_path: Path) -> None
     generator = np.random.default_rng(7)
     rows = [row(generator, 4, 3), row(generator, 2, 6)]
     critic = Critic(load_lm(str(model_path)), np.random.default_rng(0))
-    found = critic.outputs(rows, {"value"})["value"]
+    found = critic.outputs(rows, {}, {"value"})["value"]
     expected = []
     for r in rows:
         ids = torch.from_numpy(r.ids.astype(np.int64))

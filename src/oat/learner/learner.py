@@ -56,7 +56,7 @@ class Learner:
     def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         """What is wanted of a model for the trained tokens of rows, (K,) each, without gradient."""
         parts = [
-            self.models[model].outputs(rows[start : start + self.config.micro_batch_size], wants)
+            self.models[model].outputs(rows[start : start + self.config.micro_batch_size], {}, wants)
             for start in range(0, len(rows), self.config.micro_batch_size)
         ]
         return {want: torch.cat([part[want] for part in parts]) for want in wants}
@@ -95,7 +95,7 @@ class Learner:
         for number, rows in enumerate(micro_batches(step, self.config.micro_batch_size)):
             micro = select_rows(step, rows)
             view, groups = view_of(micro), torch.from_numpy(step.group_of_N[rows])
-            outputs = {name: part.model.outputs(micro.rows, objective.wants[name]) for name, part in trained.items()}
+            outputs = {name: part.model.outputs(micro.rows, micro.columns, objective.wants[name]) for name, part in trained.items()}
             losses = objective.losses(outputs, view)
             reduced = {name: reduction(loss, view, groups, first=number == 0) for name, loss in losses.items()}
             total = torch.stack([losses[name].coef * value for name, value in reduced.items()]).sum()

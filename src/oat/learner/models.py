@@ -1,6 +1,6 @@
 """The learner's models: rows of trajectories in, one number a trained token out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,8 +20,8 @@ class Model(Protocol):
     def module(self) -> torch.nn.Module:
         """Everything of it that is trained."""
 
-    def outputs(self, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        """What is wanted, (K,) each, for the trained tokens of the rows."""
+    def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
+        """What is wanted of the rows: (K,) each for the trained tokens; a model of features reads its input from the rows' columns."""
 
 
 class LanguageModel:
@@ -39,7 +39,7 @@ class LanguageModel:
     def module(self) -> torch.nn.Module:
         return self.lm.module
 
-    def outputs(self, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+    def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
         ids, hidden = trained_hidden(self.lm, rows)
         available: dict[str, Functional] = {
             "raw": lambda logits, tokens: token_logps(logits, ids[tokens]),
@@ -86,7 +86,7 @@ class Critic(torch.nn.Module):
     def module(self) -> torch.nn.Module:
         return self
 
-    def outputs(self, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+    def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
         assert wants == {"value"}, f"a critic gives value, not {wants}"
         _, hidden = trained_hidden(self.lm, rows)
         return {"value": self.score(hidden).squeeze(-1)}
