@@ -24,6 +24,7 @@ from oat.explore.base import Explorer
 from oat.explore.rules import NoExploration
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel, Model
+from oat.learner.optim import OptimiserSettings
 from oat.ledger import Ledger
 from oat.lm import CausalLM, load_lm, load_tokenizer
 from oat.loop import Run
@@ -274,16 +275,17 @@ def _language_models(config: Config, requires: Requires) -> dict[str, CausalLM]:
 
 
 def _learner(config: Config, objective: Objective, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds) -> Learner:
-    rates = {"policy": config.learner.learning_rate, "critic": config.learner.critic_learning_rate or config.learner.learning_rate}
+    c = config.learner
     models: dict[str, Model] = {}
     for name in sorted(objective.requires.models):
         if name == "critic":
             models[name] = Critic(lms[name], seeds.at("init", name))
         else:
-            models[name] = LanguageModel(lms[name], num_tokens=renderer.num_tokens, chunk=config.learner.logits_chunk)
-    trained = {name: rates[name] for name in objective.wants}
-    schedule_steps = config.learner.schedule_steps or config.stop.max_steps
-    return Learner(models, trained, config.learner, schedule_steps=schedule_steps, seeds=seeds)
+            models[name] = LanguageModel(lms[name], num_tokens=renderer.num_tokens, chunk=c.logits_chunk)
+    rates = {"policy": c.learning_rate, "critic": c.critic_learning_rate or c.learning_rate}
+    common: dict[str, Any] = {"schedule": c.schedule, "warmup_steps": c.warmup_steps, "schedule_steps": c.schedule_steps or config.stop.max_steps}
+    optimisers = {name: OptimiserSettings(rates[name], c.betas, c.weight_decay, **common) for name in objective.wants}
+    return Learner(models, optimisers, micro_batch_size=c.micro_batch_size, max_grad_norm=c.max_grad_norm, seeds=seeds)
 
 
 def _engine(config: Config, lms: Mapping[str, CausalLM], renderer: Renderer) -> TorchEngine:

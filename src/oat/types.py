@@ -337,13 +337,14 @@ class Batch:
     """What `prepare` hands to the learner: the rows of one step and their columns.
 
     Attributes:
-        rows: N trajectories; their trained tokens, in row order, are the K axis.
+        rows: N trajectories, whose trained tokens, in row order, are the K axis; none where the models read features only.
         unit_of_N: (N,) from 0 upward; rows of one unit stay in one forward pass, in their order.
         group_of_N: (N,) from 0 upward.
         columns: by name; the last letter of a name is its axis.
         epochs: passes over the rows.
         minibatches: optimiser steps a pass.
         metrics: numbers about the batch, by metric name.
+        shuffle: whether each pass takes the units in a new order; otherwise as they stand.
     """
 
     rows: tuple[Trajectory, ...]
@@ -353,6 +354,12 @@ class Batch:
     epochs: int = 1
     minibatches: int = 1
     metrics: dict[str, float] = field(default_factory=dict)
+    shuffle: bool = True
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return len(self.unit_of_N)
 
 
 @dataclass(frozen=True, eq=False)

@@ -88,7 +88,7 @@ class Objective(Protocol):
 
 def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:
     """(K,) the row of each trained token."""
-    counts = torch.tensor([int(row.trained.sum()) for row in rows])
+    counts = torch.tensor([int(row.trained.sum()) for row in rows], dtype=torch.long)
     return torch.arange(len(rows)).repeat_interleave(counts)
 
 

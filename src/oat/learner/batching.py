@@ -17,9 +17,11 @@ def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
     """
     units, unit_of_N = np.unique(batch.unit_of_N[rows], return_inverse=True)
     _, group_of_N = np.unique(batch.group_of_N[rows], return_inverse=True)
-    index = {"N": torch.from_numpy(rows), "U": torch.from_numpy(units), "K": _tokens(batch, rows)}
+    index = {"N": torch.from_numpy(rows), "U": torch.from_numpy(units)}
+    if batch.rows:
+        index["K"] = _tokens(batch, rows)
     columns = {name: values[index[name[-1]]] for name, values in batch.columns.items()}
-    return Batch(tuple(batch.rows[row] for row in rows), unit_of_N, group_of_N, columns)
+    return Batch(tuple(batch.rows[row] for row in rows) if batch.rows else (), unit_of_N, group_of_N, columns)
 
 
 def view_of(batch: Batch) -> View:
@@ -28,7 +30,7 @@ def view_of(batch: Batch) -> View:
         row_of_K=row_index(batch.rows),
         unit_of_N=torch.from_numpy(batch.unit_of_N),
         group_of_N=torch.from_numpy(batch.group_of_N),
-        num_rows=len(batch.rows),
+        num_rows=batch.size,
         num_units=int(batch.unit_of_N.max()) + 1,
         num_groups=int(batch.group_of_N.max()) + 1,
         columns=batch.columns,

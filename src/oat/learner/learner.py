@@ -13,11 +13,10 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Objective, View
-from oat.config import LearnerConfig
 from oat.errors import NonFiniteError
 from oat.learner.batching import micro_batches, select_rows, split_units, view_of
 from oat.learner.models import Model
-from oat.learner.optim import build_adamw, learning_rate_factor
+from oat.learner.optim import OptimiserSettings, build_adamw
 from oat.learner.reduction import Reduction
 from oat.seeds import Seeds
 from oat.types import Batch, Trajectory
@@ -29,35 +28,36 @@ class Trained:
 
     model: Model
     optimiser: torch.optim.AdamW
-    learning_rate: float
+    settings: OptimiserSettings
 
 
 class Learner:
     """Owns the models.
 
     Args:
-        models: by name; "policy", "reference", "critic".
-        learning_rates: the top learning rate of each model that is trained; the others are frozen.
-        schedule_steps: optimiser steps until a falling schedule ends.
+        models: by name; "policy", "reference", "critic", "ensemble".
+        optimisers: of the models that are trained; the others are frozen.
+        micro_batch_size: most rows of one forward pass.
+        max_grad_norm: the gradient of each model is scaled down to this norm.
     """
 
-    def __init__(self, models: Mapping[str, Model], learning_rates: Mapping[str, float], config: LearnerConfig, *, schedule_steps: int, seeds: Seeds):
-        self.models, self.config, self.schedule_steps, self.seeds = dict(models), config, schedule_steps, seeds
+    def __init__(
+        self, models: Mapping[str, Model], optimisers: Mapping[str, OptimiserSettings], *, micro_batch_size: int, max_grad_norm: float, seeds: Seeds
+    ):
+        self.models, self.micro_batch_size, self.max_grad_norm, self.seeds = dict(models), micro_batch_size, max_grad_norm, seeds
         self.updates = 0
-        self.steps = dict.fromkeys(learning_rates, 0)
+        self.steps = dict.fromkeys(optimisers, 0)
         self.trained: dict[str, Trained] = {}
         for name, model in self.models.items():
-            model.module.requires_grad_(name in learning_rates)
-            if name in learning_rates:
-                optimiser = build_adamw(model.module, learning_rate=learning_rates[name], betas=config.betas, weight_decay=config.weight_decay)
-                self.trained[name] = Trained(model, optimiser, learning_rates[name])
+            model.module.requires_grad_(name in optimisers)
+            if name in optimisers:
+                self.trained[name] = Trained(model, build_adamw(model.module, optimisers[name]), optimisers[name])
 
     @torch.no_grad()
     def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         """What is wanted of a model for the trained tokens of rows, (K,) each, without gradient."""
         parts = [
-            self.models[model].outputs(rows[start : start + self.config.micro_batch_size], {}, wants)
-            for start in range(0, len(rows), self.config.micro_batch_size)
+            self.models[model].outputs(rows[start : start + self.micro_batch_size], {}, wants) for start in range(0, len(rows), self.micro_batch_size)
         ]
         return {want: torch.cat([part[want] for part in parts]) for want in wants}
 
@@ -73,17 +73,17 @@ class Learner:
         generator = self.seeds.at("shuffle", objective.name, self.updates)
         self.updates += 1
         reports = []
-        if batch.rows:
+        if batch.size:
             for _ in range(batch.epochs):
                 units = np.arange(int(batch.unit_of_N.max()) + 1)
-                order = generator.permutation(units) if batch.minibatches > 1 else units
+                order = generator.permutation(units) if batch.shuffle and batch.minibatches > 1 else units
                 for rows in split_units(batch, order, batch.minibatches):
                     reports.append(self._step(objective, select_rows(batch, rows)))
         return {**batch.metrics, **_joined(reports), "optim/steps": float(self.steps.get("policy", 0))}
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
-        """The weights of a language model, by name, as an engine loads them; the model's own storage."""
-        return {name: tensor.detach() for name, tensor in self.models[model].lm.tensors().items()}
+        """The weights of a model, by name, as those who answer with it load them; the model's own storage."""
+        return {name: tensor.detach() for name, tensor in self.models[model].tensors().items()}
 
     def _step(self, objective: Objective, step: Batch) -> dict[str, float]:
         trained = {name: self.trained[name] for name in objective.wants}
@@ -92,7 +92,7 @@ class Learner:
             part.optimiser.zero_grad(set_to_none=True)
         report = _Report()
         reduction = Reduction(step)
-        for number, rows in enumerate(micro_batches(step, self.config.micro_batch_size)):
+        for number, rows in enumerate(micro_batches(step, self.micro_batch_size)):
             micro = select_rows(step, rows)
             view, groups = view_of(micro), torch.from_numpy(step.group_of_N[rows])
             outputs = {name: part.model.outputs(micro.rows, micro.columns, objective.wants[name]) for name, part in trained.items()}
@@ -115,15 +115,14 @@ class Learner:
     def _schedule(self, trained: Mapping[str, Trained]) -> dict[str, float]:
         rates = {}
         for name, part in trained.items():
-            factor = learning_rate_factor(self.config.schedule, self.steps[name], warmup=self.config.warmup_steps, total=self.schedule_steps)
-            rates[name] = factor * part.learning_rate
+            rates[name] = part.settings.rate(self.steps[name])
             for group in part.optimiser.param_groups:
                 group["lr"] = rates[name]
         return rates
 
     def _clip(self, part: Trained) -> float:
         parameters = [p for group in part.optimiser.param_groups for p in group["params"]]
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
 
     def _guard(self, objective: Objective, values: Mapping[str, float], norms: Mapping[str, float]) -> None:
         numbers = {**{k: v for k, v in values.items() if k.startswith("loss/")}, **{f"the gradient norm of {k}": v for k, v in norms.items()}}

@@ -14,11 +14,12 @@ Functional = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
 class Model(Protocol):
-    lm: CausalLM
-
     @property
     def module(self) -> torch.nn.Module:
         """Everything of it that is trained."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Its weights by name, in the form that those who answer with it load."""
 
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
         """What is wanted of the rows: (K,) each for the trained tokens; a model of features reads its input from the rows' columns."""
@@ -38,6 +39,9 @@ class LanguageModel:
     @property
     def module(self) -> torch.nn.Module:
         return self.lm.module
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self.lm.tensors()
 
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
         ids, hidden = trained_hidden(self.lm, rows)
@@ -85,6 +89,9 @@ class Critic(torch.nn.Module):
     @property
     def module(self) -> torch.nn.Module:
         return self
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return dict(self.named_parameters())
 
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
         assert wants == {"value"}, f"a critic gives value, not {wants}"

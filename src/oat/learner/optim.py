@@ -1,25 +1,49 @@
 """AdamW and its schedule."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
+Schedule = Literal["constant", "linear", "cosine"]
 
 FLOOR = 0.1
 """Share of the top learning rate at which linear and cosine schedules end."""
 
 
-def build_adamw(module: torch.nn.Module, *, learning_rate: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
+@dataclass(frozen=True)
+class OptimiserSettings:
+    """AdamW and the schedule of one model.
+
+    Attributes:
+        learning_rate: at the top of the schedule.
+        schedule_steps: optimiser steps until a falling schedule ends.
+    """
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    schedule_steps: int = 1
+
+    def rate(self, step: int) -> float:
+        """The learning rate of optimiser step `step`, from 0."""
+        return self.learning_rate * learning_rate_factor(self.schedule, step, warmup=self.warmup_steps, total=self.schedule_steps)
+
+
+def build_adamw(module: torch.nn.Module, settings: OptimiserSettings) -> torch.optim.AdamW:
     """AdamW over the trainable parameters: matrices decay, vectors (biases, norms) do not."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas)
 
 
-def learning_rate_factor(schedule: Literal["constant", "linear", "cosine"], step: int, *, warmup: int, total: int) -> float:
+def learning_rate_factor(schedule: Schedule, step: int, *, warmup: int, total: int) -> float:
     """Share of the top learning rate at optimiser step `step` (from 0).
 
     Rises linearly to 1 at step `warmup`; then stays, or falls along a line or half a cosine to a tenth at step `total`, and stays there.
