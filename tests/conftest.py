@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--serialise"):
         from oat.config import ComputeConfig
 
-        ComputeConfig.__init__.__defaults__ = (None, True)
+        ComputeConfig.__init__.__defaults__ = (None, True, None)
         assert ComputeConfig().serialise
 
 

@@ -82,7 +82,7 @@ def test_what_was_saved_does_not_change_with_the_weights(checkpoints: Checkpoint
 
 def test_nothing_saved(checkpoints: Checkpoints) -> None:
     assert checkpoints.load() is None
-    assert [step for step in range(7) if Checkpoints(Path("x"), every=3, keep_last=1).due(step)] == [2, 5]
+    assert [step for step in range(1, 8) if Checkpoints(Path("x"), every=3, keep_last=1).due(step)] == [3, 6]
 
 
 def test_the_order_of_a_save(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,19 @@ def test_equals_slow_version(samples, normalise, eps):
     )
 
 
+@pytest.mark.inventory(28)
+def test_groups_have_mean_0_and_std_1_in_any_order():
+    generator = torch.Generator().manual_seed(4)
+    rewards, groups = 3 * torch.randn(12, generator=generator, dtype=torch.float64) + 5, torch.arange(12) % 3
+    advantages = group_advantages(rewards, groups, 3, eps=0.0)
+    for group in range(3):
+        assert advantages[groups == group].mean().item() == pytest.approx(0.0, abs=1e-12)
+        assert advantages[groups == group].std().item() == pytest.approx(1.0)
+    order = torch.randperm(12, generator=generator)
+    torch.testing.assert_close(group_advantages(rewards[order], groups[order], 3, eps=0.0), advantages[order])
+
+
+@pytest.mark.inventory(28)
 @pytest.mark.parametrize("reward", [0.1, 1 / 3, -0.7, 1e6 + 0.1, 1e-30, 0.0])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize("normalise", [True, False])

@@ -1,5 +1,6 @@
 """The learner: reduction, micro-batches, optimiser, guard."""
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fixtures import World, forked, oat
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from oat.algorithms.base import Outputs, View
-from oat.algorithms.direct import DPO, DPOConfig
-from oat.algorithms.group import GRPO, GRPOConfig
+from oat.algorithms.direct import BNF, DPO, IPO, BNFConfig, DPOConfig, IPOConfig, SimPO, SimPOConfig
+from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig, GRPOConfig
+from oat.algorithms.supervised import SFT, SFTConfig
 from oat.errors import NonFiniteError
 from oat.learner.batching import micro_batches, select_rows, split_units, view_of
 from oat.learner.learner import Learner
@@ -87,6 +90,12 @@ def learner_of(path: Path, *, dtype: str = "float32", micro: int = 64, chunk: in
 
 OBJECTIVES = {
     "dpo": lambda: DPO(DPOConfig(prompts=6)),
+    "dpo-options": lambda: DPO(DPOConfig(prompts=6, length_alpha=0.1, positive_lambda=0.5, sft_weight=0.3)),
+    "ipo": lambda: IPO(IPOConfig(prompts=6)),
+    "simpo": lambda: SimPO(SimPOConfig(prompts=6)),
+    "bnf": lambda: BNF(BNFConfig(prompts=6)),
+    "sft-prompt": lambda: SFT(SFTConfig(prompts=4, samples=4, threshold=0.0, reduction="prompt")),
+    "dr-grpo": lambda: DrGRPO(DrGRPOConfig(prompts=4, samples=4, kl_coef=0.1, max_length=8)),
     "grpo": lambda: GRPO(GRPOConfig(prompts=4, samples=4, kl_coef=0.1)),
     "grpo-token": lambda: GRPO(GRPOConfig(prompts=4, samples=4, reduction="token")),
 }
@@ -94,12 +103,13 @@ OBJECTIVES = {
 
 def gradient(learner: Learner, objective: Any) -> tuple[float, torch.Tensor]:
     """The loss and the unclipped gradient of one optimiser step that moves nothing."""
-    feedback = compared_feedback() if objective.name == "dpo" else scored_feedback()
+    feedback = compared_feedback() if objective.requires.feedback == "compare" else scored_feedback()
     batch = objective.prepare(feedback, learner.forward, np.random.default_rng(0))
     report = learner.update(objective, batch)
     return report["loss/total"], torch.cat([p.grad.flatten() for p in learner.models["policy"].module.parameters() if p.grad is not None])
 
 
+@pytest.mark.inventory(110)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-10)])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_micro_batches_and_chunks_change_rounding_only(model_path: Path, name: str, dtype: str, tolerance: float) -> None:
@@ -112,6 +122,68 @@ def test_micro_batches_and_chunks_change_rounding_only(model_path: Path, name: s
     for other_loss, other in found[1:]:
         assert (other - expected).norm() <= tolerance * expected.norm()
         assert other_loss == pytest.approx(loss, rel=10 * tolerance, abs=tolerance)
+
+
+@pytest.mark.inventory(110)
+@pytest.mark.parametrize("name", ["dpo", "grpo"])
+def test_many_small_passes_end_in_the_weights_of_one_large(model_path: Path, name: str) -> None:
+    learners = [learner_of(model_path, dtype="float64", micro=micro) for micro in (64, 3)]
+    for learner in learners:
+        objective: Any = OBJECTIVES[name]()
+        for seed in range(3):
+            feedback = compared_feedback(seed=seed) if name == "dpo" else scored_feedback(seed=seed)
+            learner.update(objective, objective.prepare(feedback, learner.forward, np.random.default_rng(0)))
+    one, other, start = (torch.cat([t.flatten() for t in learner.tensors("policy").values()]) for learner in (*learners, learner_of(model_path)))
+    assert (one - start).abs().max() > 1e-3
+    assert (one - other).abs().max() < 1e-8
+
+
+@pytest.mark.inventory(108)
+def test_the_same_seed_gives_the_same_losses(world: World, tmp_path: Path) -> None:
+    """Ten steps, to the last digit; another seed gives others."""
+    losses = []
+    for number, seed in enumerate((3, 3, 4)):
+        config = world.config("dpo", tmp_path, {"seed": seed, "stop.max_steps": 10, "evaluation": None, "learner.learning_rate": 0.03})
+        run_dir = tmp_path / str(number)
+        assert forked(lambda config=config, run_dir=run_dir: oat("train", config, "--run_dir", run_dir), tmp_path / "log") == 0
+        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        losses.append([line["loss/total"] for line in rows if "loss/total" in line])
+    assert len(losses[0]) == 10
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+
+
+@pytest.mark.inventory(93)
+def test_rows_are_shared_out_to_steps_and_passes() -> None:
+    """128 rows in 2 mini-batches, 32 rows a pass: 2 optimiser steps of 2 passes each."""
+    rows = tuple(row(np.random.default_rng(i), 2, 2) for i in range(128))
+    batch = Batch(rows, np.arange(128), np.arange(128) // 8)
+    steps = [select_rows(batch, part) for part in split_units(batch, np.random.default_rng(0).permutation(128), 2)]
+    assert [[len(part) for part in micro_batches(step, 32)] for step in steps] == [[32, 32], [32, 32]]
+
+
+@pytest.mark.inventory(93)
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("learner.micro_batch_size", 0, "Expected `int` >= 1"),
+        ("learner.micro_batch_size", 2.5, "Expected `int"),
+        ("learner.sync_every", 0, "Expected `int` >= 1"),
+        ("learner.logits_chunk", -1, "Expected `int` >= 1"),
+        ("algorithm.prompts", 0, "it must be at least 1"),
+        ("algorithm.minibatches", 0, "it must be at least 1"),
+        ("algorithm.epochs", -1, "it must be at least 1"),
+        ("algorithm.samples", 1, "at least 2 responses a prompt"),
+    ],
+)
+def test_bad_sizes_are_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, value: float, words: str) -> None:
+    """Before anything is loaded, with the line of the file."""
+    assert oat("train", world.config("grpo", tmp_path, {field: value})) == 2
+    printed = capsys.readouterr().err
+    assert f"{tmp_path / 'grpo.yaml'}:" in printed
+    assert field.split(".")[1] in printed
+    assert words in printed
+    assert not (tmp_path / "grpo").exists()
 
 
 def hand_batch() -> tuple[Batch, torch.Tensor]:
@@ -256,12 +328,13 @@ def test_a_number_that_is_not_finite_moves_nothing(model_path: Path, where: str)
 
 def test_weight_decay_leaves_vectors_alone(model_path: Path) -> None:
     module = load_lm(str(model_path)).module
-    optimiser = build_adamw(module, OptimiserSettings(1e-3, weight_decay=0.1))
+    optimiser = build_adamw(module.parameters(), OptimiserSettings(1e-3, weight_decay=0.1))
     for group in optimiser.param_groups:
         assert all((p.ndim >= 2) == (group["weight_decay"] == 0.1) for p in group["params"])
     assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(module.parameters()))
 
 
+@pytest.mark.inventory(109)
 def test_schedules_by_hand() -> None:
     factors: Mapping[str, list[float]] = {
         "constant": [0.5, 1, 1, 1, 1, 1],
@@ -274,6 +347,7 @@ def test_schedules_by_hand() -> None:
     assert learning_rate_factor("cosine", 99, warmup=2, total=6) == pytest.approx(0.1)
 
 
+@pytest.mark.inventory(109)
 def test_the_learning_rate_follows_the_schedule(model_path: Path) -> None:
     learner, objective = learner_of(model_path, schedule="linear", warmup_steps=2), DPO(DPOConfig(prompts=6))
     rates = []
@@ -313,6 +387,38 @@ def plain_logps(lm: CausalLM, trajectory: Trajectory, temperature: float = 1.0) 
     with torch.no_grad():
         logits = lm.module(input_ids=ids[None]).logits[0] / temperature
     return [float(logits[t - 1].log_softmax(-1)[ids[t]]) for t in range(len(ids)) if trajectory.trained[t]]
+
+
+@pytest.mark.inventory(1)
+def test_log_probabilities_of_three_tokens_by_hand(model_path: Path) -> None:
+    """The first token has no predecessor, the second is context, the third is trained: predicted by the logits at the second."""
+    ids = np.array([3, 7, 5], dtype=np.int32)
+    segments = Segment("context", ids[:2]), Segment("model", ids[2:], np.ones(1, bool))
+    lm = load_lm(str(model_path))
+    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs([Trajectory("sampler", segments, "stop", "")], {}, {"raw"})["raw"]
+    with torch.no_grad():
+        logits = lm.module(input_ids=torch.tensor([[3, 7, 5]])).logits[0, 1].tolist()
+    total = 0.0
+    for logit in logits:
+        total += math.exp(logit)
+    assert found.tolist() == pytest.approx([logits[5] - math.log(total)], abs=1e-6)
+
+
+@pytest.mark.inventory(2)
+def test_padding_on_either_side_changes_nothing(model_path: Path) -> None:
+    generator = np.random.default_rng(8)
+    short, long = row(generator, 3, 4), row(generator, 6, 9)
+    lm = load_lm(str(model_path))
+    model = LanguageModel(lm, num_tokens=VOCABULARY, chunk=64)
+    alone = model.outputs([short], {}, {"raw"})["raw"]
+    right = model.outputs([short, long], {}, {"raw"})["raw"][:4]
+    with torch.no_grad():
+        ids = torch.from_numpy(np.concatenate([np.zeros(5, np.int64), short.ids]))[None]
+        mask, positions = torch.tensor([[False] * 5 + [True] * 7]), torch.tensor([[1] * 5 + list(range(7))])
+        logits = lm.head(lm.hidden(ids, mask=mask, positions=positions))[0, -5:-1]
+    left = logits.log_softmax(-1).gather(1, ids[0, -4:, None]).squeeze(1)
+    assert right.tolist() == pytest.approx(alone.tolist(), abs=1e-5)
+    assert left.tolist() == pytest.approx(alone.tolist(), abs=1e-5)
 
 
 def test_outputs_equal_a_plain_forward(model_path: Path) -> None:

@@ -311,7 +311,7 @@ def test_oracles_by_name(users):
     ("name", "options", "message"),
     [
         ("exact_mach", {}, "did you mean `exact_match`.*path/to/file.py:Name"),
-        ("Skywork-gpt-remote", {}, "no oracle is called 'Skywork-gpt-remote'; valid: exact_match"),
+        ("Skywork-gpt-remote", {}, "no oracle is called 'Skywork-gpt-remote'; valid: .*exact_match"),
         ("exact_match", {"scale": 1}, "takes no options; remove scale"),
         ("{users}:rewards", {}, "did you mean `reward`"),
         ("{users}:Constant", {"value": 1, "dealy": 2}, "has no option 'dealy'; did you mean `delay`"),

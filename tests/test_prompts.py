@@ -1,19 +1,22 @@
-"""Prompt files, their order and the cursor."""
+"""The order of prompts, the mixture of several sources, and the cursor."""
 
+import heapq
 import json
+from collections import Counter
 
+import numpy as np
 import pytest
+from fixtures import oat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from oat import wire
+from oat.data import Source
 from oat.errors import DataError
-from oat.prompts import Prompts, read_jsonl
+from oat.prompts import Prompts, interleave
 from oat.render import Renderer
-from oat.seeds import Seeds
-from oat.types import Message
+from oat.seeds import Seeds, uniforms
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=30)
 
@@ -42,99 +45,7 @@ def contents(prompts):
     return [prompt.messages[0].content for prompt in prompts]
 
 
-def test_a_record_by_hand(tmp_path):
-    path = write(
-        tmp_path,
-        [
-            {"question": "2+2=", "answer": 4, "level": {"easy": True}},
-            {"question": [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}], "answer": "2", "level": None},
-        ],
-    )
-    first, second = read_jsonl(path, prompt_key="question", reference_key="answer")
-    assert (first.row, first.occurrence, first.messages, first.reference) == (1, 0, (Message("user", "2+2="),), "4")
-    assert first.columns == {"answer": 4, "level": {"easy": True}}
-    assert (second.row, second.occurrence) == (2, 1)
-    assert second.messages == (Message("system", "add"), Message("user", "1+1="))
-    assert wire.roundtrip(first) == first
-    assert read_jsonl(path, prompt_key="question")[0].reference is None
-
-
-def test_byte_order_mark_crlf_blank_lines_and_line_separators(tmp_path):
-    path = tmp_path / "windows.jsonl"
-    path.write_bytes("\ufeff".encode() + b'{"prompt": "a"}\r\n\r\n' + '{"prompt": "b\u2028c\u0085d"}'.encode())
-    assert [(prompt.row, prompt.messages[0].content) for prompt in read_jsonl(path)] == [(1, "a"), (3, "b\u2028c\u0085d")]
-
-
-MALFORMED = [
-    (b'{"prompt": "a"', "invalid JSON"),
-    (b'{"prompt": "a"} {"prompt": "b"}', "invalid JSON"),
-    (b'{"prompt": "a", "x": NaN}', "NaN is not JSON"),
-    (b'{"prompt": "a", "x": 1e999}', "field 'x'.*too large"),
-    (b'{"prompt": "a", "x": 36893488147419103232}', "field 'x'.*64 bits"),
-    (b"[" * 100_000, "invalid JSON"),
-    (b'{"prompt": "a", "x": ' + b"[" * 200 + b"]" * 200 + b"}", "field 'x'.*nested deeper"),
-    (b'["prompt"]', "expected a JSON object, got a list"),
-    (b"null", "expected a JSON object, got null"),
-    (b'{"promt": "a"}', "field 'prompt'.*did you mean `promt`"),
-    (b'{"prompt": 5}', "field 'prompt': expected a string or a list of messages, got a number"),
-    (b'{"prompt": null}', "got null"),
-    (b'{"prompt": ""}', "got an empty message"),
-    (b'{"prompt": " \\n "}', "got an empty message"),
-    (b'{"prompt": []}', "got an empty list"),
-    (b'{"prompt": ["a"]}', "message 1: expected .*got a string"),
-    (b'{"prompt": [{"from": "human", "value": "a"}]}', "message 1: .*got the fields 'from', 'value'"),
-    (b'{"prompt": [{"role": "user", "content": "a", "name": "b"}]}', "write exactly these two fields"),
-    (b'{"prompt": [{"role": "human", "content": "a"}]}', "expected a role, got 'human'"),
-    (b'{"prompt": [{"role": ["user"], "content": "a"}]}', "expected a role"),
-    (b'{"prompt": [{"role": "user", "content": ["a"]}]}', "expected a string as content, got a list"),
-    (b'{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', "got assistant; end the prompt with"),
-    (b'{"prompt": "a\\ud800"}', r"field 'prompt'.*lone surrogate U\+D800"),
-    (b'{"prompt": "a", "x": [{"\\udfff": 1}]}', r"field 'x'.*lone surrogate U\+DFFF"),
-    (b'{"prompt": "a\\u0000b"}', "field 'prompt'.*NUL"),
-    (b'{"prompt": "a\xff"}', "expected UTF-8, got byte 0xff at 13"),
-]
-
-
-@pytest.mark.parametrize(("line", "message"), MALFORMED)
-def test_malformed_records(tmp_path, line, message):
-    path = tmp_path / "bad.jsonl"
-    path.write_bytes(b'{"prompt": "fine"}\n' + line + b"\n")
-    with pytest.raises(DataError, match=message) as seen:
-        read_jsonl(path)
-    assert str(seen.value).startswith(f"{path}:2: ")
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"prompt": "a"}, "field 'answer'.*set `reference_key`"),
-        ({"prompt": "a", "answer": None}, "field 'answer': expected a string or a number, got null"),
-        ({"prompt": "a", "answer": True}, "got true or false"),
-        ({"prompt": "a", "answer": ["4"]}, "got a list"),
-    ],
-)
-def test_malformed_references(tmp_path, record, message):
-    path = write(tmp_path, [{"prompt": "a", "answer": 4}, record])
-    with pytest.raises(DataError, match=message) as seen:
-        read_jsonl(path, reference_key="answer")
-    assert f"{path}:2" in str(seen.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\r\n  \n", b"\xef\xbb\xbf"])
-def test_an_empty_file(tmp_path, content):
-    path = tmp_path / "empty.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match="empty file"):
-        read_jsonl(path)
-
-
-def test_files_that_are_none(tmp_path):
-    with pytest.raises(DataError, match="No such file"):
-        read_jsonl(tmp_path / "absent.jsonl")
-    with pytest.raises(DataError, match="directory"):
-        read_jsonl(tmp_path)
-
-
+@pytest.mark.inventory(104)
 @SETTINGS
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=20), limit=st.integers(1, 12), shuffle=st.booleans())
 def test_references_stay_with_their_prompts_after_drops(tmp_path_factory, renderer, lengths, limit, shuffle):
@@ -146,7 +57,9 @@ def test_references_stay_with_their_prompts_after_drops(tmp_path_factory, render
             Prompts(path, renderer, Seeds(0), reference_key="answer", max_tokens=limit)
         return
     prompts = Prompts(path, renderer, Seeds(0), reference_key="answer", max_tokens=limit, shuffle=shuffle)
-    assert (prompts.size, prompts.dropped) == (len(kept), len(lengths) - len(kept))
+    dropped = len(lengths) - len(kept)
+    assert (prompts.size, prompts.dropped) == (len(kept), dropped)
+    assert prompts.notes == ((f"{path}: {dropped} of {len(lengths)} prompts are longer than {limit} tokens and left out",) if dropped else ())
     for taken in (prompts.take(prompts.size), prompts.all()):
         assert sorted(len(prompt.messages[0].content) for prompt in taken) == sorted(kept)
         assert all(prompt.reference == f"{prompt.row}/{len(prompt.messages[0].content)}" for prompt in taken)
@@ -203,5 +116,162 @@ def test_all_numbers_the_kept_prompts_and_leaves_the_cursor(tmp_path, renderer):
 
 def test_a_prompt_that_cannot_be_rendered_names_its_line(tmp_path, renderer):
     path = write(tmp_path, [{"prompt": "x"}, {"prompt": [{"role": "system", "content": "add"}, {"role": "user", "content": "x"}]}])
-    with pytest.raises(DataError, match=r"data.jsonl:2: the prompt cannot be rendered: .*needs a chat template"):
+    with pytest.raises(DataError, match=r"data\.jsonl:2: the prompt cannot be rendered: .*needs a chat template"):
         Prompts(path, renderer, Seeds(0), max_tokens=5)
+
+
+def letters(letter, size):
+    """Records `letter`0, `letter`1 and so on, which nobody renders."""
+    return [{"prompt": f"{letter}{n}"} for n in range(size)]
+
+
+def mixture(renderer, sizes, weights, **options):
+    sources = [Source(letters("abcdefgh"[n], size), weight) for n, (size, weight) in enumerate(zip(sizes, weights, strict=True))]
+    return Prompts(sources, renderer, Seeds(options.pop("seed", 0)), **options)
+
+
+WEIGHTS = st.lists(st.sampled_from([0.01, 0.3, 1.0, 1.0, 2.0, 7.5]), min_size=1, max_size=5)
+
+
+@SETTINGS
+@given(weights=WEIGHTS, n=st.integers(0, 400), seed=st.integers(0, 3))
+def test_interleaving_equals_a_merge_one_by_one_and_is_balanced_all_along(weights, n, seed):
+    seeds, shares = Seeds(seed), [weight / sum(weights) for weight in weights]
+
+    def place(number, turn):
+        drawn = uniforms(np.array([seeds.key("mixture", number)], dtype=np.uint64), np.array([turn]))[0]
+        return (turn + drawn) / shares[number], number, turn
+
+    waiting = [place(number, 0) for number in range(len(weights))]
+    heapq.heapify(waiting)
+    expected = []
+    for _ in range(n):
+        _, number, turn = heapq.heappop(waiting)
+        expected.append((number, turn))
+        heapq.heappush(waiting, place(number, turn + 1))
+    numbers, turns = interleave(weights, n, seeds)
+    assert list(zip(numbers.tolist(), turns.tolist(), strict=True)) == expected
+    for number, share in enumerate(shares):
+        count = np.cumsum(numbers == number)
+        assert np.all(np.abs(count - share * np.arange(1, n + 1)) <= 1 + share * len(weights))
+
+
+def test_interleaving_is_seeded_and_without_a_pattern():
+    orders = [interleave([1, 1], 400, Seeds(seed))[0] for seed in range(5)]
+    assert len({tuple(order) for order in orders}) == 5
+    for order in orders:
+        assert 0.35 < order[::2].mean() < 0.65, "every second prompt comes from both sources"
+
+
+@SETTINGS
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=2, max_size=4),
+    weights=st.lists(st.sampled_from([0.2, 1.0, 3.0]), min_size=4, max_size=4),
+    takes=st.lists(st.integers(0, 9), min_size=1, max_size=8),
+    cut=st.integers(0, 8),
+    epochs=st.sampled_from([None, 1, 3]),
+)
+def test_a_mixture_is_one_order_that_resumes_at_any_cut(renderer, sizes, weights, takes, cut, epochs):
+    def build():
+        return mixture(renderer, sizes, weights[: len(sizes)], epochs=epochs)
+
+    expected = build().take(sum(takes))
+    first, second = build(), build()
+    taken = [prompt for n in takes[:cut] for prompt in first.take(n)]
+    second.load_state(json.loads(json.dumps(first.state)))
+    taken += [prompt for n in takes[cut:] for prompt in second.take(n)]
+    assert taken == expected
+    assert [prompt.occurrence for prompt in taken] == list(range(len(taken)))
+    assert len(taken) == (sum(takes) if epochs is None else min(sum(takes), epochs * sum(sizes)))
+
+
+def test_every_source_of_a_mixture_goes_through_its_own_epochs(renderer):
+    prompts = mixture(renderer, [4, 40], [1, 3])
+    assert prompts.size == 44
+    taken = contents(prompts.take(400))
+    by_source = {letter: [text for text in taken if text[0] == letter] for letter in "ab"}
+    assert abs(len(by_source["a"]) - 100) <= 2
+    for letter, size in (("a", 4), ("b", 40)):
+        passes = [by_source[letter][start : start + size] for start in range(0, 80, size)]
+        assert all(sorted(one) == sorted(letters_of(letter, size)) for one in passes)
+        assert len({tuple(one) for one in passes}) > 1
+    assert [contents(mixture(renderer, [4], [1]).take(8))] == [by_source["a"][:8]], "adding a source leaves the order of the first one"
+    in_order = contents(mixture(renderer, [4, 40], [1, 3], shuffle=False).take(40))
+    assert [text for text in in_order if text[0] == "a"][:6] == ["a0", "a1", "a2", "a3", "a0", "a1"]
+
+
+def letters_of(letter, size):
+    return [record["prompt"] for record in letters(letter, size)]
+
+
+def test_all_of_a_mixture_are_its_sources_one_after_the_other(renderer):
+    prompts = mixture(renderer, [2, 3], [1, 5])
+    assert contents(prompts.all()) == ["a0", "a1", "b0", "b1", "b2"]
+    assert [prompt.occurrence for prompt in prompts.all()] == [0, 1, 2, 3, 4]
+
+
+def test_limits_hold_for_each_source_of_a_mixture(renderer):
+    sources = [Source([{"prompt": "x" * n} for n in (1, 5, 2, 1)]), Source([{"prompt": "1"}, {"prompt": "2"}])]
+    prompts = Prompts(sources, renderer, Seeds(0), max_prompts=3, max_tokens=4)
+    assert contents(prompts.all()) == ["x", "xx", "1", "2"]
+    assert (prompts.size, prompts.dropped) == (4, 1)
+    assert prompts.notes == ("records: 1 of 3 prompts are longer than 4 tokens and left out",)
+    with pytest.raises(DataError, match="empty list"):
+        Prompts([], renderer, Seeds(0))
+
+
+@pytest.mark.inventory(107)
+@SETTINGS
+@given(seed=st.integers(0, 1000), count=st.integers(1, 4), takes=st.lists(st.integers(0, 6), max_size=6), epochs=st.sampled_from([None, 1, 2]))
+def test_shards_are_disjoint_and_together_the_one_order(renderer, seed, count, takes, epochs):
+    whole = mixture(renderer, [7, 4], [2, 1], seed=seed, epochs=epochs)
+    shards = [mixture(renderer, [7, 4], [2, 1], seed=seed, epochs=epochs, shard=(rank, count)) for rank in range(count)]
+    taken = [[prompt for n in takes for prompt in shard.take(n)] for shard in shards]
+    together = sorted((prompt for part in taken for prompt in part), key=lambda prompt: prompt.occurrence)
+    assert together == whole.take(count * sum(takes))
+    for rank, (shard, part) in enumerate(zip(shards, taken, strict=True)):
+        assert [prompt.occurrence for prompt in part] == [rank + count * place for place in range(len(part))]
+        again = mixture(renderer, [7, 4], [2, 1], seed=seed, epochs=epochs, shard=(rank, count))
+        again.load_state(shard.state)
+        assert again.take(3) == shard.take(3)
+
+
+@pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0)])
+def test_a_shard_that_is_none(renderer, shard):
+    with pytest.raises(DataError, match="no shard"):
+        mixture(renderer, [2], [1], shard=shard)
+
+
+def test_a_run_mixes_its_sources_and_says_what_it_leaves_out(world, tmp_path, capsys):
+    mine = tmp_path / "mine.py"
+    mine.write_text("def records():\n    return [{'prompt': f'{n}+a=', 'answer': n} for n in range(20)]\n")
+    long = tmp_path / "long.jsonl"
+    long.write_text('{"prompt": "1+1+1+1+1=", "answer": 5}\n{"prompt": "1=", "answer": 1}\n')
+    sources = [{"path": f"{mine}:records", "weight": 3}, str(world.folder / "train.jsonl")]
+    changes = {"prompts.path": sources, "prompts.max_tokens": 4, "evaluation.path": str(long), "tracking.samples": 4, "stop.max_steps": 2}
+    config = world.config("grpo", tmp_path, changes)
+    assert oat("train", config) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("oat train: 2 steps in ")
+    assert shown[1:3] == [
+        f"oat train: {mine}:records: 10 of 20 prompts are longer than 4 tokens and left out",
+        f"oat train: {long}: 1 of 2 prompts are longer than 4 tokens and left out",
+    ]
+    samples = [json.loads(line) for line in (tmp_path / "grpo" / "samples.jsonl").read_text().splitlines()]
+    drawn = Counter("a" in sample["prompt"][0]["content"] for sample in samples)
+    assert sum(drawn.values()) == 8
+    assert abs(drawn[True] - 6) <= 2
+    assert oat("train", config, "--stop.max_steps", 3) == 0, "the resolved configuration reads as the one that was written"
+
+
+def test_settings_of_sources_that_nothing_reads(world, tmp_path, capsys):
+    for changes, message in (
+        ({"prompts.path": ["a.jsonl"], "prompts.split": "test"}, "nothing reads prompts.split"),
+        ({"prompts.path": [{"path": "a.jsonl", "wieght": 2}]}, "did you mean `weight`"),
+        ({"prompts.path": [{"weight": 2}]}, "`prompts.path.0.path` is missing"),
+        ({"prompts.path": [{"path": "a.jsonl", "weight": 0}]}, "`prompts.path.0.weight` is 0"),
+        ({"prompts.path": []}, "no source of prompts"),
+        ({"prompts.split": "test"}, "expected a dataset, which has splits"),
+    ):
+        assert oat("train", world.config("grpo", tmp_path, changes)) == 2
+        assert message in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The renderer, on real tokenizers that were saved and loaded from disk."""
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from oat.render import Renderer
 from oat.types import Message
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "☃"]
+TEMPLATES = Path(__file__).parent / "templates"
 LINES = ["what is two and two?", "the answer is four\n", "user assistant system tool", "Once upon a time, a cat sat."] * 3
 LLAMA = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
@@ -44,16 +46,16 @@ def assistant(text):
     return Message("assistant", text)
 
 
-def save_byte_level(folder, **special):
+def save_byte_level(folder, *, specials=SPECIALS, **special):
     """Byte-level BPE; every text survives encoding and decoding."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIALS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=specials, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     tokenizer.train_from_iterator(LINES, trainer)
     post = special.pop("post", None)
     if post:
-        names = [(name, tokenizer.token_to_id(name)) for name in SPECIALS]
+        names = [(name, tokenizer.token_to_id(name)) for name in specials]
         tokenizer.post_processor = processors.TemplateProcessing(single=post, special_tokens=names)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", **special).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
@@ -256,14 +258,112 @@ def test_the_built_in_template_does_not_warn(tokenizer):
         Renderer(tokenizer, template="chatml")
 
 
-def test_a_template_that_fills_in_reasoning_does_not_put_it_into_responses(tokenizer, tmp_path):
+def test_a_template_that_always_fills_in_reasoning_does_so_in_responses(tokenizer, tmp_path):
     thoughtful = (
         "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + ('<think></think>' if m['role'] == 'assistant' and loop.last else '') }}"
         "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
     with pytest.warns(UserWarning, match="changes an earlier message"):
         renderer = Renderer(tokenizer, template=write(tmp_path, thoughtful))
+    assert renderer.decode(renderer.response("yes")) == "<think></think>yes<|im_end|>"
+
+
+def test_a_template_that_leaves_out_some_of_a_response_is_not_followed(tokenizer, tmp_path):
+    with pytest.warns(UserWarning, match="drops the reasoning"):
+        renderer = Renderer(tokenizer, template=write(tmp_path, FORGETFUL.replace("not loop.last and ", "")))
     assert renderer.decode(renderer.response("<think>hm</think>yes")) == "<think>hm</think>yes<|im_end|>"
+    assert renderer.decode(renderer.response("yes")) == "yes<|im_end|>"
+
+
+def test_a_template_that_does_not_go_on_from_its_own_prompt_is_not_followed(tokenizer, tmp_path):
+    opens_reasoning = FORGETFUL.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
+    assert opens_reasoning != FORGETFUL
+    with pytest.warns(UserWarning, match="drops the reasoning"):
+        renderer = Renderer(tokenizer, template=write(tmp_path, opens_reasoning))
+    assert renderer.decode(renderer.prompt([user("hi")])).endswith("assistant\n<think>\n")
+    assert renderer.decode(renderer.response("hm</think>yes")) == "hm</think>yes<|im_end|>"
+
+
+class Family:
+    """A chat family: its tokenizer, saved with its template and loaded, and our renderer of it.
+
+    Attributes:
+        warned: what the renderer warned of while it was made.
+    """
+
+    def __init__(self, folder, name, specials, end, **special):
+        template = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+        self.tokenizer = save_byte_level(folder, specials=specials, chat_template=template, **special)
+        self.end = end
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            self.renderer = Renderer(self.tokenizer, template="tokenizer")
+        self.warned = [str(warning.message) for warning in seen]
+
+    def text(self, *messages, generate=False):
+        """The template's own text."""
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=generate)
+
+
+@pytest.fixture(scope="module")
+def llama3(tmp_path_factory):
+    specials = ["<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    folder = tmp_path_factory.mktemp("llama3")
+    return Family(folder, "llama3", specials, "<|eot_id|>", bos_token="<|begin_of_text|>", post="<|begin_of_text|> $A")
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    return Family(tmp_path_factory.mktemp("qwen3"), "qwen3", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "<|im_end|>")
+
+
+def test_llama3_by_hand(llama3):
+    renderer = Renderer(llama3.tokenizer, template="tokenizer", system="be kind")
+    messages = [user(" hi \n"), assistant("yes"), user("and?")]
+    expected = (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nbe kind<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nyes<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nand?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    assert renderer.decode(renderer.prompt(messages)) == expected
+    sampled = np.concatenate([renderer.prompt(messages[:1]), renderer.response("yes")])
+    assert renderer.decode(renderer.extend(sampled, user("and?"))) == expected
+    assert renderer.stop_ids == set(llama3.tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|eot_id|>"]))
+    assert llama3.warned == []
+
+
+def test_qwen3_by_hand_warns_once_and_history_stays(qwen3):
+    renderer = qwen3.renderer
+    thought = "<think>\nhm\n</think>\n\nyes"
+    prompt = renderer.prompt([Message("system", "be kind"), user("hi")])
+    assert renderer.decode(prompt) == "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert renderer.decode(renderer.response(thought)) == f"{thought}<|im_end|>"
+    assert renderer.decode(renderer.response("yes")) == "<think>\n\n</think>\n\nyes<|im_end|>"
+    later = renderer.extend(np.concatenate([prompt, renderer.response(thought)]), user("and?"))
+    assert renderer.decode(later) == (renderer.decode(prompt) + f"{thought}<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"), (
+        "the template itself would have dropped the reasoning"
+    )
+    assert "hm" not in qwen3.text(user("hi"), assistant(thought), user("and?"))
+    assert len(qwen3.warned) == 1
+    assert "in a conversation of 3 messages it drops the reasoning" in qwen3.warned[0]
+
+
+@pytest.mark.inventory(105)
+@SETTINGS
+@given(system=st.none() | TEXTS, prompt=TEXTS, reasoning=st.none() | TEXTS, response=TEXTS, name=st.sampled_from(["llama3", "qwen3"]))
+def test_a_response_is_what_the_template_adds_to_its_prompt(llama3, qwen3, system, prompt, reasoning, response, name):
+    family = {"llama3": llama3, "qwen3": qwen3}[name]
+    messages = ([] if system is None else [Message("system", system)]) + [user(prompt)]
+    if reasoning is not None:
+        response = f"<think>\n{reasoning.strip(chr(10))}\n</think>\n\n{response.lstrip(chr(10))}"
+    before, whole = family.text(*messages, generate=True), family.text(*messages, assistant(response))
+    assert whole.startswith(before)
+    ids, mask = family.renderer.loss_mask([*messages, assistant(response)])
+    assert family.renderer.decode(ids[~mask]) == before
+    assert family.renderer.decode(ids[mask]) == whole[len(before) :].removesuffix("\n")
+    assert family.renderer.decode(family.renderer.response(response)).endswith(family.end)
+    assert mask.tolist() == sorted(mask.tolist()), "the response is a suffix"
 
 
 def test_the_tokenizers_own_template(tmp_path):

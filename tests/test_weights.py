@@ -20,13 +20,16 @@ from oat.weights import Weights, prove
 
 
 class Source:
-    """The one method that Weights reads of a learner."""
+    """What Weights reads of a learner."""
 
     def __init__(self, lm: Any):
         self.lm = lm
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
         return {name: tensor.detach() for name, tensor in self.lm.tensors().items()}
+
+    def trainable(self, model: str) -> list[str]:
+        return list(self.lm.trainable())
 
     def move(self) -> None:
         with torch.no_grad():
@@ -71,9 +74,9 @@ def test_one_turned_bit_in_the_engines_copy_is_found(world: World, source: Sourc
 
     sound = engine_of(world, source.lm)
     faulty = FaultyMemory(sound._slots, num_tokens=16, stop_ids=[1], decode=lambda ids: "")
-    Weights([sound], sync_every=2).sync(source, 3)
-    with pytest.raises(WeightsError, match=rf"engine 1, slot sampler, version 4: .* 1 tensors differ .*\({name}\)"):
-        Weights([sound, faulty], sync_every=2).sync(source, 4)
+    Weights({"sampler": [sound]}, sync_every=2).sync(source, 3)
+    with pytest.raises(WeightsError, match=rf"holder 1, slot sampler, version 4: .* 1 tensors differ .*\({name}\)"):
+        Weights({"sampler": [sound, faulty]}, sync_every=2).sync(source, 4)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +96,10 @@ def test_a_receipt_must_name_slot_version_and_every_tensor(held_: Receipt, words
         prove(held_, wanted, 0)
 
 
+@pytest.mark.inventory(96)
 def test_a_copy_keeps_its_version_while_the_policy_moves(world: World, source: Source) -> None:
     engine = engine_of(world, source.lm)
-    weights = Weights([engine], sync_every=2)
+    weights = Weights({"sampler": [engine], "policy": [engine]}, sync_every=2)
     assert [step for step in range(6) if weights.due(step)] == [1, 3, 5]
     weights.restore(source)
     before = sent(source)
@@ -110,13 +114,13 @@ def test_a_copy_keeps_its_version_while_the_policy_moves(world: World, source: S
 
 def test_the_kept_weights_survive_a_restart(world: World, source: Source) -> None:
     """Between two syncs the sampler holds what the policy was; a restart gives it that, not what the policy is."""
-    weights = Weights([engine_of(world, source.lm)], sync_every=2)
+    weights = Weights({"sampler": [engine_of(world, source.lm)]}, sync_every=2)
     weights.sync(source, 2)
     at_sync = sent(source)
     source.move()
     state = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in weights.state.items()}
     engine = engine_of(world, source.lm)
-    restarted = Weights([engine], sync_every=2)
+    restarted = Weights({"sampler": [engine]}, sync_every=2)
     restarted.load_state(state)
     restarted.restore(source)
     assert (engine.version("sampler"), restarted.sampler_version) == (2, 2)
@@ -126,7 +130,7 @@ def test_the_kept_weights_survive_a_restart(world: World, source: Source) -> Non
 
 def test_without_a_copy_nothing_is_kept(world: World, source: Source) -> None:
     shared = TorchEngine({"sampler": source.lm, "policy": source.lm}, num_tokens=16, stop_ids=[1], decode=lambda ids: "")
-    weights = Weights([shared], sync_every=1)
+    weights = Weights({"sampler": [shared]}, sync_every=1)
     weights.sync(source, 5)
     source.move()
     assert weights.state == {"version": 5}
@@ -155,12 +159,13 @@ def test_a_run_stops_at_a_turned_bit(world: World, tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert forked(faulty, log) == 1
     printed = log.read_text()
-    assert "oat train: engine 0, slot sampler, version 2: " in printed
+    assert "oat train: holder 0, slot sampler, version 2: " in printed
     assert "(model.norm.weight)" in printed
     assert "Traceback" not in printed
     assert [path.name for path in (tmp_path / "grpo" / "checkpoints").glob("step_*")] == ["step_00000001"]
 
 
+@pytest.mark.inventory(96)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_killed_between_two_syncs(world: World, tmp_path: Path, algorithm: str) -> None:
     """sync_every 2, a checkpoint a step: the versions follow the schedule, and a run that is killed at steps 1 and 3 goes on bitwise."""

@@ -1,13 +1,52 @@
-"""The actor: renderer and engine. Prompts in, groups of trajectories out."""
+"""The actor: renderer and engine, and the environment where there is one. Prompts in, groups of trajectories out."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from oat.engines.base import Engine
+from oat.environments.base import Environment
+from oat.errors import ConfigError, DataError
+from oat.features import Scorer
 from oat.render import Renderer
 from oat.seeds import Seeds
-from oat.types import Completion, Group, Prompt, Request, Sampling, Segment, Trajectory
+from oat.types import ENSEMBLE, Completion, FinishReason, Group, Message, Prompt, Request, Sampling, Segment, Trajectory
+
+
+@dataclass
+class _Episode:
+    """A trajectory that grows turn by turn."""
+
+    slot: str
+    key: int
+    ids: np.ndarray
+    segments: list[Segment]
+    state: Mapping[str, Any] = field(default_factory=dict)
+    reward: float | None = None
+    text: str = ""
+    finish_reason: FinishReason = "aborted"
+
+    def context(self, ids: np.ndarray) -> None:
+        """Take the whole sequence so far; what is new in it is context."""
+        self.segments.append(Segment("context", ids[len(self.ids) :]))
+        self.ids = ids
+
+    def respond(self, completion: Completion, text: str) -> None:
+        size = len(completion.ids)
+        response = Segment(
+            "model",
+            completion.ids,
+            mask=np.ones(size, dtype=bool),
+            versions=np.full(size, completion.version, dtype=np.int32),
+            raw_logps=completion.raw_logps,
+            sampled_logps=completion.sampled_logps,
+            kept=completion.kept,
+        )
+        self.segments.append(response)
+        self.ids = np.concatenate([self.ids, completion.ids])
+        self.text, self.finish_reason = text, completion.finish_reason
 
 
 class Actor:
@@ -15,10 +54,24 @@ class Actor:
 
     Args:
         sampling: how training responses are drawn.
+        environment: answers the responses within an episode; None: one response is the episode.
+        scorer: scores samples under the ensemble.
+        longest_prompt: refuse longer ones, which leave too little of the model's context; None lets the engine cut responses.
     """
 
-    def __init__(self, renderer: Renderer, engine: Engine, sampling: Sampling, seeds: Seeds):
+    def __init__(
+        self,
+        renderer: Renderer,
+        engine: Engine,
+        sampling: Sampling,
+        seeds: Seeds,
+        *,
+        environment: Environment | None = None,
+        scorer: Scorer | None = None,
+        longest_prompt: int | None = None,
+    ):
         self.renderer, self.engine, self.sampling, self.seeds = renderer, engine, sampling, seeds
+        self.environment, self.scorer, self.longest_prompt = environment, scorer, longest_prompt
 
     def sample(
         self, prompts: Sequence[Prompt], samples: Mapping[str, int], address: Sequence[str | int], sampling: Sampling | None = None
@@ -30,43 +83,131 @@ class Actor:
             address: purpose, step and round of the random numbers.
             sampling: other than in training.
         """
-        sampling = sampling or self.sampling
-        contexts = [self.renderer.prompt(prompt.messages) for prompt in prompts]
+        contexts = [self._context(prompt) for prompt in prompts]
         groups: list[list[Trajectory]] = [[] for _ in prompts]
         for slot, count in samples.items():
-            keys = [self.seeds.key(*address, slot, prompt.occurrence, sample) for prompt in prompts for sample in range(count)]
             owners = [number for number in range(len(prompts)) for _ in range(count)]
-            requests = [Request(contexts[owner], sampling, key) for owner, key in zip(owners, keys, strict=True)]
-            completions = sorted(self.engine.generate(requests, slot), key=lambda completion: completion.index)
-            for owner, completion in zip(owners, completions, strict=True):
-                groups[owner].append(self._trajectory(slot, contexts[owner], completion, sampling))
+            episodes = []
+            for owner, sample in zip(owners, list(range(count)) * len(prompts), strict=True):
+                place = (*address, slot, prompts[owner].occurrence, sample)
+                episode = _Episode(slot, self.seeds.key(*place), contexts[owner], [Segment("context", contexts[owner])])
+                if self.environment is not None:
+                    episode.state = self.environment.reset(prompts[owner], self.seeds.at("environment", *place))
+                episodes.append(episode)
+            self._play(episodes, slot, sampling or self.sampling)
+            for owner, episode in zip(owners, episodes, strict=True):
+                groups[owner].append(self._trajectory(episode, sampling or self.sampling))
         return [Group(prompt, tuple(trajectories)) for prompt, trajectories in zip(prompts, groups, strict=True)]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
-        """Summed raw log-probabilities of every sample, (G,) float32 a group, under each slot that is needed; "sampler" means those
-        recorded at sampling."""
+        """What an explorer needs to know of the groups.
+
+        Returns:
+            For a slot, (G,) summed raw log-probabilities a group ("sampler": those recorded at sampling); for "ensemble", (M, G) rewards a
+            group, and beside them "features", (G, D) a group. float32.
+        """
         scores: dict[str, list[np.ndarray]] = {}
-        for slot in needs:
-            rows = [trajectory for group in groups for trajectory in group.trajectories]
-            if slot == "sampler":
-                logps = [row.recorded("raw_logps") for row in rows]
+        for name in needs:
+            if name == ENSEMBLE:
+                assert self.scorer is not None, "build.py gives the actor a scorer where the explorer needs the ensemble"
+                scores[name], scores["features"] = self.scorer.score(groups)
             else:
-                found = self.engine.logps([row.ids for row in rows], slot)
-                logps = [values[row.trained[1:]] for values, row in zip(found, rows, strict=True)]
-            sums = np.array([values.sum() for values in logps], dtype=np.float32)
-            scores[slot] = np.split(sums, np.cumsum([len(group.trajectories) for group in groups])[:-1])
+                scores[name] = self._logps(groups, name)
         return scores
 
-    def _trajectory(self, slot: str, context: np.ndarray, completion: Completion, sampling: Sampling) -> Trajectory:
-        size = len(completion.ids)
-        response = Segment(
-            "model",
-            completion.ids,
-            mask=np.ones(size, dtype=bool),
-            versions=np.full(size, completion.version, dtype=np.int32),
-            raw_logps=completion.raw_logps,
-            sampled_logps=completion.sampled_logps,
-            kept=completion.kept,
-        )
-        text = self.renderer.text(completion.ids)
-        return Trajectory(slot, (Segment("context", context), response), completion.finish_reason, text, sampling.temperature)
+    def _context(self, prompt: Prompt) -> np.ndarray:
+        ids = self.renderer.prompt(prompt.messages)
+        if self.longest_prompt is not None and len(ids) > self.longest_prompt:
+            raise DataError(
+                f"the prompt of record {prompt.row} has {len(ids)} tokens, and the model's context leaves room for {self.longest_prompt} beside "
+                f"sampling.max_new_tokens; drop longer ones (prompts.max_tokens: {self.longest_prompt}), or set sampling.overflow to cut"
+            )
+        return ids
+
+    def _logps(self, groups: Sequence[Group], slot: str) -> list[np.ndarray]:
+        rows = [trajectory for group in groups for trajectory in group.trajectories]
+        if slot == "sampler":
+            logps = [row.recorded("raw_logps") for row in rows]
+        else:
+            found = self.engine.logps([row.ids for row in rows], slot)
+            logps = [values[row.trained[1:]] for values, row in zip(found, rows, strict=True)]
+        sums = np.array([values.sum() for values in logps], dtype=np.float32)
+        return np.split(sums, np.cumsum([len(group.trajectories) for group in groups])[:-1])
+
+    def _play(self, episodes: Sequence[_Episode], slot: str, sampling: Sampling) -> None:
+        """One response for every open episode, turn after turn, until the environment has ended all of them."""
+        playing = list(episodes)
+        while playing:
+            requests = [Request(episode.ids, sampling, episode.key) for episode in playing]
+            for completion in self.engine.generate(requests, slot):
+                playing[completion.index].respond(completion, self.renderer.text(completion.ids))
+            playing = [episode for episode in playing if self._goes_on(episode)]
+
+    def _goes_on(self, episode: _Episode) -> bool:
+        if self.environment is None:
+            return False
+        turn = self.environment.step(episode.state, episode.text)
+        episode.state, episode.reward = turn.state, (episode.reward or 0.0) + turn.reward
+        if turn.message is not None:
+            episode.context(self.renderer.extend(episode.ids, turn.message))
+        return turn.message is not None
+
+    def _trajectory(self, episode: _Episode, sampling: Sampling) -> Trajectory:
+        return Trajectory(episode.slot, tuple(episode.segments), episode.finish_reason, episode.text, sampling.temperature, episode.reward)
+
+
+class RecordedActor:
+    """The actor of offline data: responses that stand in the records become trajectories, without a version or log-probabilities.
+
+    Args:
+        columns: of the responses: a string, or a list of messages that ends with an assistant's; only assistant tokens are trained.
+        score_key: column of their scores, one number each; without it the first response is worth 1 and the others 0.
+    """
+
+    def __init__(self, renderer: Renderer, columns: Sequence[str], score_key: str | None = None):
+        self.renderer, self.columns, self.score_key = renderer, tuple(columns), score_key
+
+    def sample(
+        self, prompts: Sequence[Prompt], samples: Mapping[str, int], address: Sequence[str | int], sampling: Sampling | None = None
+    ) -> list[Group]:
+        """One group a prompt, with its recorded responses in the order of the columns."""
+        return [Group(prompt, self._responses(prompt)) for prompt in prompts]
+
+    def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
+        if needs:
+            raise ConfigError(f"recorded responses come without {', '.join(needs)}, which the explorer needs; remove the explorer")
+        return {}
+
+    def _responses(self, prompt: Prompt) -> tuple[Trajectory, ...]:
+        where = f"record {prompt.row}"
+        for name in (*self.columns, *([self.score_key] if self.score_key else [])):
+            if name not in prompt.columns:
+                raise DataError(f"{where}: field {name!r}: expected in every record, got none; it has {', '.join(sorted(prompt.columns))}")
+        scores: Sequence[Any] = prompt.columns[self.score_key] if self.score_key else [1.0] + [0.0] * (len(self.columns) - 1)
+        scores = scores if isinstance(scores, list) else [scores]
+        if len(scores) != len(self.columns) or not all(isinstance(score, int | float) for score in scores):
+            raise DataError(f"{where}: field {self.score_key!r}: expected {len(self.columns)} numbers, one a response, got {scores!r}")
+        responses = [self._response(prompt, prompt.columns[name], f"{where}: field {name!r}") for name in self.columns]
+        return tuple(replace(response, reward=float(score)) for response, score in zip(responses, scores, strict=True))
+
+    def _response(self, prompt: Prompt, value: Any, where: str) -> Trajectory:
+        messages = _messages(value, where)
+        if messages[: len(prompt.messages)] == list(prompt.messages):
+            messages = messages[len(prompt.messages) :]
+        if not messages or messages[-1].role != "assistant":
+            raise DataError(f"{where}: expected a response, or messages that end with an assistant's, got {value!r}; name another column")
+        ids, mask = self.renderer.loss_mask([*prompt.messages, *messages])
+        bounds = np.flatnonzero(np.diff(mask)) + 1
+        segments = []
+        for part, trained in zip(np.split(ids, bounds), np.split(mask, bounds), strict=True):
+            segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
+        return Trajectory("recorded", tuple(segments), "stop", messages[-1].content)
+
+
+def _messages(value: Any, where: str) -> list[Message]:
+    if isinstance(value, str):
+        return [Message("assistant", value)]
+    try:
+        return [Message(entry["role"], entry["content"]) for entry in value]
+    except (TypeError, KeyError) as error:
+        raise DataError(f"{where}: expected a string or a list of messages with role and content, got {value!r}; name another column") from error

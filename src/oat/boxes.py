@@ -58,10 +58,15 @@ class Ledger(Protocol):
     def take(self, step: int, count: int, *, purpose: str = "train") -> Feedback:
         """What a step learns from, recorded before it is handed out."""
 
+    def queries_before(self, step: int) -> int:
+        """Queries at the take of the step before."""
+
     def close(self) -> None: ...
 
 
 class Learner(Protocol):
+    micro_batch_tokens: int | None
+
     def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         """What is wanted of a model for the trained tokens of rows, without gradient."""
 
@@ -70,6 +75,9 @@ class Learner(Protocol):
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
         """The weights of a model, by name."""
+
+    def trainable(self, model: str) -> list[str]:
+        """The names of those weights that learning changes."""
 
     def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrite a model's weights, in place."""
@@ -95,6 +103,13 @@ class Evaluation(Protocol):
 
     def run(self, step: int) -> dict[str, float]:
         """Evaluate the slot `policy`; returns metrics."""
+
+
+class Stop(Protocol):
+    last: int | None
+
+    def reason(self, step: int, queries: int) -> str | None:
+        """Why the run ends before this step, or None."""
 
 
 class Checkpoints(Protocol):

@@ -1,7 +1,7 @@
 """From a configuration to boxes. The only place that knows all of them, and where settings are held against each other."""
 
 import dataclasses
-import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,26 +9,34 @@ from typing import Any
 
 import torch
 
-from oat.actor import Actor
+from oat import boxes
+from oat.actor import Actor, RecordedActor
 from oat.algorithms.base import Objective
-from oat.algorithms.direct import DPO
-from oat.algorithms.group import GRPO
-from oat.boxes import Stateful
-from oat.checkpoint import Checkpoints, write_atomically
+from oat.algorithms.direct import BNF, DPO, IPO, RobustDPO, SimPO, SLiC
+from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
+from oat.algorithms.group import GRPO, DrGRPO
+from oat.algorithms.supervised import SFT
+from oat.checkpoint import Checkpoints
 from oat.collector import Collector
-from oat.config import Component, Config, Origins, convert, dump, load_config, to_yaml, unknown_field, where
+from oat.config import Component, Config, Origins, SourceConfig, convert, unknown_field, where
+from oat.data import Source
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, did_you_mean
 from oat.evaluate import Evaluation, Mode
 from oat.explore.base import Explorer
 from oat.explore.rules import NoExploration
+from oat.features import Scorer
+from oat.learner.ensemble import Ensemble
 from oat.learner.learner import Learner
+from oat.learner.limits import measure_tokens
 from oat.learner.models import Critic, LanguageModel, Model
 from oat.learner.optim import OptimiserSettings
 from oat.ledger import Ledger
 from oat.lm import CausalLM, load_lm, load_tokenizer
 from oat.loop import Run
+from oat.lora import load_model, share_base
 from oat.oracles.base import Oracle
+from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle
 from oat.oracles.router import OneOracle
@@ -37,14 +45,16 @@ from oat.prompts import Prompts
 from oat.render import Renderer
 from oat.runtime.local import over_wire
 from oat.seeds import Seeds
+from oat.stop import Stop
 from oat.store import Store
 from oat.tracking import Tracking
-from oat.types import Plan, Requires, Sampling
-from oat.weights import Weights
+from oat.types import ENSEMBLE, Plan, Prompt, Requires, Sampling
+from oat.weights import Holder, Weights
 
-ALGORITHMS: dict[str, Any] = {"dpo": DPO, "grpo": GRPO}
-FREE = ("stop", "tracking", "checkpoint", "run_dir", "oracle.deadline_s", "compute.serialise")
-"""Fields, or whole sections, that may change when a run is continued."""
+ALGORITHMS: dict[str, Any] = {cls.name: cls for cls in (DPO, RobustDPO, IPO, SLiC, SimPO, BNF, SFT, GRPO, DrGRPO)}
+BUILTIN = ("environment", "recorded")
+"""Oracles that ask nobody; the data or the environment know the value."""
+EnsembleParts = tuple[EnsembleLearning, Ensemble, Scorer]
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,9 @@ def resolve(config: Config, origins: Origins) -> Config:
         ConfigError: names the place, the field, and what to do.
     """
     algorithm = algorithm_class(config.algorithm.name, origins)
-    known: dict[str, type] = {"engine": TorchEngineConfig, "explorer": NoOptions, "router": NoOptions, "algorithm": algorithm.Config}
+    explorer = NoExploration if config.explorer.name == "none" or ":" not in config.explorer.name else load_symbol(config.explorer.name)
+    choices = getattr(explorer, "Config", NoOptions)
+    known: dict[str, type] = {"engine": TorchEngineConfig, "explorer": choices, "router": NoOptions, "algorithm": algorithm.Config}
     names = {"engine": ["torch"], "explorer": ["none"], "router": ["one"]}
     parts: dict[str, Any] = {}
     for section, cls in known.items():
@@ -77,8 +89,14 @@ def resolve(config: Config, origins: Origins) -> Config:
             raise ConfigError(f"{place}: there is no {section} {component.name!r}; {did_you_mean(component.name, names[section])}")
         parts[section] = Component(component.name, _options(section, component, cls, origins))
     config = replace(config, **parts)
-    _check(config, algorithm(algorithm.Config(**config.algorithm.options)).requires, origins)
+    requires = _objective(config).requires
+    _check(config, requires, _explorer(config, requires).needs, origins)
+    if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
+        config = replace(config, learner=replace(config.learner, micro_batch_size=8))
     if config.learner.schedule != "constant" and config.learner.schedule_steps is None:
+        if config.stop.max_steps is None:
+            place = where(("learner", "schedule"), origins)
+            raise ConfigError(f"{place}: a {config.learner.schedule} schedule ends at a step; set learner.schedule_steps, or stop.max_steps")
         updates = config.algorithm.options.get("epochs", 1) * config.algorithm.options.get("minibatches", 1)
         config = replace(config, learner=replace(config.learner, schedule_steps=config.stop.max_steps * updates))
     return config
@@ -111,27 +129,57 @@ def _options(section: str, component: Component, cls: type, origins: Origins) ->
         raise error if place in str(error) or ":" in str(error).split(" ")[0] else ConfigError(f"{place}: {error}") from None
 
 
-def _check(config: Config, requires: Requires, origins: Origins) -> None:
+def _check(config: Config, requires: Requires, needs: frozenset[str], origins: Origins) -> None:
     """Settings that contradict each other, or that nothing reads in this combination."""
-    sampling, name = config.sampling, config.algorithm.name
-    if requires.ratio_based and sampling.temperature == 0:
-        raise ConfigError(f"{where(('sampling', 'temperature'), origins)}: {name} divides by the probability of sampling; set a temperature above 0")
-    if requires.ratio_based and config.oracle.max_outstanding:
-        place = where(("oracle", "max_outstanding"), origins)
-        raise ConfigError(f"{place}: {name} needs answers about its newest samples; set oracle.max_outstanding to 0")
-    for field in ("prompts", "epochs", "minibatches"):
-        value = config.algorithm.options.get(field)
-        if isinstance(value, int) and value < 1:
-            raise ConfigError(f"{where(('algorithm', field), origins)}: algorithm.{field} is {value}; it must be at least 1")
-    if config.evaluation is not None and not config.evaluation.samples and not config.evaluation.greedy:
-        place = where(("evaluation",), origins)
-        raise ConfigError(f"{place}: the evaluation has no responses; set evaluation.samples, or evaluation.greedy to true, or leave the section out")
+    name, recorded = config.algorithm.name, bool(config.prompts.responses)
+    ratio = f"{name} divides by the probability of sampling"
+    counts = [
+        (f"algorithm.{field}", config.algorithm.options.get(field, 1) < 1, "it must be at least 1") for field in ("prompts", "epochs", "minibatches")
+    ]
+    evaluation = config.evaluation
+    contradictions = [
+        *counts,
+        (
+            "stop.max_steps",
+            (config.stop.max_steps, config.stop.max_queries, config.stop.max_hours, config.prompts.epochs) == (None,) * 4,
+            "the run would never end; set it, stop.max_queries, stop.max_hours or prompts.epochs",
+        ),
+        ("sampling.temperature", requires.ratio_based and config.sampling.temperature == 0, f"{ratio}; set it above 0"),
+        (
+            "oracle.max_outstanding",
+            requires.ratio_based and config.oracle.max_outstanding,
+            f"{name} needs answers about its newest samples; set it to 0",
+        ),
+        ("prompts.responses", requires.ratio_based and recorded, f"{ratio}, which recorded responses lack; choose another algorithm"),
+        ("oracle.name", config.oracle.name == "recorded" and not recorded, "it answers about recorded responses; name them in prompts.responses"),
+        ("oracle.name", config.oracle.name == "environment" and not config.sampling.environment, "name the environment in sampling.environment"),
+        (
+            "evaluation.samples",
+            evaluation and not evaluation.samples and not evaluation.greedy,
+            "no responses to evaluate; set it, or evaluation.greedy",
+        ),
+        ("model.dtype", config.model.dtype == "bfloat16", "AdamW loses most of its steps on such weights; keep float32, set learner.autocast"),
+        (
+            "learner.micro_batch_tokens",
+            config.learner.micro_batch_tokens == "auto" and config.compute.memory_gb is None,
+            "set compute.memory_gb, what the learner may take",
+        ),
+    ]
+    for field, is_wrong, why in contradictions:
+        if is_wrong:
+            section, key = field.split(".")
+            part = getattr(config, section)
+            value = part.options[key] if section == "algorithm" else getattr(part, key)
+            raise ConfigError(f"{where((section, key), origins)}: {field} is {value!r}: {why}")
     unread = {
         ("oracle", "labels"): requires.feedback != "compare",
         ("oracle", "scale"): requires.feedback != "compare",
-        ("model", "reference"): "reference" not in requires.models | requires.slots,
+        ("model", "reference"): not {"reference", ENSEMBLE} & (requires.models | requires.slots | needs),
+        ("prompts", "score_key"): not config.prompts.responses,
+        ("prompts", "split"): not isinstance(config.prompts.path, str),
         ("learner", "critic_learning_rate"): "critic" not in requires.models,
         ("learner", "schedule_steps"): config.learner.schedule == "constant",
+        ("compute", "memory_gb"): config.learner.micro_batch_tokens is None,
     }
     for (section, field), is_unread in unread.items():
         part = getattr(config, section)
@@ -156,136 +204,135 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
         torch.set_num_threads(config.compute.threads)
     seeds = Seeds(config.seed)
     objective = _objective(config)
-    lms = _language_models(config, objective.requires)
-    tokenizer, render, eos_ids = load_tokenizer(config.model.path), config.render, lms["policy"].eos_ids
-    renderer = Renderer(tokenizer, template=render.template, system=render.system, stop=config.sampling.stop, eos_ids=eos_ids)
-    learner = _learner(config, objective, lms, renderer, seeds)
-    engine = _engine(config, lms, renderer)
-    actor = Actor(renderer, engine, _sampling(config, objective.requires), seeds)
-    prompts = _prompts(config, config.prompts.path, renderer, seeds)
     explorer = _explorer(config, objective.requires)
+    lms = _language_models(config, objective.requires, explorer, seeds)
+    renderer = _renderer(config, lms["policy"])
+    ensemble = _ensemble(explorer, lms, seeds)
+    objectives = [objective, ensemble[0]] if ensemble else [objective]
+    learner = _learner(config, objective, lms, renderer, seeds, ensemble)
+    engine = _engine(config, lms, renderer)
+    scorer = ensemble[2] if ensemble else None
+    actor, trained = _actors(config, objective.requires, renderer, engine, lms["policy"], scorer, seeds)
+    prompts, held_out, notes = _prompts(config, renderer, seeds)
     asked, scoring = _oracles(config, objective.requires)
-    served, weighted = ({**asked, **scoring}, engine)
+    served: dict[str, Oracle] = {**asked, **scoring, **({ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {})}
+    holders: dict[str, list[Holder]] = {"sampler": [engine], "policy": [engine], **({ENSEMBLE: [scorer]} if scorer else {})}
     if config.compute.serialise:
-        actor, learner = over_wire(actor), over_wire(learner, local=(type(objective),))
-        served, weighted = {name: over_wire(oracle) for name, oracle in served.items()}, over_wire(engine)
+        actor, trained, learner = over_wire(actor), over_wire(trained), over_wire(learner, local=tuple(type(o) for o in objectives))
+        served = {name: over_wire(oracle) for name, oracle in served.items()}
+        holders = {slot: [over_wire(holder) for holder in held] for slot, held in holders.items()}
     ledger = Ledger(Store(directory / "ledger.sqlite"), served, seeds, labels=config.oracle.labels, deadline_s=config.oracle.deadline_s)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
 
     last = _last_step(config, prompts, plans)
-    weights = Weights([weighted], config.learner.sync_every)
-    parts: dict[str, Stateful] = {"learner": learner, "weights": weights, "prompts": prompts, "objective": objective}
-    total = sum(plans(step).questions for step in range(last))
+    stop = Stop(last=last, max_queries=config.stop.max_queries, max_hours=config.stop.max_hours)
+    weights = Weights(holders, config.learner.sync_every)
+    learned = dict(zip(("objective", ENSEMBLE), objectives, strict=False))
+    parts: dict[str, boxes.Stateful] = {"learner": learner, "weights": weights, "prompts": prompts, "stop": stop, **learned}
+    total = math.inf if last is None else sum(plans(step).questions for step in range(last))
     router = OneOracle(next(iter(asked)))
     return Run(
-        objectives=[objective],
+        objectives=objectives,
         plans=plans,
-        last=last,
+        stop=stop,
         seeds=seeds,
-        collector=Collector(prompts, actor, explorer, router, ledger, seeds, total=total, max_outstanding=config.oracle.max_outstanding),
+        collector=Collector(prompts, trained, explorer, router, ledger, seeds, total=total, max_outstanding=config.oracle.max_outstanding),
         ledger=ledger,
         learner=learner,
         weights=weights,
-        evaluation=_evaluation(config, actor, ledger, renderer, seeds, scoring, last, directory),
+        evaluation=_evaluation(config, held_out, actor, ledger, scoring, directory),
         checkpoints=Checkpoints(directory / "checkpoints", every=config.checkpoint.every, keep_last=config.checkpoint.keep_last),
         tracking=Tracking(directory, samples=config.tracking.samples),
         parts=parts,
+        notes=notes,
     )
-
-
-def open_run(config: Config, origins: Origins) -> Run:
-    """The run of a configuration: a new one, or the one that stands in its directory.
-
-    Raises:
-        ConfigError: the directory holds a run of another configuration; the message lists the differences.
-    """
-    directory = Path(config.run_dir)
-    file = directory / "config.yaml"
-    if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"{directory} is a file; give another --run_dir")
-    if file.exists():
-        before = dump(load_config(file)[0])
-        if config.compute.threads is None:
-            config = replace(config, compute=replace(config.compute, threads=before["compute"]["threads"]))
-        differences = [line for line in _differences(before, dump(config)) if not _is_free(line.split(": ")[0])]
-        if differences:
-            raise ConfigError(f"{directory} holds a run of another configuration; give another --run_dir, or undo:\n  " + "\n  ".join(differences))
-    elif directory.exists() and not _is_unused(directory):
-        raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
-    if config.compute.threads is None:
-        config = replace(config, compute=replace(config.compute, threads=torch.get_num_threads()))
-    directory.mkdir(parents=True, exist_ok=True)
-    run = build(config)
-    write_atomically(file, to_yaml(config))
-    return run
-
-
-def _is_unused(directory: Path) -> bool:
-    """Whether a directory is empty, or holds only what a start leaves behind that failed or was killed before its first question."""
-    left = {file.name for file in directory.iterdir()}
-    if not left <= {".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-wal", "-shm"))}:
-        return False
-    if "ledger.sqlite" not in left:
-        return True
-    store = Store(directory / "ledger.sqlite")
-    try:
-        return store.is_empty()
-    finally:
-        store.close()
-
-
-def _is_free(field: str) -> bool:
-    return any(f"{field}.".startswith(f"{free}.") for free in FREE)
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    lines = []
-    for name in sorted(before.keys() | now.keys()):
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            lines += _differences(old, new, f"{prefix}{name}.")
-        elif old != new:
-            lines.append(f"{prefix}{name}: {json.dumps(old)} in the run, {json.dumps(new)} now")
-    return lines
 
 
 def _objective(config: Config) -> Objective:
     cls = algorithm_class(config.algorithm.name, {})
-    objective: Objective = cls(cls.Config(**config.algorithm.options))
+    objective: Objective = cls(convert(cls.Config, config.algorithm.options, ("algorithm",), {}))
+    objective.recorded_is_old = config.learner.autocast is None
     return objective
 
 
 def _sampling(config: Config, requires: Requires) -> Sampling:
-    sampling = Sampling(**dataclasses.asdict(config.sampling))
+    sampling = _plain_sampling(config)
     return replace(sampling, keep_sets=requires.ratio_based and sampling.truncates)
 
 
-def _language_models(config: Config, requires: Requires) -> dict[str, CausalLM]:
-    """The policy; a frozen reference if anything needs it; the sampler's own copy when it may hold older weights; the critic's backbone."""
-    paths = {"policy": config.model.path}
-    if "reference" in requires.models | requires.slots:
-        paths["reference"] = config.model.reference or config.model.path
-    if config.learner.sync_every > 1:
-        paths["sampler"] = config.model.path
-    if "critic" in requires.models:
-        paths["critic"] = config.model.path
-    return {name: load_lm(path, dtype=config.model.dtype) for name, path in paths.items()}
+def _renderer(config: Config, lm: CausalLM) -> Renderer:
+    render = config.render
+    stop, eos_ids = config.sampling.stop, lm.eos_ids
+    return Renderer(load_tokenizer(config.model.path), template=render.template, system=render.system, stop=stop, eos_ids=eos_ids)
 
 
-def _learner(config: Config, objective: Objective, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds) -> Learner:
+def _actors(
+    config: Config, requires: Requires, renderer: Renderer, engine: TorchEngine, policy: CausalLM, scorer: Scorer | None, seeds: Seeds
+) -> tuple[boxes.Actor, boxes.Actor]:
+    """The actor that samples, for evaluation; and the one that training learns from: the same, or that of recorded responses."""
+    environment = load_symbol(config.sampling.environment)() if config.sampling.environment else None
+    context, sampling = policy.context_length, _sampling(config, requires)
+    longest = context - sampling.max_new_tokens if context is not None and config.sampling.overflow == "refuse" else None
+    actor = Actor(renderer, engine, sampling, seeds, environment=environment, scorer=scorer, longest_prompt=longest)
+    if not config.prompts.responses:
+        return actor, actor
+    return actor, RecordedActor(renderer, config.prompts.responses, config.prompts.score_key)
+
+
+def _plain_sampling(config: Config) -> Sampling:
+    names = [f.name for f in dataclasses.fields(Sampling) if f.name != "keep_sets"]
+    return Sampling(**{name: getattr(config.sampling, name) for name in names})
+
+
+def _language_models(config: Config, requires: Requires, explorer: Explorer, seeds: Seeds) -> dict[str, CausalLM]:
+    """The policy; a frozen reference if anything needs it; the sampler's own copy when it may hold older weights; the critic's backbone. With an
+    adapter they share the frozen weights, and the reference is the policy with the adapter off."""
+    model, policy = config.model, load_model(config.model, seeds.key("init", "policy"))
+    lms = {"policy": policy}
+    if "reference" in requires.models | requires.slots | explorer.needs or ENSEMBLE in explorer.needs:
+        is_shared = model.lora is not None and model.reference is None
+        lms["reference"] = policy.base() if is_shared else load_lm(model.reference or model.path, dtype=model.dtype)
+    for name, is_needed in (("sampler", config.learner.sync_every > 1), ("critic", "critic" in requires.models)):
+        if is_needed:
+            lms[name] = load_model(model, seeds.key("init", name))
+            if model.lora is not None:
+                share_base(lms[name], policy)
+    return lms
+
+
+def _learner(
+    config: Config, objective: Objective, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds, ensemble: EnsembleParts | None
+) -> Learner:
     c = config.learner
     models: dict[str, Model] = {}
     for name in sorted(objective.requires.models):
         if name == "critic":
-            models[name] = Critic(lms[name], seeds.at("init", name))
+            models[name] = Critic(lms[name], seeds.at("init", name), autocast=c.autocast is not None)
         else:
-            models[name] = LanguageModel(lms[name], num_tokens=renderer.num_tokens, chunk=c.logits_chunk)
+            models[name] = LanguageModel(lms[name], num_tokens=renderer.num_tokens, chunk=c.logits_chunk, autocast=c.autocast is not None)
+        if c.gradient_checkpointing and name in objective.wants:
+            lms[name].checkpoint_gradients()
     rates = {"policy": c.learning_rate, "critic": c.critic_learning_rate or c.learning_rate}
-    common: dict[str, Any] = {"schedule": c.schedule, "warmup_steps": c.warmup_steps, "schedule_steps": c.schedule_steps or config.stop.max_steps}
+    common: dict[str, Any] = {"schedule": c.schedule, "warmup_steps": c.warmup_steps, "schedule_steps": c.schedule_steps or 1}
     optimisers = {name: OptimiserSettings(rates[name], c.betas, c.weight_decay, **common) for name in objective.wants}
-    return Learner(models, optimisers, micro_batch_size=c.micro_batch_size, max_grad_norm=c.max_grad_norm, seeds=seeds)
+    if ensemble:
+        settings = ensemble[0].config
+        models[ENSEMBLE] = ensemble[1]
+        optimisers[ENSEMBLE] = OptimiserSettings(settings.learning_rate, weight_decay=settings.weight_decay)
+    learner = Learner(
+        models,
+        optimisers,
+        micro_batch_size=c.micro_batch_size,
+        micro_batch_tokens=None if c.micro_batch_tokens == "auto" else c.micro_batch_tokens,
+        max_grad_norm=c.max_grad_norm,
+        gradient_checkpointing=c.gradient_checkpointing,
+        seeds=seeds,
+    )
+    if c.micro_batch_tokens == "auto":
+        learner.micro_batch_tokens = measure_tokens(learner, objective, config)
+    return learner
 
 
 def _engine(config: Config, lms: Mapping[str, CausalLM], renderer: Renderer) -> TorchEngine:
@@ -305,55 +352,89 @@ def _engine(config: Config, lms: Mapping[str, CausalLM], renderer: Renderer) -> 
 
 
 def _explorer(config: Config, requires: Requires) -> Explorer:
+    """NoExploration, or a user's class: constructed with (kind), or (kind, config) where it has a dataclass `Config`."""
     assert requires.feedback != "none", "an objective without feedback needs no explorer"
-    if config.explorer.name != "none":
-        found: Callable[..., Explorer] = load_symbol(config.explorer.name)
-        return found(requires.feedback)
-    return NoExploration(requires.feedback)
+    if config.explorer.name == "none":
+        return NoExploration(requires.feedback)
+    cls: Callable[..., Explorer] = load_symbol(config.explorer.name)
+    settings = getattr(cls, "Config", None)
+    return cls(requires.feedback, *([convert(settings, config.explorer.options, ("explorer",), {})] if settings else []))
+
+
+def _ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds) -> EnsembleParts | None:
+    """The ensemble's objective, the learner's ensemble, and the actor's side of it, where the explorer needs one.
+
+    Raises:
+        ConfigError: the explorer says nothing about its ensemble.
+    """
+    if ENSEMBLE not in explorer.needs:
+        return None
+    settings = getattr(getattr(explorer, "config", None), "ensemble", None)
+    if not isinstance(settings, EnsembleConfig):
+        raise ConfigError("an explorer that needs the ensemble has a field `ensemble: EnsembleConfig` in its Config, and keeps it as `config`")
+    backbone = lms["reference"]
+    width = backbone.module.get_output_embeddings().in_features
+
+    def fresh() -> Ensemble:
+        shape = {"features": width, "members": settings.members, "hidden": settings.hidden}
+        return Ensemble(**shape, activation=settings.activation, generator=seeds.at("init", ENSEMBLE))
+
+    return EnsembleLearning(settings), fresh(), Scorer(backbone, fresh())
 
 
 def _oracles(config: Config, requires: Requires) -> tuple[dict[str, Oracle], dict[str, Oracle]]:
     """The oracle that training asks and the one that evaluation asks, each by its address."""
+    kind = requires.feedback
+    assert kind != "none", "an objective without feedback asks no oracle"
     name = config.oracle.name
-    oracle = build_oracle(name, config.oracle.options)
-    if requires.feedback == oracle.answers:
-        return {name: oracle}, {name: oracle}
-    if requires.feedback == "compare":
-        return {f"{name}/preferences": Preferences(oracle, config.oracle.scale)}, {name: oracle}
-    raise ConfigError(f"oracle {name} compares pairs, and {config.algorithm.name} learns from scores; use a scoring oracle or a preference algorithm")
+    oracle: Oracle = KnownOracle(name, kind) if name in BUILTIN else build_oracle(name, config.oracle.options)
+    asked, own = {name: oracle}, config.evaluation.oracle if config.evaluation else None
+    if kind != oracle.answers:
+        if kind == "score":
+            raise ConfigError(f"oracle {name} compares pairs, and {config.algorithm.name} learns from scores; use a scoring oracle")
+        asked = {f"{name}/preferences": Preferences(oracle, config.oracle.scale)}
+    if own is None or own == name:
+        return asked, {name: oracle}
+    return asked, {own: KnownOracle(own, "score") if own in BUILTIN else build_oracle(own, {})}
 
 
-def _prompts(config: Config, path: str, renderer: Renderer, seeds: Seeds, *, held_out: bool = False) -> Prompts:
-    p = config.prompts
-    options: dict[str, Any] = {"epochs": 1, "shuffle": False} if held_out else {"epochs": p.epochs, "shuffle": p.shuffle}
-    return Prompts(path, renderer, seeds, prompt_key=p.prompt_key, reference_key=p.reference_key, max_tokens=p.max_tokens, **options)
+def _prompts(config: Config, renderer: Renderer, seeds: Seeds) -> tuple[Prompts, list[Prompt], tuple[str, ...]]:
+    """The prompts of training, those of evaluation, and what people should know of both."""
+    p, e = config.prompts, config.evaluation
+    entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
+    sources = [Source(entry) if isinstance(entry, str) else Source(entry.path, entry.weight, entry.split) for entry in entries]
+    common: dict[str, Any] = {"prompt_key": p.prompt_key, "reference_key": p.reference_key, "max_tokens": p.max_tokens}
+    prompts = Prompts(sources, renderer, seeds, max_prompts=p.max_prompts, epochs=p.epochs, shuffle=p.shuffle, **common)
+    if e is None:
+        return prompts, [], prompts.notes
+    held_out = Prompts([Source(e.path, split=e.split)], renderer, seeds, max_prompts=e.max_prompts, **common)
+    return prompts, held_out.all(), (*prompts.notes, *held_out.notes)
 
 
-def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -> int:
+def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -> int | None:
     """The run's number of steps: `stop.max_steps`, or fewer where the prompts are used up before."""
     if config.prompts.epochs is None:
         return config.stop.max_steps
     left, step = prompts.size * config.prompts.epochs, 0
-    while left > 0 and step < config.stop.max_steps:
+    while left > 0 and (config.stop.max_steps is None or step < config.stop.max_steps):
         left -= plans(step).prompts
         step += 1
     return step
 
 
 def _evaluation(
-    config: Config, actor: Actor, ledger: Ledger, renderer: Renderer, seeds: Seeds, oracles: Mapping[str, Oracle], last: int, directory: Path
+    config: Config, prompts: list[Prompt], actor: boxes.Actor, ledger: Ledger, oracles: Mapping[str, Oracle], directory: Path
 ) -> Evaluation | None:
     if config.evaluation is None:
         return None
     name, oracle = next(iter(oracles.items()))
     if oracle.answers == "compare" and config.prompts.reference_key is None:
         raise ConfigError("evaluation by a comparing oracle is a win rate against reference responses; set prompts.reference_key")
-    prompts = _prompts(config, config.evaluation.path, renderer, seeds, held_out=True).all()[: config.evaluation.max_prompts]
-    sampling = Sampling(**dataclasses.asdict(config.sampling))
+    sampling = _plain_sampling(config)
     modes = []
     if config.evaluation.samples:
         modes.append(Mode("sampled", config.evaluation.samples, sampling))
     if config.evaluation.greedy:
         modes.append(Mode("greedy", 1, Sampling(sampling.max_new_tokens, temperature=0.0, stop=sampling.stop)))
     folder = directory / "evaluations"
-    return Evaluation(prompts, actor, ledger, modes, kind=oracle.answers, oracle=name, every=config.evaluation.every, last=last, directory=folder)
+    return Evaluation(prompts, actor, ledger, modes, kind=oracle.answers, oracle=name, every=config.evaluation.every, directory=folder)

@@ -37,7 +37,8 @@ class Checkpoints:
         self.directory, self.every, self.keep_last = directory, every, keep_last
 
     def due(self, step: int) -> bool:
-        return (step + 1) % self.every == 0
+        """Whether one is due after `step` updates."""
+        return step % self.every == 0
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Path:
         """Write the state before step `step`.

@@ -59,18 +59,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build import open_run, resolve
+    from oat.build import resolve
     from oat.config import load_config
     from oat.loop import train
+    from oat.rundir import open_run
     from oat.tracking import step_line
 
     config, origins = load_config(arguments.target, flags)
     config = resolve(config, origins)
     run = open_run(config, origins)
-    print(f"oat train: {run.last} steps in {config.run_dir}", flush=True)
-    train(run, lambda step, values: print(step_line(step, run.last, values), flush=True))
+    print("\n".join(f"oat train: {line}" for line in (f"{run.stop.last or 'endless'} steps in {config.run_dir}", *run.notes)), flush=True)
+    reason = train(run, lambda step, values: print(step_line(step, run.stop.last, values), flush=True))
     run.ledger.close()
-    print(f"oat train: finished; the run lies in {config.run_dir}; write its model with: oat export {config.run_dir} OUT")
+    print(f"oat train: finished, {reason}; the run lies in {config.run_dir}; write its model with: oat export {config.run_dir} OUT")
     return 0
 
 

@@ -29,7 +29,7 @@ class Collector:
         ledger: Ledger,
         seeds: Seeds,
         *,
-        total: int,
+        total: float,
         max_outstanding: int,
     ):
         self.prompts, self.actor, self.explorer, self.router, self.ledger = prompts, actor, explorer, router, ledger

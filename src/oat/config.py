@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -29,19 +29,46 @@ Decay = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    rank: Count = 8
+    """Width of the adapter's matrices."""
+    alpha: Positive = 16.0
+    """The adapter's output is scaled by alpha / rank."""
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Every linear layer but the head, or a list of layers by the last part of their names, such as [q_proj, v_proj]."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     path: str
     """Hub id `org/name` or a directory in the layout of transformers: the policy's start."""
     reference: str | None = None
     """The frozen reference; by default the policy's start."""
-    dtype: Literal["float32"] = "float32"
-    """Precision of the weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights. bfloat16 is refused: AdamW would lose most of its steps; see learner.autocast."""
+    lora: LoraConfig | None = None
+    """Train a small adapter beside frozen weights; None trains every weight."""
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    path: str
+    """As `prompts.path`."""
+    weight: Positive = 1.0
+    """Its share of the prompts, relative to the weights of the other sources."""
+    split: str | None = None
+    """As `prompts.split`."""
 
 
 @dataclass(frozen=True)
 class PromptsConfig:
-    path: str
-    """A JSONL file, one record a line."""
+    path: str | tuple[str | SourceConfig, ...]
+    """A file (.jsonl, .csv, .parquet), a saved dataset, a dataset of the hub (`org/name`, `org/name@config`) or `file.py:function`; or a list of
+    these, each also as {path, weight, split}."""
+    split: str | None = None
+    """Split of a dataset; None is `train`."""
+    max_prompts: Count | None = None
+    """Read the first so many records, of each source."""
     prompt_key: str = "prompt"
     """Column of the prompt: a string, or a list of messages with role and content."""
     reference_key: str | None = None
@@ -49,9 +76,13 @@ class PromptsConfig:
     max_tokens: Count | None = None
     """Prompts of more tokens are dropped, and counted."""
     epochs: Count | None = None
-    """Passes over the prompts; None is endless."""
+    """Passes over the prompts; None is endless. With several sources, one pass is as many prompts as they have together."""
     shuffle: bool = True
     """A new order, from the seed, every epoch."""
+    responses: tuple[str, ...] = ()
+    """Columns of recorded responses, the best first: offline data, nothing is sampled in training. Empty: the policy answers."""
+    score_key: str | None = None
+    """Column of their scores, for the oracle `recorded`; by default the first response is worth 1 and the others 0."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +107,10 @@ class SamplingConfig:
     """Keep tokens at least this many times as probable as the most probable one; 0 keeps all."""
     stop: tuple[str, ...] = ()
     """Strings that end a response."""
+    overflow: Literal["refuse", "cut"] = "refuse"
+    """A prompt that leaves less than max_new_tokens of the model's context: an error that names it, or a response cut at the context's end."""
+    environment: str | None = None
+    """`file.py:Class` of an environment that answers the model within an episode; None: one response is the episode."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +124,7 @@ class Component:
 @dataclass(frozen=True)
 class OracleConfig:
     name: str
-    """`exact_match`, or your own as `file.py:function` or `package.module:Name`."""
+    """`exact_match`, `gsm8k`, `gsm8k_marked`, `countdown`, `cheerful`, `recorded`, `environment`, or your own as `file.py:function` or `package.module:Name`."""
     labels: Literal["threshold", "bernoulli"] = "threshold"
     """How a probability becomes a label: above one half, or drawn with that probability from the run's seed."""
     scale: Positive = 1.0
@@ -119,8 +154,16 @@ class LearnerConfig:
     """Optimiser steps over which the learning rate rises from 0."""
     schedule_steps: Count | None = None
     """Optimiser steps until a schedule ends; by default those of `stop.max_steps` steps."""
-    micro_batch_size: Count = 8
-    """Rows of one forward pass; changes memory and speed, not the result. A unit (a pair) is never split."""
+    micro_batch_size: Count | None = None
+    """Most rows of one forward pass; changes memory and speed, not the result. A unit (a pair) is never split. By default 8, or no limit where
+    micro_batch_tokens is set."""
+    micro_batch_tokens: Count | Literal["auto"] | None = None
+    """Most tokens of one forward pass, padding included. `auto` measures once, when the run is created, what fits in compute.memory_gb, and keeps
+    it."""
+    gradient_checkpointing: bool = False
+    """Compute layers again in the backward pass instead of keeping what is in them: less memory, about a third more time."""
+    autocast: Literal["bfloat16"] | None = None
+    """Precision of matrix products in learning; weights and log-probabilities stay float32. None: float32, as the engine samples."""
     logits_chunk: Count = 4096
     """Trained tokens whose logits are held at once."""
     sync_every: Count = 1
@@ -130,7 +173,9 @@ class LearnerConfig:
 @dataclass(frozen=True)
 class EvaluationConfig:
     path: str
-    """A JSONL file of held-out prompts, with the columns of `prompts`."""
+    """Held-out prompts, with the columns of `prompts`: one source, named as in `prompts.path`."""
+    split: str | None = None
+    """Split of a dataset; None is `train`."""
     every: Count = 10
     """Steps between two evaluations; also before the first step and at the end."""
     samples: Whole = 1
@@ -138,7 +183,9 @@ class EvaluationConfig:
     greedy: bool = True
     """Also evaluate the greedy response."""
     max_prompts: Count | None = None
-    """Use the first so many prompts."""
+    """Read the first so many records."""
+    oracle: str | None = None
+    """The name of its own oracle; by default the one that training asks."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +208,18 @@ class ComputeConfig:
     """Threads of torch; None takes torch's own choice when the run is created, and keeps it."""
     serialise: bool = False
     """Send every value between boxes through the wire encoding, as a cluster would."""
+    memory_gb: Positive | None = None
+    """Memory for the learner's tensors (weights, optimiser, gradients, activations), for learner.micro_batch_tokens: auto."""
 
 
 @dataclass(frozen=True)
 class StopConfig:
-    max_steps: Count
+    max_steps: Count | None = None
     """The run ends after so many steps."""
+    max_queries: Count | None = None
+    """No step begins once so many oracle queries are spent."""
+    max_hours: Positive | None = None
+    """The run ends at the first step boundary after so many hours of running, over all restarts."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +267,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
 
     Args:
         path: the YAML file.
-        overrides: flags as typed: `--a.b value` or `--a.b=value`.
+        overrides: flags as typed: `--a.b value` or `--a.b=value`; `--model DIR` is short for `--model.path DIR`.
 
     Raises:
         ConfigError: names file, line or flag, field, what was expected, and the nearest valid name.
@@ -222,7 +275,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
     path = Path(path)
     tree, origins = _read(path)
     for flag, name, text in _flags(overrides):
-        _set(tree, name.split("."), _parse(flag, text), flag, origins)
+        value = _parse(flag, text)
+        place = ["model", "path"] if name == "model" and isinstance(value, str) else name.split(".")
+        _set(tree, place, value, flag, origins)
     tree.setdefault("run_dir", str(Path("runs") / path.stem))
     for f in dataclasses.fields(Config):
         if isinstance(f.default, Component) and isinstance(tree.get(f.name), dict):
@@ -294,9 +349,13 @@ def to_yaml(config: Config) -> str:
 
 
 def _value(annotation: Any, value: Any, path: tuple[str, ...], origins: Origins) -> Any:
-    section: Any = next((t for t in (annotation, *getattr(annotation, "__args__", ())) if dataclasses.is_dataclass(t)), None)
-    if section is not None and value is not None:
+    kinds = (annotation, *getattr(annotation, "__args__", ()))
+    section: Any = next((t for t in kinds if dataclasses.is_dataclass(t)), None)
+    if section is not None and value is not None and not (isinstance(value, str) and str in kinds):
         return convert(section, value, path, origins)
+    entry: Any = next((t.__args__[0] for t in kinds if get_origin(t) is tuple), None)
+    if isinstance(value, list) and any(dataclasses.is_dataclass(t) for t in getattr(entry, "__args__", ())):
+        return tuple(_value(entry, part, (*path, str(place)), origins) for place, part in enumerate(value))
     try:
         return msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:

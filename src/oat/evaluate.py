@@ -31,7 +31,6 @@ class Evaluation:
     Args:
         kind: "score", or "compare" against `Prompt.reference`.
         oracle: the address of its oracle.
-        last: the run's last step; an evaluation stands at its end.
         directory: where `step_XXXXXXXX.jsonl` goes, one line a response.
     """
 
@@ -45,14 +44,14 @@ class Evaluation:
         kind: Kind,
         oracle: str,
         every: int,
-        last: int,
         directory: Path,
     ):
         self.prompts, self.actor, self.ledger, self.modes = prompts, actor, ledger, modes
-        self.kind, self.oracle, self.every, self.last, self.directory = kind, oracle, every, last, directory
+        self.kind, self.oracle, self.every, self.directory = kind, oracle, every, directory
 
     def due(self, step: int) -> bool:
-        return (step + 1) % self.every == 0 or step + 1 == self.last
+        """Whether one is due after `step` updates; the loop adds one at the start and at the end."""
+        return step % self.every == 0
 
     def run(self, step: int, slot: str = "policy") -> dict[str, float]:
         """Evaluate the slot's weights as those after `step` updates; returns the metric of each mode."""

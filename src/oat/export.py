@@ -10,7 +10,8 @@ import torch
 from oat.checkpoint import Checkpoints
 from oat.config import Config, load_config
 from oat.errors import CheckpointError, ConfigError
-from oat.lm import load_lm, load_tokenizer, save_lm
+from oat.lm import load_tokenizer, save_lm
+from oat.lora import load_model, merged
 from oat.metrics import repeatable
 from oat.store import Store
 
@@ -42,7 +43,8 @@ def policy_weights(run_dir: Path) -> tuple[int, dict[str, torch.Tensor], dict[st
 
 
 def export_run(run_dir: Path, out: Path) -> int:
-    """Write the policy of a run's newest checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads; returns its step.
+    """Write the policy of a run's newest checkpoint, an adapter merged, as a directory that `AutoModelForCausalLM.from_pretrained` loads; returns
+    its step.
 
     Raises:
         ConfigError: the directory holds no run, or `out` is a file or the model that the run started from.
@@ -52,11 +54,11 @@ def export_run(run_dir: Path, out: Path) -> int:
     if out.is_file() or (out.exists() and out.resolve() == Path(config.model.path).resolve()):
         raise ConfigError(f"{out} is {'a file' if out.is_file() else 'the model that the run started from'}; give a new directory")
     step, weights, _ = policy_weights(run_dir)
-    lm = load_lm(config.model.path, dtype=config.model.dtype)
+    lm = load_model(config.model)
     with torch.no_grad():
-        for name, parameter in lm.module.named_parameters():
+        for name, parameter in lm.trainable().items():
             parameter.copy_(weights[name])
-    save_lm(lm, load_tokenizer(config.model.path), str(out))
+    save_lm(merged(lm), load_tokenizer(config.model.path), str(out))
     return step
 
 
@@ -76,6 +78,7 @@ def digest_run(run_dir: Path) -> dict[str, str]:
     step, weights, tensors = policy_weights(run_dir)
     others = {name: tensor for name, tensor in tensors.items() if not name.startswith("learner/policy/weights/")}
     state = json.loads((run_dir / "checkpoints" / f"step_{step:08d}" / "state.json").read_text(encoding="utf-8"))
+    state.pop("stop", None)  # hours
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     store = Store(run_dir / "ledger.sqlite")
     try:

@@ -88,6 +88,10 @@ class Ledger:
         """Priced items answered so far."""
         return self.store.spent(purpose)
 
+    def queries_before(self, step: int, purpose: str = "train") -> int:
+        """Queries at the take of the step before; 0 before the first."""
+        return self.store.take_queries(purpose, step - 1) if self.store.has_take(purpose, step - 1) else 0
+
     def close(self) -> None:
         self.store.close()
 

@@ -6,6 +6,8 @@ scales or caps its logits is refused when it is loaded. Weights are read from sa
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,10 +28,16 @@ class CausalLM:
 
     Attributes:
         module: the `...ForCausalLM` module itself; whoever trains it owns its mode and its gradients.
+        adapter: PEFT's handle of the LoRA layers within the module (`oat.lora`), or None.
+        is_base: the module is seen as it is without its adapter.
     """
 
-    def __init__(self, module: Any):
-        self.module = module
+    def __init__(self, module: Any, *, adapter: Any = None, is_base: bool = False):
+        self.module, self.adapter, self.is_base = module, adapter, is_base
+
+    def base(self) -> "CausalLM":
+        """The same module with the adapter off: what the adapter started from, without a second copy."""
+        return CausalLM(self.module, adapter=self.adapter, is_base=True)
 
     @property
     def device(self) -> torch.device:
@@ -85,18 +93,53 @@ class CausalLM:
             dtype = next(self.module.parameters()).dtype
             mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
         backbone = self.module.base_model
-        outputs = backbone(input_ids=input_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=cache is not None)
+        with self._as_seen():
+            outputs = backbone(input_ids=input_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=cache is not None)
         return outputs.last_hidden_state
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over `vocab_rows` ids, (..., D) to (..., V), in the model's own precision."""
-        return self.module.get_output_embeddings()(hidden)
+        with self._as_seen():
+            return self.module.get_output_embeddings()(hidden)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and every buffer that is part of the model's state, by name; a tied parameter once, under its first name."""
         state = self.module.state_dict(keep_vars=True)
         buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in state}
         return {**dict(self.module.named_parameters()), **buffers}
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that learning may change, by name: the adapter's where there is one, otherwise all."""
+        return {name: parameter for name, parameter in self.module.named_parameters() if self.adapter is None or is_adapter(name)}
+
+    def checkpoint_gradients(self) -> None:
+        """In training mode, keep each layer's input only and compute the layer again in the backward pass.
+
+        Raises:
+            ModelError: the model cannot.
+        """
+        enable = getattr(self.module, "activation_checkpointing_enable", None) or self.module.gradient_checkpointing_enable
+        try:
+            enable({"use_reentrant": False, "preserve_rng_state": False})
+        except ValueError as error:
+            raise ModelError(f"a `{self.model_type}` has no gradient checkpointing; set learner.gradient_checkpointing to false") from error
+
+    @contextmanager
+    def _as_seen(self) -> Iterator[None]:
+        """With `is_base`, the adapter's layers are off; no flag of any gradient moves, as it would with PEFT's own switch."""
+        layers = [module for module in self.module.modules() if hasattr(module, "_disable_adapters")] if self.is_base else []
+        for layer in layers:
+            layer._disable_adapters = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer._disable_adapters = False
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of a model belongs to its LoRA adapter."""
+    return "lora_" in name
 
 
 def load_tokenizer(path: str) -> Any:
@@ -134,7 +177,7 @@ def load_lm(path: str, *, dtype: str = "float32") -> CausalLM:
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise ModelError(f"{path} is a `{config.model_type}`, which is no causal language model; give one that generates text")
-        _remove_dropout(config)
+        _remove_noise(config)
         can_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
         module, info = AutoModelForCausalLM.from_pretrained(
             where,
@@ -184,10 +227,11 @@ def _refusal(what: str, path: str, error: BaseException) -> ModelError:
     )
 
 
-def _remove_dropout(config: Any) -> None:
+def _remove_noise(config: Any) -> None:
+    """No dropout, and no jitter of routers: training mode computes as evaluation mode does."""
     for part in {id(part): part for part in (config, config.get_text_config())}.values():
         for name, value in vars(part).items():
-            if "drop" in name and isinstance(value, float):
+            if ("drop" in name or "jitter" in name) and isinstance(value, float):
                 setattr(part, name, 0.0)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from oat.algorithms.base import Objective
-from oat.boxes import Checkpoints, Collector, Evaluation, Learner, Ledger, Plans, Stateful, Tracking, Weights
+from oat.boxes import Checkpoints, Collector, Evaluation, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
 from oat.metrics import Metrics
 from oat.seeds import Seeds
 
@@ -24,13 +24,13 @@ class Run:
     Attributes:
         objectives: what is learned each step; the first one owns the plan.
         plans: the plan of each step, pure.
-        last: the number of steps.
         parts: every stateful part, by name.
+        notes: sentences for people, before the first step.
     """
 
     objectives: Sequence[Objective]
     plans: Plans
-    last: int
+    stop: Stop
     seeds: Seeds
     collector: Collector
     ledger: Ledger
@@ -40,13 +40,16 @@ class Run:
     checkpoints: Checkpoints
     tracking: Tracking
     parts: dict[str, Stateful]
+    notes: Sequence[str] = ()
 
 
-def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> None:
-    """Bring a run to its last step, from its newest checkpoint.
+def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> str:
+    """Bring a run to its end, from its newest checkpoint.
 
     Args:
         report: called with (step, metrics) after each step.
+    Returns:
+        Why it ended.
     """
     start = restore(run)
     run.tracking.open(start)
@@ -55,7 +58,8 @@ def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> None:
         run.tracking.row(0, metrics.values)
         report(0, metrics.values)
     due = sum(run.plans(step).questions for step in range(start))
-    for step in range(start, run.last):
+    step, reason = start, run.stop.reason(start, run.ledger.queries_before(start))
+    while reason is None:
         metrics, plan = Metrics(), run.plans(step)
         due += plan.questions
         with clock(metrics, "time/step_s"):
@@ -69,12 +73,15 @@ def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> None:
             if run.weights.due(step):
                 run.weights.sync(run.learner, version=step + 1)
         metrics.add({"oracle/reasked": run.ledger.reasked, "weights/version": run.weights.sampler_version})
-        metrics.add(evaluate(run, step + 1, due=run.evaluation is not None and run.evaluation.due(step)).values)
-        run.tracking.row(step + 1, metrics.values, feedback)
-        if run.checkpoints.due(step) or step + 1 == run.last:
+        step += 1
+        reason = run.stop.reason(step, feedback.queries)
+        metrics.add(evaluate(run, step, due=run.evaluation is not None and (run.evaluation.due(step) or reason is not None)).values)
+        run.tracking.row(step, metrics.values, feedback)
+        if run.checkpoints.due(step) or reason is not None:
             run.tracking.flush()
-            save(run, step + 1)
-        report(step + 1, metrics.values)
+            save(run, step)
+        report(step, metrics.values)
+    return reason
 
 
 def evaluate(run: Run, step: int, *, due: bool) -> Metrics:

@@ -1,84 +1,93 @@
-"""Prompt files, the order in which a run takes their prompts, and the cursor in that order."""
+"""The order in which a run takes its prompts, and the cursor in that order. `data.py` reads them."""
 
-import codecs
-import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from oat.errors import DataError, TemplateError, did_you_mean
+from oat.data import Source, read_prompts
+from oat.errors import DataError, TemplateError
 from oat.render import Renderer
-from oat.seeds import Seeds
-from oat.types import Message, Prompt
-
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_MAX_DEPTH = 64
+from oat.seeds import Seeds, uniforms
+from oat.types import Prompt
 
 
 class Prompts:
-    """The prompts of one file, in a seeded order, with a cursor.
+    """The prompts of one source or of several, in a seeded order, with a cursor.
 
-    Epoch e goes through the prompts by the permutation of the generator at ("prompts", e); a take that reaches the end of an epoch goes on in
-    the next, so no tail is dropped. The n-th prompt of a run is a function of file, seed and n.
+    The n-th prompt of a run is a function of data, seed and n. Epoch e of the first source is the permutation of the generator at ("prompts", e),
+    of the i-th, from 0, that at ("prompts", e, i); a take that reaches the end of an epoch goes on in the next, so no tail is dropped. Several
+    sources take turns as `interleave` says, each going through its own epochs.
 
     Args:
-        path: a JSONL file; see `read_jsonl`.
+        source: a path, name or iterable of records, see `data.py`; or several `Source`.
         prompt_key, reference_key: fields of a record.
+        max_prompts: read the first so many records of each source.
         max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None keeps all.
-        epochs: passes over the file; None never ends.
-        shuffle: False takes file order in every epoch.
+        epochs: the order ends after so many times `size` prompts, and every source then has given its share of them: a source of great weight
+            has come round more often than one of small weight. None never ends.
+        shuffle: False takes the records of a source as they stand, in every epoch.
+        shard: (rank, count): take every `count`-th prompt of the one order, from the `rank`-th. The shards are disjoint and together the order.
 
     Attributes:
-        size: prompts of one epoch.
+        size: prompts of all sources together: an epoch.
         dropped: prompts left out because they are too long.
+        notes: one sentence for people about each source that lost prompts.
 
     Raises:
-        DataError: the file or a record cannot be used, or no prompt is left.
+        DataError: a source or a record cannot be used, or no prompt of a source is left.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        source: str | Path | Iterable[Mapping[str, Any]] | Sequence[Source],
         renderer: Renderer,
         seeds: Seeds,
         *,
         prompt_key: str = "prompt",
         reference_key: str | None = None,
+        max_prompts: int | None = None,
         max_tokens: int | None = None,
         epochs: int | None = None,
         shuffle: bool = True,
+        shard: tuple[int, int] = (0, 1),
     ):
-        read = read_jsonl(path, prompt_key=prompt_key, reference_key=reference_key)
-        fitting = read if max_tokens is None else [prompt for prompt in read if _num_tokens(prompt, renderer, path) <= max_tokens]
-        if not fitting:
-            raise DataError(f"{path}: all {len(read)} prompts are longer than {max_tokens} tokens; raise `max_tokens`, or give shorter prompts")
-        self._prompts = [replace(prompt, occurrence=index) for index, prompt in enumerate(fitting)]
+        if not 0 <= shard[0] < shard[1]:
+            raise DataError(f"there is no shard {shard[0]} of {shard[1]}; give (rank, count) with 0 <= rank < count")
+        sources = _sources(source)
+        self.dropped = 0
+        self.notes: tuple[str, ...] = ()
+        self._pools: list[_Pool] = []
+        for number, one in enumerate(sources):
+            read = read_prompts(one, prompt_key=prompt_key, reference_key=reference_key, max_prompts=max_prompts)
+            fitting = read if max_tokens is None else [prompt for prompt in read if _num_tokens(prompt, renderer, one) <= max_tokens]
+            self._count_dropped(one, len(read), len(fitting), max_tokens)
+            self._pools.append(_Pool(fitting, seeds, number, shuffle))
+        self.size = sum(len(pool.prompts) for pool in self._pools)
+        self._weights = [one.weight for one in sources]
         self._seeds = seeds
-        self._epochs = epochs
-        self._shuffle = shuffle
+        self._end = None if epochs is None else epochs * self.size
+        self._shard = shard
         self._taken = 0
-        self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
-        self.size = len(self._prompts)
-        self.dropped = len(read) - self.size
+        self._turns: tuple[np.ndarray, np.ndarray] = interleave(self._weights, 0, seeds)
 
     def take(self, n: int) -> list[Prompt]:
-        """The next n prompts; fewer, or none, when the epochs are used up."""
-        if self._epochs is not None:
-            n = min(n, self._epochs * self.size - self._taken)
-        taken = []
-        for occurrence in range(self._taken, self._taken + n):
-            epoch, place = divmod(occurrence, self.size)
-            taken.append(replace(self._prompts[self._permutation(epoch)[place]], occurrence=occurrence))
+        """The next n prompts; fewer, or none, when the epochs are used up. The occurrence of each is its place in the one order."""
+        rank, count = self._shard
+        start = rank + self._taken * count
+        end = start + n * count if self._end is None else min(start + n * count, self._end)
+        places = range(start, end, count)
+        taken = [replace(self._at(place), occurrence=place) for place in places]
         self._taken += len(taken)
         return taken
 
     def all(self) -> list[Prompt]:
-        """Every prompt in file order, for evaluation; the occurrence of each is its place in this list. Does not move the cursor."""
-        return list(self._prompts)
+        """Every prompt as the sources have them, for evaluation; the occurrence of each is its place in this list. Does not move the cursor."""
+        prompts = [prompt for pool in self._pools for prompt in pool.prompts]
+        return [replace(prompt, occurrence=place) for place, prompt in enumerate(prompts)]
 
     @property
     def state(self) -> dict[str, int]:
@@ -86,137 +95,76 @@ class Prompts:
         return {"taken": self._taken}
 
     def load_state(self, state: dict[str, int]) -> None:
-        """Go on after the prompts that another instance, over the same file and seed, had taken."""
+        """Go on after the prompts that another instance, over the same data, seed and shard, had taken."""
         self._taken = state["taken"]
 
-    def _permutation(self, epoch: int) -> np.ndarray:
+    def _at(self, place: int) -> Prompt:
+        if place >= len(self._turns[0]):
+            self._turns = interleave(self._weights, max(2 * place, 1024), self._seeds)
+        number, turn = (int(values[place]) for values in self._turns)
+        return self._pools[number].at(turn)
+
+    def _count_dropped(self, source: Source, read: int, left: int, max_tokens: int | None) -> None:
+        if not left:
+            raise DataError(f"{source.name}: all {read} prompts are longer than {max_tokens} tokens; raise `max_tokens`, or give shorter prompts")
+        if left < read:
+            self.dropped += read - left
+            self.notes = (*self.notes, f"{source.name}: {read - left} of {read} prompts are longer than {max_tokens} tokens and left out")
+
+
+class _Pool:
+    """The prompts of one source, each epoch in an order of its own."""
+
+    def __init__(self, prompts: list[Prompt], seeds: Seeds, number: int, shuffle: bool):
+        self.prompts = prompts
+        self._seeds, self._number, self._shuffle = seeds, number, shuffle
+        self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
+
+    def at(self, turn: int) -> Prompt:
+        """The prompt that this source gives after `turn` others."""
+        epoch, place = divmod(turn, len(self.prompts))
+        if not self._shuffle:
+            return self.prompts[place]
         if self._order[0] != epoch:
-            order = self._seeds.at("prompts", epoch).permutation(self.size) if self._shuffle else np.arange(self.size)
-            self._order = (epoch, order)
-        return self._order[1]
+            address = (epoch, self._number) if self._number else (epoch,)
+            self._order = (epoch, self._seeds.at("prompts", *address).permutation(len(self.prompts)))
+        return self.prompts[self._order[1][place]]
 
 
-def read_jsonl(path: str | Path, *, prompt_key: str = "prompt", reference_key: str | None = None) -> list[Prompt]:
-    """The prompts of a JSONL file: one JSON object a line, UTF-8; a byte-order mark, CRLF and blank lines are accepted.
+def interleave(weights: Sequence[float], n: int, seeds: Seeds) -> tuple[np.ndarray, np.ndarray]:
+    """How several sources take turns, in proportion to their weights and without a pattern.
 
-    The prompt field is a string (one user message) or a list of {"role", "content"} messages. The reference field is a string or a number,
-    which becomes its `str`. Every field but the prompt, the reference too, is kept among the columns under its own name.
+    Let w be a source's share of the weights. It has one place in each stretch of 1/w, drawn uniformly (at ("mixture", source), the stretch being
+    the position), and the places of all sources are taken in ascending order. So of the first n prompts of a run it has n w, to within
+    1 + w times the number of sources, however large n is; and the beginning of the order does not depend on n.
 
     Returns:
-        One prompt a record, in file order; its row is the line number from 1, its occurrence its place among the records from 0.
-    Raises:
-        DataError: the file cannot be read or has no record, or a record is malformed; names file, line and field, what was expected and
-            found, and what to do.
+        For each of the first n prompts: the number of its source, and how many of that source came before. (n,) int64 each.
     """
-    prompts = [_prompt(record, f"{path}:{row}", row, index, prompt_key, reference_key) for index, (row, record) in enumerate(_records(Path(path)))]
-    if not prompts:
-        raise DataError(f"{path}: expected at least one record, got an empty file; write one JSON object a line")
-    return prompts
+    shares = np.array(weights) / max(weights)
+    shares /= math.fsum(shares)
+    end = n + len(weights)  # all sources together have n places before it
+    turns, places = [], []
+    for number, share in enumerate(shares):
+        stretches = np.arange(int(end * share) + 2)
+        keys = np.full(len(stretches), seeds.key("mixture", number), dtype=np.uint64)
+        turns.append(stretches)
+        places.append((stretches + uniforms(keys, stretches)) / share)
+    numbers = np.repeat(np.arange(len(weights)), [len(turn) for turn in turns])
+    order = np.argsort(np.concatenate(places), kind="stable")[:n]
+    return numbers[order], np.concatenate(turns)[order]
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        with path.open("rb") as file:
-            for row, line in enumerate(file, start=1):
-                if row == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                if line.strip():
-                    yield row, _record(line, f"{path}:{row}")
-    except OSError as error:
-        raise DataError(
-            f"{path}: expected a JSONL file, got {error.strerror or error}; check the path, which is relative to where you are"
-        ) from error
+def _sources(given: str | Path | Iterable[Any]) -> list[Source]:
+    if isinstance(given, list | tuple) and any(isinstance(entry, Source) for entry in given):
+        return list(given)
+    if isinstance(given, list | tuple) and not given:
+        raise DataError("there is no source of prompts in an empty list; name a file, or give records")
+    return [Source(given)]
 
 
-def _record(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: expected UTF-8, got byte 0x{line[error.start]:02x} at {error.start}; save the file as UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: expected one JSON object, got invalid JSON ({error}); write one complete object a line") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{where}: expected a JSON object, got {_kind(record)}; write {{...}} with the prompt as a field")
-    for name, value in record.items():
-        trouble = _trouble(name) or _trouble(value)
-        if trouble:
-            raise DataError(f"{where}: field {name!r}: expected text and numbers that can be stored, got {trouble}; remove it")
-    return record
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _trouble(value: Any, depth: int = 0) -> str | None:
-    """What in a JSON value cannot be stored, or None."""
-    if depth > _MAX_DEPTH:
-        return f"values nested deeper than {_MAX_DEPTH}"
-    if isinstance(value, str):
-        if "\0" in value:
-            return "a NUL character"
-        lone = next((c for c in value if "\ud800" <= c <= "\udfff"), None) if not value.isascii() else None
-        return f"the lone surrogate U+{ord(lone):04X}" if lone else None
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return "a whole number beyond 64 bits"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "a number too large for 64 bits"
-    parts: list[Any] = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
-    return next((trouble for part in parts if (trouble := _trouble(part, depth + 1))), None)
-
-
-def _prompt(record: dict[str, Any], where: str, row: int, index: int, prompt_key: str, reference_key: str | None) -> Prompt:
-    messages = _messages(_field(record, prompt_key, where, "prompt_key"), f"{where}: field {prompt_key!r}")
-    reference = None
-    if reference_key is not None:
-        value = _field(record, reference_key, where, "reference_key")
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise DataError(f"{where}: field {reference_key!r}: expected a string or a number, got {_kind(value)}; write the answer as a string")
-        reference = str(value)
-    columns = {name: value for name, value in record.items() if name != prompt_key}
-    return Prompt(row=row, occurrence=index, messages=messages, reference=reference, columns=columns)
-
-
-def _field(record: dict[str, Any], key: str, where: str, setting: str) -> Any:
-    if key not in record:
-        raise DataError(f"{where}: field {key!r}: expected in every record, got none; set `{setting}` or add the field ({did_you_mean(key, record)})")
-    return record[key]
-
-
-def _messages(value: Any, where: str) -> tuple[Message, ...]:
-    if isinstance(value, str):
-        value = [{"role": "user", "content": value}]
-    if not isinstance(value, list):
-        raise DataError(f"{where}: expected a string or a list of messages, got {_kind(value)}; write the prompt as text")
-    if not value:
-        raise DataError(f"{where}: expected a prompt, got an empty list; write at least one message or remove the record")
-    messages = tuple(_message(entry, f"{where}, message {number}") for number, entry in enumerate(value, start=1))
-    if messages[-1].role not in ("user", "tool"):
-        raise DataError(f"{where}: expected the last message from user or tool, got {messages[-1].role}; end the prompt with what is to be answered")
-    return messages
-
-
-def _message(entry: Any, where: str) -> Message:
-    if not isinstance(entry, dict) or set(entry) != {"role", "content"}:
-        got = "the fields " + (", ".join(map(repr, entry)) or "none") if isinstance(entry, dict) else _kind(entry)
-        raise DataError(f'{where}: expected {{"role": ..., "content": ...}}, got {got}; write exactly these two fields')
-    role, content = entry["role"], entry["content"]
-    if role not in _ROLES:
-        raise DataError(f"{where}: expected a role, got {role!r}; {did_you_mean(str(role), _ROLES)}")
-    if not isinstance(content, str):
-        raise DataError(f"{where}: expected a string as content, got {_kind(content)}; write the message as text")
-    if not content.strip():
-        raise DataError(f"{where}: expected text, got an empty message; write the prompt or remove the record")
-    return Message(role, content)
-
-
-def _num_tokens(prompt: Prompt, renderer: Renderer, path: str | Path) -> int:
+def _num_tokens(prompt: Prompt, renderer: Renderer, source: Source) -> int:
     try:
         return len(renderer.prompt(prompt.messages))
     except TemplateError as error:
-        raise DataError(f"{path}:{prompt.row}: the prompt cannot be rendered: {error}") from error
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
-    return names[type(value)]
+        raise DataError(f"{source.name}:{prompt.row}: the prompt cannot be rendered: {error}") from error

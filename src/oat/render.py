@@ -67,7 +67,7 @@ class Renderer:
         self._template = None if template is None else _load_template(template, tokenizer)
         if template == "chatml":
             self._check_chatml()
-        self._lead, self._end_text, self._end_id = "", "", tokenizer.eos_token_id
+        self._opening, self._lead, self._closing, self._end_text, self._end_id = "", "", "", "", tokenizer.eos_token_id
         if self._template is not None:
             self._study_turn()
             self._warn_of_rewriting()
@@ -101,9 +101,17 @@ class Renderer:
         return np.concatenate([np.asarray(ids, dtype=np.int32), self._tail([message], ended=len(ids) > 0 and int(ids[-1]) == self._end_id)])
 
     def response(self, text: str) -> np.ndarray:
-        """The ids of a response that a person or a file wrote, its end of turn included, (T,) int32."""
+        """The ids of a response that a person or a file wrote, its end of turn included, (T,) int32.
+
+        In a chat they are what the template adds to a prompt when it renders this response too, up to the end of its turn (Qwen3's adds an
+        empty reasoning block to a response without one; Llama 3's trims). A template that does not go on from its own prompt, or leaves out
+        some of the response, is not followed: the text stands as it is, between what the template writes before and after a response.
+        """
         if self._template is not None:
-            return self._ids(self._lead + self._escape(text) + self._end_text)
+            whole, written = self._render([_USER, Message("assistant", text)], generate=False), self._escape(text)
+            added = whole.removeprefix(self._opening).removesuffix(self._closing)
+            is_followed = whole == self._opening + added + self._closing and written.strip() in added
+            return self._ids((added if is_followed else self._lead + written) + self._end_text)
         ids = self._ids(self._escape(text))
         return ids if self._end_id is None else np.append(ids, np.int32(self._end_id))
 
@@ -212,6 +220,7 @@ class Renderer:
         """Finds what the template writes before a response, how it ends a turn, and which tokens are its controls."""
         opening, turn = self._render([_USER], generate=True), self._render([_USER, _RESPONSE], generate=False)
         before, closing = turn[: turn.find(_RESPONSE.content)], _after(turn, _RESPONSE.content)
+        self._opening, self._closing = opening, closing
         gap = before.removeprefix(opening) if before.startswith(opening) else ""
         self._lead = gap if gap.isspace() else ""
         added = self.tokenizer.added_tokens_decoder

@@ -16,7 +16,7 @@ from oat import wire
 from oat.errors import LedgerError
 from oat.types import Answer, Group, Key, Message, Question
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -28,7 +28,7 @@ CREATE TABLE rounds (
 CREATE TABLE questions (
     id INTEGER PRIMARY KEY, purpose TEXT, step INTEGER, round INTEGER, occurrence INTEGER, number INTEGER,
     position INTEGER NOT NULL, member INTEGER NOT NULL, kind TEXT NOT NULL, oracle TEXT NOT NULL,
-    prompt TEXT NOT NULL, candidates TEXT NOT NULL, picks TEXT NOT NULL, ticket TEXT,
+    prompt TEXT NOT NULL, candidates TEXT NOT NULL, picks TEXT NOT NULL, known TEXT NOT NULL, features BLOB, ticket TEXT,
     UNIQUE (purpose, step, round, occurrence, number));
 CREATE TABLE answers (
     question INTEGER PRIMARY KEY REFERENCES questions, vals TEXT NOT NULL, marks TEXT NOT NULL, label INTEGER,
@@ -41,6 +41,7 @@ CREATE TABLE taken (
     PRIMARY KEY (purpose, step, position));
 """
 
+_KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
 _TAKEABLE = "q.purpose = ? AND q.step <= ? AND a.question IS NOT NULL AND t.question IS NULL"
 
 _MOUNTS = Path("/proc/self/mounts")
@@ -128,9 +129,10 @@ class Store:
             candidates = json.dumps([self._add_text(text) for text in question.candidates])
             key, picks = question.key, json.dumps(question.picks)
             place = (key.purpose, key.step, key.round, key.occurrence, key.index, position, member)
-            rows.append((*place, question.kind, question.oracle, prompt, candidates, picks))
-        columns = "purpose, step, round, occurrence, number, position, member, kind, oracle, prompt, candidates, picks"
-        self.db.executemany(f"INSERT INTO questions ({columns}) VALUES ({', '.join('?' * 12)})", rows)
+            features = None if question.features is None else wire.encode(question.features)
+            rows.append((*place, question.kind, question.oracle, prompt, candidates, picks, json.dumps(question.known), features))
+        columns = "purpose, step, round, occurrence, number, position, member, kind, oracle, prompt, candidates, picks, known, features"
+        self.db.executemany(f"INSERT INTO questions ({columns}) VALUES ({', '.join('?' * 14)})", rows)
 
     def groups(self, purpose: str, step: int, round: int) -> list[Group]:
         """The trajectories of a recorded round."""
@@ -187,12 +189,12 @@ class Store:
 
     def digest(self) -> str:
         """SHA-256 of the ledger in canonical form: no row numbers, tickets or clock times."""
-        key = "q.purpose, q.step, q.round, q.occurrence, q.number"
         tables = (
             "SELECT purpose, step, round, questions, groups FROM rounds ORDER BY purpose, step, round",
-            f"SELECT {key}, q.position, q.member, q.kind, q.oracle, q.prompt, q.candidates, q.picks FROM questions q ORDER BY {key}",
-            f"SELECT {key}, a.vals, a.marks, a.label, a.queries, a.cost FROM answers a JOIN questions q ON q.id = a.question ORDER BY {key}",
-            f"SELECT t.purpose, t.step, t.position, {key} FROM taken t JOIN questions q ON q.id = t.question ORDER BY 1, 2, 3",
+            f"""SELECT {_KEY}, q.position, q.member, q.kind, q.oracle, q.prompt, q.candidates, q.picks, q.known, hex(q.features)
+            FROM questions q ORDER BY {_KEY}""",
+            f"SELECT {_KEY}, a.vals, a.marks, a.label, a.queries, a.cost FROM answers a JOIN questions q ON q.id = a.question ORDER BY {_KEY}",
+            f"SELECT t.purpose, t.step, t.position, {_KEY} FROM taken t JOIN questions q ON q.id = t.question ORDER BY 1, 2, 3",
             "SELECT purpose, step, queries FROM takes ORDER BY purpose, step",
         )
         digest = hashlib.sha256()
@@ -211,17 +213,29 @@ class Store:
         return name
 
     def _questions(self, condition: str, values: Sequence[Any], limit: int = -1, order: str = "q.step, q.round, q.position") -> list[Asked]:
-        sql = f"""SELECT q.id, q.purpose, q.step, q.round, q.occurrence, q.number, q.kind, q.oracle, x.text, q.candidates, q.picks, q.member, q.ticket
+        columns = f"q.id, {_KEY}, q.kind, q.oracle, x.text, q.candidates, q.picks, q.known, q.features, q.member, q.ticket"
+        sql = f"""SELECT {columns}
             FROM questions q JOIN texts x ON x.hash = q.prompt LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
             WHERE {condition} ORDER BY {order} LIMIT ?"""
         return [self._asked(*row) for row in self.db.execute(sql, (*values, limit))]
 
     def _asked(self, id: int, *row: Any) -> Asked:
-        *address, kind, oracle, prompt, candidates, picks, member, ticket = row
+        *address, kind, oracle, prompt, candidates, picks, known, features, member, ticket = row
         content = json.loads(prompt)
         texts = tuple(self.db.execute("SELECT text FROM texts WHERE hash = ?", (name,)).fetchone()[0] for name in json.loads(candidates))
         messages = tuple(Message(role, text) for role, text in content["messages"])
-        question = Question(Key(*address), kind, messages, texts, tuple(json.loads(picks)), content["reference"], content["columns"], oracle)
+        question = Question(
+            Key(*address),
+            kind,
+            messages,
+            texts,
+            tuple(json.loads(picks)),
+            content["reference"],
+            content["columns"],
+            oracle,
+            tuple(json.loads(known)),
+            None if features is None else wire.decode(features),
+        )
         return Asked(id, question, member, ticket)
 
 

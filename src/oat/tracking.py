@@ -53,9 +53,9 @@ class Tracking:
 _SHOWN = ("eval/sampled", "eval/greedy", "reward/mean", "pairs/accuracy", "loss/total", "response/length", "oracle/queries", "time/step_s")
 
 
-def step_line(step: int, last: int, values: Mapping[str, float]) -> str:
+def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
     """One line about a step for people."""
-    return "  ".join([f"step {step}/{last}", *(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)])
+    return "  ".join([f"step {step}" + (f"/{last}" if last else ""), *(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)])
 
 
 def _belongs(line: bytes, step: int) -> bool:

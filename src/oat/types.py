@@ -30,6 +30,8 @@ Per = Literal["token", "sequence", "sequence_sum", "prompt", "constant", "pair",
 
 UNASKED = "none"
 """The oracle of questions that are not asked: they cost nothing and have no winner."""
+ENSEMBLE = "ensemble"
+"""The oracle of questions that the ensemble answers itself; they never teach it."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class Trajectory:
         slot: whose weights produced the model segments.
         text: the decoded response for oracles and people, cut before a stop string.
         temperature: of the sampled distribution.
+        reward: known without asking: of the episode in an environment, or recorded with the data.
     """
 
     slot: str
@@ -158,6 +161,7 @@ class Trajectory:
     finish_reason: FinishReason
     text: str
     temperature: float = 1.0
+    reward: float | None = None
 
     @cached_property
     def ids(self) -> np.ndarray:
@@ -213,6 +217,8 @@ class Question:
         candidates: the texts asked about.
         picks: for each candidate, its place among the group's trajectories.
         oracle: the address; empty until the router fills it, "none" for a question that is not asked, whose items are masked.
+        known: one value a candidate known beforehand, for the oracles that ask nobody; empty where there is none.
+        features: one row a candidate, (candidates, D) float32, for the ensemble's learning.
     """
 
     key: Key
@@ -223,6 +229,8 @@ class Question:
     reference: str | None = None
     columns: dict[str, Any] = field(default_factory=dict)
     oracle: str = ""
+    known: tuple[float, ...] = ()
+    features: np.ndarray | None = field(default=None, compare=False)
 
     @property
     def size(self) -> int:
@@ -232,8 +240,9 @@ class Question:
     @classmethod
     def about(cls, group: "Group", key: Key, kind: Kind, picks: tuple[int, ...], oracle: str = "") -> "Question":
         """The question about some of a group's samples."""
-        prompt, candidates = group.prompt, tuple(group.trajectories[pick].text for pick in picks)
-        return cls(key, kind, prompt.messages, candidates, picks, prompt.reference, prompt.columns, oracle)
+        prompt, asked = group.prompt, [group.trajectories[pick] for pick in picks]
+        known = tuple(trajectory.reward for trajectory in asked if trajectory.reward is not None)
+        return cls(key, kind, prompt.messages, tuple(t.text for t in asked), picks, prompt.reference, prompt.columns, oracle, known)
 
 
 @dataclass(frozen=True)

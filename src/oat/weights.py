@@ -1,69 +1,85 @@
-"""Weights from the learner to the engine, with proof.
+"""Weights from the learner to those who answer with them, with proof.
 
-After every load the engine reads back the tensors it generates with; their checksums must be those of the learner's. One flipped bit in the
-engine's copy stops the run.
+After every load the holder reads back the tensors it works with; their checksums must be those of the learner's. One flipped bit in a holder's
+copy stops the run.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from oat.boxes import Learner
-from oat.engines.base import Engine, checksum
+from oat.engines.base import checksum
 from oat.errors import WeightsError
 from oat.types import Receipt
 
+MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "ensemble": "ensemble"}
+"""The learner's model whose weights a slot holds. `policy` is loaded for evaluation only."""
+
+
+class Holder(Protocol):
+    """An engine, or whoever else answers with weights of the learner."""
+
+    def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt: ...
+
 
 class Weights:
-    """Keeps the engines' slots at the versions they should hold.
+    """Keeps every slot at the version it should hold.
 
     Args:
-        engines: every engine of the run.
-        sync_every: steps between two syncs of the sampler.
+        holders: those who hold a slot, by slot.
+        sync_every: steps between two syncs.
     """
 
-    def __init__(self, engines: Sequence[Engine], sync_every: int):
-        self.engines, self.sync_every = engines, sync_every
+    def __init__(self, holders: Mapping[str, Sequence[Holder]], sync_every: int):
+        self.holders, self.sync_every = dict(holders), sync_every
+        self.synced = [slot for slot in self.holders if slot != "policy"]
         self.sampler_version = 0
-        self.kept: dict[str, torch.Tensor] = {}
+        self.kept: dict[str, dict[str, torch.Tensor]] = {}
 
     def due(self, step: int) -> bool:
         return (step + 1) % self.sync_every == 0
 
     def sync(self, learner: Learner, version: int) -> None:
-        """Give the sampler the policy's weights, as `version`."""
-        tensors = learner.tensors("policy")
-        if self.sync_every > 1:
-            self.kept = {name: tensor.clone() for name, tensor in tensors.items()}
+        """Give every synced slot the learner's weights, as `version`."""
         self.sampler_version = version
-        self.push("sampler", version, tensors)
+        for slot in self.synced:
+            tensors = learner.tensors(MODEL_OF_SLOT[slot])
+            if self.sync_every > 1:
+                self.kept[slot] = {name: tensors[name].clone() for name in learner.trainable(MODEL_OF_SLOT[slot])}
+            self.push(slot, version, tensors)
 
     def restore(self, learner: Learner) -> None:
-        """After a load of the learner: give every engine the versions of the checkpoint, also before step 0."""
-        if self.kept:
-            self.push("sampler", self.sampler_version, self.kept)
-        else:
+        """After a load of the learner: give every slot the version of the checkpoint, also before step 0."""
+        if not self.kept:
             self.sync(learner, self.sampler_version)
+        for slot, tensors in self.kept.items():
+            self.push(slot, self.sampler_version, {**learner.tensors(MODEL_OF_SLOT[slot]), **tensors})
 
     def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load a slot of every engine and compare what it holds with what was sent.
+        """Load a slot of every holder and compare what it holds with what was sent.
 
         Raises:
-            WeightsError: an engine holds other weights.
+            WeightsError: a holder has other weights.
         """
         sent = {name: checksum(tensor) for name, tensor in tensors.items()}
-        for number, engine in enumerate(self.engines):
-            prove(engine.load(slot, version, tensors), Receipt(slot, version, sent), number)
+        for number, holder in enumerate(self.holders[slot]):
+            prove(holder.load(slot, version, tensors), Receipt(slot, version, sent), number)
 
     @property
     def state(self) -> dict[str, Any]:
-        """The sampler's weights, where they may differ from the policy's, and their version."""
-        return {"version": self.sampler_version, **{f"sampler/{name}": tensor for name, tensor in self.kept.items()}}
+        """The slots' weights, where they may differ from the learner's, and their version; what is never trained is not kept."""
+        tensors = {f"{slot}/{name}": tensor for slot, kept in self.kept.items() for name, tensor in kept.items()}
+        return {"version": self.sampler_version, **tensors}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.sampler_version = state["version"]
-        self.kept = {name.removeprefix("sampler/"): tensor for name, tensor in state.items() if name.startswith("sampler/")}
+        self.kept = {}
+        for place, tensor in state.items():
+            slot, slash, name = place.partition("/")
+            if slash:
+                self.kept.setdefault(slot, {})[name] = tensor
 
 
 def prove(held: Receipt, sent: Receipt, number: int) -> None:
@@ -76,6 +92,6 @@ def prove(held: Receipt, sent: Receipt, number: int) -> None:
     wrong = sorted(name for name in names if sent.checksums.get(name) != held.checksums.get(name))
     if wrong or (held.slot, held.version) != (sent.slot, sent.version):
         raise WeightsError(
-            f"engine {number}, slot {sent.slot}, version {sent.version}: after the load it holds version {held.version}, and {len(wrong)} tensors "
+            f"holder {number}, slot {sent.slot}, version {sent.version}: after the load it holds version {held.version}, and {len(wrong)} tensors "
             f"differ from those sent ({', '.join(wrong[:3])}); do not trust this run's newest samples, and check the machine's memory"
         )

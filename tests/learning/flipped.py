@@ -2,17 +2,40 @@
 
 from dataclasses import replace
 
-from oat.algorithms.base import Outputs, View
-from oat.algorithms.direct import DPO
-from oat.algorithms.group import GRPO
+from oat.algorithms.base import Objective, Outputs, View
+from oat.algorithms.direct import BNF, DPO, IPO, RobustDPO, SimPO, SLiC
+from oat.algorithms.group import GRPO, DrGRPO
+from oat.algorithms.supervised import SFT
 from oat.types import Loss
 
 
-class FlippedDPO(DPO):
+class Flipped(Objective):
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         return {name: replace(loss, coef=-loss.coef) for name, loss in super().losses(outputs, view).items()}
 
 
-class FlippedGRPO(GRPO):
-    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        return {name: replace(loss, coef=-loss.coef) for name, loss in super().losses(outputs, view).items()}
+class FlippedDPO(Flipped, DPO): ...
+
+
+class FlippedRobustDPO(Flipped, RobustDPO): ...
+
+
+class FlippedIPO(Flipped, IPO): ...
+
+
+class FlippedSLiC(Flipped, SLiC): ...
+
+
+class FlippedSimPO(Flipped, SimPO): ...
+
+
+class FlippedBNF(Flipped, BNF): ...
+
+
+class FlippedSFT(Flipped, SFT): ...
+
+
+class FlippedGRPO(Flipped, GRPO): ...
+
+
+class FlippedDrGRPO(Flipped, DrGRPO): ...

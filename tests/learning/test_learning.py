@@ -2,6 +2,7 @@
 same run ends below its start."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from oat.cli import main
 
 HERE = Path(__file__).parent
-RISE = 0.2
-STEPS = {"dpo": 25, "grpo": 20}
+RISE = 0.3
 CONFIG = """
 run_dir: {root}/run
 model: {{path: {root}/model}}
@@ -21,13 +21,37 @@ prompts: {{path: {root}/train.jsonl}}
 sampling: {{max_new_tokens: 4}}
 engine: {{name: torch, max_rows: 256}}
 oracle: {{name: "{here}/reward.py:even_share"}}
-algorithm: {{name: {algorithm}, prompts: 32, samples: {samples}}}
+algorithm: {{name: {name}, prompts: 32, {options}}}
 learner: {{learning_rate: 4e-3, micro_batch_size: 256}}
 evaluation: {{path: {root}/heldout.jsonl, every: 100, samples: 16, greedy: false}}
 checkpoint: {{every: 100}}
 compute: {{threads: 1}}
-stop: {{max_steps: {steps}}}
+stop: {{max_steps: 14}}
 """
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm with its settings, and the class of `flipped.py` that must not learn."""
+
+    name: str
+    flipped: str
+    options: str = ""
+
+
+CASES = {
+    "dpo": Case("dpo", "FlippedDPO"),
+    "dpo with every option": Case("dpo", "FlippedDPO", "label_smoothing: 0.1, length_alpha: 0.05, positive_lambda: 0.5, sft_weight: 0.1"),
+    "robust_dpo": Case("robust_dpo", "FlippedRobustDPO", "label_smoothing: 0.1"),
+    "ipo": Case("ipo", "FlippedIPO"),
+    "slic": Case("slic", "FlippedSLiC"),
+    "simpo": Case("simpo", "FlippedSimPO"),
+    "simpo by a hinge": Case("simpo", "FlippedSimPO", "loss: hinge"),
+    "bnf": Case("bnf", "FlippedBNF"),
+    "sft": Case("sft", "FlippedSFT", "samples: 8, threshold: 0.5"),
+    "grpo": Case("grpo", "FlippedGRPO", "samples: 8"),
+    "dr_grpo": Case("dr_grpo", "FlippedDrGRPO", "samples: 8, max_length: 4"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,32 +70,31 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(root: Path, directory: Path, algorithm: str, name: str, *flags: str) -> tuple[float, float]:
+def run(root: Path, directory: Path, case: Case, name: str, *flags: str) -> tuple[float, float]:
     """The held-out sampled score before and after a run."""
     config = directory / "config.yaml"
-    samples = 2 if algorithm == "dpo" else 8
-    config.write_text(CONFIG.format(root=root, here=HERE, algorithm=name, samples=samples, steps=STEPS[algorithm]))
+    config.write_text(CONFIG.format(root=root, here=HERE, name=name, options=case.options))
     assert main(["train", str(config), "--run_dir", str(directory / "run"), *flags]) == 0
     rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
     return rows[0]["eval/sampled"], rows[-1]["eval/sampled"]
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
-def test_learns(root: Path, tmp_path: Path, algorithm: str) -> None:
-    start, end = run(root, tmp_path, algorithm, algorithm)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_learns(root: Path, tmp_path: Path, case: Case) -> None:
+    start, end = run(root, tmp_path, case, case.name)
     assert end >= start + RISE
 
 
-@pytest.mark.parametrize(("algorithm", "flipped"), [("dpo", "FlippedDPO"), ("grpo", "FlippedGRPO")])
-def test_a_flipped_sign_is_noticed(root: Path, tmp_path: Path, algorithm: str, flipped: str) -> None:
-    start, end = run(root, tmp_path, algorithm, f'"{HERE}/flipped.py:{flipped}"')
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_flipped_sign_is_noticed(root: Path, tmp_path: Path, case: Case) -> None:
+    start, end = run(root, tmp_path, case, f'"{HERE}/flipped.py:{case.flipped}"')
     assert end < start + RISE
     assert end < start
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
-def test_learns_with_other_seeds(root: Path, tmp_path: Path, algorithm: str, seed: int) -> None:
-    start, end = run(root, tmp_path, algorithm, algorithm, "--seed", str(seed))
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_learns_with_other_seeds(root: Path, tmp_path: Path, case: Case, seed: int) -> None:
+    start, end = run(root, tmp_path, case, case.name, "--seed", str(seed))
     assert end >= start + RISE

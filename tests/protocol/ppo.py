@@ -78,7 +78,7 @@ class PPO(Objective):
         mask_K = valid_N[row_of_K].float()
         return {
             "mask_K": mask_K,
-            "old_logps_K": old_logps(rows, recorded_K, step, forward),
+            "old_logps_K": old_logps(rows, recorded_K, step, forward, is_same_precision=self.recorded_is_old),
             "reference_logps_K": reference_K,
             "old_values_K": values_K,
             "returns_K": advantages_K + values_K,

@@ -54,9 +54,11 @@ class Padded:
         """(N, T - 1) recorded values of the response tokens, 0 elsewhere."""
         values = torch.zeros(self.mask.shape)
         for n, row in enumerate(self.rows):
-            prompt, response = row.segments
-            start = len(prompt.ids) - 1
-            values[n, start : start + len(response.ids)] = torch.from_numpy(getattr(response, name))
+            at = -1
+            for segment in row.segments:
+                if segment.author == "model":
+                    values[n, at : at + len(segment.ids)] = torch.from_numpy(getattr(segment, name))
+                at += len(segment.ids)
         return values
 
 
@@ -64,9 +66,12 @@ def pad(rows: Sequence[Trajectory]) -> Padded:
     width = max(sum(len(segment.ids) for segment in row.segments) for row in rows)
     ids, attention, response = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(3))
     for n, row in enumerate(rows):
-        prompt, answer = (torch.from_numpy(segment.ids).long() for segment in row.segments)
-        end = len(prompt) + len(answer)
-        ids[n, :end], attention[n, :end], response[n, len(prompt) : end] = torch.cat([prompt, answer]), 1, 1
+        at = 0
+        for segment in row.segments:
+            end = at + len(segment.ids)
+            ids[n, at:end], attention[n, at:end] = torch.from_numpy(segment.ids).long(), 1
+            response[n, at:end] = int(segment.author == "model")
+            at = end
     return Padded(ids, attention, response[:, 1:].float(), rows)
 
 
@@ -88,6 +93,32 @@ def picked(values: Tensor, batch: Padded) -> Tensor:
     """(N, T - 1) values of the tokens that came next, 0 outside the responses."""
     chosen = values.gather(2, batch.ids[:, 1:, None]).squeeze(2)
     return torch.where(batch.mask > 0, chosen, 0.0)
+
+
+def sequence_logps(model: torch.nn.Module, batch: Padded) -> Tensor:
+    """(N,) summed log-probabilities of the responses."""
+    return picked(log_softmax(logits_of(model, batch)), batch).sum(1)
+
+
+def dpo_curve(
+    steps: Sequence[Sequence[Item]], policy: torch.nn.Module, reference: torch.nn.Module, optimiser: "Optimiser", beta: float
+) -> list[dict[str, float] | None]:
+    """Train the policy by DPO on the recorded pairs of every step; its loss and gradient norm at each."""
+    curve: list[dict[str, float] | None] = []
+    for items in steps:
+        pairs = [item for item in items if item.label is not None]
+        if not pairs:
+            curve.append(None)
+            continue
+        picks = [item.question.picks if item.label == 0 else item.question.picks[::-1] for item in pairs]
+        batch = pad([item.group.trajectories[pick] for item, pair in zip(pairs, picks, strict=True) for pick in pair])
+        with torch.no_grad():
+            reference_N = sequence_logps(reference, batch)
+        corrected_N = sequence_logps(policy, batch) - reference_N
+        loss = torch.log(1 + torch.exp(-beta * (corrected_N[0::2] - corrected_N[1::2]))).mean()
+        loss.backward()
+        curve.append({"loss/total": loss.item(), "optim/grad_norm": optimiser.step()})
+    return curve
 
 
 class Optimiser:

@@ -10,24 +10,20 @@ from dataclasses import dataclass, replace
 import torch
 
 from oat.algorithms.base import row_index
-from oat.algorithms.direct import DPO, pair_batch
+from oat.algorithms.direct import DPO, DPOConfig, pair_batch
+from oat.errors import ConfigError
 from oat.types import Loss, Plan, Requires
 
 
 @dataclass(frozen=True)
-class XPOConfig:
-    prompts: int
-    """Prompts a step."""
+class XPOConfig(DPOConfig):
     alpha: float = 5e-6
     """Of the optimism term."""
-    beta: float = 0.1
-    """Strength of the tie to the reference."""
-    label_smoothing: float = 0.0
-    """Probability that a label is wrong."""
-    epochs: int = 1
-    """Passes over a step's pairs."""
-    minibatches: int = 1
-    """Optimiser steps a pass."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples != 2:
+            raise ConfigError(f"algorithm.samples is {self.samples}; xpo takes 2, one of the policy and one of the reference")
 
 
 class XPO(DPO):

@@ -64,6 +64,9 @@ class Objective(Protocol):
     requires: Requires
     wants: Mapping[str, set[str]]
     """What `losses` reads of each trained model: of a language model "raw", "sampled", "entropy"; of a critic "value"."""
+    recorded_is_old: bool = False
+    """Whether log-probabilities recorded under the policy's own version are its old ones, since engine and learner compute in the same precision;
+    `build.py` knows and says so."""
 
     def plan(self, step: int) -> Plan: ...
 

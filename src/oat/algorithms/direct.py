@@ -1,103 +1,295 @@
-"""Direct preference optimisation, online.
+"""Direct alignment from preferences, online: two responses a prompt are sampled, an oracle says which is better, and the policy is moved
+towards that answer by a loss of the two log-probabilities alone.
 
-Two responses a prompt are sampled, an oracle says which is better, and the policy's log-ratio margin is pushed towards that answer:
-DPO (arXiv:2305.18290, Eq. 7), with label smoothing (cDPO, E. Mitchell's note).
+| name | log-probabilities | loss | paper |
+| --- | --- | --- | --- |
+| dpo | sums | log-sigmoid of beta h, smoothed | arXiv:2305.18290, Eq. 7; cDPO, E. Mitchell's note |
+| robust_dpo | sums | the same, unbiased under flipped labels | arXiv:2403.00409 |
+| ipo | means | (h - 1 / (2 beta))^2 | arXiv:2310.12036, Eq. 17 |
+| slic | sums | hinge of beta h | arXiv:2305.10425 |
+| simpo | means, no reference | log-sigmoid or hinge of beta (h - gamma / beta) | arXiv:2405.14734, Eq. 6 |
+| bnf | of each token | bidirectional negative feedback | arXiv:2410.04834 |
+
+Options of dpo, applied in this order: `length_alpha` (length-regularised DPO, arXiv:2403.19159, Eq. 9) and `positive_lambda` (DPO-Positive,
+arXiv:2402.13228, Eq. 3) change the margin h, then comes the loss, then `sft_weight` times the negative mean log-probability of the chosen
+response is added.
 
 Departures:
-1. A pair without a winner (equal texts, equal rewards, abstention, failure) is left out and counted; it is never "the second wins".
+1. A pair without a winner (equal texts, equal rewards, abstention, failure), or with a response without a trained token, is left out and
+   counted; it is never "the second wins".
 2. The loss is the mean over the pairs that remain, over the whole optimiser step.
-3. Log-probabilities are raw and summed over the tokens that were really sampled, the end-of-text token among them if it was sampled.
+3. Log-probabilities are raw, of the tokens that were really sampled, the end-of-text token among them if it was sampled.
+4. IPO takes means over tokens, as its paper's text does not; `normalize: sum` is the paper's.
+5. SLiC's hinge is on the margin over the reference, and there is no further regulariser.
+6. BNF is the pair form, divided by the length of the pair's shorter response; the paper needs no pairs.
 
 Not handled: more than one pair a group.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
-from oat.algorithms.base import Forward, Objective, Outputs, View, answer_metrics, response_metrics, row_index
+from oat.algorithms.base import Forward, Objective, Outputs, View, answer_metrics, response_metrics
 from oat.errors import ConfigError
-from oat.functional.preference import dpo_loss, dpo_margin
-from oat.functional.segments import segment_sum
+from oat.functional import preference
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
 
 
 @dataclass(frozen=True)
-class DPOConfig:
+class PairConfig:
+    """Fields of every direct loss."""
+
     prompts: int
     """Prompts a step."""
     samples: int = 2
     """Responses a prompt; more than two need an explorer."""
-    beta: float = 0.1
-    """Strength of the tie to the reference."""
-    label_smoothing: float = 0.0
-    """Probability that a label is wrong, in [0, 0.5)."""
     epochs: int = 1
     """Passes over a step's pairs."""
     minibatches: int = 1
     """Optimiser steps a pass."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 0.5:
-            raise ConfigError(f"algorithm.label_smoothing is {self.label_smoothing}; it is a probability below one half")
-        if not self.beta > 0:
-            raise ConfigError(f"algorithm.beta is {self.beta}; it must be positive")
-        if self.samples < 2:
-            raise ConfigError(f"algorithm.samples is {self.samples}; a pair needs at least 2")
+        _check("samples", self.samples, self.samples >= 2, "a pair needs at least 2")
 
 
-class DPO(Objective):
-    name = "dpo"
-    Config = DPOConfig
+@dataclass(frozen=True)
+class TiedConfig(PairConfig):
+    """Fields of every loss of a margin over the reference; all of those of slic."""
+
+    beta: float = 0.1
+    """Strength of the tie to the reference: what the loss asks for is a margin of the order of 1 / beta nats."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_beta(self.beta)
+
+
+@dataclass(frozen=True)
+class DPOConfig(TiedConfig):
+    label_smoothing: float = 0.0
+    """Probability that a label is wrong, in [0, 0.5)."""
+    length_alpha: float = 0.0
+    """What a token of length costs, in units of the implicit reward; 0 is off."""
+    positive_lambda: float = 0.0
+    """Of the penalty on a chosen response that became less probable than under the reference; 0 is off."""
+    sft_weight: float = 0.0
+    """Of the negative mean log-probability of the chosen response; 0 is off."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_smoothing(self.label_smoothing)
+        for name in ("length_alpha", "positive_lambda", "sft_weight"):
+            _check(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "it must be at least 0")
+
+
+@dataclass(frozen=True)
+class IPOConfig(TiedConfig):
+    normalize: Literal["mean", "sum"] = "mean"
+    """Log-probability of a response: the mean over its tokens, or the sum."""
+
+
+@dataclass(frozen=True)
+class SimPOConfig(PairConfig):
+    beta: float = 2.0
+    """Multiplies the difference of the mean log-probabilities."""
+    gamma_beta_ratio: float = 0.5
+    """The target margin over beta, nats a token."""
+    loss: Literal["sigmoid", "hinge"] = "sigmoid"
+    """What is taken of beta times the margin."""
+    label_smoothing: float = 0.0
+    """Probability that a label is wrong, in [0, 0.5); of the sigmoid loss."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_beta(self.beta)
+        _check("gamma_beta_ratio", self.gamma_beta_ratio, 0 <= self.gamma_beta_ratio < math.inf, "it must be at least 0")
+        _check_smoothing(self.label_smoothing)
+        smoothed = self.loss == "sigmoid" or not self.label_smoothing
+        _check("label_smoothing", self.label_smoothing, smoothed, "nothing reads it with algorithm.loss hinge; remove it")
+
+
+@dataclass(frozen=True)
+class BNFConfig(PairConfig):
+    normalize: Literal["shorter", "own"] = "shorter"
+    """The scores of a response are divided by the length of the pair's shorter response, or by its own."""
+
+
+class Direct(Objective):
+    """What the direct losses share. A loss adds `rewards`, and `losses` of one term a pair."""
+
+    config: PairConfig
     requires = Requires(feedback="compare", models=frozenset({"policy", "reference"}))
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
 
-    def __init__(self, config: DPOConfig):
+    def __init__(self, config: PairConfig):
         self.config = config
 
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        return pair_batch(feedback, forward, epochs=self.config.epochs, minibatches=self.config.minibatches)
+        reference = "reference" in self.requires.models
+        return pair_batch(feedback, forward, epochs=self.config.epochs, minibatches=self.config.minibatches, reference=reference)
 
-    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        margin_U = self._margin(outputs, view)
-        terms_U = dpo_loss(margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing)
-        return {"loss/preference": Loss(terms_U, per="pair")}
+    def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
+        """(N,) the implicit reward of each response, nats."""
+        raise NotImplementedError
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
-        margin_U, logps_N = self._margin(outputs, view), view.row_sum(outputs["policy"]["raw"])
+        rewards_N, logps_N = self.rewards(outputs, view), view.row_sum(outputs["policy"]["raw"])
+        chosen_U, rejected_U = _halves(rewards_N)
         return {
-            "pairs/margin": (self.config.beta * margin_U, "U"),
-            "pairs/accuracy": ((margin_U > 0).float(), "U"),
+            "pairs/accuracy": ((chosen_U > rejected_U).float(), "U"),
+            "pairs/margin": (chosen_U - rejected_U, "U"),
+            "pairs/reward_chosen": (chosen_U, "U"),
+            "pairs/reward_rejected": (rejected_U, "U"),
             "logps/chosen": (logps_N[0::2], "U"),
             "logps/rejected": (logps_N[1::2], "U"),
         }
 
-    def _margin(self, outputs: Outputs, view: View) -> torch.Tensor:
-        policy_N, reference_N = view.row_sum(outputs["policy"]["raw"]), view["reference_logps_N"]
-        return dpo_margin(policy_N[0::2], policy_N[1::2], reference_N[0::2], reference_N[1::2])
+
+class Tied(Direct):
+    """The losses of a margin over the reference; `terms` says what is made of it."""
+
+    config: TiedConfig
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        return {"loss/preference": Loss(self.terms(self.margin(outputs, view)), per="pair")}
+
+    def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
+        """(U,) the loss of each pair."""
+        raise NotImplementedError
+
+    def margin(self, outputs: Outputs, view: View) -> torch.Tensor:
+        """(U,) h of each pair, nats."""
+        policy_N, reference_N = self.logps(outputs, view)
+        return preference.dpo_margin(*_halves(policy_N), *_halves(reference_N))
+
+    def logps(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
+        """(N,) log-probabilities of the responses under the policy and the reference, nats."""
+        return view.row_sum(outputs["policy"]["raw"]), view.row_sum(view["reference_logps_K"])
+
+    def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
+        policy_N, reference_N = self.logps(outputs, view)
+        return self.config.beta * (policy_N - reference_N)
 
 
-def pair_batch(feedback: Feedback, forward: Forward, *, epochs: int = 1, minibatches: int = 1, keep_ties: bool = False) -> Batch:
-    """Pairs as a batch: rows 2u (chosen) and 2u + 1 (rejected) are unit u; column `reference_logps_N` holds summed raw log-probabilities
-    under the reference, nats.
+class DPO(Tied):
+    name = "dpo"
+    Config = DPOConfig
+    config: DPOConfig
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        losses = super().losses(outputs, view)
+        if self.config.sft_weight:
+            chosen_U, _ = _halves(view.row_mean(outputs["policy"]["raw"]))
+            losses["loss/sft"] = Loss(-chosen_U, per="pair", coef=self.config.sft_weight)
+        return losses
+
+    def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
+        return preference.dpo_loss(margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing)
+
+    def margin(self, outputs: Outputs, view: View) -> torch.Tensor:
+        c, margin_U = self.config, super().margin(outputs, view)
+        if c.length_alpha:
+            margin_U = preference.length_margin(margin_U, *_halves(_lengths(outputs, view)), alpha=c.length_alpha, beta=c.beta)
+        if c.positive_lambda:
+            policy_N, reference_N = self.logps(outputs, view)
+            margin_U = preference.positive_margin(margin_U, policy_N[0::2], reference_N[0::2], weight=c.positive_lambda)
+        return margin_U
+
+
+class RobustDPO(DPO):
+    name = "robust_dpo"
+
+    def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
+        return preference.robust_dpo_loss(margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing)
+
+
+class IPO(Tied):
+    name = "ipo"
+    Config = IPOConfig
+    config: IPOConfig
+
+    def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
+        return preference.ipo_loss(margin_U, beta=self.config.beta)
+
+    def logps(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.config.normalize == "sum":
+            return super().logps(outputs, view)
+        return view.row_mean(outputs["policy"]["raw"]), view.row_mean(view["reference_logps_K"])
+
+
+class SLiC(Tied):
+    name = "slic"
+    Config = TiedConfig
+
+    def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
+        return preference.hinge_loss(margin_U, beta=self.config.beta)
+
+
+class SimPO(Direct):
+    name = "simpo"
+    Config = SimPOConfig
+    config: SimPOConfig
+    requires = Requires(feedback="compare", models=frozenset({"policy"}))
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        c, means_N = self.config, view.row_mean(outputs["policy"]["raw"])
+        margin_U = preference.simpo_margin(*_halves(means_N), gamma_beta_ratio=c.gamma_beta_ratio)
+        if c.loss == "hinge":
+            terms_U = preference.hinge_loss(margin_U, beta=c.beta)
+        else:
+            terms_U = preference.dpo_loss(margin_U, beta=c.beta, label_smoothing=c.label_smoothing)
+        return {"loss/preference": Loss(terms_U, per="pair")}
+
+    def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
+        return self.config.beta * view.row_mean(outputs["policy"]["raw"])
+
+
+class BNF(Direct):
+    name = "bnf"
+    Config = BNFConfig
+    config: BNFConfig
+    wants: Mapping[str, set[str]] = {"policy": {"raw", "entropy"}}
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        policy = outputs["policy"]
+        scores_N = view.row_sum(preference.bnf_scores(policy["raw"], view["reference_logps_K"], policy["entropy"]))
+        terms_U = preference.bnf_loss(*_halves(scores_N), *_halves(_lengths(outputs, view)), own_length=self.config.normalize == "own")
+        return {"loss/preference": Loss(terms_U, per="pair")}
+
+    def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
+        return view.row_sum(outputs["policy"]["raw"] - view["reference_logps_K"])
+
+
+def pair_batch(
+    feedback: Feedback, forward: Forward, *, epochs: int = 1, minibatches: int = 1, keep_ties: bool = False, reference: bool = True
+) -> Batch:
+    """Pairs as a batch: rows 2u (chosen) and 2u + 1 (rejected) are unit u; column `reference_logps_K` holds raw log-probabilities under the
+    reference, nats.
 
     Args:
         keep_ties: keep pairs without a winner, in the order they were asked, for losses that need no winner; column `mask_U` takes them out
-            of the losses of pairs. Otherwise they are left out.
+            of the losses of pairs. Otherwise they are left out. A pair with a response without a trained token has no winner.
+        reference: whether the loss reads the reference.
     """
-    items = [item for item in feedback.items if keep_ties or item.label is not None]
-    rows = tuple(row for item in items for row in winner_first(item))
+    pairs = [winner_first(item) for item in feedback.items]
+    empty = [not all(row.trained.any() for row in pair) for pair in pairs]
+    has_winner = [item.label is not None and not lacking for item, lacking in zip(feedback.items, empty, strict=True)]
+    kept = [number for number, wins in enumerate(has_winner) if wins or keep_ties]
+    rows = tuple(row for number in kept for row in pairs[number])
     metrics = {**answer_metrics(feedback), **response_metrics(feedback), "rows/trained": float(len(rows))}
-    columns = {"mask_U": torch.tensor([float(item.label is not None) for item in items])} if keep_ties else {}
-    if rows:
-        reference_K = forward("reference", rows, {"raw"})["raw"]
-        columns["reference_logps_N"] = segment_sum(reference_K, row_index(rows), len(rows))
-    units = np.arange(len(items)).repeat(2)
+    metrics["pairs/empty_frac"] = sum(empty) / max(1, len(pairs))
+    columns = {"mask_U": torch.tensor([float(has_winner[number]) for number in kept])} if keep_ties else {}
+    if rows and reference:
+        columns["reference_logps_K"] = forward("reference", rows, {"raw"})["raw"]
+    units = np.arange(len(kept)).repeat(2)
     return Batch(rows, units, units, columns, epochs=epochs, minibatches=minibatches, metrics=metrics)
 
 
@@ -105,3 +297,26 @@ def winner_first(item: Item) -> tuple[Trajectory, Trajectory]:
     """The chosen and the rejected trajectory of a compared pair; without a winner, the first and the second."""
     first, second = (item.group.trajectories[pick] for pick in item.question.picks)
     return (second, first) if item.label == 1 else (first, second)
+
+
+def _halves(values_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(U,) of the chosen and (U,) of the rejected responses."""
+    return values_N[0::2], values_N[1::2]
+
+
+def _lengths(outputs: Outputs, view: View) -> torch.Tensor:
+    """(N,) trained tokens of each response."""
+    return view.row_sum(torch.ones_like(outputs["policy"]["raw"]))
+
+
+def _check(name: str, value: float, holds: bool, rule: str) -> None:
+    if not holds:
+        raise ConfigError(f"algorithm.{name} is {value}; {rule}")
+
+
+def _check_beta(beta: float) -> None:
+    _check("beta", beta, 0 < beta < math.inf, "it must be positive")
+
+
+def _check_smoothing(label_smoothing: float) -> None:
+    _check("label_smoothing", label_smoothing, 0 <= label_smoothing < 0.5, "it is a probability below one half")

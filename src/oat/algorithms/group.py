@@ -1,19 +1,24 @@
-"""Policy gradients with a baseline from the group: GRPO (DeepSeekMath, arXiv:2402.03300, Eq. 3) with the clipped surrogate of PPO.
+"""Policy gradients with a baseline from the group, through the clipped surrogate of PPO:
+
+    grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3: advantages over the group's standard deviation, mean over the tokens of each sequence
+    dr_grpo   arXiv:2503.20783, Section 3.2: neither, so that easy questions and short responses weigh no more; sums over tokens are divided by
+              one constant, the configured maximum length
 
 Departures:
-1. The standard deviation is unbiased and `eps` (1e-4) is added to it; a group of one, or without spread, has advantage 0 and still counts in
-   every denominator.
+1. The standard deviation is unbiased and `std_eps` (1e-4) is added to it; a group of one, or without spread, has advantage 0 and still counts
+   in every denominator.
 2. The KL to the reference is a loss term (the k3 estimate of each token, Eq. 4), off by default.
 3. A sample whose score is missing (abstained or failed) is left out of its group's statistics and of the loss.
-4. `reduction: sequence` is the paper's (mean over tokens, then over sequences); `token` is DAPO's (arXiv:2503.14476).
+4. `reduction: sequence` is GRPO's; `token` is DAPO's (arXiv:2503.14476).
 
-Old log-probabilities are the recorded sampled ones while the sampler holds exactly the policy's weights, and are computed again when it lags.
+Old log-probabilities are the recorded sampled ones while the sampler holds exactly the policy's weights and computes in the learner's precision;
+otherwise they are computed again.
 
 Not handled: importance weights for a lagging sampler; a run whose sampler lags reports `logps/recorded_gap`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -28,7 +33,9 @@ from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
 
 
 @dataclass(frozen=True)
-class GRPOConfig:
+class GroupConfig:
+    """Fields of every algorithm of this file."""
+
     prompts: int
     """Prompts a step."""
     samples: int
@@ -39,10 +46,6 @@ class GRPOConfig:
     """The ratio is clipped above at 1 + clip_high."""
     kl_coef: float = 0.0
     """Of the KL to the reference; 0 needs no reference."""
-    std_eps: float = 1e-4
-    """Added to the group's standard deviation."""
-    reduction: Literal["sequence", "token"] = "sequence"
-    """Mean over tokens of each sequence first, or over all tokens of the step."""
     epochs: int = 1
     """Passes over a step's samples."""
     minibatches: int = 1
@@ -53,20 +56,53 @@ class GRPOConfig:
             raise ConfigError(f"algorithm.samples is {self.samples}; a group needs at least 2 responses a prompt")
         if not 0 <= self.clip_low < 1:
             raise ConfigError(f"algorithm.clip_low is {self.clip_low}; it must be at least 0 and below 1")
-        for name in ("clip_high", "kl_coef", "std_eps"):
+        for name in ("clip_high", "kl_coef"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"algorithm.{name} is {getattr(self, name)}; it must be at least 0")
 
 
-class GRPO(Objective):
-    name = "grpo"
-    Config = GRPOConfig
+@dataclass(frozen=True)
+class GRPOConfig(GroupConfig):
+    std_eps: float = 1e-4
+    """Added to the group's standard deviation."""
+    reduction: Literal["sequence", "token"] = "sequence"
+    """Mean over tokens of each sequence first, or over all tokens of the step."""
 
-    def __init__(self, config: GRPOConfig):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.std_eps >= 0:
+            raise ConfigError(f"algorithm.std_eps is {self.std_eps}; it must be at least 0")
+
+
+@dataclass(frozen=True)
+class DrGRPOConfig(GroupConfig):
+    max_length: int = field(kw_only=True)
+    """The constant that sums over a response's tokens are divided by: the most tokens a response may have, as sampling.max_new_tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_length < 1:
+            raise ConfigError(f"algorithm.max_length is {self.max_length}; it must be at least 1")
+
+
+class GroupPolicyGradient(Objective):
+    """What the algorithms of this file share. Each adds `advantages` and `reduced`."""
+
+    config: GroupConfig
+
+    def __init__(self, config: GroupConfig):
         self.config = config
         models = {"policy", "reference"} if config.kl_coef else {"policy"}
         self.requires = Requires(feedback="score", models=frozenset(models), ratio_based=True)
         self.wants: Mapping[str, set[str]] = {"policy": {"sampled", "raw", "entropy"} if config.kl_coef else {"sampled", "entropy"}}
+
+    def advantages(self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor) -> torch.Tensor:
+        """(N,) the advantage of each sample, see `group_advantages`."""
+        raise NotImplementedError
+
+    def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
+        """Terms of tokens as a loss under the algorithm's reduction."""
+        raise NotImplementedError
 
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
@@ -74,12 +110,12 @@ class GRPO(Objective):
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         rows, group_of_N, rewards_N, valid_N = scored_rows(feedback)
         metrics = {**answer_metrics(feedback), **response_metrics(feedback), **reward_metrics(rewards_N, group_of_N, valid_N)}
-        advantages_N = group_advantages(rewards_N, group_of_N, len(feedback.items), valid_N=valid_N, eps=self.config.std_eps)
+        advantages_N = self.advantages(rewards_N, group_of_N, len(feedback.items), valid_N)
         rows, group_of_N, advantages_N = _kept(rows, group_of_N, advantages_N, valid_N)
         columns = {"advantages_N": advantages_N}
         if rows:
             recorded_K = recorded_logps(rows)
-            columns["old_logps_K"] = old_logps(rows, recorded_K, feedback.step, forward)
+            columns["old_logps_K"] = old_logps(rows, recorded_K, feedback.step, forward, is_same_precision=self.recorded_is_old)
             metrics["logps/recorded_gap"] = float((columns["old_logps_K"] - recorded_K).abs().mean()) if len(recorded_K) else 0.0
             if self.config.kl_coef:
                 columns["reference_logps_K"] = forward("reference", rows, {"raw"})["raw"]
@@ -90,9 +126,9 @@ class GRPO(Objective):
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         policy = outputs["policy"]
         terms_K, _ = self._surrogate(outputs, view)
-        losses = {"loss/policy": Loss(terms_K, per=self.config.reduction)}
+        losses = {"loss/policy": self.reduced(terms_K)}
         if self.config.kl_coef:
-            losses["loss/kl"] = Loss(kl_k3(policy["raw"], view["reference_logps_K"]), per=self.config.reduction, coef=self.config.kl_coef)
+            losses["loss/kl"] = self.reduced(kl_k3(policy["raw"], view["reference_logps_K"]), coef=self.config.kl_coef)
         return losses
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
@@ -112,6 +148,30 @@ class GRPO(Objective):
         advantages_K = view["advantages_N"][view.row_of_K]
         clips = {"clip_low": self.config.clip_low, "clip_high": self.config.clip_high}
         return clipped_policy_loss(outputs["policy"]["sampled"], view["old_logps_K"], advantages_K, **clips)
+
+
+class GRPO(GroupPolicyGradient):
+    name = "grpo"
+    Config = GRPOConfig
+    config: GRPOConfig
+
+    def advantages(self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor) -> torch.Tensor:
+        return group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, eps=self.config.std_eps)
+
+    def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
+        return Loss(terms_K, per=self.config.reduction, coef=coef)
+
+
+class DrGRPO(GroupPolicyGradient):
+    name = "dr_grpo"
+    Config = DrGRPOConfig
+    config: DrGRPOConfig
+
+    def advantages(self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor) -> torch.Tensor:
+        return group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, normalise=False)
+
+    def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
+        return Loss(terms_K, per="constant", coef=coef, constant=float(self.config.max_length))
 
 
 def scored_rows(feedback: Feedback) -> tuple[tuple[Trajectory, ...], torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -135,9 +195,10 @@ def recorded_logps(rows: tuple[Trajectory, ...]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([row.recorded("sampled_logps") for row in rows]).astype(np.float32))
 
 
-def old_logps(rows: tuple[Trajectory, ...], recorded_K: torch.Tensor, step: int, forward: Forward) -> torch.Tensor:
-    """(K,) sampled log-probabilities under the policy at this step: the recorded ones if every token was sampled by exactly these weights."""
-    fresh = all(row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows)
+def old_logps(rows: tuple[Trajectory, ...], recorded_K: torch.Tensor, step: int, forward: Forward, *, is_same_precision: bool) -> torch.Tensor:
+    """(K,) sampled log-probabilities under the policy at this step: the recorded ones if every token was sampled by exactly these weights, in the
+    learner's precision (`Objective.recorded_is_old`)."""
+    fresh = is_same_precision and all(row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows)
     return recorded_K if fresh else forward("policy", rows, {"sampled"})["sampled"]
 
 

@@ -45,13 +45,17 @@ def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndar
             yield np.concatenate([rows_of_unit[unit] for unit in np.sort(units)])
 
 
-def micro_batches(batch: Batch, size: int) -> Iterator[np.ndarray]:
-    """Row numbers of consecutive whole units, at most `size` rows together, or one unit where that has more."""
+def micro_batches(batch: Batch, size: int | None, tokens: int | None = None) -> Iterator[np.ndarray]:
+    """Row numbers of consecutive whole units, at most `size` rows and `tokens` tokens, padding included, together; or one unit where that has
+    more. None: no limit."""
     pending: list[np.ndarray] = []
+    count = width = 0
     for rows in _rows_of_units(batch):
-        if pending and sum(map(len, pending)) + len(rows) > size:
+        longest = max((len(batch.rows[row].ids) for row in rows), default=0) if batch.rows else 0
+        count, width = count + len(rows), max(width, longest)
+        if pending and ((size is not None and count > size) or (tokens is not None and count * width > tokens)):
             yield np.concatenate(pending)
-            pending = []
+            pending, count, width = [], len(rows), longest
         pending.append(rows)
     yield np.concatenate(pending)
 

@@ -5,7 +5,8 @@ under denominators known beforehand, then every number is checked, then the grad
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,27 +39,41 @@ class Learner:
         models: by name; "policy", "reference", "critic", "ensemble".
         optimisers: of the models that are trained; the others are frozen.
         micro_batch_size: most rows of one forward pass.
+        micro_batch_tokens: most tokens of one forward pass, padding included.
         max_grad_norm: the gradient of each model is scaled down to this norm.
+        gradient_checkpointing: the trained models learn in training mode, in which they compute layers again in the backward pass.
     """
 
     def __init__(
-        self, models: Mapping[str, Model], optimisers: Mapping[str, OptimiserSettings], *, micro_batch_size: int, max_grad_norm: float, seeds: Seeds
+        self,
+        models: Mapping[str, Model],
+        optimisers: Mapping[str, OptimiserSettings],
+        *,
+        micro_batch_size: int | None,
+        micro_batch_tokens: int | None = None,
+        max_grad_norm: float,
+        gradient_checkpointing: bool = False,
+        seeds: Seeds,
     ):
-        self.models, self.micro_batch_size, self.max_grad_norm, self.seeds = dict(models), micro_batch_size, max_grad_norm, seeds
+        self.models, self.max_grad_norm, self.seeds = dict(models), max_grad_norm, seeds
+        self.micro_batch_size, self.micro_batch_tokens, self.gradient_checkpointing = micro_batch_size, micro_batch_tokens, gradient_checkpointing
         self.updates = 0
         self.steps = dict.fromkeys(optimisers, 0)
         self.trained: dict[str, Trained] = {}
-        for name, model in self.models.items():
-            model.module.requires_grad_(name in optimisers)
-            if name in optimisers:
-                self.trained[name] = Trained(model, build_adamw(model.module, optimisers[name]), optimisers[name])
+        for model in self.models.values():
+            model.module.requires_grad_(False)
+        for name, settings in optimisers.items():
+            parameters = self.models[name].trainable().values()
+            for parameter in parameters:
+                parameter.requires_grad_(True)
+            self.trained[name] = Trained(self.models[name], build_adamw(parameters, settings), settings)
 
     @torch.no_grad()
     def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         """What is wanted of a model for the trained tokens of rows, (K,) each, without gradient."""
-        parts = [
-            self.models[model].outputs(rows[start : start + self.micro_batch_size], {}, wants) for start in range(0, len(rows), self.micro_batch_size)
-        ]
+        units = np.arange(len(rows))
+        cuts = micro_batches(Batch(tuple(rows), units, units), self.micro_batch_size, self.micro_batch_tokens)
+        parts = [self.models[model].outputs([rows[row] for row in cut], {}, wants) for cut in cuts]
         return {want: torch.cat([part[want] for part in parts]) for want in wants}
 
     def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
@@ -85,6 +100,10 @@ class Learner:
         """The weights of a model, by name, as those who answer with it load them; the model's own storage."""
         return {name: tensor.detach() for name, tensor in self.models[model].tensors().items()}
 
+    def trainable(self, model: str) -> list[str]:
+        """The names of those weights that learning changes; the others are as they were loaded."""
+        return list(self.models[model].trainable())
+
     def _step(self, objective: Objective, step: Batch) -> dict[str, float]:
         trained = {name: self.trained[name] for name in objective.wants}
         learning_rates = self._schedule(trained)
@@ -92,15 +111,16 @@ class Learner:
             part.optimiser.zero_grad(set_to_none=True)
         report = _Report()
         reduction = Reduction(step)
-        for number, rows in enumerate(micro_batches(step, self.micro_batch_size)):
+        for number, rows in enumerate(micro_batches(step, self.micro_batch_size, self.micro_batch_tokens)):
             micro = select_rows(step, rows)
             view, groups = view_of(micro), torch.from_numpy(step.group_of_N[rows])
-            outputs = {name: part.model.outputs(micro.rows, micro.columns, objective.wants[name]) for name, part in trained.items()}
-            losses = objective.losses(outputs, view)
-            reduced = {name: reduction(loss, view, groups, first=number == 0) for name, loss in losses.items()}
-            total = torch.stack([losses[name].coef * value for name, value in reduced.items()]).sum()
-            total.backward()
-            report.add({**reduced, "loss/total": total}, objective.metrics(outputs, view), view)
+            with self.learning(objective):
+                outputs = {name: part.model.outputs(micro.rows, micro.columns, objective.wants[name]) for name, part in trained.items()}
+                losses = objective.losses(outputs, view)
+                reduced = {name: reduction(loss, view, groups, first=number == 0) for name, loss in losses.items()}
+                total = torch.stack([losses[name].coef * value for name, value in reduced.items()]).sum()
+                total.backward()
+            report.add({**reduced, _total_name(objective): total}, objective.metrics(outputs, view), view)
         values = report.values()
         norms = {name: self._clip(part) for name, part in trained.items()}
         self._guard(objective, values, norms)
@@ -111,6 +131,18 @@ class Learner:
             prefix = "optim/" if name == "policy" else f"optim/{name}_"
             values |= {f"{prefix}grad_norm": norm, f"{prefix}learning_rate": learning_rates[name]}
         return values
+
+    @contextmanager
+    def learning(self, objective: Objective) -> Iterator[None]:
+        """The models that an objective trains, in the mode they learn in."""
+        modules = [self.trained[name].model.module for name in objective.wants] if self.gradient_checkpointing else []
+        for module in modules:
+            module.train()
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.eval()
 
     def _schedule(self, trained: Mapping[str, Trained]) -> dict[str, float]:
         rates = {}
@@ -138,15 +170,15 @@ class Learner:
         """Everything that decides the future: "model/weights/name", "model/moments/key/name", and counters."""
         state: dict[str, Any] = {"updates": self.updates, "steps": dict(self.steps)}
         for model, part in self.trained.items():
-            for name, parameter in part.model.module.named_parameters():
+            for name, parameter in part.model.trainable().items():
                 state[f"{model}/weights/{name}"] = parameter.detach()
                 state |= {f"{model}/moments/{key}/{name}": value for key, value in part.optimiser.state.get(parameter, {}).items()}
         return state
 
     @torch.no_grad()
     def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite a model's weights, in place."""
-        for name, parameter in self.models[model].module.named_parameters():
+        """Overwrite those weights of a model that learning changes, in place."""
+        for name, parameter in self.models[model].trainable().items():
             parameter.copy_(tensors[name])
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -154,10 +186,14 @@ class Learner:
         for model, part in self.trained.items():
             prefix = f"{model}/weights/"
             self.load_weights(model, {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)})
-            for name, parameter in part.model.module.named_parameters():
+            for name, parameter in part.model.trainable().items():
                 moments = {key: f"{model}/moments/{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
                 if moments["step"] in state:
                     part.optimiser.state[parameter] = {key: state[place].clone() for key, place in moments.items()}
+
+
+def _total_name(objective: Objective) -> str:
+    return "loss/total" if "policy" in objective.wants else f"loss/{objective.name}_total"
 
 
 class _Report:

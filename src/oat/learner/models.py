@@ -16,7 +16,10 @@ Functional = Callable[[torch.Tensor, slice], torch.Tensor]
 class Model(Protocol):
     @property
     def module(self) -> torch.nn.Module:
-        """Everything of it that is trained."""
+        """Everything it computes with."""
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """What learning may change, by name; all of the module's parameters, or the adapter's."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Its weights by name, in the form that those who answer with it load."""
@@ -31,20 +34,24 @@ class LanguageModel:
     Args:
         num_tokens: size of the tokenizer; logit rows beyond it are never sampled.
         chunk: trained tokens whose logits are held at once.
+        autocast: matrix products in bfloat16; log-probabilities stay float32.
     """
 
-    def __init__(self, lm: CausalLM, *, num_tokens: int, chunk: int):
-        self.lm, self.num_tokens, self.chunk = lm, num_tokens, chunk
+    def __init__(self, lm: CausalLM, *, num_tokens: int, chunk: int, autocast: bool = False):
+        self.lm, self.num_tokens, self.chunk, self.autocast = lm, num_tokens, chunk, autocast
 
     @property
     def module(self) -> torch.nn.Module:
         return self.lm.module
 
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        return self.lm.trainable()
+
     def tensors(self) -> dict[str, torch.Tensor]:
         return self.lm.tensors()
 
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
-        ids, hidden = trained_hidden(self.lm, rows)
+        ids, hidden = trained_hidden(self.lm, rows, autocast=self.autocast)
         available: dict[str, Functional] = {
             "raw": lambda logits, tokens: token_logps(logits, ids[tokens]),
             "entropy": lambda logits, tokens: token_entropy(logits),
@@ -52,7 +59,11 @@ class LanguageModel:
         if "sampled" in wants:
             available["sampled"] = self._sampled(rows, ids)
         assert wants <= set(available), f"a language model gives raw, sampled and entropy, not {wants}"
-        return chunked_head(hidden, self.lm.head, {want: available[want] for want in sorted(wants)}, self.chunk)
+        return chunked_head(hidden, self._head, {want: available[want] for want in sorted(wants)}, self.chunk)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        with in_bfloat16(self.lm, self.autocast):
+            return self.lm.head(hidden)
 
     def _sampled(self, rows: Sequence[Trajectory], ids: torch.Tensor) -> Functional:
         temperatures = torch.cat([torch.full((int(row.trained.sum()),), row.temperature, device=ids.device) for row in rows])
@@ -74,12 +85,15 @@ class LanguageModel:
 class Critic(torch.nn.Module):
     """A language model's backbone with a scalar head; gives the "value" of the state before each trained token.
 
-    The head starts as normal(0, 1 / (hidden + 1)), without bias.
+    The head starts as normal(0, 1 / (hidden + 1)), without bias; it is trained whole also where the backbone has an adapter.
+
+    Args:
+        autocast: the backbone's matrix products in bfloat16; values stay float32.
     """
 
-    def __init__(self, lm: CausalLM, generator: np.random.Generator):
+    def __init__(self, lm: CausalLM, generator: np.random.Generator, *, autocast: bool = False):
         super().__init__()
-        self.lm = lm
+        self.lm, self.autocast = lm, autocast
         self.backbone = lm.module.base_model
         width = lm.module.get_output_embeddings().in_features
         self.score = torch.nn.Linear(width, 1, bias=False)
@@ -90,16 +104,25 @@ class Critic(torch.nn.Module):
     def module(self) -> torch.nn.Module:
         return self
 
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        backbone = {id(parameter) for parameter in self.lm.trainable().values()}
+        return {name: parameter for name, parameter in self.named_parameters() if id(parameter) in backbone or name.startswith("score.")}
+
     def tensors(self) -> dict[str, torch.Tensor]:
         return dict(self.named_parameters())
 
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
         assert wants == {"value"}, f"a critic gives value, not {wants}"
-        _, hidden = trained_hidden(self.lm, rows)
-        return {"value": self.score(hidden).squeeze(-1)}
+        _, hidden = trained_hidden(self.lm, rows, autocast=self.autocast)
+        return {"value": self.score(hidden.to(self.score.weight.dtype)).squeeze(-1)}
 
 
-def trained_hidden(lm: CausalLM, rows: Sequence[Trajectory]) -> tuple[torch.Tensor, torch.Tensor]:
+def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
+    """Matrix products within it are in bfloat16, if enabled, whatever the weights are kept in."""
+    return torch.autocast(lm.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+def trained_hidden(lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """The ids of the trained tokens (K,), and the last hidden states (K, D) that predict them.
 
     Rows are padded on the right, where a causal model cannot see: no attention mask is needed.
@@ -110,7 +133,8 @@ def trained_hidden(lm: CausalLM, rows: Sequence[Trajectory]) -> tuple[torch.Tens
     for number, row in enumerate(rows):
         padded[number, : len(row.ids)], trained[number, : len(row.ids)] = row.ids, row.trained
     ids, targets = torch.from_numpy(padded).to(lm.device), torch.from_numpy(trained).to(lm.device)
-    hidden = lm.hidden(ids, mask=None, positions=None)
+    with in_bfloat16(lm, autocast):
+        hidden = lm.hidden(ids, mask=None, positions=None)
     return ids[targets], hidden[:, :-1][targets[:, 1:]]
 
 

@@ -1,10 +1,13 @@
 """AdamW and its schedule."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
+from oat.errors import ModelError
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -33,9 +36,15 @@ class OptimiserSettings:
         return self.learning_rate * learning_rate_factor(self.schedule, step, warmup=self.warmup_steps, total=self.schedule_steps)
 
 
-def build_adamw(module: torch.nn.Module, settings: OptimiserSettings) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters: matrices decay, vectors (biases, norms) do not."""
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+def build_adamw(parameters: Iterable[torch.nn.Parameter], settings: OptimiserSettings) -> torch.optim.AdamW:
+    """AdamW over parameters: matrices decay, vectors (biases, norms) do not.
+
+    Raises:
+        ModelError: parameters of less than float32, in which most steps round to nothing.
+    """
+    trainable = list(parameters)
+    if any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in trainable):
+        raise ModelError("AdamW on bfloat16 weights loses most of its steps; load them as float32 and set learner.autocast: bfloat16")
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},

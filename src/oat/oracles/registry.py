@@ -7,10 +7,19 @@ from typing import Any
 from oat.errors import ConfigError, did_you_mean
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
+from oat.oracles.rules.countdown import countdown
 from oat.oracles.rules.exact import exact_match
+from oat.oracles.rules.gsm8k import gsm8k, gsm8k_marked
+from oat.oracles.rules.sentiment import cheerful
 from oat.plugins import load_symbol
 
-_NAMED: dict[str, Callable[..., Any]] = {"exact_match": exact_match}
+_NAMED: dict[str, Callable[..., Any]] = {
+    "exact_match": exact_match,
+    "gsm8k": gsm8k,
+    "gsm8k_marked": gsm8k_marked,
+    "countdown": countdown,
+    "cheerful": cheerful,
+}
 
 
 def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:

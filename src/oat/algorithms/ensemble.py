@@ -1,0 +1,111 @@
+"""The ensemble's own objective: pairwise reward learning with a fading prior (SEA, arXiv:2411.01493; EE4LLM, arXiv:2402.00396).
+
+For member m and pair b the loss is - log sigmoid(r_m(chosen) - r_m(rejected)), averaged over members and pairs; the prior is
+strength * batch / queries times the mean squared distance of all parameters to their start, so it fades as answers come in.
+
+Departures from the sources' code:
+1. Pairs without a winner are not stored, so no mask is needed.
+2. A pair that the ensemble itself labelled never teaches it.
+
+A step learns `steps` times from `batch` pairs drawn without replacement from a ring buffer of all pairs so far; not before it holds that many.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.nn.functional import logsigmoid
+
+from oat.algorithms.base import Forward, Objective, Outputs, View
+from oat.errors import ConfigError
+from oat.types import ENSEMBLE, Batch, Feedback, Loss, Plan, Requires
+
+
+@dataclass(frozen=True)
+class EnsembleConfig:
+    members: int = 20
+    """Networks."""
+    hidden: int = 128
+    """Width of their two hidden layers."""
+    activation: Literal["relu", "swish"] = "relu"
+    """Between the layers."""
+    learning_rate: float = 1e-3
+    """Of the ensemble's AdamW."""
+    weight_decay: float = 5e-5
+    """On its weights."""
+    prior: float = 0.5
+    """Strength of the pull towards the start."""
+    batch: int = 128
+    """Pairs of one optimiser step."""
+    steps: int = 5
+    """Optimiser steps a step of the run."""
+    buffer: int = 50_000
+    """Pairs remembered; the oldest go first."""
+
+    def __post_init__(self) -> None:
+        for name in ("members", "hidden", "batch", "steps", "buffer"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"explorer.ensemble.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.buffer < self.batch:
+            raise ConfigError(f"explorer.ensemble.buffer is {self.buffer}, smaller than a batch of {self.batch}; raise it")
+
+
+class EnsembleLearning(Objective):
+    name = "ensemble"
+    Config = EnsembleConfig
+    requires = Requires(feedback="compare", slots=frozenset({"sampler", "ensemble"}), models=frozenset({"ensemble"}))
+    wants: Mapping[str, set[str]] = {"ensemble": {"rewards", "prior"}}
+
+    def __init__(self, config: EnsembleConfig):
+        self.config = config
+        self.pairs = torch.zeros(0)
+        self.seen = 0
+
+    def plan(self, step: int) -> Plan:
+        raise AssertionError("the ensemble learns from what the policy's algorithm asks")
+
+    def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+        """Rows 2u (chosen) and 2u + 1 (rejected) are pair u; columns `features_N` and `queries_N`."""
+        self._remember(feedback)
+        size, wanted = len(self.pairs), self.config.batch
+        metrics = {"ensemble/pairs": float(size)}
+        if size < wanted:
+            return Batch((), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), metrics=metrics)
+        drawn = np.concatenate([generator.choice(size, wanted, replace=False) for _ in range(self.config.steps)])
+        features_N = self.pairs[torch.from_numpy(drawn)].flatten(0, 1)
+        columns = {"features_N": features_N, "queries_N": torch.full((len(features_N),), float(max(1, feedback.queries)))}
+        units = np.arange(len(drawn)).repeat(2)
+        return Batch((), units, units, columns, minibatches=self.config.steps, metrics=metrics, shuffle=False)
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        fading = self.config.prior * self.config.batch / float(view["queries_N"][0])
+        terms_U = -logsigmoid(self._margin(outputs)).mean(dim=1)
+        return {"loss/ensemble": Loss(terms_U, per="pair"), "loss/prior": Loss(outputs["ensemble"]["prior"], per="step", coef=fading)}
+
+    def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
+        return {"ensemble/accuracy": ((self._margin(outputs).mean(dim=1) > 0).float(), "U")}
+
+    def _margin(self, outputs: Outputs) -> torch.Tensor:
+        rewards_NM = outputs["ensemble"]["rewards"]
+        return rewards_NM[0::2] - rewards_NM[1::2]
+
+    def _remember(self, feedback: Feedback) -> None:
+        """Store the features of pairs with a winner, (2, D) each, chosen first."""
+        for item in feedback.items:
+            if item.label is None or item.question.oracle == ENSEMBLE or item.question.features is None:
+                continue
+            pair = torch.from_numpy(item.question.features[[item.label, 1 - item.label]]).unsqueeze(0)
+            if len(self.pairs) < self.config.buffer:
+                self.pairs = torch.cat([self.pairs, pair]) if len(self.pairs) else pair
+            else:
+                self.pairs[self.seen % self.config.buffer] = pair[0]
+            self.seen += 1
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"pairs": self.pairs, "seen": self.seen}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.pairs, self.seen = state["pairs"].clone(), state["seen"]

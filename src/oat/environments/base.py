@@ -1,0 +1,34 @@
+"""The environment's protocol: what answers the model within an episode, and rewards it at the end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from oat.types import Message, Prompt
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the environment does with one response.
+
+    Attributes:
+        state: of the episode after it, handed to the next `step`; the environment itself keeps none.
+        message: what the model reads next; None ends the episode.
+        reward: of this response; the episode's reward is their sum.
+    """
+
+    state: Mapping[str, Any]
+    message: Message | None
+    reward: float
+
+
+class Environment(Protocol):
+    """Plays episodes. It is a function of its arguments, so that an episode can be played again; a failure of one is its reward."""
+
+    def reset(self, prompt: Prompt, generator: np.random.Generator) -> Mapping[str, Any]:
+        """The state before the first response."""
+
+    def step(self, state: Mapping[str, Any], response: str) -> Turn:
+        """The answer to a response."""

@@ -1,0 +1,136 @@
+"""How many tokens of a forward and backward pass fit in memory: `learner.micro_batch_tokens: auto`.
+
+Found once, when a run is created, and kept in its configuration. What is counted are the bytes of tensors that are alive at once, not those of the
+process: the same on every machine and at every attempt. Two small passes give the bytes a row takes, which gives the number of rows; a pass of that
+many proves it.
+
+Not counted: the interpreter and its libraries (about half a gigabyte), the engine's cache (which lives at other times), scratch memory within an
+operation.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from oat.algorithms.base import Objective
+from oat.config import Config
+from oat.errors import ConfigError
+from oat.learner.learner import Learner
+from oat.types import Segment, Trajectory
+
+GB = 10**9
+
+
+class LiveBytes(TorchDispatchMode):
+    """Within it, counts the bytes of tensors that are made and not yet freed.
+
+    Attributes:
+        peak: the most at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {storage.data_ptr() for storage in _storages((args, kwargs))}
+        for storage in _storages(made):
+            place = storage.data_ptr()
+            if place not in self._seen and place not in given:
+                self._seen.add(place)
+                self._add(storage.nbytes())
+                weakref.finalize(storage, self._free, place, storage.nbytes())
+        return made
+
+    def _add(self, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def _free(self, place: int, size: int) -> None:
+        self._seen.discard(place)
+        self.live -= size
+
+
+def measure_tokens(learner: Learner, objective: Objective, config: Config) -> int:
+    """Most tokens of one pass of an objective within `compute.memory_gb`.
+
+    Rows are as long as the longest prompt allowed (or, without `prompts.max_tokens`, as a response) and a response together; more of them than a
+    step has are not tried.
+
+    Raises:
+        ConfigError: not even one row fits.
+    """
+    assert config.compute.memory_gb is not None, "resolve() asks for it"
+    response, plan = config.sampling.max_new_tokens, objective.plan(0)
+    width = (config.prompts.max_tokens or response) + response
+    contexts = [model.lm.context_length for model in learner.models.values() if hasattr(model, "lm")]
+    width = min([width, *(context for context in contexts if context is not None)])
+    trained = min(response, width - 1)
+    step = plan.prompts * sum(plan.samples.values())
+    most_rows = max(1, min(step, config.learner.micro_batch_size or step))
+    budget = int(config.compute.memory_gb * GB) - _held(learner)
+
+    def attempt(rows: int) -> int:
+        return _pass_bytes(learner, objective, [_row(width, trained)] * rows)
+
+    rows = most_within(attempt, most_rows, budget)
+    if rows == 0:
+        needed = (attempt(1) + _held(learner)) / GB
+        raise ConfigError(
+            f"compute.memory_gb is {config.compute.memory_gb:g}, and one row of {width} tokens takes {needed:.3g} GB with weights and optimiser; "
+            "raise it, or set learner.gradient_checkpointing, model.lora or a lower learner.logits_chunk"
+        )
+    return rows * width
+
+
+def most_within(attempt: Callable[[int], int], most: int, budget: int) -> int:
+    """The most rows, up to `most`, whose attempt takes no more than the budget; 0 if there are none.
+
+    Args:
+        attempt: bytes that so many rows take, about linear in them.
+    """
+    one = attempt(1)
+    if one > budget:
+        return 0
+    if most == 1:
+        return 1
+    a_row = max(1, attempt(2) - one)
+    rows = min(most, 1 + (budget - one) // a_row)
+    while rows > 1 and attempt(rows) > budget:
+        rows = rows * 9 // 10
+    return rows
+
+
+def _pass_bytes(learner: Learner, objective: Objective, rows: list[Trajectory]) -> int:
+    """Peak of one forward and backward pass, gradients included; nothing moves."""
+    with LiveBytes() as counter, learner.learning(objective):
+        outputs = [learner.trained[name].model.outputs(rows, {}, wants) for name, wants in objective.wants.items()]
+        torch.stack([values.sum() for output in outputs for values in output.values()]).sum().backward()
+    for name in objective.wants:
+        learner.trained[name].optimiser.zero_grad(set_to_none=True)
+    return counter.peak
+
+
+def _held(learner: Learner) -> int:
+    """Bytes of all models, each tensor once, and of the two moments of everything that is trained."""
+    tensors = [tensor for model in learner.models.values() for tensor in (*model.module.parameters(), *model.module.buffers())]
+    weights = {storage.data_ptr(): storage.nbytes() for storage in _storages(tensors)}
+    moments = [parameter.nbytes for part in learner.trained.values() for parameter in part.model.trainable().values()]
+    return sum(weights.values()) + 2 * sum(moments)
+
+
+def _row(width: int, trained: int) -> Trajectory:
+    ids, zeros = np.zeros(width, dtype=np.int32), np.zeros(trained, dtype=np.float32)
+    response = Segment("model", ids[:trained], np.ones(trained, dtype=bool), np.zeros(trained, dtype=np.int32), zeros, zeros)
+    return Trajectory("sampler", (Segment("context", ids[trained:]), response), "length", "")
+
+
+def _storages(values: Any) -> Iterable[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,183 @@
+"""The rule of countdown, the task of TinyZero: reach a target with + - * / and every given number exactly once.
+
+The answer is the last <answer>...</answer> of a response. It is read by the grammar
+
+    sum     = product (("+" | "-") product)*
+    product = factor (("*" | "/") factor)*
+    factor  = ("+" | "-")* (number | "(" sum ")")
+
+and evaluated in exact fractions; text is never handed to Python. There is no power and no floor division.
+
+Departures from TinyZero:
+1. The tag may stand on any line.
+2. Whole tokens are compared with the given numbers, by value: 1.5 is not the numbers 1 and 5.
+3. An expression of more than 256 characters, with more than 32 open brackets, or with a number of more than 16 characters is malformed.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from oat.errors import OracleError
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
+_FORMAT_SCORE = 0.1
+_TOLERANCE = Fraction(1, 100_000)
+_MAX_CHARACTERS, _MAX_DEPTH, _MAX_NUMBER_CHARACTERS = 256, 32, 16
+_MAX_JSON_CHARACTERS = 10_000
+_SIGNS = "+-*/()"
+_ALLOWED = re.compile(r"[-+*/()0-9. \t]*")
+_TOKEN = re.compile(r"[-+*/()]|[0-9]+\.?[0-9]*|\.[0-9]*")
+
+_Number = int | Fraction
+_Tokens = list[int | Fraction | str]
+
+
+def countdown(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    reference: Sequence[Any] | None = None,
+    target: Sequence[Any] | None = None,
+    nums: Sequence[Any] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """1.0 for an answer that uses each number once and comes within 1e-5 of the target, 0.1 for any other answer, 0.0 for none.
+
+    Where neither form gives a task, there is no reward (None).
+
+    Args:
+        completions: texts; for conversations, lists that hold one assistant message.
+        reference: the task as JSON, {"target": 24, "numbers": [4, 6, 1]}; read where the columns do not give it.
+        target, nums: the task as two columns, a number and a list of numbers.
+
+    Raises:
+        OracleError: the data have neither the reference nor the columns.
+    """
+    if reference is None and (target is None or nums is None):
+        raise OracleError(
+            'countdown needs the columns `target` and `nums`, or a reference like {"target": 24, "numbers": [4, 6, 1]}; add them to the data'
+        )
+    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    answers, targets, numbers = (column if column is not None else [None] * len(texts) for column in (reference, target, nums))
+    tasks = [_task(*given) or _task_of_json(answer) for answer, *given in zip(answers, targets, numbers, strict=True)]
+    return [None if task is None else grade(text, *task) for text, task in zip(texts, tasks, strict=True)]
+
+
+def grade(response: str, target: _Number, numbers: Sequence[_Number]) -> float:
+    """The score of one response.
+
+    Args:
+        numbers: in ascending order.
+    Returns:
+        1.0, 0.1 or 0.0; see `countdown`.
+    """
+    expression = _answer(response)
+    if expression is None:
+        return 0.0
+    try:
+        tokens = _tokens(expression)
+        if sorted(token for token in tokens if not isinstance(token, str)) != list(numbers):
+            return _FORMAT_SCORE
+        value = _value(tokens)
+    except (ValueError, ZeroDivisionError):
+        return _FORMAT_SCORE
+    return 1.0 if abs(value - target) < _TOLERANCE else _FORMAT_SCORE
+
+
+def evaluate(expression: str) -> Fraction:
+    """The exact value of an expression.
+
+    Raises:
+        ValueError: it does not follow the grammar, or exceeds a limit.
+        ZeroDivisionError: it divides by zero.
+    """
+    return _value(_tokens(expression))
+
+
+def _answer(response: str) -> str | None:
+    start = response.rfind(_OPEN, 0, max(response.rfind(_CLOSE), 0))
+    return None if start < 0 else response[start + len(_OPEN) : response.find(_CLOSE, start)].strip()
+
+
+def _tokens(expression: str) -> _Tokens:
+    if len(expression) > _MAX_CHARACTERS:
+        raise ValueError("too long")
+    if not _ALLOWED.fullmatch(expression):
+        raise ValueError("a character that no expression has")
+    return [token if token in _SIGNS else _number(token) for token in _TOKEN.findall(expression)]
+
+
+def _number(digits: str) -> _Number:
+    if len(digits) > _MAX_NUMBER_CHARACTERS:
+        raise ValueError("a number that is too long")
+    if "." in digits:
+        return Fraction(digits)  # a ValueError for a lone point
+    if digits[0] == "0" and digits.strip("0"):
+        raise ValueError("a leading zero")
+    return int(digits)
+
+
+def _value(tokens: _Tokens) -> Fraction:
+    rest: _Tokens = ["", *reversed(tokens)]
+    value = _sum(rest, 0)
+    if rest != [""]:
+        raise ValueError("something behind the expression")
+    return Fraction(value)
+
+
+def _sum(rest: _Tokens, depth: int) -> _Number:
+    value = _product(rest, depth)
+    while rest[-1] in ("+", "-"):
+        value = value + _product(rest, depth) if rest.pop() == "+" else value - _product(rest, depth)
+    return value
+
+
+def _product(rest: _Tokens, depth: int) -> _Number:
+    value = _factor(rest, depth)
+    while rest[-1] in ("*", "/"):
+        value = value * _factor(rest, depth) if rest.pop() == "*" else Fraction(value, _factor(rest, depth))
+    return value
+
+
+def _factor(rest: _Tokens, depth: int) -> _Number:
+    negative = False
+    while rest[-1] in ("+", "-"):
+        negative ^= rest.pop() == "-"
+    token = rest.pop()
+    if token == "(" and depth < _MAX_DEPTH:
+        token = _sum(rest, depth + 1)
+        if rest.pop() != ")":
+            raise ValueError("a bracket that is not closed")
+    if isinstance(token, str):
+        raise ValueError("no number where one is expected, or too many brackets")
+    return -token if negative else token
+
+
+def _task_of_json(reference: Any) -> tuple[_Number, list[_Number]] | None:
+    if not isinstance(reference, str) or len(reference) > _MAX_JSON_CHARACTERS:
+        return None
+    try:
+        task = json.loads(reference)
+    except (ValueError, RecursionError):
+        return None
+    return _task(task.get("target"), task.get("numbers")) if isinstance(task, dict) else None
+
+
+def _task(target: Any, numbers: Any) -> tuple[_Number, list[_Number]] | None:
+    """The task that data give, numbers in ascending order, or None."""
+    if not isinstance(numbers, list | tuple) or not numbers:
+        return None
+    goal, *given = (_exact(value) for value in (target, *numbers))
+    usable = [value for value in given if value is not None]
+    return None if goal is None or len(usable) < len(given) else (goal, sorted(usable))
+
+
+def _exact(value: Any) -> _Number | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return value if isinstance(value, int) else Fraction(str(value))
+    except ValueError:  # infinite, or not a number
+        return None

@@ -1,0 +1,71 @@
+"""The rules of GSM8K (arXiv:2110.14168): a response is right when its final number is the reference's.
+
+Departures from the graders that go with the data set:
+1. Numbers are compared as numbers, exactly: 72, 72.0, $72 and 7.2e1 are equal.
+2. A minus right behind a letter, a digit or a closing bracket is no sign: 20-5 ends in 5.
+3. A number of more than 100 characters, or with an exponent of more than three digits, equals nothing.
+4. A comma is part of a number only between two digits.
+
+Not handled: fractions (3/4 is two numbers), numbers in words, digits of other scripts.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+_MARK = "####"
+_MAX_CHARACTERS, _MAX_EXPONENT_DIGITS = 100, 3
+_NUMBER = re.compile(
+    r"(?P<sign>(?<![0-9A-Za-z)\]])[-+\u2212])?(?:\\?[$€£])?(?P<digits>[0-9]+(?:,[0-9]+)*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE](?P<exponent>[-+]?[0-9]+))?"
+)
+
+
+def gsm8k(prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any) -> list[float | None]:
+    """1.0 where the last number of a completion equals the reference's number, else 0.0; no reward (None) where the reference has none.
+
+    Args:
+        completions: texts; for conversations, lists that hold one assistant message.
+        reference: a number ("1,234", "$72", "-3.50", 72), or an answer of the data set, which ends in "#### 72".
+    """
+    return _grade(completions, reference, last_number)
+
+
+def gsm8k_marked(prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any) -> list[float | None]:
+    """As `gsm8k`, but the completion must give its answer as the data set does: the number right after its last "####" counts."""
+    return _grade(completions, reference, marked_number)
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number of a text, or None: there is none, or it is too long."""
+    found = deque(_NUMBER.finditer(text), maxlen=1)
+    return _value(found[0]) if found else None
+
+
+def marked_number(text: str) -> Decimal | None:
+    """The number right after the last "####", blanks and a currency sign aside, or None: there is none, or it is too long."""
+    _, mark, tail = text.rpartition(_MARK)
+    found = _NUMBER.match(tail.lstrip()) if mark else None
+    return _value(found) if found else None
+
+
+def _grade(completions: Sequence[Any], reference: Sequence[Any], extract: Callable[[str], Decimal | None]) -> list[float | None]:
+    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    rights = [None if answer is None else _reference_number(str(answer)) for answer in reference]
+    return [None if right is None else float(extract(text) == right) for text, right in zip(texts, rights, strict=True)]
+
+
+def _reference_number(reference: str) -> Decimal | None:
+    if _MARK in reference:
+        return marked_number(reference)
+    found = _NUMBER.fullmatch(reference.strip().removesuffix(".").removesuffix("%"))
+    return _value(found) if found else None
+
+
+def _value(found: re.Match[str]) -> Decimal | None:
+    exponent = found["exponent"] or "0"
+    if len(found[0]) > _MAX_CHARACTERS or len(exponent.lstrip("+-")) > _MAX_EXPONENT_DIGITS:
+        return None
+    sign = "-" if found["sign"] in ("-", "\u2212") else ""
+    return Decimal(f"{sign}{found['digits'].replace(',', '')}e{exponent}")

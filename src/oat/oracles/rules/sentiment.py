@@ -1,0 +1,53 @@
+"""A reward for cheerful stories, from VADER, a published lexicon of sentiment (C.J. Hutto and E. Gilbert, ICWSM 2014; the package vaderSentiment).
+
+VADER's `compound` of a sentence lies in [-1, 1]: the words' valences, with rules for negation, degree and capitals, summed and normalised. Over a
+whole story it would saturate at 1, so a story is worth the mean of its sentences.
+
+Not handled: any language but English; sense. A sentence is cheerful by its words.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from oat.errors import OracleError
+
+_SENTENCE = re.compile(r"(?<=[.!?])[\"'”’)]*\s+|\n+")
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """Mean over a completion's sentences of VADER's compound, from -1 (gloomy) to 1 (cheerful); 0 for a completion without a sentence.
+
+    Args:
+        completions: texts; for conversations, lists that hold one assistant message. The prompt does not count, nor does it make a sentence whole.
+
+    Raises:
+        OracleError: the package vaderSentiment is not installed.
+    """
+    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    return [_mean([_compound(sentence) for sentence in sentences(text)]) for text in texts]
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text: pieces that end at a line's end, or at . ! or ? (closing quotes and brackets included) before a blank, and have a
+    letter in them. What stands after the last full stop is one too."""
+    return [piece.strip() for piece in _SENTENCE.split(text) if _LETTER.search(piece)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _compound(sentence: str) -> float:
+    return float(_analyser().polarity_scores(sentence)["compound"])
+
+
+@cache
+def _analyser() -> Any:
+    try:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+    except ImportError as error:
+        raise OracleError("cheerful needs the package vaderSentiment, which is not installed; pip install 'oat-align[sentiment]'") from error
+    return SentimentIntensityAnalyzer()

@@ -1,0 +1,78 @@
+"""The run's directory: a new run in it, or the one that stands there."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oat.build import build
+from oat.checkpoint import write_atomically
+from oat.config import Config, Origins, dump, load_config, to_yaml
+from oat.errors import ConfigError
+from oat.loop import Run
+from oat.store import Store
+
+FREE = ("stop", "tracking", "checkpoint", "run_dir", "oracle.deadline_s", "compute.serialise")
+"""Fields, or whole sections, that may change when a run is continued."""
+
+
+def open_run(config: Config, origins: Origins) -> Run:
+    """The run of a configuration: a new one, or the one that stands in its directory.
+
+    Raises:
+        ConfigError: the directory holds a run of another configuration; the message lists the differences.
+    """
+    directory = Path(config.run_dir)
+    file = directory / "config.yaml"
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory} is a file; give another --run_dir")
+    if file.exists():
+        before = dump(load_config(file)[0])
+        if config.compute.threads is None:
+            config = replace(config, compute=replace(config.compute, threads=before["compute"]["threads"]))
+        if config.learner.micro_batch_tokens == "auto":
+            config = replace(config, learner=replace(config.learner, micro_batch_tokens=before["learner"]["micro_batch_tokens"]))
+        differences = [line for line in _differences(before, dump(config)) if not _is_free(line.split(": ")[0])]
+        if differences:
+            raise ConfigError(f"{directory} holds a run of another configuration; give another --run_dir, or undo:\n  " + "\n  ".join(differences))
+    elif directory.exists() and not _is_unused(directory):
+        raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
+    if config.compute.threads is None:
+        config = replace(config, compute=replace(config.compute, threads=torch.get_num_threads()))
+    directory.mkdir(parents=True, exist_ok=True)
+    run = build(config)
+    config = replace(config, learner=replace(config.learner, micro_batch_tokens=run.learner.micro_batch_tokens))
+    write_atomically(file, to_yaml(config))
+    return run
+
+
+def _is_unused(directory: Path) -> bool:
+    """Whether a directory is empty, or holds only what a start leaves behind that failed or was killed before its first question."""
+    left = {file.name for file in directory.iterdir()}
+    if not left <= {".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-wal", "-shm"))}:
+        return False
+    if "ledger.sqlite" not in left:
+        return True
+    store = Store(directory / "ledger.sqlite")
+    try:
+        return store.is_empty()
+    finally:
+        store.close()
+
+
+def _is_free(field: str) -> bool:
+    return any(f"{field}.".startswith(f"{free}.") for free in FREE)
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    lines = []
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            lines += _differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            lines.append(f"{prefix}{name}: {json.dumps(old)} in the run, {json.dumps(new)} now")
+    return lines

@@ -1,0 +1,212 @@
+"""Text that a model may write to the rules: random, enormous, or written to be run. Every figure is thread CPU time."""
+
+import gc
+import os
+import random
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import forked
+
+from oat.oracles.rules.countdown import countdown, evaluate
+from oat.oracles.rules.gsm8k import gsm8k, gsm8k_marked
+
+TASK = '{"target": 24, "numbers": [4, 6, 1]}'
+ALPHABET = "0123456789+-*/(). "
+HOSTILE = {
+    "a power": "95**78**62",
+    "a power in brackets": "(9**9)**9**9",
+    "100k open brackets": "(" * 100_000,
+    "100k brackets": "(" * 100_000 + "1" + ")" * 100_000,
+    "100k digits": "9" * 100_000,
+    "a product of 100k numbers": "9*" * 100_000 + "9",
+    "100k signs": "-" * 100_000 + "1",
+    "100k blanks": "1" + " " * 100_000 + "+1",
+    "100k decimals": "1." * 100_000,
+    "100k commas": "1," * 100_000,
+    "100k exponents": "1e9" * 100_000,
+    "an exponent of 100k digits": "1e" + "9" * 100_000,
+    "100k opening tags": "<answer>" * 100_000,
+    "100k closing tags": "</answer>" * 100_000,
+    "100k marks": "#### " * 100_000,
+    "brackets up to the limits": "(" * 127 + "1" + ")" * 127,
+    "fractions up to the limits": "+".join(f"1/{n}" for n in range(11, 62)),
+    "code": "__import__('os').system('true')",
+    "a file": "open('secret').read()",
+    "a format": "{0.__class__}%s%n$(true)`true`",
+    "controls": "\0\x1b[2J\u202e\ud800",
+}
+
+
+def seconds(action: Callable[[], Any]) -> float:
+    start = time.thread_time()
+    action()
+    return time.thread_time() - start
+
+
+def value_of(expression: str) -> Fraction | None:
+    try:
+        return evaluate(expression)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def value_in_python(expression: str) -> Fraction | None:
+    """What Python makes of an expression with fractions in place of its numbers; None for what raises or is no number."""
+    if "**" in expression or "//" in expression:
+        return None
+    fractions = re.sub(r"[0-9.]+", r"Fraction('\g<0>')", expression.strip(" \t"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            compile(expression.strip(" \t"), "expression", "eval")  # leading zeros, two points
+            value = eval(fractions, {"Fraction": Fraction})
+    except (SyntaxError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    return value if isinstance(value, Fraction) else None
+
+
+def from_grammar(rng: random.Random, depth: int = 5) -> str:
+    """An expression by the grammar, with blanks, signs, decimals and brackets that are not needed."""
+    blank = rng.choice(["", "", "", " ", "\t"])
+    if depth == 0 or rng.random() < 0.3:
+        digits = rng.randrange(100)
+        return blank + rng.choice([str(digits), str(rng.randrange(1000)), f"{digits}.{rng.randrange(100)}", f".{digits}", f"{digits}.", "0"])
+    left, right = from_grammar(rng, depth - 1), from_grammar(rng, depth - 1)
+    return rng.choice(
+        [f"{left}{blank}+{right}", f"{left}-{blank}{right}", f"{left}{blank}*{right}", f"{left}/{right}", f"({left}){blank}", f"-{left}", f"+{right}"]
+    )
+
+
+def check_random_strings(count: int, action: Callable[[str], Any]) -> None:
+    """Target: 10 s for a million, none above 10 ms; three times that is allowed."""
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(ALPHABET, k=rng.randrange(41))) for _ in range(count)]
+    gc.collect()
+    gc.disable()  # a collection would count the memory of the whole test process
+    try:
+        taken = [seconds(lambda text=text: action(text)) for text in texts]
+    finally:
+        gc.enable()
+    print(f"{count} random strings: {sum(taken):.2f} s, the slowest {max(taken) * 1000:.3f} ms")
+    assert sum(taken) < 3 * 10 * max(count / 1_000_000, 0.05)
+    assert max(taken) < 3 * 0.010
+
+
+def graded(text: str) -> list[float | None]:
+    return countdown(("p",), (f"<answer>{text}</answer>",), target=(24,), nums=((4, 6, 1),))
+
+
+def check_agreement_with_python(count: int) -> None:
+    rng = random.Random(1)
+    defined = done = 0
+    while done < count:
+        expression = from_grammar(rng)
+        if len(expression) > 256:
+            continue
+        done += 1
+        value = value_of(expression)
+        assert value == value_in_python(expression), expression
+        defined += value is not None
+    print(f"{count} expressions agree with Python, {defined} of them have a value")
+    assert defined > 0.5 * count
+
+
+@pytest.mark.inventory(86)
+@pytest.mark.parametrize("action", [graded, value_of])
+def test_random_strings_are_fast(action):
+    check_random_strings(20_000, action)
+
+
+@pytest.mark.slow
+@pytest.mark.inventory(86)
+@pytest.mark.parametrize("action", [graded, value_of])
+def test_a_million_random_strings_are_fast(action):
+    check_random_strings(1_000_000, action)
+
+
+@pytest.mark.inventory(86)
+def test_expressions_have_the_value_that_python_gives_them():
+    check_agreement_with_python(3_000)
+
+
+@pytest.mark.slow
+@pytest.mark.inventory(86)
+def test_100_000_expressions_have_the_value_that_python_gives_them():
+    check_agreement_with_python(100_000)
+
+
+@pytest.mark.inventory(86)
+def test_what_python_refuses_is_refused():
+    rng = random.Random(2)
+    accepted = 0
+    for _ in range(10_000):
+        expression = "".join(rng.choices("0012345+-*/(). ", k=rng.randrange(1, 9)))
+        value = value_of(expression)
+        assert value == value_in_python(expression), expression
+        accepted += value is not None
+    assert accepted > 300
+
+
+def grade_all(text: str) -> list[float | None]:
+    """The text graded by every rule, in the form of an answer and as it is."""
+    return [
+        *countdown(["p"] * 2, [f"<answer>{text}</answer>", text], reference=[TASK] * 2),
+        *gsm8k(["p"], [text], ["72"]),
+        *gsm8k_marked(["p"] * 2, [f"#### {text}", text], ["72"] * 2),
+    ]
+
+
+@pytest.mark.inventory(85, 86)
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_text_is_rejected_at_once(text):
+    assert grade_all(text) == [0.1, 0.0, 0.0, 0.0, 0.0]
+    best = min(seconds(lambda: grade_all(text)) for _ in range(3))
+    print(f"{best * 1000:.3f} ms")
+    assert best < 0.3
+
+
+@pytest.mark.inventory(86)
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_countdown_reads_hostile_text_within_10_ms(text):
+    assert min(seconds(lambda: graded(text)) for _ in range(3)) < 3 * 0.010
+
+
+@pytest.mark.inventory(85, 86)
+def test_hostile_text_as_a_reference_is_no_reference():
+    for text in HOSTILE.values():
+        assert countdown(["p"], ["<answer>4*6*1</answer>"], reference=[text]) == [None]
+        assert gsm8k(["p"], ["72"], [text]) in ([None], [0.0])
+
+
+@pytest.mark.inventory(85, 86)
+def test_grading_runs_nothing_and_opens_nothing(tmp_path: Path):
+    """Python's own audit events: in a forked child, since a hook cannot be taken away again."""
+
+    def child() -> int:
+        events: list[str] = []
+        sys.addaudithook(lambda event, arguments: events.append(event))
+        eval("1")
+        open(os.devnull).close()
+        if not {"compile", "exec", "open"} <= set(events):
+            print("the hook sees nothing")
+            return 1
+        for text in HOSTILE.values():
+            grade_all(text)
+        events.clear()
+        for text in HOSTILE.values():
+            grade_all(text)
+            value_of(text)
+        seen = list(events)
+        print("events:", seen)
+        return 2 if seen else 0
+
+    log = tmp_path / "log"
+    assert forked(child, log) == 0, log.read_text(encoding="utf-8")

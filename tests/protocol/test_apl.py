@@ -1,0 +1,78 @@
+"""APL: an explorer that reads log-probabilities of two slots, samples more than it asks, and leaves the loss alone."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import straight
+import torch
+from bench import HERE, Bench
+from fixtures import forked, kill_at, oat
+
+from oat.export import digest_run
+from oat.store import Store
+
+BETA, PROMPTS, OVERSAMPLE, SAMPLES, STEPS = 0.4, 4, 3, 3, 4
+
+
+@pytest.fixture(scope="module")
+def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bench.config(
+        tmp_path_factory.mktemp("apl") / "apl.yaml",
+        algorithm={"name": "dpo", "prompts": PROMPTS, "beta": BETA},
+        explorer={"name": f"{HERE / 'apl.py'}:APL", "oversample": OVERSAMPLE, "samples": SAMPLES},
+        oracle={"name": f"{HERE / 'rewards.py'}:graded"},
+        learner={"learning_rate": 3e-3},
+        checkpoint={"every": 2},
+        stop={"max_steps": STEPS},
+    )
+
+
+@pytest.fixture(scope="module")
+def run(config: Path) -> Path:
+    assert oat("train", config) == 0
+    return config.with_suffix("")
+
+
+def test_it_asks_what_the_straight_line_version_asks(bench: Bench, run: Path) -> None:
+    """With log-probabilities computed again from the models; the policy's are those at sampling."""
+    policy, reference = (straight.load(bench.folder / name) for name in ("model", "reference"))
+    optimiser = straight.Optimiser(list(policy.parameters()), rate=3e-3, decay=0.0, max_norm=1.0)
+    store = Store(run / "ledger.sqlite")
+    for step, items in enumerate(straight.recorded_steps(run)):
+        groups = store.groups("train", step, 0)
+        assert len(groups) == PROMPTS * OVERSAMPLE
+        expected = []
+        for group in groups:
+            batch = straight.pad(group.trajectories)
+            with torch.no_grad():
+                policy_G, reference_G = straight.sequence_logps(policy, batch), straight.sequence_logps(reference, batch)
+            rewards = (policy_G - reference_G).tolist()
+            pairs = [(abs(rewards[i] - rewards[j]), -i, -j) for i in range(SAMPLES) for j in range(SAMPLES) if i != j]
+            _, first, second = max(pairs)
+            expected.append((-policy_G.mean().item(), group.prompt.occurrence, {-first, -second}))
+        kept = sorted(sorted(expected, reverse=True)[:PROMPTS], key=lambda entry: entry[1])
+        assert [(item.question.key.occurrence, set(item.question.picks)) for item in items] == [(place, pair) for _, place, pair in kept]
+        straight.dpo_curve([items], policy, reference, optimiser, BETA)
+    store.close()
+
+
+def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> None:
+    policy, reference, start = (straight.load(bench.folder / name) for name in ("model", "reference", "model"))
+    optimiser = straight.Optimiser(list(policy.parameters()), rate=3e-3, decay=0.0, max_norm=1.0)
+    straight.assert_same_curve(run, straight.dpo_curve(straight.recorded_steps(run), policy, reference, optimiser, BETA))
+    straight.assert_same_weights(run, policy, start)
+
+
+def test_killed_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+
+    def die() -> int:
+        from oat.learner.learner import Learner
+
+        kill_at(Learner, "_step", 4)
+        return oat("train", config, "--run_dir", other)
+
+    assert forked(die, tmp_path / "log") == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert oat("train", config, "--run_dir", other, "--compute.serialise", "true") == 0
+    assert digest_run(other) == digest_run(run)

@@ -1,0 +1,91 @@
+"""Episodes of two model turns with an environment between: GRPO trains the model's tokens, never the environment's."""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import straight
+import torch
+from bench import HERE, Bench
+from fixtures import forked, kill_at, oat
+
+from oat.export import digest_run
+from oat.lm import load_tokenizer
+from oat.seeds import Seeds
+
+CLIP, STEPS, SAMPLES, SEED = 0.2, 4, 4, 3
+
+
+@pytest.fixture(scope="module")
+def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bench.config(
+        tmp_path_factory.mktemp("episode") / "episode.yaml",
+        seed=SEED,
+        model={"path": str(bench.folder / "model")},
+        sampling={"max_new_tokens": 4, "temperature": 0.9, "environment": f"{HERE / 'guessing.py'}:Guessing"},
+        algorithm={"name": "grpo", "prompts": 4, "samples": SAMPLES, "reduction": "token"},
+        oracle={"name": "environment"},
+        learner={"learning_rate": 3e-3, "micro_batch_size": 5},
+        evaluation={"path": str(bench.folder / "train.jsonl"), "every": 2, "max_prompts": 4},
+        checkpoint={"every": 2},
+        stop={"max_steps": STEPS},
+    )
+
+
+@pytest.fixture(scope="module")
+def run(config: Path) -> Path:
+    assert oat("train", config) == 0
+    return config.with_suffix("")
+
+
+def test_episodes_have_two_turns_and_their_own_reward(run: Path) -> None:
+    turns = set()
+    for step, items in enumerate(straight.recorded_steps(run)):
+        for item in items:
+            for sample, (row, value) in enumerate(zip(item.group.trajectories, item.answer.values, strict=True)):
+                authors = [segment.author for segment in row.segments]
+                turns.add(len(authors))
+                assert authors in (["context", "model"], ["context", "model", "context", "model"])
+                digit = Seeds(SEED).at("environment", "train", step, 0, "sampler", item.question.key.occurrence, sample).integers(10)
+                if len(authors) == 4:
+                    assert len(row.segments[2].ids) == 3
+                    assert row.segments[2].mask is None
+                assert row.reward == value
+                assert 0 <= digit < 10
+                assert item.answer.queries == 0
+    assert turns == {4} or turns == {2, 4}
+
+
+def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> None:
+    policy, start = (straight.load(bench.folder / "model") for _ in range(2))
+    optimiser = straight.Optimiser(list(policy.parameters()), rate=3e-3, decay=0.0, max_norm=1.0)
+    num_tokens = len(load_tokenizer(str(bench.folder / "model")))
+    curve: list[dict[str, float] | None] = []
+    for items in straight.recorded_steps(run):
+        batch = straight.pad([row for item in items for row in item.group.trajectories])
+        rewards = np.array([item.answer.values for item in items], dtype=np.float64)
+        advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
+        logits = straight.logits_of(policy, batch)[:, :, :num_tokens] / 0.9
+        new, old = straight.picked(straight.log_softmax(logits), batch), batch.scattered("sampled_logps")
+        ratio, advantage = torch.exp(new - old), torch.tensor(advantages.reshape(-1, 1), dtype=torch.float32)
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
+        loss = -(surrogate * batch.mask).sum() / batch.mask.sum()
+        loss.backward()
+        curve.append({"loss/total": loss.item(), "optim/grad_norm": optimiser.step()})
+    straight.assert_same_curve(run, curve)
+    straight.assert_same_weights(run, policy, start)
+
+
+def test_killed_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+
+    def die() -> int:
+        from oat.learner.learner import Learner
+
+        kill_at(Learner, "_step", 3)
+        return oat("train", config, "--run_dir", other)
+
+    assert forked(die, tmp_path / "log") == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert oat("train", config, "--run_dir", other, "--compute.serialise", "true") == 0
+    assert digest_run(other) == digest_run(run)

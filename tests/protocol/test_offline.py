@@ -1,0 +1,80 @@
+"""Offline DPO from recorded pairs: the recorded actor, the recorded oracle, the same loop; nothing is sampled and nothing is asked."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import straight
+from bench import Bench
+from fixtures import forked, kill_at, oat, write_jsonl
+
+from oat.export import digest_run
+
+BETA, STEPS = 0.3, 5
+
+
+@pytest.fixture(scope="module")
+def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("offline")
+    pairs = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "ab"[: 1 + a % 2] + str(b)} for a in range(1, 6) for b in range(4)]
+    pairs += [{"prompt": "7+7=", "chosen": "a", "rejected": "a"}]
+    write_jsonl(folder / "pairs.jsonl", pairs)
+    return bench.config(
+        folder / "offline.yaml",
+        prompts={"path": str(folder / "pairs.jsonl"), "responses": ["chosen", "rejected"]},
+        algorithm={"name": "dpo", "prompts": 7, "beta": BETA},
+        oracle={"name": "recorded"},
+        learner={"learning_rate": 3e-3, "micro_batch_size": 6},
+        checkpoint={"every": 2},
+        stop={"max_steps": STEPS},
+    )
+
+
+@pytest.fixture(scope="module")
+def run(config: Path) -> Path:
+    from oat.engines.torch import TorchEngine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchEngine, "generate", lambda *_: pytest.fail("an offline run samples nothing"))
+        assert oat("train", config) == 0
+    return config.with_suffix("")
+
+
+def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> None:
+    policy, reference, start = (straight.load(bench.folder / name) for name in ("model", "reference", "model"))
+    optimiser = straight.Optimiser(list(policy.parameters()), rate=3e-3, decay=0.0, max_norm=1.0)
+    steps = straight.recorded_steps(run)
+    straight.assert_same_curve(run, straight.dpo_curve(steps, policy, reference, optimiser, BETA))
+    straight.assert_same_weights(run, policy, start)
+    for item in (item for items in steps for item in items):
+        assert [item.group.trajectories[pick].text for pick in item.question.picks] == [item.question.columns[c] for c in ("chosen", "rejected")]
+        assert item.label == (None if item.question.columns["chosen"] == "a" else 0)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["oracle/queries"] for row in rows[1:]] == [0] * STEPS
+
+
+def test_an_epoch_ends_the_run(config: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+    assert oat("train", config, "--run_dir", other, "--prompts.epochs", "1", "--stop.max_steps", "50") == 0
+    assert sum(map(len, straight.recorded_steps(other))) == 21
+    assert len(straight.recorded_steps(other)) == 3
+
+
+def test_a_missing_column_is_named(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert oat("train", config, "--run_dir", tmp_path / "run", "--prompts.responses", "[chosen, refused]") == 2
+    assert "'refused'" in capsys.readouterr().err
+
+
+def test_killed_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+
+    def die() -> int:
+        from oat.learner.learner import Learner
+
+        kill_at(Learner, "_step", 4)
+        return oat("train", config, "--run_dir", other)
+
+    assert forked(die, tmp_path / "log") == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert oat("train", config, "--run_dir", other, "--compute.serialise", "true") == 0
+    assert digest_run(other) == digest_run(run)

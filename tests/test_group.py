@@ -1,0 +1,129 @@
+"""GRPO and Dr. GRPO as algorithms: which samples count, and how their tokens are weighed."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures import make_group, make_questions
+
+from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig, GRPOConfig
+from oat.errors import ConfigError
+from oat.learner.batching import view_of
+from oat.learner.reduction import Reduction
+from oat.types import Answer, Batch, Feedback, Item, Mark, Trajectory
+
+TEXTS = ("a", "abcd", "ab")
+"""Responses of 1, 4 and 2 tokens."""
+
+
+def feedback(*scores: tuple[float, ...], missing: Mark | None = None) -> Feedback:
+    """One group a tuple; `missing` is the mark of the last score of all."""
+    items = []
+    for number, values in enumerate(scores):
+        group = make_group(number, *TEXTS[: len(values)])
+        (question,) = make_questions([group], "score", 0, oracle="o")
+        marks: list[Mark] = ["ok"] * len(values)
+        if missing is not None and number + 1 == len(scores):
+            marks[-1] = missing
+        items.append(Item(group, question, Answer(question.key, values, tuple(marks), len(values)), None))
+    return Feedback(0, tuple(items), sum(map(len, scores)))
+
+
+def forward(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+    assert (model, wants) == ("policy", {"sampled"})
+    return {"sampled": torch.full((sum(int(row.trained.sum()) for row in rows),), -1.5)}
+
+
+def batch_of(algorithm: Any, given: Feedback) -> Batch:
+    return algorithm.prepare(given, forward, np.random.default_rng(0))
+
+
+def total(algorithm: Any, batch: Batch, logps_K: torch.Tensor) -> torch.Tensor:
+    view = view_of(batch)
+    loss = algorithm.losses({"policy": {"sampled": logps_K}}, view)["loss/policy"]
+    return loss.coef * Reduction(batch)(loss, view, view.group_of_N, first=True)
+
+
+# Rewards 1, 4, 1 over 1, 4 and 2 tokens: mean 2, so -1, 2, -1; unbiased variance (1 + 4 + 1) / 2 = 3.
+STD = math.sqrt(3) + 1e-4
+
+
+def test_gradient_of_a_fresh_sample_by_hand() -> None:
+    """At ratio 1 the gradient of a token's loss is minus its advantage times its weight."""
+    expected = {
+        # 1 / 3 of the sequences, then 1 / tokens of each.
+        GRPO(GRPOConfig(prompts=1, samples=3)): [1 / (3 * STD), *[-2 / (12 * STD)] * 4, *[1 / (6 * STD)] * 2],
+        # 1 / 7 of the tokens.
+        GRPO(GRPOConfig(prompts=1, samples=3, reduction="token")): [1 / (7 * STD), *[-2 / (7 * STD)] * 4, *[1 / (7 * STD)] * 2],
+        # No standard deviation; 3 sequences of at most 10 tokens.
+        DrGRPO(DrGRPOConfig(prompts=1, samples=3, max_length=10)): [1 / 30, *[-2 / 30] * 4, *[1 / 30] * 2],
+    }
+    for algorithm, gradient in expected.items():
+        batch = batch_of(algorithm, feedback((1.0, 4.0, 1.0)))
+        logps = batch.columns["old_logps_K"].clone().requires_grad_()
+        total(algorithm, batch, logps).backward()
+        assert logps.grad is not None
+        assert logps.grad.tolist() == pytest.approx(gradient, rel=1e-5)
+
+
+def test_dr_grpo_weighs_a_token_the_same_in_every_response_and_every_group() -> None:
+    """Not so GRPO: it divides by the response's length, and by the spread of the group's rewards."""
+    close, far = (1.0, 1.5), (1.0, 9.0)
+    for algorithm in (DrGRPO(DrGRPOConfig(prompts=2, samples=2, max_length=4)), GRPO(GRPOConfig(prompts=2, samples=2))):
+        batch = batch_of(algorithm, feedback(close, far))
+        logps = batch.columns["old_logps_K"].clone().requires_grad_()
+        total(algorithm, batch, logps).backward()
+        assert logps.grad is not None
+        centred = torch.tensor([-0.25, *[0.25] * 4, -4.0, *[4.0] * 4])
+        weights = logps.grad / centred
+        assert bool(torch.allclose(weights, weights[0].expand(10))) == isinstance(algorithm, DrGRPO)
+
+
+def test_the_kl_term_is_reduced_as_the_rest() -> None:
+    """k3 of d = -1.5 - -0.5 = -1 is e^1 - 1 - 1; over 7 tokens, of 3 sequences of at most 10 tokens."""
+
+    def both(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+        return {want: torch.full((7,), -1.5 if model == "policy" else -0.5) for want in wants}
+
+    algorithm = DrGRPO(DrGRPOConfig(prompts=1, samples=3, max_length=10, kl_coef=0.2))
+    batch = algorithm.prepare(feedback((1.0, 4.0, 1.0)), both, np.random.default_rng(0))
+    view, raw = view_of(batch), torch.full((7,), -1.5)
+    losses = algorithm.losses({"policy": {"sampled": batch.columns["old_logps_K"], "raw": raw}}, view)
+    kl = losses["loss/kl"]
+    assert kl.coef * Reduction(batch)(kl, view, view.group_of_N, first=True).item() == pytest.approx(0.2 * 7 * (math.e - 2) / 30)
+
+
+@pytest.mark.parametrize("mark", ["failed", "abstain"])
+def test_a_missing_score_is_no_part_of_its_group(mark: Mark) -> None:
+    for algorithm in (GRPO(GRPOConfig(prompts=1, samples=3)), DrGRPO(DrGRPOConfig(prompts=1, samples=3, max_length=4))):
+        short = batch_of(algorithm, feedback((1.0, 4.0)))
+        batch = batch_of(algorithm, feedback((1.0, 4.0, 99.0), missing=mark))
+        assert [row.text for row in batch.rows] == list(TEXTS[:2])
+        assert torch.equal(batch.columns["advantages_N"], short.columns["advantages_N"])
+
+
+@pytest.mark.inventory(28)
+def test_a_group_without_spread_teaches_nothing_and_still_counts() -> None:
+    for algorithm in (GRPO(GRPOConfig(prompts=2, samples=2)), DrGRPO(DrGRPOConfig(prompts=2, samples=2, max_length=4))):
+        batch = batch_of(algorithm, feedback((1.0, 4.0), (0.3, 0.3)))
+        assert batch.columns["advantages_N"][2:].tolist() == [0.0, 0.0]
+        logps = batch.columns["old_logps_K"].clone().requires_grad_()
+        total(algorithm, batch, logps).backward()
+        assert logps.grad is not None
+        halved = logps.grad[:5]
+        alone = batch_of(algorithm, feedback((1.0, 4.0)))
+        logps = alone.columns["old_logps_K"].clone().requires_grad_()
+        total(algorithm, alone, logps).backward()
+        torch.testing.assert_close(2 * halved, logps.grad)
+
+
+def test_settings_out_of_range() -> None:
+    with pytest.raises(ConfigError, match="max_length is 0"):
+        DrGRPOConfig(prompts=1, samples=2, max_length=0)
+    with pytest.raises(ConfigError, match="std_eps is -1"):
+        GRPOConfig(prompts=1, samples=2, std_eps=-1.0)
+    with pytest.raises(ConfigError, match="samples is 1"):
+        DrGRPOConfig(prompts=1, samples=1, max_length=4)

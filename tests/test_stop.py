@@ -1,0 +1,58 @@
+"""Stop rules end a run at a step boundary, with an evaluation and a checkpoint there; contexts that do not fit are refused or cut by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fixtures import World, oat
+
+from oat.export import digest_run
+from oat.stop import Stop
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_first_rule_that_is_met_ends_it() -> None:
+    stop = Stop(last=5, max_queries=100, max_hours=1.0)
+    assert stop.reason(4, 99) is None
+    assert stop.reason(5, 0) == "all 5 steps are done"
+    assert "100 queries are spent" in str(stop.reason(1, 100))
+    stop.load_state({"seconds": 3601.0})
+    assert "stop.max_hours 1.0" in str(stop.reason(1, 0))
+
+
+def test_queries_end_a_run_and_its_end_is_evaluated_and_saved(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("grpo", tmp_path, {"stop": {"max_queries": 30}, "evaluation.every": 100, "checkpoint.every": 100})
+    assert oat("train", config) == 0
+    found = rows(tmp_path / "grpo")
+    spent = [row["oracle/queries"] for row in found[1:]]
+    assert spent[-2] < 30 <= spent[-1]
+    assert "eval/sampled" in found[-1]
+    assert "queries are spent (stop.max_queries 30)" in capsys.readouterr().out
+    before = digest_run(tmp_path / "grpo")
+    assert oat("train", config) == 0
+    assert digest_run(tmp_path / "grpo") == before
+
+
+def test_hours_end_a_run_over_all_its_restarts(world: World, tmp_path: Path) -> None:
+    config = world.config("dpo", tmp_path, {"stop": {"max_hours": 1e-9}})
+    assert oat("train", config) == 0
+    assert [row["step"] for row in rows(tmp_path / "dpo")] == [0]
+    assert oat("train", config, "--stop.max_hours", "1", "--stop.max_steps", "2") == 0
+    assert [row["step"] for row in rows(tmp_path / "dpo")] == [0, 1, 2]
+
+
+def test_a_run_without_an_end_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("dpo", tmp_path, {"stop": {}})
+    assert oat("train", config) == 2
+    assert "the run would never end" in capsys.readouterr().err
+    assert oat("train", config, "--prompts.epochs", "1") == 0
+
+
+def test_a_prompt_that_leaves_too_little_context(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("grpo", tmp_path, {"sampling.max_new_tokens": 62, "stop.max_steps": 1, "evaluation": None})
+    assert oat("train", config) == 2
+    assert "sampling.overflow" in capsys.readouterr().err
+    assert oat("train", config, "--sampling.overflow", "cut", "--run_dir", tmp_path / "cut") == 0
