@@ -62,7 +62,10 @@ def test_a_comparing_function_works_as_the_readme_says(tmp_path: Path, monkeypat
     assert main(["train", "mine.yaml"]) == 0
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+RECIPES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.stem.startswith("stories")]  # those: test_stories.py
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("prompts.jsonl", "heldout.jsonl"):

@@ -124,7 +124,7 @@ class Component:
 @dataclass(frozen=True)
 class OracleConfig:
     name: str
-    """`exact_match`, `gsm8k`, `gsm8k_marked`, `countdown`, `cheerful`, `recorded`, `environment`, or your own as `file.py:function` or `package.module:Name`."""
+    """One of ours (docs/oracles/rules.md), or your own as `file.py:function` or `package.module:Name`."""
     labels: Literal["threshold", "bernoulli"] = "threshold"
     """How a probability becomes a label: above one half, or drawn with that probability from the run's seed."""
     scale: Positive = 1.0

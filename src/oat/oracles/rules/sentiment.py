@@ -31,8 +31,8 @@ def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text: pieces that end at a line's end, or at . ! or ? (closing quotes and brackets included) before a blank, and have a
-    letter in them. What stands after the last full stop is one too."""
+    """The sentences of a text: pieces that have a letter in them and end at a line's end, or at . ! or ? before a blank; closing quotes and
+    brackets there are left out. What stands after the last full stop is a sentence too."""
     return [piece.strip() for piece in _SENTENCE.split(text) if _LETTER.search(piece)]
 
 
