@@ -142,6 +142,7 @@ def test_unasked_questions_cost_nothing_and_have_no_winner(opened: Callable[...,
     assert ledger.spent() == 1
 
 
+@pytest.mark.inventory(89)
 def test_drawn_labels_are_functions_of_the_address_with_the_right_frequency(tmp_path: Path) -> None:
     def labels(seed: int, name: str, order: int = 1) -> dict[int, int | None]:
         oracle = CallableComparison(lambda prompts, first, second: [0.3] * len(prompts), "chance")

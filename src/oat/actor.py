@@ -160,7 +160,7 @@ class RecordedActor:
     """The actor of offline data: responses that stand in the records become trajectories, without a version or log-probabilities.
 
     Args:
-        columns: of the responses: a string, or a list of messages that ends with an assistant's; only assistant tokens are trained.
+        columns: of the responses: a string, or a list of messages that ends with an assistant's; of what follows the prompt, the assistant's tokens are trained.
         score_key: column of their scores, one number each; without it the first response is worth 1 and the others 0.
     """
 
@@ -197,6 +197,7 @@ class RecordedActor:
         if not messages or messages[-1].role != "assistant":
             raise DataError(f"{where}: expected a response, or messages that end with an assistant's, got {value!r}; name another column")
         ids, mask = self.renderer.loss_mask([*prompt.messages, *messages])
+        mask[: len(self.renderer.prompt(prompt.messages))] = False
         bounds = np.flatnonzero(np.diff(mask)) + 1
         segments = []
         for part, trained in zip(np.split(ids, bounds), np.split(mask, bounds), strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from oat.build import build
+from oat.build import build, resolve
 from oat.checkpoint import write_atomically
 from oat.config import Config, Origins, dump, load_config, to_yaml
 from oat.errors import ConfigError
@@ -30,7 +30,7 @@ def open_run(config: Config, origins: Origins) -> Run:
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file; give another --run_dir")
     if file.exists():
-        before = dump(load_config(file)[0])
+        before = dump(resolve(load_config(file)[0], {}))
         if config.compute.threads is None:
             config = replace(config, compute=replace(config.compute, threads=before["compute"]["threads"]))
         if config.learner.micro_batch_tokens == "auto":

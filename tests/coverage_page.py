@@ -1,0 +1,83 @@
+"""Writes docs/coverage.md from the tests' `inventory` markers: `python tests/coverage_page.py`."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "coverage.md"
+FEATURES = {
+    1: "token log-probabilities with shift and mask",
+    2: "right and left padding invariance",
+    3: "DPO loss",
+    4: "label smoothing (cDPO)",
+    5: "DPO-Positive",
+    6: "length regularisation",
+    7: "SFT term in DPO",
+    8: "IPO",
+    9: "SLiC",
+    10: "SimPO sigmoid",
+    11: "SimPO hinge",
+    12: "BNF",
+    13: "loss masks",
+    14: "SFT learner",
+    15: "rejection sampling",
+    28: "GRPO advantages",
+    85: "GSM8K oracle",
+    86: "countdown oracle",
+    89: "Bernoulli feedback",
+    91: "synchronous collector: counters, columns always delivered",
+    93: "batch arithmetic: bad sizes rejected",
+    94: "weight sync: equal logits after a push",
+    95: "LoRA sync",
+    96: "sync_every: versions advance as configured",
+    104: "prompt filter keeps references aligned",
+    105: "chat template: response suffix equals the rendered difference",
+    106: "datasets from disk and hub",
+    107: "disjoint shards",
+    108: "reproducibility",
+    109: "learning-rate schedule",
+    110: "gradient accumulation equals one big batch",
+    125: "end to end on a CPU",
+}
+
+
+def marked() -> dict[int, list[str]]:
+    """By row, the tests that carry its marker; a file's `pytestmark` stands for all of its tests."""
+    found: dict[int, list[str]] = {}
+    for file in sorted(ROOT.glob("tests/**/test_*.py")):
+        place = file.relative_to(ROOT).as_posix()
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "pytestmark" for t in node.targets):
+                marks, name = [node.value], place
+            elif isinstance(node, ast.FunctionDef):
+                marks, name = node.decorator_list, f"{place}::{node.name}"
+            else:
+                continue
+            for mark in marks:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.inventory":
+                    for row in mark.args:
+                        found.setdefault(ast.literal_eval(row), []).append(name)
+    return found
+
+
+def page() -> str:
+    rows = marked()
+    assert rows.keys() <= FEATURES.keys(), f"name the features of rows {sorted(rows.keys() - FEATURES.keys())} here"
+    lines = [
+        "# What the tests prove",
+        "",
+        "Rows of the inventory of features that this project must have, and the tests that prove each. Made by `python tests/coverage_page.py` from",
+        "the markers `@pytest.mark.inventory(row)`; a test fails when this page is behind them.",
+        "",
+        "| row | feature | tests |",
+        "| --- | --- | --- |",
+    ]
+    return (
+        "\n".join(lines + [f"| {row} | {FEATURES[row]} | {'<br>'.join(f'`{name}`' for name in names)} |" for row, names in sorted(rows.items())])
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,13 @@
+"""The page of what the tests prove is that of today's markers."""
+
+from coverage_page import PAGE, marked, page
+
+REQUIRED = {*range(1, 14), 15, 28, 85, 86, 89, 91, *range(93, 97), 104, 105, *range(107, 111), 125}
+
+
+def test_every_row_that_is_due_is_proven() -> None:
+    assert marked().keys() >= REQUIRED
+
+
+def test_the_page_is_not_behind() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python tests/coverage_page.py"
