@@ -12,6 +12,7 @@ import pytest
 from fixtures import World, forked, oat
 
 import oat as package
+from oat.errors import ConfigError
 from oat.export import digest_run
 from oat.learner.learner import Learner
 from oat.metrics import NAMES, Metrics
@@ -176,10 +177,22 @@ def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_pa
         for line in (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines():
             seen |= json.loads(line).keys() - {"step"}
     assert seen <= NAMES.keys()
-    proven_in_protocol = {name for name in NAMES if "critic" in name or "ensemble" in name or name == "loss/prior" or "sft" in name}
+    proven_in_protocol = {name for name in NAMES if "critic" in name or "ensemble" in name or name in ("loss/prior", "eval/failed") or "sft" in name}
     assert NAMES.keys() - seen == proven_in_protocol
     sources = [path.read_text(encoding="utf-8") for path in Path(package.__file__).parent.rglob("*.py") if path.name != "metrics.py"]
     assert any('f"optim/{name}_"' in source for source in sources), "the critic's two are made from its name in the learner"
     assert all(text and not text.endswith(".") for text in NAMES.values())
-    with pytest.raises(AssertionError, match="loss/unheard_of"):
+    with pytest.raises(ConfigError, match="user/loss/unheard_of"):
         Metrics().add({"loss/unheard_of": 1.0})
+
+
+def test_two_processes_do_not_share_a_directory(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import fcntl
+
+    config = world.config("dpo", tmp_path)
+    (tmp_path / "dpo").mkdir()
+    with (tmp_path / "dpo" / "lock").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert oat("train", config) == 2
+        assert "in use by another process" in capsys.readouterr().err
+    assert train(config) == 0

@@ -53,6 +53,11 @@ class Mine(DPO):
 
 def function(config):
     return None
+
+
+class Asked:
+    def __init__(self, **options):
+        self.options = options
 '''
 
 
@@ -128,7 +133,7 @@ def test_a_flag_that_replaces_a_section_takes_its_fields_along(here: Path) -> No
         [],
         ["--algorithm", "{name: dpo, prompts: 2}", "--oracle.labels", "bernoulli", "--oracle.scale", "2"],
         ["--algorithm", "{name: 'mine.py:Mine', prompts: 2, strength: 1e-3}"],
-        ["--oracle", "{name: 'mine.py:function', threshold: 1e9, words: ['1e5', 'null', '0x1', '\\u2028', 'ü'], deep: {a: [1, null, true]}}"],
+        ["--oracle", "{name: 'mine.py:Asked', threshold: 1e9, words: ['1e5', 'null', '0x1', '\\u2028', 'ü'], deep: {a: [1, null, true]}}"],
         ["--run_dir", '"5e-4"', "--render.template", '"null"', "--sampling.stop", '["1e3", "\\u0085", "on", "", " "]'],
         ["--learner.schedule", "cosine", "--evaluation", "{path: x.jsonl, every: 7}", "--engine.deterministic", "true"],
     ],
@@ -210,7 +215,7 @@ MISTAKES: dict[str, tuple[str, list[str], list[str]]] = {
     "code in YAML": ("!!python/object/apply:os.getcwd []", [], ["run.yaml: ", "not YAML"]),
     "a section inside itself": ("5e-4\nrender: &r {template: *r}", [], ["run.yaml: ", "not YAML"]),
     "two documents": ("5e-4\n---\nseed: 1", [], ["run.yaml: ", "not YAML", "single document"]),
-    "a flag without a value": ("5e-4", ["--seed"], ["--seed: ", "value is missing"]),
+    "a flag without a value": ("5e-4", ["--seed"], ["--seed: ", "True", "`int`"]),
     "a word that is no flag": ("5e-4", ["seed", "3"], ["'seed'", "not a flag"]),
     "a flag that is not YAML": ("5e-4", ["--seed", "[1"], ["--seed: ", "'[1'"]),
 }

@@ -214,3 +214,15 @@ def test_what_cannot_be_evaluated(world: World, tmp_path: Path, capsys: pytest.C
     assert "config.yaml" in capsys.readouterr().err
     assert oat("eval", config, "--evaluation.path", world.folder / "held_out.jsonl", "--evaluation.max_prompt", "1") == 2
     assert "`max_prompts`" in capsys.readouterr().err
+
+
+def test_a_failing_evaluation_leaves_training_alone(world: World, tmp_path: Path) -> None:
+    """Its oracle raises; the run warns, counts it, and ends in the weights of a run without evaluation."""
+    (tmp_path / "broken.py").write_text("def reward(prompts, completions, **columns):\n    raise RuntimeError('down')\n", encoding="utf-8")
+    config = world.config("dpo", tmp_path)
+    with pytest.warns(UserWarning, match="down"):
+        assert oat("train", config, "--evaluation.oracle", f"{tmp_path / 'broken.py'}:reward") == 0
+    assert oat("train", config, "--run_dir", tmp_path / "without", "--evaluation", "null") == 0
+    rows = [json.loads(line) for line in (tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("eval/failed") for row in rows] == [1.0, None, 1.0, None, 1.0]
+    assert digest_run(tmp_path / "dpo")["weights"] == digest_run(tmp_path / "without")["weights"]

@@ -332,3 +332,21 @@ def test_one_oracle_fills_empty_addresses():
     assert [one.oracle for one in routed] == ["mine", "none"]
     assert [one.key for one in routed] == [one.key for one in asked]
     assert asked[0].oracle == ""
+
+
+def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> None:
+    """It is not called again while it runs, and its answers are taken when they are there."""
+    calls = []
+
+    async def slow(prompts: list[str], completions: list[str]) -> list[float]:
+        calls.append(len(completions))
+        await asyncio.sleep(0.3)
+        return [1.0] * len(completions)
+
+    oracle = CallableOracle(slow, "slow")
+    tickets = oracle.submit([question(0, ("a", "b")), question(1, ("c",))])
+    assert oracle.collect(tickets, 0.01) == []
+    assert oracle.collect(tickets, 0.01) == []
+    answered = oracle.collect(tickets, 10.0)
+    assert [ticket for ticket, _ in answered] == tickets
+    assert len(calls) == 1

@@ -216,6 +216,23 @@ def test_a_limit_of_tokens_changes_rounding_only(smooth: Path, name: str) -> Non
         assert (cut - whole).norm() <= 1e-5 * whole.norm()
 
 
+@pytest.mark.parametrize("name", FEEDBACK)
+def test_no_pass_is_larger_than_its_limit(smooth: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in `prepare` nor in an update, of any model; but for one unit that is larger alone: a row in the former, a pair in the latter."""
+    learner, shapes = learner_of(smooth, tokens=40), []
+    for model in learner.models.values():
+        lm: Any = getattr(model, "lm")  # noqa: B009 (the protocol of models does not have it)
+
+        def hidden(ids: torch.Tensor, *, of: Any = lm.hidden, **options: Any) -> torch.Tensor:
+            shapes.append(tuple(ids.shape))
+            return of(ids, **options)
+
+        monkeypatch.setattr(lm, "hidden", hidden)
+    update(learner, name)
+    assert len(shapes) > 6
+    assert all(rows * width <= 40 or rows <= (2 if name == "dpo" else 1) for rows, width in shapes)
+
+
 def test_tokens_of_a_forward_pass_by_hand() -> None:
     """Rows of 4, 6, 2, 2, 9 tokens; padding counts, a unit stays whole, and one that is too large goes alone."""
     generator = np.random.default_rng(0)

@@ -188,3 +188,12 @@ def test_killed_between_two_syncs(world: World, tmp_path: Path, algorithm: str) 
     rows = [json.loads(line) for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("weights/version") for row in rows[1:]] == [0, 2, 2, 4, 4]
     assert [row["lag/versions"] for row in rows[1:]] == [0, 1, 0, 1, 0]
+
+
+def test_old_log_probabilities_of_a_lagging_sampler_are_computed_again(world: World, tmp_path: Path) -> None:
+    """At even steps the sampler holds the policy's weights and the recorded ones serve; at odd steps it lags."""
+    assert oat("train", world.config("grpo", tmp_path, {"learner.sync_every": 2, "learner.learning_rate": 0.02})) == 0
+    rows = [json.loads(line) for line in (tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()][1:]
+    assert [row["lag/versions"] for row in rows] == [0, 1, 0, 1]
+    assert [row["logps/recorded_gap"] > 1e-4 for row in rows] == [False, True, False, True]
+    assert all(abs(row["policy/ratio_max"] - 1) < 1e-4 for row in rows)

@@ -160,7 +160,8 @@ class RecordedActor:
     """The actor of offline data: responses that stand in the records become trajectories, without a version or log-probabilities.
 
     Args:
-        columns: of the responses: a string, or a list of messages that ends with an assistant's; of what follows the prompt, the assistant's tokens are trained.
+        columns: of the responses: a string, or a list of messages that ends with an assistant's; the assistant's tokens behind the prompt
+            are trained.
         score_key: column of their scores, one number each; without it the first response is worth 1 and the others 0.
     """
 

@@ -18,7 +18,7 @@ from oat.algorithms.group import GRPO, DrGRPO
 from oat.algorithms.supervised import SFT
 from oat.checkpoint import Checkpoints
 from oat.collector import Collector
-from oat.config import Component, Config, Origins, SourceConfig, convert, unknown_field, where
+from oat.config import Component, Config, OracleConfig, Origins, SamplingConfig, SourceConfig, convert, unknown_field, where
 from oat.data import Source
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, did_you_mean
@@ -38,7 +38,7 @@ from oat.lora import load_model, share_base
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
-from oat.oracles.registry import build_oracle
+from oat.oracles.registry import build_oracle, oracle_options
 from oat.oracles.router import OneOracle
 from oat.plugins import load_symbol
 from oat.prompts import Prompts
@@ -89,6 +89,7 @@ def resolve(config: Config, origins: Origins) -> Config:
             raise ConfigError(f"{place}: there is no {section} {component.name!r}; {did_you_mean(component.name, names[section])}")
         parts[section] = Component(component.name, _options(section, component, cls, origins))
     config = replace(config, **parts)
+    _check_oracle(config.oracle, origins)
     requires = _objective(config).requires
     _check(config, requires, _explorer(config, requires).needs, origins)
     if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
@@ -129,15 +130,26 @@ def _options(section: str, component: Component, cls: type, origins: Origins) ->
         raise error if place in str(error) or ":" in str(error).split(" ")[0] else ConfigError(f"{place}: {error}") from None
 
 
-def _check(config: Config, requires: Requires, needs: frozenset[str], origins: Origins) -> None:
-    """Settings that contradict each other, or that nothing reads in this combination."""
+def _check_oracle(oracle: OracleConfig, origins: Origins) -> None:
+    """Options that the oracle does not take, beside the fields that every oracle has."""
+    if not oracle.options:
+        return
+    takes = set() if oracle.name in BUILTIN else oracle_options(oracle.name)
+    for option in oracle.options:
+        if takes is not None and option not in takes:
+            valid = {f.name for f in dataclasses.fields(OracleConfig)} | takes
+            raise unknown_field(("oracle", option), valid, origins, f" of {oracle.name}")
+
+
+def _contradictions(config: Config, requires: Requires) -> list[tuple[str, object, str]]:
+    """Settings that contradict each other: the field to change, whether it is wrong, and what to do."""
     name, recorded = config.algorithm.name, bool(config.prompts.responses)
     ratio = f"{name} divides by the probability of sampling"
     counts = [
         (f"algorithm.{field}", config.algorithm.options.get(field, 1) < 1, "it must be at least 1") for field in ("prompts", "epochs", "minibatches")
     ]
     evaluation = config.evaluation
-    contradictions = [
+    return [
         *counts,
         (
             "stop.max_steps",
@@ -151,6 +163,11 @@ def _check(config: Config, requires: Requires, needs: frozenset[str], origins: O
             f"{name} needs answers about its newest samples; set it to 0",
         ),
         ("prompts.responses", requires.ratio_based and recorded, f"{ratio}, which recorded responses lack; choose another algorithm"),
+        (
+            "sampling.temperature",
+            requires.feedback == "compare" and not recorded and config.explorer.name == "none" and _repeats(config.sampling, requires),
+            "both samples of a pair would be the same, and nothing could be learned; set a temperature above 0 and top_k other than 1",
+        ),
         ("oracle.name", config.oracle.name == "recorded" and not recorded, "it answers about recorded responses; name them in prompts.responses"),
         ("oracle.name", config.oracle.name == "environment" and not config.sampling.environment, "name the environment in sampling.environment"),
         (
@@ -165,7 +182,11 @@ def _check(config: Config, requires: Requires, needs: frozenset[str], origins: O
             "set compute.memory_gb, what the learner may take",
         ),
     ]
-    for field, is_wrong, why in contradictions:
+
+
+def _check(config: Config, requires: Requires, needs: frozenset[str], origins: Origins) -> None:
+    """Settings that contradict each other, or that nothing reads in this combination."""
+    for field, is_wrong, why in _contradictions(config, requires):
         if is_wrong:
             section, key = field.split(".")
             part = getattr(config, section)
@@ -186,7 +207,12 @@ def _check(config: Config, requires: Requires, needs: frozenset[str], origins: O
         default = next(f.default for f in dataclasses.fields(part) if f.name == field)
         if is_unread and (section, field) in origins and getattr(part, field) != default:
             place = origins[section, field]
-            raise ConfigError(f"{place}: nothing reads {section}.{field} with algorithm {name} and these settings; remove it")
+            raise ConfigError(f"{place}: nothing reads {section}.{field} with algorithm {config.algorithm.name} and these settings; remove it")
+
+
+def _repeats(sampling: SamplingConfig, requires: Requires) -> bool:
+    """Whether every response of a prompt is the same."""
+    return len(requires.slots) == 1 and (sampling.temperature == 0 or sampling.top_k == 1)
 
 
 def build(config: Config, *, directory: Path | None = None) -> Run:
@@ -203,24 +229,24 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     seeds = Seeds(config.seed)
+
+    def wired(box: Any, local: tuple[type, ...] = ()) -> Any:
+        return over_wire(box, local=local) if config.compute.serialise else box
+
     objective = _objective(config)
     explorer = _explorer(config, objective.requires)
     lms = _language_models(config, objective.requires, explorer, seeds)
     renderer = _renderer(config, lms["policy"])
     ensemble = _ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
-    learner = _learner(config, objective, lms, renderer, seeds, ensemble)
-    engine = _engine(config, lms, renderer)
-    scorer = ensemble[2] if ensemble else None
-    actor, trained = _actors(config, objective.requires, renderer, engine, lms["policy"], scorer, seeds)
+    learner = wired(_learner(config, objective, lms, renderer, seeds, ensemble), tuple(type(o) for o in objectives))
+    engine, scorer = wired(_engine(config, lms, renderer)), ensemble[2] if ensemble else None
+    actor, trained = (wired(box) for box in _actors(config, objective.requires, renderer, engine, lms["policy"], scorer, seeds))
     prompts, held_out, notes = _prompts(config, renderer, seeds)
     asked, scoring = _oracles(config, objective.requires)
     served: dict[str, Oracle] = {**asked, **scoring, **({ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {})}
-    holders: dict[str, list[Holder]] = {"sampler": [engine], "policy": [engine], **({ENSEMBLE: [scorer]} if scorer else {})}
-    if config.compute.serialise:
-        actor, trained, learner = over_wire(actor), over_wire(trained), over_wire(learner, local=tuple(type(o) for o in objectives))
-        served = {name: over_wire(oracle) for name, oracle in served.items()}
-        holders = {slot: [over_wire(holder) for holder in held] for slot, held in holders.items()}
+    served = {name: wired(oracle) for name, oracle in served.items()}
+    holders: dict[str, list[Holder]] = {"sampler": [engine], "policy": [engine], **({ENSEMBLE: [wired(scorer)]} if scorer else {})}
     ledger = Ledger(Store(directory / "ledger.sqlite"), served, seeds, labels=config.oracle.labels, deadline_s=config.oracle.deadline_s)
 
     def plans(step: int) -> Plan:
@@ -314,7 +340,7 @@ def _learner(
             models[name] = LanguageModel(lms[name], num_tokens=renderer.num_tokens, chunk=c.logits_chunk, autocast=c.autocast is not None)
         if c.gradient_checkpointing and name in objective.wants:
             lms[name].checkpoint_gradients()
-    rates = {"policy": c.learning_rate, "critic": c.critic_learning_rate or c.learning_rate}
+    rates = {"policy": c.learning_rate, "critic": c.learning_rate if c.critic_learning_rate is None else c.critic_learning_rate}
     common: dict[str, Any] = {"schedule": c.schedule, "warmup_steps": c.warmup_steps, "schedule_steps": c.schedule_steps or 1}
     optimisers = {name: OptimiserSettings(rates[name], c.betas, c.weight_decay, **common) for name in objective.wants}
     if ensemble:

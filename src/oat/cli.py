@@ -67,10 +67,9 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
 
     config, origins = load_config(arguments.target, flags)
     config = resolve(config, origins)
-    run = open_run(config, origins)
-    print("\n".join(f"oat train: {line}" for line in (f"{run.stop.last or 'endless'} steps in {config.run_dir}", *run.notes)), flush=True)
-    reason = train(run, lambda step, values: print(step_line(step, run.stop.last, values), flush=True))
-    run.ledger.close()
+    with open_run(config, origins) as run:
+        print("\n".join(f"oat train: {line}" for line in (f"{run.stop.last or 'endless'} steps in {config.run_dir}", *run.notes)), flush=True)
+        reason = train(run, lambda step, values: print(step_line(step, run.stop.last, values), flush=True))
     print(f"oat train: finished, {reason}; the run lies in {config.run_dir}; write its model with: oat export {config.run_dir} OUT")
     return 0
 

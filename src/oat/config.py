@@ -267,7 +267,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
 
     Args:
         path: the YAML file.
-        overrides: flags as typed: `--a.b value` or `--a.b=value`; `--model DIR` is short for `--model.path DIR`.
+        overrides: flags as typed: `--a.b value`, `--a.b=value`, or `--a.b` alone for true;
+            `--model DIR` is short for `--model.path DIR`, `--serialise` for `--compute.serialise`.
 
     Raises:
         ConfigError: names file, line or flag, field, what was expected, and the nearest valid name.
@@ -395,6 +396,9 @@ def _mark(node: Any, at: tuple[str, ...], path: Path, origins: Origins) -> None:
         _mark(value, place, path, origins)
 
 
+_SHORT = {"serialise": "compute.serialise"}
+
+
 def _flags(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
     flags, rest = [], list(overrides)
     while rest:
@@ -403,10 +407,8 @@ def _flags(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
             raise ConfigError(f"{flag!r} is not a flag; write --section.field value")
         name, equals, text = flag[2:].partition("=")
         if not equals:
-            if not rest:
-                raise ConfigError(f"{flag}: the value is missing; write {flag} value")
-            text = rest.pop(0)
-        flags.append((f"--{name}", name, text))
+            text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        flags.append((f"--{name}", _SHORT.get(name, name), text))
     return flags
 
 

@@ -13,6 +13,7 @@ from oat.errors import CheckpointError, ConfigError
 from oat.lm import load_tokenizer, save_lm
 from oat.lora import load_model, merged
 from oat.metrics import repeatable
+from oat.render import Renderer
 from oat.store import Store
 
 
@@ -58,7 +59,12 @@ def export_run(run_dir: Path, out: Path) -> int:
     with torch.no_grad():
         for name, parameter in lm.trainable().items():
             parameter.copy_(weights[name])
-    save_lm(merged(lm), load_tokenizer(config.model.path), str(out))
+    lm, tokenizer = merged(lm), load_tokenizer(config.model.path)
+    renderer = Renderer(tokenizer, template=config.render.template, system=config.render.system, eos_ids=lm.eos_ids)
+    if renderer.template is not None:
+        tokenizer.chat_template = renderer.template
+    lm.module.generation_config.eos_token_id = sorted(renderer.stop_ids)
+    save_lm(lm, tokenizer, str(out))
     return step
 
 

@@ -4,6 +4,7 @@ Everything around it is a box behind a protocol; no algorithm has a loop of its 
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 
 from oat.algorithms.base import Objective
 from oat.boxes import Checkpoints, Collector, Evaluation, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
+from oat.errors import OracleError
 from oat.metrics import Metrics
 from oat.seeds import Seeds
 
@@ -90,7 +92,11 @@ def evaluate(run: Run, step: int, *, due: bool) -> Metrics:
     if due and run.evaluation is not None:
         with clock(metrics, "time/evaluate_s"):
             run.weights.push("policy", step, run.learner.tensors("policy"))
-            metrics.add(run.evaluation.run(step))
+            try:
+                metrics.add(run.evaluation.run(step))
+            except OracleError as error:
+                warnings.warn(f"the evaluation after {step} steps failed and is left out: {error}", stacklevel=2)
+                metrics.add({"eval/failed": 1.0})
     return metrics
 
 

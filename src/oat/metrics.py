@@ -5,12 +5,15 @@ A user's own objective may add names under `user/`.
 
 from collections.abc import Mapping
 
+from oat.errors import ConfigError, did_you_mean
+
 NAMES = {
     "answers/abstained_frac": "share of the step's questions whose oracle abstained",
     "answers/failed_frac": "share of the step's questions that failed or passed their deadline",
     "answers/tied_frac": "share of the step's questions without a winner (equal responses, equal rewards)",
     "ensemble/accuracy": "share of training pairs whose mean reward over members prefers the chosen response",
     "ensemble/pairs": "pairs in the ensemble's buffer",
+    "eval/failed": "1 where an evaluation was due and its oracle failed; training went on",
     "eval/greedy": "held-out mean score (or win rate) of greedy responses",
     "eval/sampled": "held-out mean score (or win rate) of responses sampled as in training",
     "kl/reference": "mean over tokens of the k3 estimate of KL(policy || reference), nats",
@@ -72,7 +75,10 @@ class Metrics:
 
     def add(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            assert name in NAMES or name.startswith("user/"), f"{name} is not in the list of oat/metrics.py"
+            if name not in NAMES and not name.startswith("user/"):
+                raise ConfigError(
+                    f"an objective reports {name!r}, which no list knows; {did_you_mean(name, NAMES)[:80]}; or name your own user/{name}"
+                )
             self.values[name] = float(value)
 
 

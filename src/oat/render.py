@@ -43,6 +43,7 @@ class Renderer:
     Attributes:
         stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and `eos_ids`.
         num_tokens: tokens that the tokenizer knows, added ones included.
+        template: the text of the chat template, or None.
 
     Raises:
         TemplateError: the template is missing, cannot be rendered, or does not suit the tokenizer.
@@ -64,11 +65,11 @@ class Renderer:
         self.stop = tuple(stop)
         self.num_tokens = len(tokenizer)
         self._control = _any_of(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
-        self._template = None if template is None else _load_template(template, tokenizer)
+        self.template = None if template is None else _load_template(template, tokenizer)
         if template == "chatml":
             self._check_chatml()
         self._opening, self._lead, self._closing, self._end_text, self._end_id = "", "", "", "", tokenizer.eos_token_id
-        if self._template is not None:
+        if self.template is not None:
             self._study_turn()
             self._warn_of_rewriting()
         ends = {tokenizer.eos_token_id, self._end_id} - {None}
@@ -80,7 +81,7 @@ class Renderer:
         Raises:
             TemplateError: the template refuses the conversation, or nothing of it becomes a token.
         """
-        ids = self._plain(messages) if self._template is None else self._ids(self._render(self._with_system(messages), generate=True))
+        ids = self._plain(messages) if self.template is None else self._ids(self._render(self._with_system(messages), generate=True))
         if not len(ids):
             raise TemplateError("a prompt has no tokens: the tokenizer drops all of its text; use another tokenizer, or remove the prompt")
         return ids
@@ -107,7 +108,7 @@ class Renderer:
         empty reasoning block to a response without one; Llama 3's trims). A template that does not go on from its own prompt, or leaves out
         some of the response, is not followed: the text stands as it is, between what the template writes before and after a response.
         """
-        if self._template is not None:
+        if self.template is not None:
             whole, written = self._render([_USER, Message("assistant", text)], generate=False), self._escape(text)
             added = whole.removeprefix(self._opening).removesuffix(self._closing)
             is_followed = whole == self._opening + added + self._closing and written.strip() in added
@@ -164,7 +165,7 @@ class Renderer:
     def _tail(self, messages: Sequence[Message], ended: bool) -> np.ndarray:
         if any(message.role == "assistant" for message in messages):
             raise TemplateError("an assistant message cannot be appended to a response; append what the user or the environment says")
-        if self._template is None:
+        if self.template is None:
             return self._ids("".join(message.content for message in messages))
         tail = _after(self._render([_USER, _RESPONSE, *messages], generate=True), _RESPONSE.content)
         return self._ids(tail.removeprefix(self._end_text) if ended else tail)
@@ -176,7 +177,7 @@ class Renderer:
 
     def _escape(self, content: str) -> str:
         """Marks control tokens in the content, so that `_ids` reads them as ordinary text."""
-        if self._template is None:
+        if self.template is None:
             return content
         content = content.replace(_OPEN, "\ufffd").replace(_CLOSE, "\ufffd")
         return self._control.sub(lambda match: _OPEN + match[0] + _CLOSE, content)
@@ -184,7 +185,7 @@ class Renderer:
     def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
         conversation = [{"role": message.role, "content": self._escape(message.content)} for message in messages]
         try:
-            text = self.tokenizer.apply_chat_template(conversation, chat_template=self._template, tokenize=False, add_generation_prompt=generate)
+            text = self.tokenizer.apply_chat_template(conversation, chat_template=self.template, tokenize=False, add_generation_prompt=generate)
         except Exception as error:  # a template is a program of its own and raises what it likes
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(

@@ -1,7 +1,9 @@
 """The run's directory: a new run in it, or the one that stands there."""
 
+import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +21,38 @@ FREE = ("stop", "tracking", "checkpoint", "run_dir", "oracle.deadline_s", "compu
 """Fields, or whole sections, that may change when a run is continued."""
 
 
-def open_run(config: Config, origins: Origins) -> Run:
-    """The run of a configuration: a new one, or the one that stands in its directory.
+@contextmanager
+def open_run(config: Config, origins: Origins) -> Iterator[Run]:
+    """The run of a configuration: a new one, or the one that stands in its directory. Its directory is this process's until the end.
 
     Raises:
-        ConfigError: the directory holds a run of another configuration; the message lists the differences.
+        ConfigError: another process works in the directory, or it holds a run of another configuration; the message lists the differences.
     """
     directory = Path(config.run_dir)
-    file = directory / "config.yaml"
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file; give another --run_dir")
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory):
+        run = _open(config, directory)
+        try:
+            yield run
+        finally:
+            run.ledger.close()
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """The directory is ours; the lock goes with the process, however it ends."""
+    with (directory / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{directory} is in use by another process; wait for it, end it, or give another --run_dir") from None
+        yield
+
+
+def _open(config: Config, directory: Path) -> Run:
+    file = directory / "config.yaml"
     if file.exists():
         before = dump(resolve(load_config(file)[0], {}))
         if config.compute.threads is None:
@@ -38,11 +62,10 @@ def open_run(config: Config, origins: Origins) -> Run:
         differences = [line for line in _differences(before, dump(config)) if not _is_free(line.split(": ")[0])]
         if differences:
             raise ConfigError(f"{directory} holds a run of another configuration; give another --run_dir, or undo:\n  " + "\n  ".join(differences))
-    elif directory.exists() and not _is_unused(directory):
+    elif not _is_unused(directory):
         raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
     if config.compute.threads is None:
         config = replace(config, compute=replace(config.compute, threads=torch.get_num_threads()))
-    directory.mkdir(parents=True, exist_ok=True)
     run = build(config)
     config = replace(config, learner=replace(config.learner, micro_batch_tokens=run.learner.micro_batch_tokens))
     write_atomically(file, to_yaml(config))
@@ -52,7 +75,7 @@ def open_run(config: Config, origins: Origins) -> Run:
 def _is_unused(directory: Path) -> bool:
     """Whether a directory is empty, or holds only what a start leaves behind that failed or was killed before its first question."""
     left = {file.name for file in directory.iterdir()}
-    if not left <= {".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-wal", "-shm"))}:
+    if not left <= {"lock", ".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-wal", "-shm"))}:
         return False
     if "ledger.sqlite" not in left:
         return True

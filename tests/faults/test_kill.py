@@ -33,7 +33,7 @@ AHEAD = ("--oracle.max_outstanding", "5", "--learner.sync_every", "2")
 WIRE = ("--compute.serialise", "true")
 
 MOMENTS = {
-    "run made, its configuration not yet written": Moment("dpo", "oat.build:write_atomically", 1),
+    "run made, its configuration not yet written": Moment("dpo", "oat.rundir:write_atomically", 1),
     "inside a round's transaction": Moment("dpo", "oat.store:Store.round_questions", 4),
     "intents on disk, not sent": Moment("grpo", "oat.ledger:Ledger._submit", 11),
     "answers made, not on disk": Moment("dpo", "oat.ledger:Ledger._record", 9),

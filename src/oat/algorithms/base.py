@@ -74,7 +74,7 @@ class Objective(Protocol):
         """Advantages, pairs, masks and weights as columns. A batch without rows is counted and skipped."""
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        """The parts of the loss by metric name; they are summed into one scalar."""
+        """The parts of the loss by metric name, your own under `user/`; they are summed into one scalar."""
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
         """Detached values to report, by metric name, each with how to join it over the step: a mean over "K", "N" or "U", or "max", "min"."""

@@ -161,7 +161,7 @@ class Learner:
         bad = [f"{name} = {value}" for name, value in numbers.items() if not math.isfinite(value)]
         if bad:
             raise NonFiniteError(
-                f"update {self.updates} of {objective.name}: {', '.join(bad)}; no weight was moved. Lower learner.learning_rate, or look at the "
+                f"update {self.updates} of {objective.name}: {', '.join(bad)}; no weight was moved by it. Lower learner.learning_rate, or see the "
                 "rewards and log-probabilities of this step in samples.jsonl"
             )
 

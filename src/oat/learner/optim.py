@@ -55,7 +55,7 @@ def build_adamw(parameters: Iterable[torch.nn.Parameter], settings: OptimiserSet
 def learning_rate_factor(schedule: Schedule, step: int, *, warmup: int, total: int) -> float:
     """Share of the top learning rate at optimiser step `step` (from 0).
 
-    Rises linearly to 1 at step `warmup`; then stays, or falls along a line or half a cosine to a tenth at step `total`, and stays there.
+    Rises linearly to 1 over the first `warmup` steps; then stays, or falls along a line or half a cosine to a tenth at step `total`, and stays there.
     """
     if step < warmup:
         return (step + 1) / warmup

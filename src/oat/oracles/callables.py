@@ -13,7 +13,9 @@ import math
 import numbers
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from itertools import islice
+from threading import Thread
 from typing import Any
 
 from oat.errors import OracleError
@@ -39,6 +41,7 @@ class CallableOracle:
         self.function = function
         self.name = name
         self._pending: dict[str, tuple[Question, float]] = {}
+        self._running: tuple[list[str], Future[list[Any]]] | None = None
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
         now = time.monotonic()
@@ -46,17 +49,24 @@ class CallableOracle:
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers to all tickets that are open; the function runs here and is waited for.
+        """The answers to all tickets that are open. A plain function runs here and is waited for, however long it takes; an async one runs in a
+        thread of its own, and what has not come within `seconds` is waited for at the next call.
 
         Raises:
             OracleError: the function raises, lacks a column it needs, or returns anything but one finite number or None a completion. The
                 questions stay open.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._pending]
+        if self._running is not None:
+            due = [ticket for ticket in self._running[0] if ticket in tickets]
+            self._running = self._running if due else None
         if not due:
             return []
         questions = [self._pending[ticket][0] for ticket in due]
-        values = iter(self._values(questions))
+        try:
+            values = iter(self._values(questions, due, seconds))
+        except _NotYetError:
+            return []
         answers = []
         for ticket, question in zip(due, questions, strict=True):
             own = list(islice(values, self._items(question)))
@@ -69,28 +79,49 @@ class CallableOracle:
     def _items(self, question: Question) -> int:
         return len(question.candidates)
 
-    def _values(self, questions: Sequence[Question]) -> list[float | None]:
+    def _values(self, questions: Sequence[Question], tickets: list[str], seconds: float) -> list[float | None]:
         asked = [question for question in questions for _ in question.candidates]
         texts = [text for question in questions for text in question.candidates]
         completions = [_completion(question, text) for question, text in zip(asked, texts, strict=True)]
-        return self._call(asked, {"completions": completions})
+        return self._call(asked, {"completions": completions}, tickets, seconds)
 
-    def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]]) -> list[float | None]:
+    def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]], tickets: list[str], seconds: float) -> list[float | None]:
         """One value for each of `asked`, whose candidates are given under the function's own names."""
         offered = {**_columns(asked), "prompts": [_prompt(question.messages) for question in asked], **candidates}
         arguments = self._accepted(offered)
         try:
-            returned = self.function(**arguments)
+            returned = self._await(arguments, tickets, seconds) if inspect.iscoroutinefunction(self.function) else self.function(**arguments)
             if inspect.isawaitable(returned):
                 returned = asyncio.run(_wait(returned))
             is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping)
             values = list(returned) if is_list else []
+        except _NotYetError:
+            raise
         except Exception as error:
             raise OracleError(f"{self.name} raised {type(error).__name__}: {error}; repair the function, or catch what it may meet") from error
         if len(values) != len(asked):
             got = f"{len(values)} values" if values else repr(returned)[:80]
             raise OracleError(f"{self.name} returned {got} for {len(asked)} entries; return a list with one number or None for each, in order")
         return [self._number(value, place) for place, value in enumerate(values)]
+
+    def _await(self, arguments: dict[str, list[Any]], tickets: list[str], seconds: float) -> Any:
+        """What the async function returns, once it does."""
+        if self._running is None:
+            future: Future[list[Any]] = Future()
+            Thread(target=_fulfil, args=(future, self.function, arguments), daemon=True).start()
+            self._running = (tickets, future)
+        try:
+            returned = self._running[1].result(seconds)
+        except TimeoutError:
+            if self._running[1].done():
+                self._running = None
+                raise
+            raise _NotYetError from None
+        except Exception:
+            self._running = None
+            raise
+        self._running = None
+        return returned
 
     def _accepted(self, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
         try:
@@ -133,17 +164,28 @@ class CallableComparison(CallableOracle):
     def _items(self, question: Question) -> int:
         return 1
 
-    def _values(self, questions: Sequence[Question]) -> list[float | None]:
+    def _values(self, questions: Sequence[Question], tickets: list[str], seconds: float) -> list[float | None]:
         pairs = {
             name: [_completion(question, question.candidates[place]) for question in questions] for place, name in enumerate(("first", "second"))
         }
-        return self._call(questions, pairs)
+        return self._call(questions, pairs, tickets, seconds)
 
     def _number(self, value: Any, place: int) -> float | None:
         number = super()._number(value, place)
         if number is not None and not 0.0 <= number <= 1.0:
             raise OracleError(f"{self.name} returned {value!r} as value {place}; return the probability that the first wins, from 0 to 1")
         return number
+
+
+class _NotYetError(Exception):
+    """An async function has not returned yet."""
+
+
+def _fulfil(future: "Future[list[Any]]", function: Callable[..., Any], arguments: dict[str, list[Any]]) -> None:
+    try:
+        future.set_result(asyncio.run(function(**arguments)))
+    except BaseException as error:
+        future.set_exception(error)
 
 
 async def _wait(result: Awaitable[Any]) -> Any:

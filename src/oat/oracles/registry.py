@@ -32,9 +32,7 @@ def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:
         ConfigError: an unknown name, an option that the oracle does not take or misses, a class that is no oracle, or code that cannot be
             loaded.
     """
-    if name not in _NAMED and ":" not in name:
-        raise ConfigError(f"no oracle is called {name!r}; {did_you_mean(name, _NAMED)}, or your own as path/to/file.py:Name")
-    found = _NAMED[name] if name in _NAMED else load_symbol(name)
+    found = _found(name)
     if inspect.isclass(found):
         return _construct(found, name, options)
     if not callable(found):
@@ -44,15 +42,36 @@ def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:
     return CallableComparison(found, name) if _parameters(found)[:3] == ["prompts", "first", "second"] else CallableOracle(found, name)
 
 
+def oracle_options(name: str) -> set[str] | None:
+    """The options that an oracle takes: none for a function, its constructor's keywords for a class; None where it takes any.
+
+    Raises:
+        ConfigError: an unknown name, or code that cannot be loaded.
+    """
+    found = _found(name)
+    return _keywords(found) if inspect.isclass(found) else set()
+
+
+def _found(name: str) -> Any:
+    if name not in _NAMED and ":" not in name:
+        raise ConfigError(f"no oracle is called {name!r}; {did_you_mean(name, _NAMED)}, or your own as path/to/file.py:Name")
+    return _NAMED[name] if name in _NAMED else load_symbol(name)
+
+
+def _keywords(cls: type) -> set[str] | None:
+    parameters = inspect.signature(cls).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
 def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
     missing = [attribute for attribute in ("submit", "collect") if not callable(getattr(cls, attribute, None))]
     if missing:
         raise ConfigError(f"the oracle {name} lacks {' and '.join(missing)}; see the Oracle protocol in oat/oracles/base.py")
-    signature = inspect.signature(cls)
-    takes = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    signature, takes = inspect.signature(cls), _keywords(cls)
     for option in options:
-        if option not in takes and not takes_all:
+        if takes is not None and option not in takes:
             raise ConfigError(f"the oracle {name} has no option {option!r}; {did_you_mean(option, takes)}")
     try:
         signature.bind(**options)
