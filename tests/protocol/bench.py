@@ -1,12 +1,16 @@
 """A folder with what a run needs, and one way to write its configuration."""
 
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from fixtures import make_model, write_jsonl
+from fixtures import forked, make_model, oat, write_jsonl
+
+from oat.export import digest_run
 
 HERE = Path(__file__).parent
 LOGIT_ROWS = 24
@@ -32,6 +36,19 @@ class Bench:
         }
         file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
         return file
+
+
+def assert_a_kill_changes_nothing(config: Path, run: Path, folder: Path, arm: Callable[[], None], *flags: str) -> None:
+    """The run is made again with `arm` in place, which kills it; the same command continues it; it ends as the unbroken one."""
+    other, log = folder / "run", folder / "log"
+
+    def die() -> int:
+        arm()
+        return oat("train", config, "--run_dir", other, *flags)
+
+    assert forked(die, log) == -signal.SIGKILL, log.read_text()
+    assert oat("train", config, "--run_dir", other, *flags) == 0
+    assert digest_run(other) == digest_run(run)
 
 
 def make_bench(folder: Path) -> Bench:

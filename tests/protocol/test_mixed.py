@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import numpy as np
 import pytest
 import straight
 import torch
-from bench import HERE, Bench
-from fixtures import forked, kill_at, oat
+from bench import HERE, Bench, assert_a_kill_changes_nothing
+from fixtures import kill_at, oat
 
 from oat.checkpoint import Checkpoints
-from oat.export import digest_run
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, UNASKED, Item, Trajectory
 
@@ -147,12 +145,4 @@ def die_after_the_intents() -> None:
 @pytest.mark.parametrize("arm", [die_in_the_ensembles_update, die_after_the_intents])
 @pytest.mark.parametrize("flags", [(), ("--compute.serialise", "true")], ids=["plain", "wire"])
 def test_killed_and_continued(config: Path, run: Path, tmp_path: Path, arm: Callable[[], None], flags: tuple[str, ...]) -> None:
-    other = tmp_path / "run"
-
-    def die() -> int:
-        arm()
-        return oat("train", config, "--run_dir", other, *flags)
-
-    assert forked(die, tmp_path / "log") == -signal.SIGKILL, (tmp_path / "log").read_text()
-    assert oat("train", config, "--run_dir", other, *flags) == 0
-    assert digest_run(other) == digest_run(run)
+    assert_a_kill_changes_nothing(config, run, tmp_path, arm, *flags)

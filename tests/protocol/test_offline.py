@@ -1,15 +1,12 @@
 """Offline DPO from recorded pairs: the recorded actor, the recorded oracle, the same loop; nothing is sampled and nothing is asked."""
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
 import straight
-from bench import Bench
-from fixtures import forked, kill_at, oat, write_jsonl
-
-from oat.export import digest_run
+from bench import Bench, assert_a_kill_changes_nothing
+from fixtures import kill_at, oat, write_jsonl
 
 BETA, STEPS = 0.3, 5
 
@@ -67,14 +64,9 @@ def test_a_missing_column_is_named(config: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_killed_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
-    other = tmp_path / "run"
-
-    def die() -> int:
+    def die() -> None:
         from oat.learner.learner import Learner
 
         kill_at(Learner, "_step", 4)
-        return oat("train", config, "--run_dir", other)
 
-    assert forked(die, tmp_path / "log") == -signal.SIGKILL, (tmp_path / "log").read_text()
-    assert oat("train", config, "--run_dir", other, "--compute.serialise", "true") == 0
-    assert digest_run(other) == digest_run(run)
+    assert_a_kill_changes_nothing(config, run, tmp_path, die, "--compute.serialise", "true")

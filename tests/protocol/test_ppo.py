@@ -1,6 +1,5 @@
 """PPO with a critic, from a user's file: two trained models in one loss, four normalisers, epochs of mini-batches, ratios under truncation."""
 
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +7,8 @@ from pathlib import Path
 import pytest
 import straight
 import torch
-from bench import HERE, LOGIT_ROWS, Bench
-from fixtures import forked, kill_at, oat
+from bench import HERE, LOGIT_ROWS, Bench, assert_a_kill_changes_nothing
+from fixtures import kill_at, oat
 from torch import Tensor
 
 from oat.export import digest_run, policy_weights
@@ -196,12 +195,4 @@ def die_in_a_save() -> None:
 
 @pytest.mark.parametrize("arm", [die_in_an_epoch, die_in_a_save])
 def test_killed_and_continued(config: Path, run: Path, tmp_path: Path, arm: Callable[[], None]) -> None:
-    other = tmp_path / "run"
-
-    def die() -> int:
-        arm()
-        return oat("train", config, "--run_dir", other)
-
-    assert forked(die, tmp_path / "log") == -signal.SIGKILL, (tmp_path / "log").read_text()
-    assert oat("train", config, "--run_dir", other) == 0
-    assert digest_run(other) == digest_run(run)
+    assert_a_kill_changes_nothing(config, run, tmp_path, arm)

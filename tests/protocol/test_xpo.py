@@ -1,14 +1,13 @@
 """XPO, from a user's file: two slots in one group, a loss that needs the winner beside one that does not, a sampler that lags."""
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import straight
 import torch
-from bench import HERE, Bench
-from fixtures import forked, kill_at, oat
+from bench import HERE, Bench, assert_a_kill_changes_nothing
+from fixtures import kill_at, oat
 
 from oat.export import digest_run
 from oat.types import Item
@@ -107,12 +106,4 @@ def die_in_an_epoch() -> None:
 
 @pytest.mark.parametrize("arm", [die_behind_a_save, die_in_an_epoch])
 def test_killed_and_continued(config: Path, run: Path, tmp_path: Path, arm: Callable[[], None]) -> None:
-    other = tmp_path / "run"
-
-    def die() -> int:
-        arm()
-        return oat("train", config, "--run_dir", other)
-
-    assert forked(die, tmp_path / "log") == -signal.SIGKILL, (tmp_path / "log").read_text()
-    assert oat("train", config, "--run_dir", other) == 0
-    assert digest_run(other) == digest_run(run)
+    assert_a_kill_changes_nothing(config, run, tmp_path, arm)
