@@ -275,3 +275,9 @@ def test_a_run_dir_that_is_a_file(world: World, tmp_path: Path, capsys: pytest.C
     config = world.config("dpo", tmp_path)
     assert oat("train", config, "--run_dir", config) == 2
     assert "is a file" in capsys.readouterr().err
+
+
+def test_a_flag_alone_is_true_and_serialise_is_short(here: Path) -> None:
+    assert resolved("run.yaml", "--serialise").compute.serialise
+    assert resolved("run.yaml", "--compute.serialise", "--seed", "3").compute.serialise
+    assert not resolved("run.yaml", "--serialise", "false").compute.serialise
