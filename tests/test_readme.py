@@ -60,6 +60,7 @@ def test_a_comparing_function_works_as_the_readme_says(tmp_path: Path, monkeypat
     config["stop"] = {"max_steps": 2}
     Path("mine.yaml").write_text(yaml.safe_dump(config))
     save_model(tmp_path / "quickstart" / "start", build_config("llama"))
+    assert main(["train", "mine.yaml", "--run_dir", "runs/scaled", "--oracle.scale", "3"]) == 2
     assert main(["train", "mine.yaml"]) == 0
 
 

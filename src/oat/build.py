@@ -415,6 +415,8 @@ def _oracles(config: Config, requires: Requires) -> tuple[dict[str, Oracle], dic
     name = config.oracle.name
     oracle: Oracle = KnownOracle(name, kind) if name in BUILTIN else build_oracle(name, config.oracle.options)
     asked, own = {name: oracle}, config.evaluation.oracle if config.evaluation else None
+    if oracle.answers == "compare" and config.oracle.scale != OracleConfig.scale:
+        raise ConfigError(f"oracle.scale is {config.oracle.scale}, and {name} compares by itself; nothing reads it, remove it")
     if kind != oracle.answers:
         if kind == "score":
             raise ConfigError(f"oracle {name} compares pairs, and {config.algorithm.name} learns from scores; use a scoring oracle")
