@@ -170,7 +170,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _renderer(config: Config, lm: CausalLM) -> Renderer:
     tokenizer = load_tokenizer(config.model.path)
-    return Renderer(tokenizer, template=config.render.template, system=config.render.system, stop=config.sampling.stop, eos_ids=lm.eos_ids)
+    return Renderer(
+        tokenizer,
+        template=config.render.template,
+        system=config.render.system,
+        date=config.render.date,
+        stop=config.sampling.stop,
+        eos_ids=lm.eos_ids,
+    )
 
 
 if __name__ == "__main__":

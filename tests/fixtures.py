@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,21 +84,20 @@ class World:
         return file
 
 
-def make_model(folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0) -> None:
-    """Write a Llama and a tokenizer of one token a character."""
+def make_model(folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0, tokens: Sequence[str] = ALPHABET) -> None:
+    """Write a Llama and a tokenizer that reads one token a character; longer tokens can only be sampled."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    vocabulary = {token: id for id, token in enumerate(["<pad>", "<eos>", *ALPHABET])}
+    vocabulary = {token: id for id, token in enumerate(["<pad>", "<eos>", *tokens])}
     built = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     built.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     built.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, pad_token="<pad>", eos_token="<eos>")
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=18, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=2, max_position_embeddings=64
-    )
+    shape = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(vocabulary) + 2, max_position_embeddings=64, **shape)
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

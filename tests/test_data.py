@@ -1,6 +1,7 @@
 """Readers of prompts and the checks of their records."""
 
 import csv
+import gzip
 import json
 import re
 import sys
@@ -81,9 +82,13 @@ def test_byte_order_mark_crlf_blank_lines_and_line_separators(tmp_path):
 MALFORMED = [
     (b'{"prompt": "a"', "invalid JSON"),
     (b'{"prompt": "a"} {"prompt": "b"}', "invalid JSON"),
+    (b'\xef\xbb\xbf{"prompt": "a"}', "invalid JSON.*BOM"),
+    (b'{"prompt": "a", "prompt": "b"}', "the field 'prompt' stands twice"),
+    (b'{"prompt": "a", "x": [{"y": 1, "z": 2, "y": 1}]}', "the field 'y' stands twice"),
     (b'{"prompt": "a", "x": NaN}', "NaN is not JSON"),
     (b'{"prompt": "a", "x": 1e999}', "field 'x'.*too large"),
-    (b'{"prompt": "a", "x": 36893488147419103232}', "field 'x'.*64 bits"),
+    (b'{"prompt": "a", "x": 18446744073709551616}', "field 'x'.*64 bits"),
+    (b'{"prompt": "a", "x": -9223372036854775809}', "field 'x'.*64 bits"),
     (b"[" * 100_000, "invalid JSON"),
     (b'{"prompt": "a", "x": ' + b"[" * 200 + b"]" * 200 + b"}", "field 'x'.*nested deeper"),
     (b'["prompt"]', "expected a JSON object, got a list"),
@@ -115,6 +120,11 @@ def test_malformed_records(tmp_path, line, message):
     with pytest.raises(DataError, match=message) as seen:
         read(path)
     assert str(seen.value).startswith(f"{path}:2: ")
+
+
+def test_whole_numbers_up_to_64_bits(tmp_path):
+    (prompt,) = read(write(tmp_path, [{"prompt": "a", "least": -(2**63), "most": 2**64 - 1}]))
+    assert wire.roundtrip(prompt).columns == {"least": -(2**63), "most": 2**64 - 1}
 
 
 @pytest.mark.parametrize(
@@ -153,12 +163,33 @@ def test_every_form_of_a_data_set_gives_the_same_prompts(tmp_path, records, cach
     (tmp_path / "folder").mkdir()
     save_parquet(tmp_path / "folder" / "train.parquet", records)
     (tmp_path / "mine.py").write_text(FUNCTION.format(path=str(path)), encoding="utf-8")
-    for form in ("one", "splits", "data.parquet", "folder", "mine.py:records"):
+    (tmp_path / "array.json").write_text("\ufeff\n" + json.dumps(records, indent=1), encoding="utf-8")
+    path.with_suffix(".json").write_bytes(path.read_bytes())
+    for form in ("one", "splits", "data.parquet", "folder", "mine.py:records", "array.json", "data.json"):
         assert read(f"{tmp_path}/{form}") == expected, form
-    assert read(records) == read(iter(records)) == read(tuple(records)) == expected
+    assert read(records) == read(iter(records)) == read(tuple(records)) == read(lambda: records) == expected
+    assert read(table) == read(table.to_iterable_dataset()) == read(datasets.DatasetDict(train=table)) == expected
+    assert read({"train": records[1:], "test": records}, split="test") == expected
     assert read(tmp_path / "splits", split="test") == expected[:1]
     cache.joinpath("folder").rename(cache / "org___folder")
     assert read("org/folder") == read("org/folder@default") == read("org/folder", split="train") == expected
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_dataset_that_gives_arrays_gives_plain_values(tmp_path, library):
+    records = [{"prompt": f"{n}", "nums": [n, 2], "answer": 0.5 * n} for n in range(3)]
+    table = datasets.Dataset.from_list(records).with_format(library)
+    table.save_to_disk(tmp_path / "saved")
+    expected = read(records)
+    assert read(tmp_path / "saved") == read(table) == read({"train": table}) == expected
+
+
+def test_csv_fields_of_any_length(tmp_path):
+    path = tmp_path / "long.csv"
+    path.write_text(f'prompt,answer\n"{"x" * 200_000}",{"y" * 200_000}\n', encoding="utf-8")
+    (prompt,) = read(path, reference_key="answer")
+    assert (prompt.messages[0].content, prompt.reference) == ("x" * 200_000, "y" * 200_000)
 
 
 @pytest.mark.inventory(106)
@@ -179,9 +210,12 @@ def test_csv_gives_the_same_prompts(tmp_path):
     [
         (b"prompt,answer\na,b\nc\n", "csv:3: expected 2 values"),
         (b"prompt,answer\na,b,c\n", "csv:2: expected 2 values"),
-        (b"prompt,prompt\na,b\n", "csv:1: expected column names that differ"),
-        (b'prompt\n"a" b\n', "expected CSV in UTF-8"),
-        (b"prompt\n\xff\n", "expected CSV in UTF-8"),
+        (b"prompt,x,prompt\na,b,c\n", "csv:1: expected column names that differ, got 'prompt' twice"),
+        (b'prompt\na\n"b" c\nd\n', "csv:3: expected CSV in the record that begins here, got something else"),
+        (b'prompt\na\n"b\nc\n', "csv:3: .*unexpected end of data"),
+        (b'"prompt\na\n', "csv:1: .*unexpected end of data"),
+        (b'prompt\n"a\r\nb"\n\xc3\xa9\xff\n' + b"c\n" * 10_000, "csv:4: expected UTF-8, got byte 0xff at 2; save the file as UTF-8"),
+        ("prompt\na\n".encode("utf-16"), "csv:1: expected UTF-8, got byte 0xff at 0"),
         (b"prompt\n", "empty file"),
         (b"", "empty file"),
         (b"text\na\n", "csv:2: field 'prompt'.*valid: text"),
@@ -208,6 +242,50 @@ def test_a_parquet_file_that_is_none(tmp_path):
         read(path)
 
 
+def test_parquet_columns_of_one_name(tmp_path):
+    path = tmp_path / "twice.parquet"
+    pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"]], names=["prompt", "prompt"]), path)
+    with pytest.raises(DataError, match=r"^\S*twice\.parquet: expected column names that differ, got 'prompt' twice; rename the columns$"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'[{"prompt": "a"}, {"prompt": ""}]', r"array\.json:2: field 'prompt'"),
+        (b'[{"prompt": "a"},\n {"prompt": "b"]', r"array\.json: expected one JSON array, got invalid JSON .*line 2"),
+        (b'[{"prompt": "a", "prompt": "b"}]', "the field 'prompt' stands twice"),
+        (b'["a\xff"]', "expected UTF-8, got byte 0xff at 3"),
+        (b"[]", "at least one record"),
+        (b'{\n"prompt": "a"\n}', r"array\.json:1: expected one complete JSON object a line"),
+    ],
+)
+def test_malformed_arrays(tmp_path, content, message):
+    path = tmp_path / "array.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(path)
+    with pytest.raises(DataError, match="expected a JSON file, got No such file"):
+        read(tmp_path / "absent.json")
+
+
+def test_a_packed_file_says_what_it_is(tmp_path):
+    path = tmp_path / "data.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"prompt": "a"}'))
+    with pytest.raises(DataError, match=r"data\.jsonl\.gz: expected a file of records, got a packed one \(\.gz\); unpack it"):
+        read(path)
+
+
+@pytest.mark.parametrize(("name", "is_hinted"), [("squad", True), ("gsm8k@main", True), ("data/squad", False), ("absent.jsonl", False)])
+def test_a_name_that_might_be_of_the_hub_is_told_how_those_look(tmp_path, monkeypatch, name, is_hinted):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    path = tmp_path / name if "/" in name else name
+    with pytest.raises(DataError, match="check the path") as seen:
+        read(path)
+    assert (f"; a dataset of the hub is named with who owns it, as `org/{name}`" in str(seen.value)) == is_hinted
+
+
 @pytest.mark.usefixtures("cache")
 def test_a_hub_data_set_without_a_network_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -232,6 +310,9 @@ def test_splits_that_are_none(tmp_path):
         read(tmp_path / "two")
     with pytest.raises(DataError, match="did you mean `validation`"):
         read(tmp_path / "two", split="validatoin")
+    assert contents(read(tmp_path / "two", split="validation")) == [record["prompt"] for record in RECORDS], "without a split `train`"
+    with pytest.raises(DataError, match=r"^records: expected the split 'train', got none; .*valid: test"):
+        read({"test": RECORDS})
     with pytest.raises(DataError, match="remove `split: test`"):
         read(tmp_path / "one", split="test")
     for other in (write(tmp_path, RECORDS), RECORDS):
@@ -256,7 +337,10 @@ def test_a_library_that_would_run_code_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("def records():\n    yield {'prompt': 'a'}\n    yield 1 / 0", "failed with ZeroDivisionError: division by zero; it must take no argument"),
+        (
+            "def records():\n    yield {'prompt': 'a'}\n    yield 1 / 0",
+            "failed with ZeroDivisionError: division by zero; give an iterable of records",
+        ),
         ("def records(n):\n    return []", "failed with TypeError"),
         ("def records():\n    return 5", "failed with TypeError"),
         ("records = [{'prompt': 'a'}]", "failed with TypeError: 'list' object is not callable"),
@@ -271,6 +355,26 @@ def test_functions_that_give_no_records(tmp_path, body, message):
         read(f"{path}:records")
     with pytest.raises(ConfigError, match="did you mean `records`"):
         read(f"{path}:record")
+
+
+def broken():
+    yield {"prompt": "a"}
+    raise RuntimeError("the disk is gone")
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (broken(), "records failed with RuntimeError: the disk is gone"),
+        (broken, "records failed with RuntimeError: the disk is gone"),
+        (lambda n: [], "records failed with TypeError: .*; give an iterable of records, or a function without arguments that returns one"),
+        (5, "records failed with TypeError"),
+        ([], "expected at least one record"),
+    ],
+)
+def test_python_that_gives_no_records(records, message):
+    with pytest.raises(DataError, match=message):
+        read(records)
 
 
 @pytest.mark.parametrize(

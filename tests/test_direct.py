@@ -128,6 +128,7 @@ SLOW: dict[str, tuple[Any, Callable[[Response, Response], float]]] = {
 }
 
 
+@pytest.mark.inventory(3, 4, 5, 6, 7, 8, 9, 10, 11)
 @pytest.mark.parametrize("name", SLOW)
 def test_equals_plain_python(name: str) -> None:
     algorithm, slow = SLOW[name]

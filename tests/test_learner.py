@@ -16,6 +16,8 @@ from oat.algorithms.base import Outputs, View
 from oat.algorithms.direct import BNF, DPO, IPO, BNFConfig, DPOConfig, IPOConfig, SimPO, SimPOConfig
 from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig, GRPOConfig
 from oat.algorithms.supervised import SFT, SFTConfig
+from oat.build import resolve
+from oat.config import load_config
 from oat.errors import NonFiniteError
 from oat.learner.batching import micro_batches, select_rows, split_units, view_of
 from oat.learner.learner import Learner
@@ -184,6 +186,24 @@ def test_bad_sizes_are_refused(world: World, tmp_path: Path, capsys: pytest.Capt
     assert field.split(".")[1] in printed
     assert words in printed
     assert not (tmp_path / "grpo").exists()
+
+
+@pytest.mark.inventory(93)
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "most"),
+    [("grpo", {}, "12 rows"), ("dpo", {}, "4 pairs"), ("sft", {"oracle.name": "recorded", "prompts.responses": ["answer", "other"]}, "8 rows")],
+)
+def test_a_step_is_not_cut_into_more_parts_than_it_has(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any], most: str
+) -> None:
+    limit = int(most.split()[0])
+    config = world.config(algorithm, tmp_path, {**changes, "algorithm.minibatches": limit + 1})
+    assert oat("train", config) == 2
+    line = config.read_text().splitlines().index(f"  minibatches: {limit + 1}") + 1
+    words = f"{config}:{line}: algorithm.minibatches is {limit + 1}: a step has at most {most}; lower it, or raise algorithm.prompts"
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / algorithm).exists()
+    resolve(*load_config(config, ["--algorithm.minibatches", str(limit)]))
 
 
 def hand_batch() -> tuple[Batch, torch.Tensor]:

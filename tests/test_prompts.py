@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from fixtures import oat
+from fixtures import oat, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -23,9 +23,9 @@ SETTINGS = settings(derandomize=True, deadline=None, max_examples=30)
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory):
-    """Plain prompts, one token a character."""
+    """Plain prompts, one token a character; other characters than these are none."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    built = Tokenizer(models.WordLevel({character: i for i, character in enumerate("0123456789+=x")}))
+    built = Tokenizer(models.WordLevel({character: i for i, character in enumerate("0123456789+=abcdefghx")}))
     built.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     PreTrainedTokenizerFast(tokenizer_object=built).save_pretrained(folder)
     return Renderer(AutoTokenizer.from_pretrained(folder), template=None)
@@ -116,12 +116,30 @@ def test_all_numbers_the_kept_prompts_and_leaves_the_cursor(tmp_path, renderer):
 
 def test_a_prompt_that_cannot_be_rendered_names_its_line(tmp_path, renderer):
     path = write(tmp_path, [{"prompt": "x"}, {"prompt": [{"role": "system", "content": "add"}, {"role": "user", "content": "x"}]}])
-    with pytest.raises(DataError, match=r"data\.jsonl:2: the prompt cannot be rendered: .*needs a chat template"):
-        Prompts(path, renderer, Seeds(0), max_tokens=5)
+    for limit in (5, None):
+        with pytest.raises(DataError, match=r"data\.jsonl:2: field 'prompt': the prompt cannot be rendered: .*needs a chat template"):
+            Prompts(path, renderer, Seeds(0), max_tokens=limit)
+    other = write(tmp_path, [{"question": "x"}, {"question": "y"}])
+    with pytest.raises(DataError, match=r"data\.jsonl:2: field 'question': .*the tokenizer cannot encode 'y'"):
+        Prompts(other, renderer, Seeds(0), prompt_key="question")
+
+
+def test_a_prompt_that_has_no_room_is_refused_with_its_place(tmp_path, renderer):
+    path = write(tmp_path, [{"prompt": "x" * size} for size in (3, 7, 5, 6, 9)])
+    assert Prompts(path, renderer, Seeds(0), room=9).size == 5
+    message = rf"^{path}:2: the prompt has 7 tokens, .* room for 5 \(3 of 5 prompts are too long\); drop longer ones \(prompts\.max_tokens: 5\)"
+    with pytest.raises(DataError, match=message):
+        Prompts(path, renderer, Seeds(0), room=5)
+    kept = Prompts(path, renderer, Seeds(0), room=5, max_tokens=5)
+    assert (kept.size, kept.dropped) == (2, 3)
+    with pytest.raises(DataError, match=rf"{path}:4: the prompt has 6 tokens, .*1 of 3 prompts"):
+        Prompts([Source([{"prompt": "x"}]), Source(path)], renderer, Seeds(0), room=5, max_tokens=6)
+    with pytest.raises(DataError, match=r"room for 0 \(5 of 5 prompts are too long\); lower sampling\.max_new_tokens"):
+        Prompts(path, renderer, Seeds(0), room=-2)
 
 
 def letters(letter, size):
-    """Records `letter`0, `letter`1 and so on, which nobody renders."""
+    """Records `letter`0, `letter`1 and so on."""
     return [{"prompt": f"{letter}{n}"} for n in range(size)]
 
 
@@ -258,6 +276,9 @@ def test_a_run_mixes_its_sources_and_says_what_it_leaves_out(world, tmp_path, ca
         f"oat train: {long}: 1 of 2 prompts are longer than 4 tokens and left out",
     ]
     samples = [json.loads(line) for line in (tmp_path / "grpo" / "samples.jsonl").read_text().splitlines()]
+    first, *others = (json.loads(line) for line in (tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines())
+    assert first["prompts/dropped"] == 11, "of training and of evaluation"
+    assert all("prompts/dropped" not in row for row in others)
     drawn = Counter("a" in sample["prompt"][0]["content"] for sample in samples)
     assert sum(drawn.values()) == 8
     assert abs(drawn[True] - 6) <= 2
@@ -275,3 +296,37 @@ def test_settings_of_sources_that_nothing_reads(world, tmp_path, capsys):
     ):
         assert oat("train", world.config("grpo", tmp_path, changes)) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("section", ["prompts.path", "evaluation.path"])
+def test_what_is_wrong_with_a_prompt_is_said_before_the_run_and_its_remedies_work(world, tmp_path, capsys, section):
+    """The model's context holds 64 tokens, and responses take 4."""
+    records = [{"prompt": f"{n % 10}+1=", "answer": "ab"} for n in range(20)]
+    long = write_jsonl(tmp_path / "long.jsonl", [*records, {"prompt": "1" * 61, "answer": "a"}])
+    config = world.config("grpo", tmp_path, {section: str(long), "stop.max_steps": 1})
+    assert oat("train", config) == 2
+    shown = capsys.readouterr()
+    assert f"{long}:21: the prompt has 61 tokens, and the model's context leaves room for 60 (1 of 21 prompts are too long)" in shown.err
+    assert "step 0" not in shown.out
+    for remedy in (("--prompts.max_tokens", 60), ("--sampling.overflow", "cut"), ("--sampling.max_new_tokens", 3)):
+        assert oat("train", config, *remedy, "--run_dir", tmp_path / remedy[0]) == 0
+    assert oat("train", config, "--prompts.max_tokens", 60) == 0, "nothing was begun that could contradict it"
+    chat = write_jsonl(
+        tmp_path / "chat.jsonl", [*records, {"prompt": [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}], "answer": "a"}]
+    )
+    assert oat("train", config, f"--{section}", chat, "--run_dir", tmp_path / "chat") == 2
+    assert f"{chat}:21: field 'prompt': the prompt cannot be rendered: a conversation of system, user needs a" in capsys.readouterr().err
+
+
+def test_a_prompt_as_long_as_the_context(world, tmp_path, capsys):
+    for size, code in ((64, 0), (65, 2)):
+        path = write_jsonl(tmp_path / f"{size}.jsonl", [{"prompt": "1" * size, "answer": "ab"}, {"prompt": "1=", "answer": "ab"}])
+        changes = {"prompts.path": str(path), "sampling.overflow": "cut", "stop.max_steps": 1, "evaluation": None}
+        assert oat("train", world.config("grpo", tmp_path, changes), "--run_dir", tmp_path / str(size)) == code
+    assert "65.jsonl:1: the prompt has 65 tokens, and the model's context leaves room for 64 (1 of 2" in capsys.readouterr().err
+
+
+def test_recorded_responses_leave_their_prompts_the_whole_context(world, tmp_path):
+    path = write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": "1" * 61, "good": "a", "bad": "b"}] * 8)
+    changes = {"prompts": {"path": str(path), "responses": ["good", "bad"]}, "oracle.name": "recorded", "stop.max_steps": 1, "evaluation": None}
+    assert oat("train", world.config("dpo", tmp_path, changes)) == 0

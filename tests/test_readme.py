@@ -27,7 +27,6 @@ def commands() -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in block[1].splitlines() if line.strip()]
 
 
-@pytest.mark.inventory(91, 125)
 def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in files().items():

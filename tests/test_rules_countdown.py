@@ -1,11 +1,14 @@
 """The rule of countdown: scores, tasks, the grammar. Speed and hostile text are in faults/test_hostile_text.py."""
 
+import json
 import re
+import warnings
 from fractions import Fraction
 from operator import add, mul, sub, truediv
 from pathlib import Path
 
 import pytest
+from fixtures import oat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,11 +110,11 @@ def test_a_score_is_a_float_for_every_completion():
         "[24, [4, 6, 1]]",
         '{"target": 24}',
         '{"numbers": [4, 6, 1]}',
-        '{"target": "24", "numbers": [4, 6, 1]}',
+        '{"target": "24,", "numbers": [4, 6, 1]}',
         '{"target": true, "numbers": [4, 6, 1]}',
         '{"target": 24, "numbers": []}',
         '{"target": 24, "numbers": 461}',
-        '{"target": 24, "numbers": ["4", 6, 1]}',
+        '{"target": 24, "numbers": ["four", 6, 1]}',
         '{"target": 24, "numbers": [NaN, 6, 1]}',
         '{"target": Infinity, "numbers": [4, 6, 1]}',
         '{"target": 24, "numbers": [4, 6, 1]',
@@ -129,6 +132,49 @@ def test_the_task_in_columns():
     responses = ["<answer>4*6*1</answer>", "<answer>2+2.5</answer>", "<answer>1</answer>"]
     assert countdown(["p"] * 3, responses, target=[24, 4.5, None], nums=[[1, 4, 6], (2.5, 2), [1]]) == [1.0, 1.0, None]
     assert countdown(["p"] * 2, responses[:2], reference=[TASK, TASK], target=[25, None], nums=[[1, 4, 6], None]) == [0.1, 0.1]
+
+
+@pytest.mark.parametrize(("target", "nums"), [("24", "[4, 6, 1]"), (" 24.0 ", "[1.0, 4, 6]"), ("+24.", '["4", "6", "1"]'), (24, "[4,6,1]")])
+def test_a_task_as_text(target, nums):
+    """In a CSV file every value is text."""
+    responses = ["<answer>4*6*1</answer>", "<answer>4*6</answer>", ""]
+    assert countdown(["p"] * 3, responses, target=[target] * 3, nums=[nums] * 3) == [1.0, 0.1, 0.0]
+
+
+TEXTS = [
+    ("", "[4, 6, 1]"),
+    ("24 eggs", "[4, 6, 1]"),
+    ("1/2", "[4, 6, 1]"),
+    ("1e999999999", "[4, 6, 1]"),
+    ("1_0", "[4, 6, 1]"),
+    ("nan", "[4, 6, 1]"),
+    (".", "[4, 6, 1]"),
+    ("\u0662\u0664", "[4, 6, 1]"),
+    ("9" * 101, "[4, 6, 1]"),
+    ("24", "4, 6, 1"),
+    ("24", "[]"),
+    ("24", "[4, 6, 1"),
+    ("24", '{"numbers": [4, 6, 1]}'),
+    ("24", "[" * 9000),
+    ("24", "24"),
+    ("24", "[" + "4," * 10_000 + "4]"),
+]
+
+
+@pytest.mark.parametrize(("target", "nums"), TEXTS, ids=lambda text: text[:20])
+def test_text_that_gives_no_task(target, nums):
+    assert countdown(["p"], ["<answer>4*6*1</answer>"], target=[target], nums=[nums]) == [None]
+
+
+def test_a_run_on_a_csv_file(world, tmp_path):
+    path = tmp_path / "tasks.csv"
+    path.write_text("prompt,target,nums\n" + "".join(f'{n}=,24,"[4, 6, 1]"\n' for n in range(8)), encoding="utf-8")
+    changes = {"prompts": {"path": str(path)}, "oracle.name": "countdown", "stop.max_steps": 1, "evaluation": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert oat("train", world.config("grpo", tmp_path, changes)) == 0
+    last = json.loads((tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["answers/abstained_frac"], last["rows/trained"]) == (0.0, 12.0)
 
 
 def question(candidates, reference=None, **columns):

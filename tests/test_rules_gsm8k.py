@@ -1,11 +1,13 @@
 """The rules of GSM8K: what counts as the answer, how numbers compare, and the test set through reader, renderer and grader."""
 
+import json
+import warnings
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from fixtures import write_jsonl
+from fixtures import oat, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -37,6 +39,10 @@ def start(value: object) -> str:
         ("it is $-5", "-5"),
         ("it is \u22125", "-5"),
         (r"\$18", "18"),
+        (r"it is -\$5", "-5"),
+        (r"it is \$-5", "-5"),
+        ("5$ and $5", "5"),
+        ("20$-5", "-5"),
         ("a total of \u20ac2,000,000!", "2000000"),
         ("16-3-4=9 and then 20-5", "5"),
         ("in 2020-12", "12"),
@@ -76,6 +82,9 @@ def test_a_text_without_a_number(text):
         ("9 + 9 = 18\n####   $1,800.00 dollars for 2 weeks", "1800"),
         ("#### 1\n#### 2", "2"),
         ("####-3", "-3"),
+        ("#### -$3", "-3"),
+        ("#### $-3", "-3"),
+        ("#### 72/5", "72"),
         ("72", None),
         ("#### the answer is 72", None),
         ("72 ####", None),
@@ -97,6 +106,11 @@ def test_a_reference_is_a_number_or_an_answer_of_the_data_set(reference):
 @pytest.mark.parametrize("reference", [None, "", "seventy-two", "72 or 73", "so it is 72", "the mark #### alone", "1" * 101, "nan", "inf"], ids=start)
 def test_without_a_number_in_the_reference_there_is_no_reward(reference):
     assert gsm8k(["p", "p"], ["72", "nan"], [reference, reference]) == [None, None]
+
+
+@pytest.mark.parametrize("reference", ["-$5", "$-5", r"-\$5", r"\$-5", "\u2212\u20ac5.00", "\u20ac\u22125", "so\n#### $-5", "so\n#### -$5"])
+def test_a_negative_sum_of_money_as_reference(reference):
+    assert gsm8k(["p"] * 4, ["it is -$5", "it is $-5", "-5", "$5"], [reference] * 4) == [1.0, 1.0, 1.0, 0.0]
 
 
 def test_numbers_are_compared_exactly():
@@ -207,3 +221,23 @@ def test_rows_in_the_form_of_gsm8k(tmp_path, rule):
         {"question": "It is 2 degrees and falls by 5. What now?", "answer": "2-5=<<2-5=-3>>-3\n#### -3"},
     ]
     assert check_data_set(write_jsonl(tmp_path / "rows.jsonl", rows), rule, "chatml") == 3
+
+
+@pytest.mark.parametrize(("algorithm", "usable", "told"), [("grpo", 0, True), ("dpo", 0, True), ("grpo", 1, False)])
+def test_a_run_whose_references_are_no_numbers_says_so_once(world, tmp_path, algorithm, usable, told):
+    records = [{"prompt": f"{n}=", "answer": "72" if n < usable else "seventy-two"} for n in range(4)]
+    path = str(write_jsonl(tmp_path / "words.jsonl", records))
+    changes = {"prompts.path": path, "evaluation.path": path, "oracle.name": "gsm8k", "stop.max_steps": 3, "evaluation.every": 1}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert oat("train", world.config(algorithm, tmp_path, changes)) == 0
+    seen = [str(warning.message) for warning in caught if "no usable answer" in str(warning.message)]
+    name = "gsm8k/preferences" if algorithm == "dpo" else "gsm8k"
+    assert seen == [
+        f"{what}: oracle {oracle} gave no usable answer to any of {count} questions, so {lost}; it abstained: look at prompts.reference_key and the "
+        "columns of the data that it reads"
+        for what, oracle, count, lost in (("the evaluation after 0 steps", "gsm8k", 8, "it has no result"), ("step 0", name, 4, "it learns nothing"))
+        if told
+    ]
+    rows = [json.loads(line) for line in (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()]
+    assert [row["answers/abstained_frac"] for row in rows[1:]] == [1.0 - usable / 4] * 3

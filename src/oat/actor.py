@@ -195,10 +195,9 @@ class RecordedActor:
         messages = _messages(value, where)
         if messages[: len(prompt.messages)] == list(prompt.messages):
             messages = messages[len(prompt.messages) :]
-        if not messages or messages[-1].role != "assistant":
+        if not messages or messages[0].role != "assistant" or messages[-1].role != "assistant":
             raise DataError(f"{where}: expected a response, or messages that end with an assistant's, got {value!r}; name another column")
-        ids, mask = self.renderer.loss_mask([*prompt.messages, *messages])
-        mask[: len(self.renderer.prompt(prompt.messages))] = False
+        ids, mask = self.renderer.loss_mask([*prompt.messages, *messages], prompt=len(prompt.messages))
         bounds = np.flatnonzero(np.diff(mask)) + 1
         segments = []
         for part, trained in zip(np.split(ids, bounds), np.split(mask, bounds), strict=True):

@@ -90,8 +90,8 @@ def resolve(config: Config, origins: Origins) -> Config:
         parts[section] = Component(component.name, _options(section, component, cls, origins))
     config = replace(config, **parts)
     _check_oracle(config.oracle, origins)
-    requires = _objective(config).requires
-    _check(config, requires, _explorer(config, requires).needs, origins)
+    objective = _objective(config)
+    _check(config, objective, _explorer(config, objective.requires), origins)
     if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
         config = replace(config, learner=replace(config.learner, micro_batch_size=8))
     if config.learner.schedule != "constant" and config.learner.schedule_steps is None:
@@ -141,7 +141,16 @@ def _check_oracle(oracle: OracleConfig, origins: Origins) -> None:
             raise unknown_field(("oracle", option), valid, origins, f" of {oracle.name}")
 
 
-def _contradictions(config: Config, requires: Requires) -> list[tuple[str, object, str]]:
+def _most_units(config: Config, objective: Objective, explorer: Explorer) -> float:
+    """Pairs or rows that a step can have; of a user's algorithm nothing is known."""
+    if config.algorithm.name not in ALGORITHMS:
+        return math.inf
+    plan = explorer.widen(objective.plan(0))
+    rows = len(config.prompts.responses) or sum(plan.samples.values())
+    return plan.questions * (1 if objective.requires.feedback == "compare" else rows)
+
+
+def _contradictions(config: Config, requires: Requires, units: float) -> list[tuple[str, object, str]]:
     """Settings that contradict each other: the field to change, whether it is wrong, and what to do."""
     name, recorded = config.algorithm.name, bool(config.prompts.responses)
     ratio = f"{name} divides by the probability of sampling"
@@ -151,6 +160,11 @@ def _contradictions(config: Config, requires: Requires) -> list[tuple[str, objec
     evaluation = config.evaluation
     return [
         *counts,
+        (
+            "algorithm.minibatches",
+            config.algorithm.options.get("minibatches", 1) > units,
+            f"a step has at most {units} {'pairs' if requires.feedback == 'compare' else 'rows'}; lower it, or raise algorithm.prompts",
+        ),
         (
             "stop.max_steps",
             (config.stop.max_steps, config.stop.max_queries, config.stop.max_hours, config.prompts.epochs) == (None,) * 4,
@@ -184,9 +198,10 @@ def _contradictions(config: Config, requires: Requires) -> list[tuple[str, objec
     ]
 
 
-def _check(config: Config, requires: Requires, needs: frozenset[str], origins: Origins) -> None:
+def _check(config: Config, objective: Objective, explorer: Explorer, origins: Origins) -> None:
     """Settings that contradict each other, or that nothing reads in this combination."""
-    for field, is_wrong, why in _contradictions(config, requires):
+    requires, needs = objective.requires, explorer.needs
+    for field, is_wrong, why in _contradictions(config, requires, _most_units(config, objective, explorer)):
         if is_wrong:
             section, key = field.split(".")
             part = getattr(config, section)
@@ -201,6 +216,7 @@ def _check(config: Config, requires: Requires, needs: frozenset[str], origins: O
         ("learner", "critic_learning_rate"): "critic" not in requires.models,
         ("learner", "schedule_steps"): config.learner.schedule == "constant",
         ("compute", "memory_gb"): config.learner.micro_batch_tokens is None,
+        ("render", "date"): config.render.template in (None, "chatml"),
     }
     for (section, field), is_unread in unread.items():
         part = getattr(config, section)
@@ -237,12 +253,12 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
     explorer = _explorer(config, objective.requires)
     lms = _language_models(config, objective.requires, explorer, seeds)
     renderer = _renderer(config, lms["policy"])
+    prompts, held_out, notes, dropped = _prompts(config, renderer, lms["policy"].context_length, seeds)
     ensemble = _ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
     learner = wired(_learner(config, objective, lms, renderer, seeds, ensemble), tuple(type(o) for o in objectives))
     engine, scorer = wired(_engine(config, lms, renderer)), ensemble[2] if ensemble else None
     actor, trained = (wired(box) for box in _actors(config, objective.requires, renderer, engine, lms["policy"], scorer, seeds))
-    prompts, held_out, notes = _prompts(config, renderer, seeds)
     asked, scoring = _oracles(config, objective.requires)
     served: dict[str, Oracle] = {**asked, **scoring, **({ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {})}
     served = {name: wired(oracle) for name, oracle in served.items()}
@@ -272,6 +288,7 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
         checkpoints=Checkpoints(directory / "checkpoints", every=config.checkpoint.every, keep_last=config.checkpoint.keep_last),
         tracking=Tracking(directory, samples=config.tracking.samples),
         parts=parts,
+        start={"prompts/dropped": dropped},
         notes=notes,
     )
 
@@ -291,7 +308,8 @@ def _sampling(config: Config, requires: Requires) -> Sampling:
 def _renderer(config: Config, lm: CausalLM) -> Renderer:
     render = config.render
     stop, eos_ids = config.sampling.stop, lm.eos_ids
-    return Renderer(load_tokenizer(config.model.path), template=render.template, system=render.system, stop=stop, eos_ids=eos_ids)
+    tokenizer = load_tokenizer(config.model.path)
+    return Renderer(tokenizer, template=render.template, system=render.system, date=render.date, stop=stop, eos_ids=eos_ids)
 
 
 def _actors(
@@ -299,9 +317,8 @@ def _actors(
 ) -> tuple[boxes.Actor, boxes.Actor]:
     """The actor that samples, for evaluation; and the one that training learns from: the same, or that of recorded responses."""
     environment = load_symbol(config.sampling.environment)() if config.sampling.environment else None
-    context, sampling = policy.context_length, _sampling(config, requires)
-    longest = context - sampling.max_new_tokens if context is not None and config.sampling.overflow == "refuse" else None
-    actor = Actor(renderer, engine, sampling, seeds, environment=environment, scorer=scorer, longest_prompt=longest)
+    sampling, room = _sampling(config, requires), _room(config.sampling, policy.context_length)
+    actor = Actor(renderer, engine, sampling, seeds, environment=environment, scorer=scorer, longest_prompt=room)
     if not config.prompts.responses:
         return actor, actor
     return actor, RecordedActor(renderer, config.prompts.responses, config.prompts.score_key)
@@ -426,17 +443,24 @@ def _oracles(config: Config, requires: Requires) -> tuple[dict[str, Oracle], dic
     return asked, {own: KnownOracle(own, "score") if own in BUILTIN else build_oracle(own, {})}
 
 
-def _prompts(config: Config, renderer: Renderer, seeds: Seeds) -> tuple[Prompts, list[Prompt], tuple[str, ...]]:
-    """The prompts of training, those of evaluation, and what people should know of both."""
+def _prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds) -> tuple[Prompts, list[Prompt], tuple[str, ...], int]:
+    """The prompts of training, those of evaluation, and of both together: what people should know, and how many were dropped."""
     p, e = config.prompts, config.evaluation
     entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
     sources = [Source(entry) if isinstance(entry, str) else Source(entry.path, entry.weight, entry.split) for entry in entries]
     common: dict[str, Any] = {"prompt_key": p.prompt_key, "reference_key": p.reference_key, "max_tokens": p.max_tokens}
-    prompts = Prompts(sources, renderer, seeds, max_prompts=p.max_prompts, epochs=p.epochs, shuffle=p.shuffle, **common)
+    room = _room(config.sampling, context)
+    own: dict[str, Any] = {"room": context if p.responses else room, "max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle}
+    prompts = Prompts(sources, renderer, seeds, **own, **common)
     if e is None:
-        return prompts, [], prompts.notes
-    held_out = Prompts([Source(e.path, split=e.split)], renderer, seeds, max_prompts=e.max_prompts, **common)
-    return prompts, held_out.all(), (*prompts.notes, *held_out.notes)
+        return prompts, [], prompts.notes, prompts.dropped
+    held_out = Prompts([Source(e.path, split=e.split)], renderer, seeds, room=room, max_prompts=e.max_prompts, **common)
+    return prompts, held_out.all(), (*prompts.notes, *held_out.notes), prompts.dropped + held_out.dropped
+
+
+def _room(sampling: SamplingConfig, context: int | None) -> int | None:
+    """Most tokens of a prompt that the policy is to answer; None: there is no limit."""
+    return None if context is None else context - (sampling.max_new_tokens if sampling.overflow == "refuse" else 0)
 
 
 def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -> int | None:

@@ -6,6 +6,7 @@ name one of ours, `path/to/file.py:Name` or `package.module:Name`; the fields su
 """
 
 import dataclasses
+import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class PromptsConfig:
     reference_key: str | None = None
     """Column of the reference answer or response; None when there is none."""
     max_tokens: Count | None = None
-    """Prompts of more tokens are dropped, and counted."""
+    """Prompts of more tokens are dropped, and counted (`prompts/dropped`)."""
     epochs: Count | None = None
     """Passes over the prompts; None is endless. With several sources, one pass is as many prompts as they have together."""
     shuffle: bool = True
@@ -91,6 +92,8 @@ class RenderConfig:
     """None: plain text. `chatml`, `tokenizer` (the tokenizer's own) or a path to a .jinja file: chat."""
     system: str | None = None
     """System message put before conversations that have none."""
+    date: datetime.date | None = None
+    """The day that a template reads with `strftime_now`, YYYY-MM-DD. By default the day on which the run is created, which it keeps."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class SamplingConfig:
     stop: tuple[str, ...] = ()
     """Strings that end a response."""
     overflow: Literal["refuse", "cut"] = "refuse"
-    """A prompt that leaves less than max_new_tokens of the model's context: an error that names it, or a response cut at the context's end."""
+    """A prompt that leaves less than max_new_tokens of the model's context: refused before the run starts, or a response cut at the context's end."""
     environment: str | None = None
     """`file.py:Class` of an environment that answers the model within an episode; None: one response is the episode."""
 
@@ -338,7 +341,7 @@ def dump(config: Config) -> dict[str, Any]:
             return [plain(item) for item in value]
         if isinstance(value, dict):
             return {key: plain(item) for key, item in value.items()}
-        return value
+        return value.isoformat() if isinstance(value, datetime.date) else value
 
     tree: dict[str, Any] = plain(config)
     return tree
@@ -378,7 +381,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Origins]:
         node = loader.get_single_node()
         _mark(node, (), path, origins)
         tree = loader.construct_document(node) if node is not None else {}
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # a ValueError: a date that no calendar has
         raise ConfigError(f"{path}: this is not YAML: {' '.join(str(error).split())}; correct it") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected `field: value` lines at the top, got {type(tree).__name__}")
@@ -415,7 +418,7 @@ def _flags(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
 def _parse(flag: str, text: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         raise ConfigError(f"{flag}: cannot read the value {text!r}; quote it") from None
 
 

@@ -3,12 +3,15 @@
 | source | is | row of a record |
 | --- | --- | --- |
 | `file.jsonl`, or any file of another ending | one JSON object a line, UTF-8; a byte-order mark, CRLF and blank lines are accepted | line |
+| `file.json` | the same, or one array of such objects | line, or place from 1 |
 | `file.csv` | a first line of column names, UTF-8; every value is text | its last line |
 | `file.parquet` | a table | place, from 1 |
 | a directory | what `datasets.save_to_disk` wrote, or a folder of data files as on the hub | place, from 1 |
 | `org/name`, `org/name@config` | a dataset of the hub, or of its cache | place, from 1 |
 | `file.py:function`, `package.module:function` | a function without arguments; it returns the same iterable of records every time | place, from 1 |
-| an iterable of records | from Python only | place, from 1 |
+| an iterable of records, a function, a dict of them by split | from Python only | place, from 1 |
+
+Packed files (gz, zip and the like) are refused; unpack them.
 
 No code that comes with a dataset is run: `datasets` runs none since 4.0, and older ones are refused.
 """
@@ -19,11 +22,11 @@ import importlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 from oat.errors import DataError, did_you_mean
 from oat.plugins import load_symbol
@@ -31,9 +34,13 @@ from oat.types import Message, Prompt
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_DEPTH = 64
+_MAX_FIELD = 2**31 - 1
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
 _Rows = Iterator[tuple[int, Any]]
+
+Records = str | Path | Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]] | Mapping[str, Iterable[Mapping[str, Any]]]
+"""What the head of this file lists."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Source:
         DataError: the weight is not a number above 0.
     """
 
-    records: str | Path | Iterable[Mapping[str, Any]]
+    records: Records
     weight: float = 1.0
     split: str | None = None
 
@@ -91,12 +98,14 @@ def _rows(source: Source) -> _Rows:
     given = str(source.records) if isinstance(source.records, str | Path) else source.records
     if isinstance(given, str) and _is_dataset(given):
         return _dataset(given, source.split)
+    if isinstance(given, Mapping):
+        return _python(lambda: _of_split(given, source.name, source.split), source.name)
     if source.split is not None:
         raise DataError(f"{source.name}: expected a dataset, which has splits, and got none; remove `split: {source.split}`")
     if not isinstance(given, str):
-        return enumerate(given, start=1)
+        return _python(given if callable(given) else lambda: given, source.name)
     if ":" in given and not Path(given).exists() and given.rpartition(":")[2].isidentifier():
-        return _function(given)
+        return _python(load_symbol(given), given)
     return _READERS.get(Path(given).suffix.lower(), _jsonl)(Path(given))
 
 
@@ -119,63 +128,137 @@ def _jsonl(path: Path) -> _Rows:
         raise _unreadable(path, "JSONL", error) from error
 
 
-def _parsed(line: bytes, where: str) -> Any:
+def _json(path: Path) -> _Rows:
     try:
-        return json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+        with path.open("rb") as file:
+            is_array = file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8) if is_array else b""
+    except OSError as error:
+        raise _unreadable(path, "JSON", error) from error
+    yield from enumerate(_parsed(content, str(path), "one JSON array"), start=1) if is_array else _jsonl(path)
+
+
+def _parsed(text: bytes, where: str, expected: str = "one complete JSON object a line") -> Any:
+    try:
+        return json.loads(text.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: expected UTF-8, got byte 0x{line[error.start]:02x} at {error.start}; save the file as UTF-8") from error
+        raise _no_utf8(where, text[error.start], error.start) from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: expected one JSON object, got invalid JSON ({error}); write one complete object a line") from error
+        raise DataError(f"{where}: expected {expected}, got invalid JSON ({error}); mend it, or write the records anew") from error
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if twice := _twice([name for name, _ in pairs]):
+        raise ValueError(f"the field {twice!r} stands twice in one object")
+    return dict(pairs)
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    """The first name that stands there before, or None."""
+    return None if len(set(names)) == len(names) else next(name for place, name in enumerate(names) if name in names[:place])
+
+
+def _no_utf8(where: str, byte: int, place: int) -> DataError:
+    return DataError(f"{where}: expected UTF-8, got byte 0x{byte:02x} at {place}; save the file as UTF-8")
+
+
 def _csv(path: Path) -> _Rows:
+    csv.field_size_limit(_MAX_FIELD)
+    row = 0
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            reader = csv.DictReader(_lines(file, path), strict=True)
             names = reader.fieldnames or ()
-            if len(set(names)) < len(names):
-                raise DataError(f"{path}:1: expected column names that differ, got {', '.join(names)}; rename the columns")
+            _check_columns(names, f"{path}:1")
+            row = reader.line_num
             for record in reader:
                 if None in record or None in record.values():
                     raise DataError(f"{path}:{reader.line_num}: expected {len(names)} values as in the first line, got more or fewer; quote commas")
-                yield reader.line_num, record
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: expected CSV in UTF-8, got something else ({error}); save the table as CSV in UTF-8") from error
+                row = reader.line_num
+                yield row, record
+    except csv.Error as error:
+        raise DataError(f"{path}:{row + 1}: expected CSV in the record that begins here, got something else ({error}); mend its quotes") from error
     except OSError as error:
         raise _unreadable(path, "CSV", error) from error
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """The lines of a file in which bytes that are no UTF-8 were read as lone surrogates."""
+    for row, line in enumerate(file, start=1):
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            raise _no_utf8(f"{path}:{row}", ord(line[error.start]) - 0xDC00, len(line[: error.start].encode())) from None
+        yield line
+
+
+def _check_columns(names: Sequence[str], where: str) -> None:
+    if twice := _twice(names):
+        raise DataError(f"{where}: expected column names that differ, got {twice!r} twice; rename the columns")
 
 
 def _parquet(path: Path) -> _Rows:
     parquet = _library("pyarrow.parquet", path)
     row = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches():
+        file = parquet.ParquetFile(path)
+        _check_columns(file.schema_arrow.names, str(path))
+        for batch in file.iter_batches():
             for record in batch.to_pylist():
                 row += 1
                 yield row, record
+    except DataError:
+        raise
     except (OSError, ValueError, NotImplementedError) as error:  # what pyarrow's own errors are
         raise _unreadable(path, "Parquet", error) from error
 
 
-_READERS: dict[str, Callable[[Path], _Rows]] = {".jsonl": _jsonl, ".json": _jsonl, ".csv": _csv, ".parquet": _parquet}
+def _packed(path: Path) -> NoReturn:
+    raise DataError(f"{path}: expected a file of records, got a packed one ({path.suffix}); unpack it, and name what was in it")
+
+
+_READERS: dict[str, Callable[[Path], _Rows]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz"), _packed),
+}
 """By the ending of a file's name; any other is read as JSONL."""
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> DataError:
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-    return DataError(f"{path}: expected a {kind} file, got {reason}; check the path, which is relative to where you are")
+    is_name = len(path.parts) == 1 and path.suffix.lower() not in _READERS
+    hub = f"; a dataset of the hub is named with who owns it, as `org/{path}`" if is_name else ""
+    return DataError(f"{path}: expected a {kind} file, got {reason}; check the path, which is relative to where you are{hub}")
 
 
-def _function(spec: str) -> _Rows:
-    function = load_symbol(spec)
+def _python(function: Callable[[], Iterable[Any]], name: str) -> _Rows:
+    """The records that people's own code gives."""
     try:
-        yield from enumerate(function(), start=1)
-    except Exception as error:  # a user's function raises what it likes
-        raise DataError(f"{spec} failed with {type(error).__name__}: {error}; it must take no argument and return an iterable of records") from error
+        yield from enumerate(_plain(function()), start=1)
+    except DataError:
+        raise
+    except Exception as error:  # it raises what it likes
+        raise DataError(
+            f"{name} failed with {type(error).__name__}: {error}; give an iterable of records, or a function without arguments that returns one"
+        ) from error
+
+
+def _plain(found: Any) -> Any:
+    """Records as plain values, also of a dataset that was set to give arrays or tensors."""
+    return found.with_format(None) if hasattr(found, "with_format") else found
+
+
+def _of_split(found: Mapping[str, Any], name: str, split: str | None) -> Any:
+    if (split or "train") not in found:
+        raise DataError(f"{name}: expected the split {split or 'train'!r}, got none; set `split` ({did_you_mean(split or 'train', found)})")
+    return found[split or "train"]
 
 
 def _dataset(name: str, split: str | None) -> _Rows:
@@ -189,12 +272,10 @@ def _dataset(name: str, split: str | None) -> _Rows:
     except Exception as error:  # the library's errors share no narrower base
         raise _no_dataset(name, path, error) from error
     if isinstance(found, Mapping):
-        if (split or "train") not in found:
-            raise DataError(f"{name}: expected the split {split or 'train'!r}, got none; set `split` ({did_you_mean(split or 'train', found)})")
-        found = found[split or "train"]
+        found = _of_split(found, name, split)
     elif split is not None:
         raise DataError(f"{name}: expected splits, got a saved dataset without any; remove `split: {split}`")
-    yield from enumerate(found.with_format(None), start=1)
+    yield from enumerate(_plain(found), start=1)
 
 
 def _no_dataset(name: str, path: str, error: Exception) -> DataError:

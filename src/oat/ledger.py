@@ -11,6 +11,7 @@ Covered: a kill at any moment. Not covered: two processes writing one ledger.
 import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -45,6 +46,7 @@ class Ledger:
         self.groups: dict[tuple[str, int, int], list[Group]] = {}
         self.lost: list[Asked] = []
         self.reasked = 0
+        self.warned: set[str] = set()
         self._recover()
 
     def asked(self, step: int, round: int, purpose: str = "train") -> int:
@@ -81,6 +83,7 @@ class Ledger:
                 rows = self.store.takeable(purpose, step, count)
                 self.store.add_take(purpose, step, self.store.spent(purpose), [row.id for row in rows])
         items = tuple(self._item(row) for row in self.store.taken(purpose, step))
+        self._warn_of_silence(purpose, step, items)
         self._forget(purpose, step)
         return Feedback(step, items, self.store.take_queries(purpose, step))
 
@@ -177,6 +180,22 @@ class Ledger:
             self.groups[place] = self.store.groups(*place)
         answer, label = self.store.answer(row)
         return Item(self.groups[place][row.member], row.question, answer, label)
+
+    def _warn_of_silence(self, purpose: str, step: int, items: Sequence[Item]) -> None:
+        """Say once what would otherwise only be counted: an oracle that answers nothing leaves a run that learns nothing."""
+        asked = [item for item in items if item.question.oracle != UNASKED]
+        marks = {mark for item in asked for mark in item.answer.marks}
+        if not marks or not marks <= {"abstain", "failed"} or purpose in self.warned:
+            return
+        self.warned.add(purpose)
+        names = " and ".join(sorted({item.question.oracle for item in asked}))
+        what, lost = (f"step {step}", "it learns nothing") if purpose == "train" else (f"the evaluation after {step} steps", "it has no result")
+        hints = {
+            "abstain": "it abstained: look at prompts.reference_key and the columns of the data that it reads",
+            "failed": "it failed: look at its own log and at oracle.deadline_s",
+        }
+        hint = "; ".join(hints[mark] for mark in sorted(marks))
+        warnings.warn(f"{what}: oracle {names} gave no usable answer to any of {len(asked)} questions, so {lost}; {hint}", stacklevel=3)
 
     def _forget(self, purpose: str, step: int) -> None:
         """Drop from memory the rounds that no waiting question belongs to."""

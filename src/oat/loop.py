@@ -5,9 +5,9 @@ Everything around it is a box behind a protocol; no algorithm has a loop of its 
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Run:
         objectives: what is learned each step; the first one owns the plan.
         plans: the plan of each step, pure.
         parts: every stateful part, by name.
+        start: metrics of row 0 that are known before the first step.
         notes: sentences for people, before the first step.
     """
 
@@ -42,6 +43,7 @@ class Run:
     checkpoints: Checkpoints
     tracking: Tracking
     parts: dict[str, Stateful]
+    start: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -57,6 +59,7 @@ def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> str:
     run.tracking.open(start)
     if start == 0:
         metrics = evaluate(run, 0, due=run.evaluation is not None)
+        metrics.add(run.start)
         run.tracking.row(0, metrics.values)
         report(0, metrics.values)
     due = sum(run.plans(step).questions for step in range(start))

@@ -1,14 +1,13 @@
 """The order in which a run takes its prompts, and the cursor in that order. `data.py` reads them."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
-from oat.data import Source, read_prompts
+from oat.data import Records, Source, read_prompts
 from oat.errors import DataError, TemplateError
 from oat.render import Renderer
 from oat.seeds import Seeds, uniforms
@@ -23,10 +22,12 @@ class Prompts:
     sources take turns as `interleave` says, each going through its own epochs.
 
     Args:
-        source: a path, name or iterable of records, see `data.py`; or several `Source`.
+        source: what `data.py` lists: a path, a name, records or a function; or several `Source`.
         prompt_key, reference_key: fields of a record.
         max_prompts: read the first so many records of each source.
-        max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None keeps all.
+        max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None keeps all. Every prompt that is
+            read is rendered, so that what cannot be is known before a run starts.
+        room: most tokens of a prompt that the model's context leaves room for; a longer one is an error. None knows of no context.
         epochs: the order ends after so many times `size` prompts, and every source then has given its share of them: a source of great weight
             has come round more often than one of small weight. None never ends.
         shuffle: False takes the records of a source as they stand, in every epoch.
@@ -38,12 +39,12 @@ class Prompts:
         notes: one sentence for people about each source that lost prompts.
 
     Raises:
-        DataError: a source or a record cannot be used, or no prompt of a source is left.
+        DataError: a source or a record cannot be used, a prompt cannot be rendered or has no room, or no prompt of a source is left.
     """
 
     def __init__(
         self,
-        source: str | Path | Iterable[Mapping[str, Any]] | Sequence[Source],
+        source: Records | Sequence[Source],
         renderer: Renderer,
         seeds: Seeds,
         *,
@@ -51,6 +52,7 @@ class Prompts:
         reference_key: str | None = None,
         max_prompts: int | None = None,
         max_tokens: int | None = None,
+        room: int | None = None,
         epochs: int | None = None,
         shuffle: bool = True,
         shard: tuple[int, int] = (0, 1),
@@ -63,9 +65,11 @@ class Prompts:
         self._pools: list[_Pool] = []
         for number, one in enumerate(sources):
             read = read_prompts(one, prompt_key=prompt_key, reference_key=reference_key, max_prompts=max_prompts)
-            fitting = read if max_tokens is None else [prompt for prompt in read if _num_tokens(prompt, renderer, one) <= max_tokens]
+            sized = [(prompt, _num_tokens(prompt, renderer, f"{one.name}:{prompt.row}: field {prompt_key!r}")) for prompt in read]
+            fitting = [(prompt, size) for prompt, size in sized if max_tokens is None or size <= max_tokens]
             self._count_dropped(one, len(read), len(fitting), max_tokens)
-            self._pools.append(_Pool(fitting, seeds, number, shuffle))
+            _check_room(one, fitting, room)
+            self._pools.append(_Pool([prompt for prompt, _ in fitting], seeds, number, shuffle))
         self.size = sum(len(pool.prompts) for pool in self._pools)
         self._weights = [one.weight for one in sources]
         self._seeds = seeds
@@ -155,16 +159,29 @@ def interleave(weights: Sequence[float], n: int, seeds: Seeds) -> tuple[np.ndarr
     return numbers[order], np.concatenate(turns)[order]
 
 
-def _sources(given: str | Path | Iterable[Any]) -> list[Source]:
+def _sources(given: Records | Sequence[Source]) -> list[Source]:
     if isinstance(given, list | tuple) and any(isinstance(entry, Source) for entry in given):
         return list(given)
     if isinstance(given, list | tuple) and not given:
         raise DataError("there is no source of prompts in an empty list; name a file, or give records")
-    return [Source(given)]
+    return [Source(cast(Records, given))]
 
 
-def _num_tokens(prompt: Prompt, renderer: Renderer, source: Source) -> int:
+def _num_tokens(prompt: Prompt, renderer: Renderer, where: str) -> int:
     try:
         return len(renderer.prompt(prompt.messages))
     except TemplateError as error:
-        raise DataError(f"{source.name}:{prompt.row}: the prompt cannot be rendered: {error}") from error
+        raise DataError(f"{where}: the prompt cannot be rendered: {error}") from error
+
+
+def _check_room(source: Source, sized: Sequence[tuple[Prompt, int]], room: int | None) -> None:
+    if room is None:
+        return
+    over = [(prompt, size) for prompt, size in sized if size > room]
+    if over:
+        prompt, size = over[0]
+        drop = f"drop longer ones (prompts.max_tokens: {room}), " if room > 0 else ""
+        raise DataError(
+            f"{source.name}:{prompt.row}: the prompt has {size} tokens, and the model's context leaves room for {max(0, room)} "
+            f"({len(over)} of {len(sized)} prompts are too long); {drop}lower sampling.max_new_tokens, or set sampling.overflow to cut"
+        )

@@ -3,15 +3,17 @@
 A response that a model sampled is never tokenised again. A later message is appended to its ids, so what the learner trains on is what was
 sampled, id by id.
 
-Covered: a control token (a special one, or one that the template writes around messages) in the content of a chat message stays ordinary
-text, so data cannot end a turn or open another.
+Covered: a control token (a special one, or an added one that the template names or writes) in the content of a chat message stays ordinary text,
+so data cannot end a turn or open another. Only `OWN` in an assistant's message, or in a system message that speaks of them, are the tokens.
 Not covered: plain prompts (`template=None`) are tokenised as the tokenizer does by default, special tokens included, since people write their
 own formats in them; a template that builds control tokens out of a message's role.
 """
 
+import datetime
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +29,12 @@ if TYPE_CHECKING:
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters of Unicode: no text holds them
 _LITERAL = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
-_USER, _RESPONSE = Message("user", "oatquestion"), Message("assistant", "oatresponse")
+_DATE = re.compile(r"""\bstrftime_now\(\s*(?:"([^"]*)"|'([^']*)')\s*\)""")
+_REASONING = re.compile(r"\s*<think>\n?")
+_SYSTEM, _USER, _RESPONSE, _TOOL = (Message(role, f"oat{role}") for role in ("system", "user", "assistant", "tool"))
+
+OWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""Tokens that a model writes within its turn. They are no control tokens in its own messages, nor in a system message, which may ask for them."""
 
 
 class Renderer:
@@ -37,6 +44,7 @@ class Renderer:
         template: None for plain prompts (one user message, whose content is the prompt); "chatml"; "tokenizer" for the tokenizer's own; or
             the path of a .jinja file.
         system: put first, as a system message, in conversations that have none; needs a template.
+        date: the day that a template reads with `strftime_now("...")`, at midnight; None takes the day on which this is made.
         stop: strings that cut a response's text.
         eos_ids: further ids that end a response, usually those of the model's generation config.
 
@@ -46,7 +54,7 @@ class Renderer:
         template: the text of the chat template, or None.
 
     Raises:
-        TemplateError: the template is missing, cannot be rendered, or does not suit the tokenizer.
+        TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, or does not read the date that is given.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class Renderer:
         *,
         template: str | None,
         system: str | None = None,
+        date: datetime.date | None = None,
         stop: Sequence[str] = (),
         eos_ids: Sequence[int] = (),
     ):
@@ -64,11 +73,15 @@ class Renderer:
         self.system = system
         self.stop = tuple(stop)
         self.num_tokens = len(tokenizer)
-        self._control = _any_of(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
         self.template = None if template is None else _load_template(template, tokenizer)
+        self._source = "" if self.template is None else _on_day(self.template, date or datetime.date.today())
+        if date is not None and self._source == (self.template or ""):
+            raise TemplateError(f"the date {date} is given, and the template reads none; remove `date`, or choose another template")
+        self._set_control({token.content for token in tokenizer.added_tokens_decoder.values() if token.special})
         if template == "chatml":
             self._check_chatml()
         self._opening, self._lead, self._closing, self._end_text, self._end_id = "", "", "", "", tokenizer.eos_token_id
+        self._opens_reasoning = False
         if self.template is not None:
             self._study_turn()
             self._warn_of_rewriting()
@@ -105,28 +118,43 @@ class Renderer:
         """The ids of a response that a person or a file wrote, its end of turn included, (T,) int32.
 
         In a chat they are what the template adds to a prompt when it renders this response too, up to the end of its turn (Qwen3's adds an
-        empty reasoning block to a response without one; Llama 3's trims). A template that does not go on from its own prompt, or leaves out
-        some of the response, is not followed: the text stands as it is, between what the template writes before and after a response.
-        """
-        if self.template is not None:
-            whole, written = self._render([_USER, Message("assistant", text)], generate=False), self._escape(text)
-            added = whole.removeprefix(self._opening).removesuffix(self._closing)
-            is_followed = whole == self._opening + added + self._closing and written.strip() in added
-            return self._ids((added if is_followed else self._lead + written) + self._end_text)
-        ids = self._ids(self._escape(text))
-        return ids if self._end_id is None else np.append(ids, np.int32(self._end_id))
+        empty reasoning block to a response without one, and breaks the lines around another; Llama 3's trims). A template that does not go on
+        from its own prompt, or leaves out more than white space, is not followed: the text stands as it is, but for a <think> that the prompt
+        has opened, between what the template writes before and after a response.
 
-    def loss_mask(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+        Raises:
+            TemplateError: the prompt opens reasoning, and neither the response nor the template closes it.
+        """
+        if self.template is None:
+            ids = self._ids(text)
+            return ids if self._end_id is None else np.append(ids, np.int32(self._end_id))
+        response = Message("assistant", text)
+        whole, written = self._render([_USER, response], generate=False), self._escape(response)
+        if self._opens_reasoning and (opened := _REASONING.match(written)):
+            written = written[opened.end() :]
+        added = whole.removeprefix(self._opening).removesuffix(self._closing)
+        if whole == self._opening + added + self._closing and "".join(written.split()) in "".join(added.split()):
+            return self._ids(added + self._end_text)
+        if self._opens_reasoning and "</think>" not in written:
+            raise TemplateError(
+                f"the template's prompt opens <think>, and the response {text[:40]!r} never closes it; put its reasoning and </think> before it, "
+                "or choose a template that opens none"
+            )
+        return self._ids(self._lead + written + self._end_text)
+
+    def loss_mask(self, messages: Sequence[Message], prompt: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """A whole conversation, built message by message so that the boundaries are exact.
 
         Args:
             messages: end with an assistant's; no two of those in a row; a plain one begins with one user message.
+            prompt: so many messages at the beginning are the prompt of a response that follows: rendered as `prompt` does, and false throughout.
         Returns:
             (T,) int32 ids, and (T,) bool, true on the assistant's tokens and the ends of its turns.
         Raises:
             TemplateError: the messages do not alternate like that, or the template refuses them.
         """
-        turns = [(is_response, list(group)) for is_response, group in groupby(messages, key=lambda message: message.role == "assistant")]
+        turns = [(is_response, list(group)) for is_response, group in groupby(messages[prompt:], key=lambda message: message.role == "assistant")]
+        turns = [(False, list(messages[:prompt])), *turns] if prompt else turns
         alternates = turns and turns[-1][0] and not turns[0][0] and all(len(group) == 1 for is_response, group in turns if is_response)
         if not alternates:
             roles = ", ".join(message.role for message in messages) or "nothing"
@@ -175,17 +203,19 @@ class Renderer:
             return list(messages)
         return [Message("system", self.system), *messages]
 
-    def _escape(self, content: str) -> str:
+    def _set_control(self, tokens: set[str]) -> None:
+        self._control, self._control_but_own = _any_of(tokens), _any_of(tokens - OWN)
+
+    def _escape(self, message: Message) -> str:
         """Marks control tokens in the content, so that `_ids` reads them as ordinary text."""
-        if self.template is None:
-            return content
-        content = content.replace(_OPEN, "\ufffd").replace(_CLOSE, "\ufffd")
-        return self._control.sub(lambda match: _OPEN + match[0] + _CLOSE, content)
+        content = message.content.replace(_OPEN, "\ufffd").replace(_CLOSE, "\ufffd")
+        control = self._control_but_own if message.role in ("assistant", "system") else self._control
+        return control.sub(lambda match: _OPEN + match[0] + _CLOSE, content)
 
     def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        conversation = [{"role": message.role, "content": self._escape(message.content)} for message in messages]
+        conversation = [{"role": message.role, "content": self._escape(message)} for message in messages]
         try:
-            text = self.tokenizer.apply_chat_template(conversation, chat_template=self.template, tokenize=False, add_generation_prompt=generate)
+            text = self.tokenizer.apply_chat_template(conversation, chat_template=self._source, tokenize=False, add_generation_prompt=generate)
         except Exception as error:  # a template is a program of its own and raises what it likes
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(
@@ -232,9 +262,13 @@ class Renderer:
             self._end_text = closing[: closing.index(end) + len(end)]
         elif self._end_id is not None:
             self._end_text = str(self.tokenizer.eos_token)
-        written = self._render([_USER, _RESPONSE, _USER], generate=False)
+        self._opens_reasoning = opening.rstrip().endswith("<think>")
+        written = (self.template or "") + opening + turn + self._render([_USER, _RESPONSE, _USER], generate=False)
+        for messages in ([_SYSTEM, _USER], [_USER, _RESPONSE, _TOOL]):
+            with suppress(TemplateError):  # not every template has these roles
+                written += self._render(messages, generate=True)
         special = {token.content for token in added.values() if token.special}
-        self._control = _any_of(special | {text for text in marks.values() if text in written})
+        self._set_control(special | {text for text in marks.values() if text in written})
 
     def _warn_of_rewriting(self) -> None:
         answer = Message("assistant", "<think>\noatreasoning\n</think>\n\noatanswer")
@@ -255,6 +289,23 @@ class Renderer:
                 stacklevel=3,
             )
             return
+
+
+def reads_date(template: str, tokenizer: "PreTrainedTokenizerFast") -> bool:
+    """Whether a template, named as in `Renderer`, writes the day into what it renders.
+
+    Raises:
+        TemplateError: the template is missing.
+    """
+    return _DATE.search(_load_template(template, tokenizer)) is not None
+
+
+def _on_day(template: str, date: datetime.date) -> str:
+    """The template as it is on one day: transformers gives its own clock to every template."""
+    source = _DATE.sub(lambda match: repr(date.strftime(match[1] or match[2] or "")), template)
+    if re.search(r"\bstrftime_now\s*\(", source):
+        raise TemplateError('the chat template computes the format of its date; write the format into it, as in strftime_now("%d %b %Y")')
+    return source
 
 
 def _load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:

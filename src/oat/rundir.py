@@ -1,5 +1,6 @@
 """The run's directory: a new run in it, or the one that stands there."""
 
+import datetime
 import fcntl
 import json
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,9 @@ from oat.build import build, resolve
 from oat.checkpoint import write_atomically
 from oat.config import Config, Origins, dump, load_config, to_yaml
 from oat.errors import ConfigError
+from oat.lm import load_tokenizer
 from oat.loop import Run
+from oat.render import reads_date
 from oat.store import Store
 
 FREE = ("stop", "tracking", "checkpoint", "run_dir", "oracle.deadline_s", "compute.serialise")
@@ -54,11 +57,14 @@ def _locked(directory: Path) -> Iterator[None]:
 def _open(config: Config, directory: Path) -> Run:
     file = directory / "config.yaml"
     if file.exists():
-        before = dump(resolve(load_config(file)[0], {}))
+        stored = resolve(load_config(file)[0], {})
+        before = dump(stored)
         if config.compute.threads is None:
-            config = replace(config, compute=replace(config.compute, threads=before["compute"]["threads"]))
+            config = replace(config, compute=replace(config.compute, threads=stored.compute.threads))
         if config.learner.micro_batch_tokens == "auto":
-            config = replace(config, learner=replace(config.learner, micro_batch_tokens=before["learner"]["micro_batch_tokens"]))
+            config = replace(config, learner=replace(config.learner, micro_batch_tokens=stored.learner.micro_batch_tokens))
+        if config.render.date is None:
+            config = replace(config, render=replace(config.render, date=stored.render.date))
         differences = [line for line in _differences(before, dump(config)) if not _is_free(line.split(": ")[0])]
         if differences:
             raise ConfigError(f"{directory} holds a run of another configuration; give another --run_dir, or undo:\n  " + "\n  ".join(differences))
@@ -66,6 +72,8 @@ def _open(config: Config, directory: Path) -> Run:
         raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
     if config.compute.threads is None:
         config = replace(config, compute=replace(config.compute, threads=torch.get_num_threads()))
+    if config.render.template is not None and config.render.date is None and reads_date(config.render.template, load_tokenizer(config.model.path)):
+        config = replace(config, render=replace(config.render, date=datetime.date.today()))
     run = build(config)
     config = replace(config, learner=replace(config.learner, micro_batch_tokens=run.learner.micro_batch_tokens))
     write_atomically(file, to_yaml(config))

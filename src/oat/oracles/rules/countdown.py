@@ -26,9 +26,10 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 _FORMAT_SCORE = 0.1
 _TOLERANCE = Fraction(1, 100_000)
 _MAX_CHARACTERS, _MAX_DEPTH, _MAX_NUMBER_CHARACTERS = 256, 32, 16
-_MAX_JSON_CHARACTERS = 10_000
+_MAX_JSON_CHARACTERS, _MAX_TEXT_CHARACTERS = 10_000, 100
 _SIGNS = "+-*/()"
 _ALLOWED = re.compile(r"[-+*/()0-9. \t]*")
+_WRITTEN = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _TOKEN = re.compile(r"[-+*/()]|[0-9]+\.?[0-9]*|\.[0-9]*")
 
 _Number = int | Fraction
@@ -50,7 +51,7 @@ def countdown(
     Args:
         completions: texts; for conversations, lists that hold one assistant message.
         reference: the task as JSON, {"target": 24, "numbers": [4, 6, 1]}; read where the columns do not give it.
-        target, nums: the task as two columns, a number and a list of numbers.
+        target, nums: the task as two columns, a number and a list of numbers; as text too ("24", "[4, 6, 1]"), since a CSV file has nothing else.
 
     Raises:
         OracleError: the data have neither the reference nor the columns.
@@ -156,17 +157,23 @@ def _factor(rest: _Tokens, depth: int) -> _Number:
 
 
 def _task_of_json(reference: Any) -> tuple[_Number, list[_Number]] | None:
-    if not isinstance(reference, str) or len(reference) > _MAX_JSON_CHARACTERS:
+    task = _of_json(reference)
+    return _task(task.get("target"), task.get("numbers")) if isinstance(task, dict) else None
+
+
+def _of_json(text: Any) -> Any:
+    """What a text says as JSON, or None."""
+    if not isinstance(text, str) or len(text) > _MAX_JSON_CHARACTERS:
         return None
     try:
-        task = json.loads(reference)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return _task(task.get("target"), task.get("numbers")) if isinstance(task, dict) else None
 
 
 def _task(target: Any, numbers: Any) -> tuple[_Number, list[_Number]] | None:
     """The task that data give, numbers in ascending order, or None."""
+    numbers = _of_json(numbers) if isinstance(numbers, str) else numbers
     if not isinstance(numbers, list | tuple) or not numbers:
         return None
     goal, *given = (_exact(value) for value in (target, *numbers))
@@ -175,6 +182,8 @@ def _task(target: Any, numbers: Any) -> tuple[_Number, list[_Number]] | None:
 
 
 def _exact(value: Any) -> _Number | None:
+    if isinstance(value, str):
+        return Fraction(value.strip()) if len(value) <= _MAX_TEXT_CHARACTERS and _WRITTEN.fullmatch(value.strip()) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -5,6 +5,10 @@ Departures from the graders that go with the data set:
 2. A minus right behind a letter, a digit or a closing bracket is no sign: 20-5 ends in 5.
 3. A number of more than 100 characters, or with an exponent of more than three digits, equals nothing.
 4. A comma is part of a number only between two digits.
+5. After the mark the number that comes first counts, and what follows it (a unit, a sentence, the /5 of 72/5) is not read; they compare all of
+   the text there.
+6. No extracted answers are handed back beside the scores (`info: predicted_answers`): a reward function has numbers to return and nothing else.
+   `last_number` and `marked_number` read them from the responses that samples.jsonl shows.
 
 Not handled: fractions (3/4 is two numbers), numbers in words, digits of other scripts.
 """
@@ -18,7 +22,8 @@ from typing import Any
 _MARK = "####"
 _MAX_CHARACTERS, _MAX_EXPONENT_DIGITS = 100, 3
 _NUMBER = re.compile(
-    r"(?P<sign>(?<![0-9A-Za-z)\]])[-+\u2212])?(?:\\?[$€£])?(?P<digits>[0-9]+(?:,[0-9]+)*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE](?P<exponent>[-+]?[0-9]+))?"
+    r"(?:\\?[$€£](?=[-+\u2212]))?(?P<sign>(?<![0-9A-Za-z)\]])[-+\u2212])?(?:\\?[$€£])?"
+    r"(?P<digits>[0-9]+(?:,[0-9]+)*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE](?P<exponent>[-+]?[0-9]+))?"
 )
 
 
