@@ -123,19 +123,12 @@ def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
 
 
 def trained_hidden(lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ids of the trained tokens (K,), and the last hidden states (K, D) that predict them.
-
-    Rows are padded on the right, where a causal model cannot see: no attention mask is needed.
-    """
-    width = max(len(row.ids) for row in rows)
-    padded = np.zeros((len(rows), width), dtype=np.int64)
-    trained = np.zeros((len(rows), width), dtype=bool)
-    for number, row in enumerate(rows):
-        padded[number, : len(row.ids)], trained[number, : len(row.ids)] = row.ids, row.trained
-    ids, targets = torch.from_numpy(padded).to(lm.device), torch.from_numpy(trained).to(lm.device)
+    """The ids of the trained tokens (K,), and the last hidden states (K, D) that predict them."""
     with in_bfloat16(lm, autocast):
-        hidden = lm.hidden(ids, mask=None, positions=None)
-    return ids[targets], hidden[:, :-1][targets[:, 1:]]
+        ids_T, hidden_TD, spans = lm.hidden_of([row.ids for row in rows])
+    trained_K = np.concatenate([span.start + np.flatnonzero(row.trained) for span, row in zip(spans, rows, strict=True)])
+    targets_K = torch.from_numpy(trained_K).to(lm.device)
+    return ids_T[targets_K], hidden_TD[targets_K - 1]
 
 
 def kept_sets(rows: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
