@@ -115,6 +115,11 @@ class CausalLM:
         with self._as_seen():
             return self.module.get_output_embeddings()(hidden)
 
+    def linear_head(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight (V, D) and bias (V,) of the head; None where the head is more than a linear layer, such as one with an adapter."""
+        head = self.module.get_output_embeddings()
+        return (head.weight, head.bias) if type(head) is torch.nn.Linear else None
+
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and every buffer that is part of the model's state, by name; a tied parameter once, under its first name."""
         state = self.module.state_dict(keep_vars=True)
