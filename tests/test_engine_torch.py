@@ -226,7 +226,7 @@ def test_logps_of_sequences(lms, family, deterministic):
 
 def test_logps_of_many_tokens_come_in_chunks(lms, monkeypatch):
     monkeypatch.setattr("oat.engines.torch._HEAD_LOGITS", 8 * VOCAB_ROWS)
-    monkeypatch.setattr("oat.engines.torch._PASS_TOKENS", 32)
+    monkeypatch.setattr("oat.engines.decoding.PASS_TOKENS", 32)
     sequences = [request.ids for request in build_requests(Sampling(1), each=9, seed=5)]
     pieces = build_engine(lms["llama"]).logps(sequences, "sampler")
     monkeypatch.undo()
@@ -238,7 +238,7 @@ def test_prompts_prefilled_in_several_passes(lms, monkeypatch):
     requests = build_requests(Sampling(4), Sampling(4), each=12, seed=6)
     requests = requests + [dataclasses.replace(request, key=request.key + 1) for request in requests[:10]]
     whole = run(build_engine(lms["qwen3"]), requests)
-    monkeypatch.setattr("oat.engines.torch._PASS_TOKENS", 48)
+    monkeypatch.setattr("oat.engines.decoding.PASS_TOKENS", 48)
     for deterministic in (False, True):
         for found, expected in zip(run(build_engine(lms["qwen3"], deterministic=deterministic), requests), whole, strict=True):
             assert found.ids.tolist() == expected.ids.tolist()
@@ -331,7 +331,7 @@ def test_completions_come_as_they_finish_and_travel(lms):
 
 def test_kept_sets_are_bounded(lms, monkeypatch):
     wide = Sampling(3, top_p=0.999, keep_sets=True)
-    monkeypatch.setattr("oat.engines.torch.KEPT_LIMIT", 3)
+    monkeypatch.setattr("oat.engines.decoding.KEPT_LIMIT", 3)
     with pytest.raises(EngineError, match=r"holds at most 3; lower sampling\.top_k or sampling\.top_p, or use a preference algorithm"):
         run(build_engine(lms["llama"]), build_requests(wide))
     run(build_engine(lms["llama"]), build_requests(dataclasses.replace(wide, keep_sets=False), Sampling(3, top_k=3, keep_sets=True)))

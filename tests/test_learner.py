@@ -435,7 +435,7 @@ def test_padding_on_either_side_changes_nothing(model_path: Path) -> None:
     with torch.no_grad():
         ids = torch.from_numpy(np.concatenate([np.zeros(5, np.int64), short.ids]))[None]
         mask, positions = torch.tensor([[False] * 5 + [True] * 7]), torch.tensor([[1] * 5 + list(range(7))])
-        logits = lm.head(lm.hidden(ids, mask=mask, positions=positions))[0, -5:-1]
+        logits = lm.module(input_ids=ids, attention_mask=mask, position_ids=positions).logits[0, -5:-1]
     left = logits.log_softmax(-1).gather(1, ids[0, -4:, None]).squeeze(1)
     assert right.tolist() == pytest.approx(alone.tolist(), abs=1e-5)
     assert left.tolist() == pytest.approx(alone.tolist(), abs=1e-5)

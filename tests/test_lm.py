@@ -1,6 +1,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import CONTEXT, FAMILIES, NUM_TOKENS, VOCAB_ROWS, build_config, build_tokenizer, save_model
@@ -49,19 +50,25 @@ def test_training_mode_has_no_dropout_and_gradients(paths, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_masks_of_two_and_four_axes_hide_the_padding(paths, family, attention):
+@pytest.mark.parametrize("takes_layouts", [True, False])
+def test_sequences_together_are_sequences_alone(paths, family, takes_layouts):
     lm = load_lm(paths[family])
-    lm.module.set_attn_implementation(attention)
-    ids = torch.randint(0, VOCAB_ROWS, (1, 6))
-    padded = torch.cat([ids, torch.zeros(1, 3, dtype=torch.long)], dim=1)
-    flat = torch.tensor([[True] * 6 + [False] * 3])
-    square = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril() & flat[:, None, None]
-    for mask in (flat, square, None):
-        hidden = lm.hidden(padded, mask=mask, positions=torch.arange(9)[None])
-        torch.testing.assert_close(hidden[:, :6], lm.hidden(ids), atol=2e-5, rtol=0)
-    blind = lm.hidden(ids, mask=torch.eye(6, dtype=torch.bool)[None, None])
-    assert not torch.allclose(blind[:, 1:], lm.hidden(ids)[:, 1:], atol=1e-3)
+    assert lm.takes_layouts
+    lm.takes_layouts = takes_layouts
+    sequences = [np.random.default_rng(length).integers(0, VOCAB_ROWS, length) for length in (6, 1, 9, 6)]
+    ids_T, hidden_TD, spans = lm.hidden_of(sequences)
+    assert len(ids_T) == (22 if takes_layouts else 36)
+    for sequence, span in zip(sequences, spans, strict=True):
+        assert ids_T[span.start : span.stop].tolist() == sequence.tolist()
+        alone = lm.hidden(torch.from_numpy(sequence)[None])[0]
+        torch.testing.assert_close(hidden_TD[span.start : span.stop], alone, atol=2e-5, rtol=0)
+        hidden_TD[span.start : span.stop].square().sum().backward(retain_graph=True)
+        found = [parameter.grad.clone() for parameter in lm.module.parameters() if parameter.grad is not None]
+        lm.module.zero_grad()
+        alone.square().sum().backward()
+        expected = [parameter.grad.clone() for parameter in lm.module.parameters() if parameter.grad is not None]
+        lm.module.zero_grad()
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -113,14 +120,16 @@ def test_context_is_cut_to_a_sliding_window(tmp_path):
     )
     lm = load_lm(save_model(tmp_path, config))
     assert lm.context_length == 16
-    ids, causal = torch.randint(0, VOCAB_ROWS, (1, 16)), torch.ones(1, 1, 16, 16, dtype=torch.bool).tril()
+    ids = torch.randint(0, VOCAB_ROWS, (1, 16))
     with torch.no_grad():
-        torch.testing.assert_close(lm.head(lm.hidden(ids, mask=causal)), lm.module(input_ids=ids).logits, atol=2e-5, rtol=0)
+        torch.testing.assert_close(lm.head(lm.hidden_of([ids[0].numpy()])[1]), lm.module(input_ids=ids).logits[0], atol=2e-5, rtol=0)
 
 
 def test_a_model_without_sdpa_falls_back_to_eager(tmp_path):
     lm = load_lm(save_model(tmp_path, MptConfig(vocab_size=VOCAB_ROWS, d_model=32, n_layers=1, n_heads=4, max_seq_len=CONTEXT)))
     assert lm.module.config._attn_implementation == "eager"
+    assert not lm.takes_layouts
+    assert len(lm.hidden_of([np.arange(5), np.arange(2)])[1]) == 10
 
 
 def test_a_model_that_scales_its_logits_is_refused(tmp_path):

@@ -223,28 +223,29 @@ def test_no_pass_is_larger_than_its_limit(smooth: Path, name: str, monkeypatch: 
     for model in learner.models.values():
         lm: Any = getattr(model, "lm")  # noqa: B009 (the protocol of models does not have it)
 
-        def hidden(ids: torch.Tensor, *, of: Any = lm.hidden, **options: Any) -> torch.Tensor:
-            shapes.append(tuple(ids.shape))
-            return of(ids, **options)
+        def hidden_of(sequences: list[np.ndarray], *, of: Any = lm.hidden_of) -> Any:
+            shapes.append((len(sequences), sum(len(ids) for ids in sequences)))
+            return of(sequences)
 
-        monkeypatch.setattr(lm, "hidden", hidden)
+        monkeypatch.setattr(lm, "hidden_of", hidden_of)
     update(learner, name)
     assert len(shapes) > 6
-    assert all(rows * width <= 40 or rows <= (2 if name == "dpo" else 1) for rows, width in shapes)
+    assert all(tokens <= 40 or rows <= (2 if name == "dpo" else 1) for rows, tokens in shapes)
 
 
 def test_tokens_of_a_forward_pass_by_hand() -> None:
-    """Rows of 4, 6, 2, 2, 9 tokens; padding counts, a unit stays whole, and one that is too large goes alone."""
+    """Rows of 4, 6, 2, 2, 9 tokens; a unit stays whole, and one that is too large goes alone."""
     generator = np.random.default_rng(0)
     rows = tuple(row(generator, 1, size - 1) for size in (4, 6, 2, 2, 9))
     singles = Batch(rows, np.arange(5), np.arange(5))
-    assert [part.tolist() for part in micro_batches(singles, None, 12)] == [[0, 1], [2, 3], [4]]
-    assert [part.tolist() for part in micro_batches(singles, None, 18)] == [[0, 1, 2], [3, 4]]
+    assert [part.tolist() for part in micro_batches(singles, None, 12)] == [[0, 1, 2], [3, 4]]
+    assert [part.tolist() for part in micro_batches(singles, None, 18)] == [[0, 1, 2, 3], [4]]
     assert [part.tolist() for part in micro_batches(singles, 2, 18)] == [[0, 1], [2, 3], [4]]
     assert [part.tolist() for part in micro_batches(singles, None, 1)] == [[0], [1], [2], [3], [4]]
     assert [part.tolist() for part in micro_batches(singles, None)] == [[0, 1, 2, 3, 4]]
     pairs = Batch(rows[:4], np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1]))
-    assert [part.tolist() for part in micro_batches(pairs, None, 12)] == [[0, 1], [2, 3]]
+    assert [part.tolist() for part in micro_batches(pairs, None, 14)] == [[0, 1, 2, 3]]
+    assert [part.tolist() for part in micro_batches(pairs, None, 13)] == [[0, 1], [2, 3]]
     assert [part.tolist() for part in micro_batches(pairs, None, 5)] == [[0, 1], [2, 3]]
 
 

@@ -14,9 +14,9 @@ CHARACTERS = ["<eos>", *"abcdefghijklmnopqrstuvwxyz .,!?01234567"][:NUM_TOKENS]
 FAMILIES = ("gpt_neox", "llama", "qwen3")
 
 
-def build_config(family: str, vocab_rows: int = VOCAB_ROWS, layers: int = 2):
+def build_config(family: str, vocab_rows: int = VOCAB_ROWS, layers: int = 2, context: int = CONTEXT):
     common = {"vocab_size": vocab_rows, "hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 45}
-    common |= {"max_position_embeddings": CONTEXT, "bos_token_id": 0, "eos_token_id": 0}
+    common |= {"max_position_embeddings": context, "bos_token_id": 0, "eos_token_id": 0}
     if family == "gpt_neox":
         return GPTNeoXConfig(**common, attention_dropout=0.3, hidden_dropout=0.3)
     if family == "llama":

@@ -59,8 +59,10 @@ EnsembleParts = tuple[EnsembleLearning, Ensemble, Scorer]
 
 @dataclass(frozen=True)
 class TorchEngineConfig:
-    max_rows: int = 64
-    """Rows decoded together."""
+    max_rows: int = 256
+    """Most rows decoded together."""
+    cache_gb: float = 4.0
+    """Most memory for keys and values, 10^9 bytes; when it is full, rows wait."""
     deterministic: bool = False
     """The same tokens under any batching, for some speed."""
 
@@ -390,6 +392,7 @@ def _engine(config: Config, lms: Mapping[str, CausalLM], renderer: Renderer) -> 
         stop_ids=renderer.stop_ids,
         decode=renderer.decode,
         max_rows=options.max_rows,
+        cache_gb=options.cache_gb,
         deterministic=options.deterministic,
     )
 

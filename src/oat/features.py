@@ -41,9 +41,5 @@ class Scorer:
         return Receipt(slot, version, {name: checksum(tensor) for name, tensor in held.items()})
 
     def _features(self, rows: Sequence[Trajectory]) -> torch.Tensor:
-        lengths = torch.tensor([len(row.ids) for row in rows])
-        ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
-        for number, row in enumerate(rows):
-            ids[number, : len(row.ids)] = torch.from_numpy(row.ids.astype(np.int64))
-        hidden_NTD = self.backbone.hidden(ids.to(self.backbone.device), mask=None, positions=None)
-        return hidden_NTD[torch.arange(len(rows)), lengths - 1].float().cpu()
+        _, hidden_TD, spans = self.backbone.hidden_of([row.ids for row in rows])
+        return hidden_TD[[span.stop - 1 for span in spans]].float().cpu()

@@ -6,21 +6,25 @@ scales or caps its logits is refused when it is loaded. Weights are read from sa
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from oat.attention import NAME, Layout, Packed, Span, pack
 from oat.errors import ModelError, did_you_mean
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
-_HEAD_TOLERANCE = 1e-4
+_HEAD_TOLERANCE, _HALF_TOLERANCE = 1e-4, 5e-2
+_NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+"""A mask of four axes keeps transformers from making one of its own; a layout does not look at it."""
 
 
 class CausalLM:
@@ -30,14 +34,15 @@ class CausalLM:
         module: the `...ForCausalLM` module itself; whoever trains it owns its mode and its gradients.
         adapter: PEFT's handle of the LoRA layers within the module (`oat.lora`), or None.
         is_base: the module is seen as it is without its adapter.
+        takes_layouts: its attention is ours (`oat.attention`), so that sequences need no padding.
     """
 
-    def __init__(self, module: Any, *, adapter: Any = None, is_base: bool = False):
-        self.module, self.adapter, self.is_base = module, adapter, is_base
+    def __init__(self, module: Any, *, adapter: Any = None, is_base: bool = False, takes_layouts: bool = False):
+        self.module, self.adapter, self.is_base, self.takes_layouts = module, adapter, is_base, takes_layouts
 
     def base(self) -> "CausalLM":
         """The same module with the adapter off: what the adapter started from, without a second copy."""
-        return CausalLM(self.module, adapter=self.adapter, is_base=True)
+        return CausalLM(self.module, adapter=self.adapter, is_base=True, takes_layouts=self.takes_layouts)
 
     @property
     def device(self) -> torch.device:
@@ -77,30 +82,43 @@ class CausalLM:
             limits.append(rope.get("original_max_position_embeddings"))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def hidden(self, input_ids: Tensor, *, mask: Tensor | None = None, positions: Tensor | None = None, cache: Any = None) -> Tensor:
+    def hidden(self, input_ids: Tensor, *, positions: Tensor | None = None, layout: Layout | None = None) -> Tensor:
         """Last hidden states of the backbone; the gradient flows, in training as in evaluation mode.
 
         Args:
             input_ids: (R, L).
-            mask: (R, L), true for tokens and false for padding, attention being causal; or (R or 1, 1, L, S) bool, true where a query may
-                see a key, used as it is; None: causal, no padding.
             positions: (R, L) position of each token; None: 0 to L - 1.
-            cache: keys and values of earlier tokens, see `engines/kv.py`; needs a mask of four axes.
+            layout: who sees whom, where the model `takes_layouts`; None: each row itself, causally.
         Returns:
             (R, L, D).
         """
-        if mask is not None and mask.ndim == 4 and self.module.config._attn_implementation == "eager":
-            dtype = next(self.module.parameters()).dtype
-            mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
-        backbone = self.module.base_model
+        asked: dict[str, Any] = {} if positions is None else {"position_ids": positions}
+        if layout is not None:
+            asked |= {"layout": layout, "attention_mask": _NO_MASK.to(input_ids.device)}
         with self._as_seen():
-            outputs = backbone(input_ids=input_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=cache is not None)
-        return outputs.last_hidden_state
+            return self.module.base_model(input_ids=input_ids, use_cache=False, **asked).last_hidden_state
+
+    def hidden_of(self, sequences: Sequence[np.ndarray]) -> tuple[Tensor, Tensor, list[Span]]:
+        """Sequences of any lengths in one pass, end to end without padding; or padded on the right, where the model takes no layouts.
+
+        Returns:
+            Ids (T,), last hidden states (T, D), and where each sequence lies among them.
+        """
+        width = None if self.takes_layouts else max(len(ids) for ids in sequences)
+        ids_1T, positions_1T, spans = pack(sequences, self.device, width=width)
+        if width is None:
+            return ids_1T[0], self.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0], spans
+        return ids_1T[0], self.hidden(ids_1T.view(-1, width)).flatten(0, 1), spans
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over `vocab_rows` ids, (..., D) to (..., V), in the model's own precision."""
         with self._as_seen():
             return self.module.get_output_embeddings()(hidden)
+
+    def linear_head(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight (V, D) and bias (V,) of the head; None where the head is more than a linear layer, such as one with an adapter."""
+        head = self.module.get_output_embeddings()
+        return (head.weight, head.bias) if type(head) is torch.nn.Linear else None
 
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and every buffer that is part of the model's state, by name; a tied parameter once, under its first name."""
@@ -197,6 +215,8 @@ def load_lm(path: str, *, dtype: str = "float32") -> CausalLM:
         raise ModelError(f"the weights of {path} lack {len(missing)} tensors, for example `{missing[0]}`; give a checkpoint of the whole model")
     lm = CausalLM(module.eval())
     _check_head(lm, path)
+    if can_sdpa:
+        _give_layouts(lm)
     return lm
 
 
@@ -250,3 +270,19 @@ def _check_head(lm: CausalLM, path: str) -> None:
             f"the logits of a `{lm.model_type}` are not its head applied to its last hidden states (they differ by {difference:.3g}): it scales "
             f"or caps them, or its weights are not finite; give another model than {path}"
         )
+
+
+@torch.no_grad()
+def _give_layouts(lm: CausalLM) -> None:
+    """Our own attention, if the model's code lets it in and two sequences then do not see each other; otherwise the one it has."""
+    sequences = [np.arange(count) % lm.vocab_rows for count in (5, 3)]
+    ids_1T, positions_1T, spans = pack(sequences, lm.device)
+    plain = torch.cat([lm.hidden(torch.from_numpy(ids)[None].to(lm.device))[0] for ids in sequences])
+    lm.module.set_attn_implementation(NAME)
+    try:
+        difference = (lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0] - plain).abs().max() / plain.abs().max().clamp(min=1e-6)
+        lm.takes_layouts = bool(difference <= (_HEAD_TOLERANCE if plain.dtype == torch.float32 else _HALF_TOLERANCE))
+    except (*_LIBRARY_ERRORS, ModelError):
+        lm.takes_layouts = False
+    if not lm.takes_layouts:
+        lm.module.set_attn_implementation("sdpa")

@@ -50,7 +50,7 @@ def add_adapter(lm: CausalLM, *, rank: int, alpha: float, targets: str | tuple[s
         except ValueError as error:
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(f"model.lora.targets is {names!r}: {reason}; name linear layers of a {lm.model_type}") from error
-    return CausalLM(lm.module, adapter=adapter)
+    return CausalLM(lm.module, adapter=adapter, takes_layouts=lm.takes_layouts)
 
 
 def share_base(lm: CausalLM, other: CausalLM) -> None:

@@ -1,73 +1,300 @@
-"""The cache of keys and values of rows that are decoded together.
+"""The cache of keys and values: pages of 16 tokens, within a bound of bytes.
 
-It is preallocated and knows two motions: a prefill writes whole prompts into columns 0 to L - 1, a step writes one token a row at the row's
-own position. Columns beyond a row's own length hold padding; whoever calls the model masks them. A model of transformers finds in it what its
-attention asks of a cache (`update`); everything else it derives from the mask and the positions that it is given.
+A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use lie close together at the front, so that a step
+attends with matrix products over a whole block of pages and copies none of them; the empty rest of a row's last page is nearly all the padding there
+is. What a row sees is summed up in the order of its own pages, whatever else is in the cache.
 """
 
-from typing import Any, TypeAlias
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-Rows: TypeAlias = Tensor | slice
-"""Which rows: their indices, or a run of them (which is copied faster)."""
+from oat.attention import Packed
+
+PAGE = 16
+"""Tokens of a page."""
+_SLACK = 1.05
+"""Pages are moved together when those up to the last one in use are this many times those in use."""
+_ROUND = 8
+"""Blocks of pages come in multiples of this, so that where threads share an elementwise kernel, they part between whole vectors."""
+_NONE = -1
 
 
-class KeyValueCache:
-    """Keys and values of `rows` rows, (R, heads, capacity, head width) for each layer, allocated when the layer first writes.
+class Pages:
+    """Pages that up to `readers` rows read.
 
     Attributes:
-        rows: R.
-        capacity: most tokens a row can hold.
+        used: pages up to the last one in use; the free ones between them count.
+        live: pages in use.
+        rows_PG: (capacity, readers) the rows that read a page, -1 for none.
     """
 
-    def __init__(self, rows: int, capacity: int):
-        self.rows = rows
-        self.capacity = capacity
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._prompts: tuple[Rows, Rows] | None = None
-        self._places: tuple[Tensor, slice, Tensor] | None = None
-        self._length = 0
+    def __init__(self, readers: int, capacity: int, dtype: torch.dtype):
+        self.readers, self.capacity, self.dtype = readers, -(-capacity // _ROUND) * _ROUND, dtype
+        self.used = self.live = 0
+        self.rows_PG = np.full((self.capacity, readers), _NONE)
+        self._free: list[int] = []
+        self._layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
+        self._clean: dict[torch.nn.Module, int] = {}
 
-    def expect_prompts(self, targets: Rows, sources: Rows) -> None:
-        """The next forward pass carries whole prompts: row `targets[i]` of the cache takes row `sources[i]` of the pass."""
-        self._prompts = targets, sources
+    @property
+    def block(self) -> int:
+        """Pages that a step computes with."""
+        return -(-self.used // _ROUND) * _ROUND
 
-    def expect_tokens(self, positions_R: Tensor, length: int) -> None:
-        """The next forward pass carries one token a row, at these positions, and sees columns 0 to `length` - 1."""
-        self._prompts, self._length = None, length
-        self._places = torch.arange(self.rows, device=positions_R.device), slice(None), positions_R
+    def take(self) -> int:
+        """A page that nobody reads yet."""
+        self.live += 1
+        if self._free:
+            return heapq.heappop(self._free)
+        self.used += 1
+        return self.used - 1
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write a layer's new keys and values, and return those that its queries see.
+    def drop(self, page: int) -> None:
+        self.rows_PG[page] = _NONE
+        self.live -= 1
+        heapq.heappush(self._free, page)
 
-        Args:
-            keys, values: (P, heads, L, head width) in a prefill, (R, heads, 1, head width) in a step.
-        Returns:
-            A prefill's own keys and values, or the first `length` columns of the cache.
+    def close_gaps(self) -> np.ndarray | None:
+        """Move the last pages into free places, where enough are free: the new place by old place, or None."""
+        if self.used <= self.live * _SLACK + _ROUND:
+            return None
+        free = sorted(page for page in self._free if page < self.live)
+        last = np.setdiff1d(np.arange(self.live, self.used), self._free)
+        places = np.arange(self.used)
+        places[last] = free
+        self.rows_PG[free] = self.rows_PG[last]
+        self.rows_PG[self.live : self.used] = _NONE
+        for keys, values in self._layers.values():
+            keys[free], values[free] = keys[last], values[last]
+        self.used, self._free = self.live, []
+        return places
+
+    def tensors(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's pages, (capacity, heads, PAGE, width) each, for such keys and values.
+
+        Memory that was never written may hold what is no number, and zero times that is none either; so the block starts as zeros.
         """
-        if layer_idx not in self._layers:
-            self._layers[layer_idx] = (self._allocate(keys), self._allocate(values))
-        held_keys, held_values = self._layers[layer_idx]
-        if self._prompts is not None:
-            targets, sources = self._prompts
-            held_keys[targets, :, : keys.shape[2]] = keys[sources]
-            held_values[targets, :, : values.shape[2]] = values[sources]
-            return keys, values
-        assert self._places is not None, "a forward pass that was not announced"
-        held_keys[self._places] = keys[:, :, 0]
-        held_values[self._places] = values[:, :, 0]
-        return held_keys[:, :, : self._length], held_values[:, :, : self._length]
+        if module not in self._layers:
+            keys, values = (like.new_empty(self.capacity, like.shape[1], PAGE, like.shape[2], dtype=self.dtype) for like in (key_THd, value_THd))
+            self._layers[module], self._clean[module] = (keys, values), 0
+        for tensor in self._layers[module] if self._clean[module] < self.block else ():
+            tensor[self._clean[module] : self.block].zero_()
+        self._clean[module] = max(self._clean[module], self.block)
+        return self._layers[module]
 
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these, in this order."""
-        self._layers = {index: (keys[rows], values[rows]) for index, (keys, values) in self._layers.items()}
-        self.rows = len(rows)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Some models ask, then use the positions that they are given."""
-        return self._length
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Tokens on their way into a pool: token `source[i]` of a pass goes to place `offset[i]` of page `page[i]`."""
 
-    def _allocate(self, like: Tensor) -> Tensor:
-        return like.new_zeros(self.rows, like.shape[1], self.capacity, like.shape[3])
+    source: Tensor
+    page: Tensor
+    offset: Tensor
+
+
+class PagedCache:
+    """Keys and values of rows, by number; a row's tokens fill its pages in order.
+
+    Args:
+        most_N: most tokens of each row.
+        readers: most rows that share a prompt; 1: nothing is shared.
+        pages: most pages in use at once.
+        dtype: what is held and computed with.
+
+    Attributes:
+        lengths_N: tokens of each row that have a place; 0 for a row that is not here.
+    """
+
+    def __init__(self, most_N: np.ndarray, readers: int, pages: int, dtype: torch.dtype):
+        self.pages, self.dtype = pages, dtype
+        most_pages_N = -(-most_N // PAGE)
+        most = min(pages, int(most_pages_N.sum()))
+        self.own = Pages(1, most, dtype)
+        self.shared = Pages(readers, most if readers > 1 else 0, dtype)
+        shape = len(most_N), int(most_pages_N.max())
+        self._entries_NJ, self._is_shared_NJ = np.full(shape, _NONE), np.zeros(shape, dtype=bool)
+        self._count_N = np.zeros(len(most_N), dtype=np.int64)
+        self.lengths_N = np.zeros(len(most_N), dtype=np.int64)
+        self._seen = self._computed = 0
+
+    @property
+    def room(self) -> int:
+        """Pages that may still be taken."""
+        return self.pages - self.own.live - self.shared.live
+
+    @property
+    def padding(self) -> float:
+        """Share of the keys, of all steps so far, that belong to no token."""
+        return 1 - self._seen / max(1, self._computed)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page, keys and values of all layers."""
+        return sum(tensor[0].nbytes for layer in self.own._layers.values() for tensor in layer)
+
+    def admit(self, rows: Sequence[int], length: int) -> None:
+        """Pages for `length` tokens that these rows have in common, the full ones shared; the tokens come in the next `Filling`."""
+        common = length // PAGE if len(rows) > 1 and self.shared.readers > 1 else 0
+        for _ in range(common):
+            page = self.shared.take()
+            for reader, row in enumerate(rows):
+                self.shared.rows_PG[page, reader] = row
+                self._add(row, page * self.shared.readers + reader, is_shared=True)
+        for row in rows:
+            for _ in range(-(-length // PAGE) - common):
+                self._take(row)
+            self.lengths_N[row] = length
+
+    def pages_for(self, rows: int, length: int) -> int:
+        """Pages that `admit` would take, and one more a row."""
+        common = length // PAGE if rows > 1 and self.shared.readers > 1 else 0
+        return common + rows * (-(-length // PAGE) - common + 1)
+
+    def needed(self, rows: np.ndarray) -> int:
+        """Pages that `extend` would take."""
+        return int((self.lengths_N[rows] == self._count_N[rows] * PAGE).sum())
+
+    def extend(self, rows: np.ndarray) -> None:
+        """Room for one more token of each row."""
+        for row in rows[self.lengths_N[rows] == self._count_N[rows] * PAGE]:
+            self._take(row)
+        self.lengths_N[rows] += 1
+
+    def free(self, row: int) -> None:
+        """Forget a row."""
+        for place in range(self._count_N[row]):
+            entry = int(self._entries_NJ[row, place])
+            if self._is_shared_NJ[row, place]:
+                page, reader = divmod(entry, self.shared.readers)
+                self.shared.rows_PG[page, reader] = _NONE
+                if (self.shared.rows_PG[page] == _NONE).all():
+                    self.shared.drop(page)
+            else:
+                self.own.drop(entry)
+        self._entries_NJ[row] = _NONE
+        self._is_shared_NJ[row] = False
+        self._count_N[row] = self.lengths_N[row] = 0
+
+    def _close_gaps(self) -> None:
+        for pages, is_shared in ((self.own, False), (self.shared, True)):
+            places = pages.close_gaps()
+            if places is not None:
+                mine_NJ = (self._entries_NJ != _NONE) & (self._is_shared_NJ == is_shared)
+                page, reader = np.divmod(self._entries_NJ[mine_NJ], pages.readers)
+                self._entries_NJ[mine_NJ] = places[page] * pages.readers + reader
+
+    def places(self, rows: np.ndarray, positions: np.ndarray, sources: np.ndarray, device: torch.device) -> list[tuple[Pages, _Places]]:
+        """Where tokens of rows go, each at its position in the row; a token of a shared page is written by its first reader only."""
+        entries, is_shared = self._entries_NJ[rows, positions // PAGE], self._is_shared_NJ[rows, positions // PAGE]
+        found = []
+        for pages, mine in ((self.own, ~is_shared), (self.shared, is_shared)):
+            page, reader = np.divmod(entries[mine], pages.readers)
+            first = reader == 0
+            columns = (sources[mine][first], page[first], positions[mine][first] % PAGE)
+            if first.any():
+                found.append((pages, _Places(*(torch.from_numpy(column).to(device) for column in columns))))
+        return found
+
+    def write(self, places: Sequence[tuple[Pages, _Places]], module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> None:
+        for pages, where in places:
+            keys, values = pages.tensors(module, key_THd, value_THd)
+            keys[where.page, :, where.offset] = key_THd[where.source]
+            values[where.page, :, where.offset] = value_THd[where.source]
+
+    def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """How a step finds what rows see; pages move together first, where enough are free.
+
+        Returns:
+            The entries of the rows, one row after the other, numbered by own pages first and by readers of shared pages then; where each row's
+            begin; and (own pages, PAGE) 0 for the places that are filled, -inf for others.
+        """
+        self._close_gaps()
+        entries_RJ, counts_R, lengths_R = self._entries_NJ[rows], self._count_N[rows], self.lengths_N[rows]
+        filled_P = np.full(self.own.block, PAGE)
+        filled_P[entries_RJ[np.arange(len(rows)), counts_R - 1]] = (lengths_R - 1) % PAGE + 1
+        entries_RJ = entries_RJ + np.where(self._is_shared_NJ[rows], self.own.block, 0)
+        entries = entries_RJ[np.arange(entries_RJ.shape[1]) < counts_R[:, None]]
+        self._seen += int((lengths_R - PAGE * self._is_shared_NJ[rows].sum(1)).sum()) + PAGE * self.shared.live
+        self._computed += PAGE * (self.own.block + self.shared.block)
+        empty_PC = np.where(np.arange(PAGE) < filled_P[:, None], 0.0, -np.inf)
+        return entries, np.concatenate([[0], np.cumsum(counts_R)[:-1]]), empty_PC.astype(np.float32)
+
+    def _take(self, row: int) -> None:
+        page = self.own.take()
+        self.own.rows_PG[page, 0] = row
+        self._add(row, page, is_shared=False)
+
+    def _add(self, row: int, entry: int, *, is_shared: bool) -> None:
+        place = self._count_N[row]
+        self._entries_NJ[row, place], self._is_shared_NJ[row, place] = entry, is_shared
+        self._count_N[row] += 1
+
+
+class Filling:
+    """The layout of a pass over whole prompts, which also writes them into the cache."""
+
+    def __init__(self, cache: PagedCache, packed: Packed, places: Sequence[tuple[Pages, _Places]]):
+        self.cache, self.packed, self.places = cache, packed, places
+
+    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        key_THd, value_THd = (tensor[0].transpose(0, 1).to(self.cache.dtype) for tensor in (key, value))
+        self.cache.write(self.places, module, key_THd, value_THd)
+        return self.packed.attend(module, query, key, value, scale)
+
+
+class Step:
+    """The layout of a pass with one new token a row, for which `extend` has made room.
+
+    Args:
+        rows: (R,) numbers of the rows, in the order of the pass.
+    """
+
+    def __init__(self, cache: PagedCache, rows: np.ndarray, device: torch.device):
+        self.cache = cache
+        self.entries, self.starts, self.empty_PC = (torch.from_numpy(numbers).to(device) for numbers in cache.index(rows))
+        self.places = cache.places(rows, cache.lengths_N[rows] - 1, np.arange(len(rows)), device)
+        place_of_N = np.zeros(len(cache.lengths_N) + 1, dtype=np.int64)
+        place_of_N[rows] = np.arange(len(rows))
+        self.pools = [pages for pages in (cache.own, cache.shared) if pages.used]
+        self.queries_PG = [torch.from_numpy(place_of_N[pages.rows_PG[: pages.block]]).to(device) for pages in self.pools]
+
+    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        cache = self.cache
+        key_RHd, value_RHd = (tensor[:, :, 0].to(cache.dtype) for tensor in (key, value))
+        cache.write(self.places, module, key_RHd, value_RHd)
+        heads, groups = query.shape[1], query.shape[1] // key.shape[1]
+        query_RHgd = (query[:, :, 0] * scale).to(cache.dtype).unflatten(1, (-1, groups))
+        held = [pages.tensors(module, key_RHd, value_RHd) for pages in self.pools]
+        scores = []
+        for queries_PG, pages, (keys, _) in zip(self.queries_PG, self.pools, held, strict=True):
+            query_PHQd = query_RHgd[queries_PG].transpose(1, 2).flatten(2, 3)
+            scores.append(torch.matmul(query_PHQd, keys[: pages.block].transpose(2, 3)).float())
+        scores[0] += self.empty_PC[:, None, None]
+        highest_RH = self._bag([_by_entry(score.amax(-1), pages.readers) for score, pages in zip(scores, self.pools, strict=True)], "max")
+        highest_RHg = highest_RH.unflatten(1, (-1, groups))
+        totals, sums = [], []
+        for score, queries_PG, pages, (_, values) in zip(scores, self.queries_PG, self.pools, held, strict=True):
+            score -= highest_RHg[queries_PG].transpose(1, 2).flatten(2, 3)[..., None]
+            weights = score.exp_()
+            totals.append(_by_entry(weights.sum(-1), pages.readers))
+            seen = torch.matmul(weights.to(cache.dtype), values[: pages.block]).float()
+            sums.append(_by_entry(seen, pages.readers))
+        seen_RHd = self._bag(sums, "sum").unflatten(1, (heads, -1)) / self._bag(totals, "sum")[..., None].clamp(min=1e-30)
+        return seen_RHd.to(query.dtype)[:, None]
+
+    def _bag(self, values: Sequence[Tensor], mode: str) -> Tensor:
+        """(R, ...) the values of each row's pages, joined."""
+        table = values[0] if len(values) == 1 else torch.cat(list(values))
+        return F.embedding_bag(self.entries, table, self.starts, mode=mode)
+
+
+def _by_entry(values: Tensor, readers: int) -> Tensor:
+    """(P, key heads, readers * groups, ...) to (P * readers, heads * ...)."""
+    values = values.unflatten(2, (readers, -1)).transpose(1, 2)
+    return values.reshape(len(values) * readers, -1)

@@ -46,16 +46,15 @@ def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndar
 
 
 def micro_batches(batch: Batch, size: int | None, tokens: int | None = None) -> Iterator[np.ndarray]:
-    """Row numbers of consecutive whole units, at most `size` rows and `tokens` tokens, padding included, together; or one unit where that has
-    more. None: no limit."""
+    """Row numbers of consecutive whole units, at most `size` rows and `tokens` tokens together; or one unit where that has more. None: no limit."""
     pending: list[np.ndarray] = []
-    count = width = 0
+    count = length = 0
     for rows in _rows_of_units(batch):
-        longest = max((len(batch.rows[row].ids) for row in rows), default=0) if batch.rows else 0
-        count, width = count + len(rows), max(width, longest)
-        if pending and ((size is not None and count > size) or (tokens is not None and count * width > tokens)):
+        more = sum(len(batch.rows[row].ids) for row in rows) if batch.rows else 0
+        count, length = count + len(rows), length + more
+        if pending and ((size is not None and count > size) or (tokens is not None and length > tokens)):
             yield np.concatenate(pending)
-            pending, count, width = [], len(rows), longest
+            pending, count, length = [], len(rows), more
         pending.append(rows)
     yield np.concatenate(pending)
 

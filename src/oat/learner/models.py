@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from oat.functional.head import linear_functionals
 from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, token_logps
 from oat.lm import CausalLM
 from oat.types import Trajectory
@@ -51,15 +52,19 @@ class LanguageModel:
         return self.lm.tensors()
 
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
+        assert wants <= {"raw", "sampled", "entropy"}, f"a language model gives raw, sampled and entropy, not {wants}"
         ids, hidden = trained_hidden(self.lm, rows, autocast=self.autocast)
-        available: dict[str, Functional] = {
-            "raw": lambda logits, tokens: token_logps(logits, ids[tokens]),
-            "entropy": lambda logits, tokens: token_entropy(logits),
-        }
-        if "sampled" in wants:
-            available["sampled"] = self._sampled(rows, ids)
-        assert wants <= set(available), f"a language model gives raw, sampled and entropy, not {wants}"
-        return chunked_head(hidden, self._head, {want: available[want] for want in sorted(wants)}, self.chunk)
+        sampled_is_raw = self.num_tokens == self.lm.vocab_rows and not any(_truncated(row) for row in rows)
+        others = {"sampled": self._sampled(rows, ids)} if "sampled" in wants and not sampled_is_raw else {}
+        head = self.lm.linear_head()
+        if head is not None:
+            dtype = torch.bfloat16 if self.autocast else None
+            values = linear_functionals(hidden, *head, ids, self.chunk, entropy="entropy" in wants, others=others, dtype=dtype)
+        else:
+            raw: Functional = lambda logits, tokens: token_logps(logits, ids[tokens])  # noqa: E731
+            entropy: dict[str, Functional] = {"entropy": lambda logits, tokens: token_entropy(logits)} if "entropy" in wants else {}
+            values = chunked_head(hidden, self._head, {"raw": raw, **entropy, **others}, self.chunk)
+        return {want: values["raw" if want == "sampled" and sampled_is_raw else want] for want in wants}
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         with in_bfloat16(self.lm, self.autocast):
@@ -123,19 +128,17 @@ def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
 
 
 def trained_hidden(lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ids of the trained tokens (K,), and the last hidden states (K, D) that predict them.
-
-    Rows are padded on the right, where a causal model cannot see: no attention mask is needed.
-    """
-    width = max(len(row.ids) for row in rows)
-    padded = np.zeros((len(rows), width), dtype=np.int64)
-    trained = np.zeros((len(rows), width), dtype=bool)
-    for number, row in enumerate(rows):
-        padded[number, : len(row.ids)], trained[number, : len(row.ids)] = row.ids, row.trained
-    ids, targets = torch.from_numpy(padded).to(lm.device), torch.from_numpy(trained).to(lm.device)
+    """The ids of the trained tokens (K,), and the last hidden states (K, D) that predict them."""
     with in_bfloat16(lm, autocast):
-        hidden = lm.hidden(ids, mask=None, positions=None)
-    return ids[targets], hidden[:, :-1][targets[:, 1:]]
+        ids_T, hidden_TD, spans = lm.hidden_of([row.ids for row in rows])
+    trained_K = np.concatenate([span.start + np.flatnonzero(row.trained) for span, row in zip(spans, rows, strict=True)])
+    targets_K = torch.from_numpy(trained_K).to(lm.device)
+    return ids_T[targets_K], hidden_TD[targets_K - 1]
+
+
+def _truncated(row: Trajectory) -> bool:
+    """Whether its tokens were drawn from another distribution than the raw one over the whole vocabulary."""
+    return row.temperature != 1.0 or any(segment.kept is not None for segment in row.segments)
 
 
 def kept_sets(rows: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,147 @@
+"""Attention without padding, for engine and learner: sequences of any lengths lie end to end in one row of tokens.
+
+A model of transformers finds `attention` under the name `oat`. Called with a `layout`, it lets the layout say who sees whom; without one it is
+scaled dot-product attention as it was. Two layouts exist: `Packed`, below, and the step of a cache (`engines/kv.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from oat.errors import ModelError
+
+NAME = "oat"
+
+
+class Layout(Protocol):
+    """Who sees whom in one forward pass."""
+
+    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """One layer's attention.
+
+        Args:
+            module: the layer, which tells layers apart.
+            query: (R, heads, L, head width); key and value may have fewer heads.
+        Returns:
+            (R, L, heads, value width).
+        """
+
+
+@dataclass(frozen=True)
+class Span:
+    """A sequence among the tokens of a packed row: tokens `start` to `stop` - 1 see themselves causally.
+
+    Attributes:
+        prefix: number of the earlier span that they see whole, or None.
+    """
+
+    start: int
+    stop: int
+    prefix: int | None = None
+
+
+@dataclass(eq=False)
+class Packed:
+    """Spans of one row of tokens, in order and disjoint; tokens between them see nothing and get zeros."""
+
+    spans: Sequence[Span]
+    uses: int = 0
+    """Layers that have asked it."""
+    _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.uses += 1
+        sizes = self._sizes(query.shape[2])
+        queries, keys, values = (list(tensor.split(sizes, dim=2))[1::2] for tensor in (query, key, value))
+        gaps = sizes[0::2]
+        seen = [query.new_zeros(1, gaps[0], query.shape[1], value.shape[3])] if gaps[0] else []
+        for number, span in enumerate(self.spans):
+            own_keys, own_values, mask = keys[number], values[number], None
+            if span.prefix is not None:
+                own_keys = torch.cat([keys[span.prefix], own_keys], dim=2)
+                own_values = torch.cat([values[span.prefix], own_values], dim=2)
+                mask = self._mask(own_keys.shape[2], span.stop - span.start, query)
+            seen.append(_causal(queries[number], own_keys, own_values, mask, scale))
+            if gaps[number + 1]:
+                seen.append(query.new_zeros(1, gaps[number + 1], query.shape[1], value.shape[3]))
+        return torch.cat(seen, dim=1)
+
+    def _sizes(self, length: int) -> list[int]:
+        """Tokens before the first span, in it, between it and the next, and so on."""
+        sizes, place = [], 0
+        for span in self.spans:
+            sizes += [span.start - place, span.stop - span.start]
+            place = span.stop
+        return [*sizes, length - place]
+
+    def _mask(self, keys: int, queries: int, like: Tensor) -> Tensor:
+        """(queries, keys): 0 where a query that stands at the end of the keys may look, -inf elsewhere."""
+        if (keys, queries) not in self._masks:
+            hidden = torch.ones(queries, keys, dtype=torch.bool, device=like.device).triu(keys - queries + 1)
+            self._masks[keys, queries] = like.new_zeros(queries, keys).masked_fill_(hidden, -torch.inf)
+        return self._masks[keys, queries]
+
+
+def pack(sequences: Sequence[np.ndarray], device: torch.device, *, width: int | None = None, rows: int = 0) -> tuple[Tensor, Tensor, list[Span]]:
+    """Sequences end to end.
+
+    Args:
+        sequences: ids, each at least one.
+        width: tokens that each sequence takes up, padding included; None: its own.
+        rows: with `width`, as many rows there are, sequences or not.
+    Returns:
+        Ids (1, T), positions (1, T), and where the sequences lie.
+    """
+    widths = [width if width is not None else len(ids) for ids in sequences]
+    starts = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
+    total = max(int(starts[-1]), rows * (width or 0))
+    tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+    spans = [Span(int(start), int(start) + len(ids)) for start, ids in zip(starts, sequences, strict=False)]
+    for span, ids in zip(spans, sequences, strict=True):
+        tokens[span.start : span.stop], positions[span.start : span.stop] = ids, np.arange(len(ids))
+    return torch.from_numpy(tokens)[None].to(device), torch.from_numpy(positions)[None].to(device), spans
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """(1, L, heads, width); heads that share a key are batched beside each other, so that no key is copied."""
+    heads, key_heads = query.shape[1], key.shape[1]
+    query = query[0].unflatten(0, (key_heads, heads // key_heads))
+    key, value = (tensor[0][:, None].expand(-1, heads // key_heads, -1, -1) for tensor in (key, value))
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
+    return out.flatten(0, 1).transpose(0, 1)[None]
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout | None = None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer.
+
+    Raises:
+        ModelError: with a layout, the layer wants more than scaled dot products: soft caps, sinks, a bias of positions.
+    """
+    if layout is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise ModelError(f"its attention has `{name}`, which is not done here; give a plain attention model")
+    return layout.attend(module, query, key, value, scaling if scaling is not None else query.shape[-1] ** -0.5), None
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,261 @@
+"""Requests that are being decoded: rows that enter, get one token a step, and leave.
+
+A row is a request, known by its number among all of them. Rows enter while others are in the middle of decoding, as soon as enough places are free;
+the samples of a prompt enter together and share its pages. When the cache is full, the rows that came last leave again and wait; their
+prompt and their tokens so far are computed anew when they come back, and the draws go on, since a token's random number has an address.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oat import seeds
+from oat.attention import Packed, pack
+from oat.engines.kv import Filling, PagedCache, Step
+from oat.errors import EngineError, NonFiniteError
+from oat.functional.logprobs import token_logps
+from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits
+from oat.lm import CausalLM
+from oat.types import Completion, FinishReason, KeptSets, Request
+
+KEPT_LIMIT = 1024
+"""Most ids of a recorded kept set."""
+PASS_TOKENS = 16_384
+"""Most tokens of a forward pass over whole sequences."""
+_ENTER_SHARE = 1 / 16
+"""Rows enter when this share of all places is free, or nobody is left."""
+_STOP_MARGIN = 8
+"""Tokens decoded before those that could hold a stop string, since the first characters of a decoded tail can be garbled."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class Decoding:
+    """The running batch.
+
+    Rows of the arrays `_N` are requests. Rows of tensors `_R` are those decoded now, numbered by `_held_R`, those that came last at the end.
+
+    Args:
+        rooms: most tokens of each request; one of 0 is idle.
+        max_rows: most rows at once.
+        pages: most pages of the cache; enough for any single row.
+        prompt_width: tokens, padding included, of a prompt in the passes over prompts. Then all rows enter at once and none leaves, so that every
+            shape of a matrix product is known beforehand, and no page is shared. None: prompts are packed, rows come and go.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        rooms: Sequence[int],
+        lm: CausalLM,
+        *,
+        num_tokens: int,
+        is_stop_V: np.ndarray,
+        decode: Decode,
+        max_rows: int,
+        pages: int,
+        prompt_width: int | None = None,
+    ):
+        self._requests, self._lm, self._num_tokens, self._is_stop_V, self._decode = list(requests), lm, num_tokens, is_stop_V, decode
+        self._max_rows, self._prompt_width, self._fixed = max_rows, prompt_width, prompt_width is not None
+        self._rooms_N = np.array(rooms)
+        self._lengths_N = np.array([len(request.ids) for request in requests])
+        self._keys_N = np.array([request.key for request in requests], dtype=np.uint64)
+        samplings = [request.sampling for request in requests]
+        self._truncates = any(sampling.truncates or sampling.temperature != 1.0 for sampling in samplings)
+        self._settings_N = (
+            torch.tensor([sampling.temperature for sampling in samplings], dtype=torch.float32),
+            torch.tensor([sampling.top_k for sampling in samplings]),
+            torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float64),
+            torch.tensor([sampling.min_p for sampling in samplings], dtype=torch.float64),
+        )
+        self._watches_N = np.array([bool(sampling.stop) for sampling in samplings])
+        self._keeps_N = np.array([sampling.keep_sets for sampling in samplings])
+        self._kept: dict[int, list[np.ndarray]] = {int(row): [] for row in np.flatnonzero(self._keeps_N)}
+        shape = len(requests), int(self._rooms_N.max())
+        self._ids_NT, self._raw_NT, self._sampled_NT = np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self._made_N = np.zeros(len(requests), dtype=np.int64)
+        self._live_N = self._rooms_N > 0
+        self._waiting = deque(self._groups())
+        readers = 1 if self._fixed else max(len(group) for group in self._waiting)
+        self._cache = PagedCache(self._lengths_N + self._rooms_N, readers, pages, cache_dtype(lm))
+        self._hold(np.zeros(0, dtype=np.int64))
+        self._hidden_RD = torch.zeros(0)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._live_N.any())
+
+    @property
+    def padding(self) -> float:
+        """Share of the keys, of all steps so far, that no row saw."""
+        return self._cache.padding
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[int, FinishReason]]:
+        """One token for every row that is decoded now; the rows that finish with it, and why."""
+        self._enter()
+        ids_R = self._draw()
+        finished = self._finished()
+        self._made_N[self._held_R] += self._live_N[self._held_R]
+        for row, _ in finished:
+            self._live_N[row] = False
+        if self.busy:
+            self._advance(ids_R)
+        return finished
+
+    def completion(self, row: int, index: int, reason: FinishReason, version: int) -> Completion:
+        """The completion of a finished row."""
+        made = self._made_N[row]
+        kept = None
+        if self._keeps_N[row]:
+            offsets = np.cumsum([0] + [len(ids) for ids in self._kept[row]])
+            kept = KeptSets(np.concatenate(self._kept.pop(row)), offsets)
+        ids, raw, sampled = (values[row, :made].copy() for values in (self._ids_NT, self._raw_NT, self._sampled_NT))
+        return Completion(index, ids, raw, sampled, kept, reason, version)
+
+    def _groups(self) -> list[list[int]]:
+        """Rows with the same prompt, at most `max_rows` together; each row by itself when shapes are fixed."""
+        if self._fixed:
+            return [[row] for row in range(len(self._requests))]
+        rows_of: dict[bytes, list[int]] = {}
+        for row, request in enumerate(self._requests):
+            rows_of.setdefault(request.ids.astype(np.int64).tobytes(), []).append(row)
+        return [rows[start : start + self._max_rows] for rows in rows_of.values() for start in range(0, len(rows), self._max_rows)]
+
+    def _hold(self, held_R: np.ndarray) -> None:
+        self._held_R = held_R
+        self._settings_R = tuple(setting_N[torch.from_numpy(held_R)].to(self._lm.device) for setting_N in self._settings_N)
+
+    def _enter(self) -> None:
+        """Bring waiting rows in, where there is room for enough of them."""
+        held = len(self._held_R)
+        free = self._max_rows - held
+        entering: list[list[int]] = []
+        if not self._waiting or (held and free < self._max_rows * _ENTER_SHARE):
+            return
+        while self._waiting and len(self._waiting[0]) <= free:
+            group = self._waiting[0]
+            needed = self._cache.pages_for(len(group), int(self._lengths_N[group[0]] + self._made_N[group[0]]))
+            if needed + held // 4 > self._cache.room:
+                if held or entering or len(group) == 1:
+                    break
+                self._waiting.popleft()
+                self._waiting.extendleft([row] for row in reversed(group))
+                continue
+            self._waiting.popleft()
+            self._cache.admit(group, int(self._lengths_N[group[0]] + self._made_N[group[0]]))
+            entering.append(group)
+            free -= len(group)
+        if entering:
+            self._hidden_RD = torch.cat([*([self._hidden_RD] if held else []), *self._fill(entering)])
+            self._hold(np.concatenate([self._held_R, *entering]))
+
+    def _fill(self, groups: Sequence[list[int]]) -> Iterator[Tensor]:
+        """Compute what the rows of groups have so far, each group once, and write it into the cache; (rows, D) hidden states of their last tokens."""
+        device = self._lm.device
+        sequences = [np.concatenate([self._requests[g[0]].ids, self._ids_NT[g[0], : self._made_N[g[0]]]]).astype(np.int64) for g in groups]
+        widths = np.array([self._prompt_width or len(ids) for ids in sequences])
+        for some in passes(widths):
+            ids_1T, positions_1T, spans = pack([sequences[number] for number in some], device, width=self._prompt_width)
+            counts = [len(groups[number]) for number in some]
+            rows = np.concatenate([np.repeat(row, span.stop - span.start) for n, span in zip(some, spans, strict=True) for row in groups[n]])
+            sources = np.concatenate([np.arange(span.start, span.stop) for span, count in zip(spans, counts, strict=True) for _ in range(count)])
+            places = self._cache.places(rows, positions_1T[0].cpu().numpy()[sources], sources, device)
+            hidden_1TD = self._lm.hidden(ids_1T, positions=positions_1T, layout=Filling(self._cache, Packed(spans), places))
+            last = np.repeat([span.stop - 1 for span in spans], counts)
+            yield hidden_1TD[0, torch.from_numpy(last).to(device)]
+
+    def _draw(self) -> Tensor:
+        """Draw and record one token a row; (R,) ids."""
+        logits_RV = self._lm.head(self._hidden_RD).float()
+        drawable_RV = logits_RV[:, : self._num_tokens]
+        if self._truncates:
+            drawable_RV = truncated_logits(drawable_RV, *self._settings_R)
+        held_R = self._held_R
+        uniforms_R = torch.from_numpy(seeds.uniforms(self._keys_N[held_R], self._lengths_N[held_R] + self._made_N[held_R]))
+        ids_R = inverse_cdf(drawable_RV, uniforms_R.to(logits_RV.device))
+        raw_R = token_logps(logits_RV, ids_R)
+        sampled_R = token_logps(drawable_RV, ids_R) if drawable_RV.shape != logits_RV.shape or self._truncates else raw_R
+        drawn, raw, sampled = torch.stack([ids_R.double(), raw_R.double(), sampled_R.double()]).cpu().numpy()
+        live_R = self._live_N[held_R]
+        if not np.isfinite(raw[live_R]).all():
+            raise NonFiniteError("the model's logits are not finite numbers, so nothing can be sampled; go back to weights from before it diverged")
+        places = held_R[live_R], self._made_N[held_R[live_R]]
+        for record_NT, column in ((self._ids_NT, drawn), (self._raw_NT, raw), (self._sampled_NT, sampled)):
+            record_NT[places] = column[live_R]
+        keeping_R = np.flatnonzero(self._keeps_N[held_R] & live_R)
+        if len(keeping_R):
+            self._record_kept(held_R[keeping_R], drawable_RV[torch.from_numpy(keeping_R).to(logits_RV.device)])
+        return ids_R
+
+    def _record_kept(self, rows: np.ndarray, logits_SV: Tensor) -> None:
+        ids, counts = (values.cpu().numpy() for values in kept_ids(logits_SV))
+        if counts.max() > KEPT_LIMIT:
+            raise EngineError(
+                f"a token keeps {counts.max()} ids and a recorded kept set holds at most {KEPT_LIMIT}; lower sampling.top_k or sampling.top_p, "
+                f"or use a preference algorithm, which needs no kept sets"
+            )
+        ends = np.cumsum(counts)
+        for row, start, end in zip(rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
+            self._kept[row].append(ids[start:end].astype(np.int32))
+
+    def _finished(self) -> list[tuple[int, FinishReason]]:
+        rows = self._held_R[self._live_N[self._held_R]]
+        made_R = self._made_N[rows]
+        stops_R = self._is_stop_V[self._ids_NT[rows, made_R]]
+        for place in np.flatnonzero(self._watches_N[rows] & ~stops_R).tolist():
+            stops_R[place] = self._shows_stop(rows[place])
+        over_R = stops_R | (made_R + 1 == self._rooms_N[rows])
+        return [(int(row), "stop" if stops else "length") for row, stops in zip(rows[over_R], stops_R[over_R], strict=True)]
+
+    def _shows_stop(self, row: int) -> bool:
+        stop, made = self._requests[row].sampling.stop, self._made_N[row]
+        most_tokens = max(len(text.encode()) for text in stop) + _STOP_MARGIN
+        tail = self._decode(self._ids_NT[row, max(made + 1 - most_tokens, 0) : made + 1].tolist())
+        return any(text in tail for text in stop)
+
+    def _advance(self, ids_R: Tensor) -> None:
+        """Hidden states after the newest token of each row; the rows that are done leave, unless shapes are fixed."""
+        stays_R = self._live_N[self._held_R]
+        if self._fixed:
+            self._cache.extend(self._held_R[stays_R])
+        else:
+            for row in self._held_R[~stays_R]:
+                self._cache.free(row)
+            while self._cache.needed(self._held_R[stays_R]) > self._cache.room:
+                last = np.flatnonzero(stays_R)[-1]
+                stays_R[last] = False
+                self._cache.free(self._held_R[last])
+                self._waiting.appendleft([int(self._held_R[last])])
+            if not stays_R.all():
+                ids_R = ids_R[torch.from_numpy(stays_R).to(ids_R.device)]
+                self._hold(self._held_R[stays_R])
+            self._cache.extend(self._held_R)
+            if not len(self._held_R):
+                return
+        step = Step(self._cache, self._held_R, ids_R.device)
+        positions_R1 = torch.from_numpy(self._cache.lengths_N[self._held_R] - 1)[:, None].to(ids_R.device)
+        self._hidden_RD = self._lm.hidden(ids_R[:, None], positions=positions_R1, layout=step)[:, 0]
+
+
+def passes(widths: np.ndarray) -> Iterator[list[int]]:
+    """Consecutive numbers whose widths are together at most `PASS_TOKENS`, or one number."""
+    some: list[int] = []
+    total = 0
+    for number, width in enumerate(widths.tolist()):
+        if some and total + width > PASS_TOKENS:
+            yield some
+            some, total = [], 0
+        some.append(number)
+        total += width
+    if some:
+        yield some
+
+
+def cache_dtype(lm: CausalLM) -> torch.dtype:
+    """float32 on the CPU, where the scores of a product in half precision would be rounded; elsewhere the model's own."""
+    return torch.float32 if lm.device.type == "cpu" else next(lm.module.parameters()).dtype

@@ -1,0 +1,146 @@
+"""Functionals of the logits of a linear head, so that neither the logits nor their gradient is ever whole.
+
+The forward pass keeps one number a token, its logsumexp; the backward pass makes a chunk of logits again, turns it in place into the chunk's
+gradient, and adds to the gradients of the head. Gradients of the raw log-probability and of the entropy are written out:
+
+    d logp(y) / d logits = onehot(y) - p,    d H / d logits = - p (log p + H)
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from oat.errors import ConfigError, ShapeError
+
+
+def linear_functionals(
+    hidden_KD: Float[Tensor, "K D"],
+    weight_VD: Float[Tensor, "V D"],
+    bias_V: Float[Tensor, " V"] | None,
+    ids_K: Int[Tensor, " K"],
+    chunk: int,
+    *,
+    entropy: bool = False,
+    others: Mapping[str, Callable[[Tensor, slice], Tensor]] | None = None,
+    dtype: torch.dtype | None = None,
+) -> dict[str, Tensor]:
+    """Values of each token under the logits `hidden @ weight.T + bias`, which are at least float32.
+
+    Args:
+        hidden_KD: last hidden states.
+        ids_K: in [0, V).
+        chunk: most tokens at a time.
+        entropy: whether it is wanted.
+        others: by name, a function of (C, V) logits and the slice of the K tokens they belong to, giving (C,); differentiated by autograd.
+        dtype: of the matrix products; None: that of the weights.
+    Returns:
+        "raw": (K,) log-probability of each id, nats; "entropy": (K,), nats, with 0 log 0 = 0; and (K,) for each of the others.
+
+    Raises:
+        ShapeError: shapes disagree.
+        ConfigError: chunk is below 1.
+    """
+    if hidden_KD.ndim != 2 or weight_VD.ndim != 2 or hidden_KD.shape[1] != weight_VD.shape[1] or ids_K.shape != hidden_KD.shape[:1]:
+        raise ShapeError(
+            f"hidden_KD has shape {tuple(hidden_KD.shape)}, weight_VD {tuple(weight_VD.shape)} and ids_K {tuple(ids_K.shape)}; "
+            "give (K, D), (V, D) and (K,)"
+        )
+    if chunk < 1:
+        raise ConfigError(f"chunk is {chunk}; give the number of tokens whose logits fit in memory, at least 1")
+    others = others or {}
+    values = _LinearFunctionals.apply(hidden_KD, weight_VD, bias_V, ids_K, chunk, entropy, list(others.values()), dtype or weight_VD.dtype)
+    return dict(zip(("raw", *(("entropy",) if entropy else ()), *others), values, strict=True))
+
+
+class _LinearFunctionals(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, chunk: int, entropy: bool, others: list[Any], dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.chunk, ctx.entropy, ctx.others, ctx.dtype = chunk, entropy, others, dtype
+        wide = torch.promote_types(hidden.dtype if hidden.dtype == weight.dtype else torch.float32, torch.float32)
+        columns = [hidden.new_empty(len(hidden), dtype=wide) for _ in range(1 + entropy + len(others))]
+        total = hidden.new_empty(len(hidden), dtype=wide)
+        for span, logits in _chunks(ctx, hidden, weight, bias):
+            for column, other in zip(columns[1 + entropy :], others, strict=True):
+                column[span] = other(logits, span)
+            top = logits.amax(-1)
+            chosen = logits.gather(1, ids[span, None].long())[:, 0]
+            if entropy:
+                weights = (logits - top[:, None]).exp_()
+                normaliser = weights.sum(-1)
+                mean = logits.masked_fill_(weights == 0, 0.0).mul_(weights).sum(-1) / normaliser
+            else:
+                normaliser = logits.sub_(top[:, None]).exp_().sum(-1)
+            total[span] = top + normaliser.log()
+            columns[0][span] = chosen - total[span]
+            if entropy:
+                columns[1][span] = total[span] - mean
+        ctx.save_for_backward(hidden, weight, bias, ids, total, *columns[1 : 1 + entropy])
+        return tuple(columns)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, ids, total, *entropies = ctx.saved_tensors
+        raw, of_entropy = gradients[0], gradients[1] if ctx.entropy else None
+        of_others = gradients[1 + ctx.entropy :]
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        to_hidden = torch.empty_like(hidden) if needs_hidden else None
+        to_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32)) if needs_weight else None
+        to_bias = torch.zeros_like(bias) if needs_bias else None
+        narrow = weight.to(ctx.dtype)
+        for span, logits in _chunks(ctx, hidden, weight, bias):
+            slopes = _slopes_of_others(logits, span, ctx.others, of_others)
+            scores = logits.sub_(total[span, None])
+            if of_entropy is not None:
+                inner = (scores + entropies[0][span, None]).mul_(of_entropy[span, None])
+                if raw is not None:
+                    inner += raw[span, None]
+                slope = inner.masked_fill_(scores == -torch.inf, 0.0).mul_(scores.exp_()).neg_()
+            elif raw is not None:
+                slope = scores.exp_().mul_(-raw[span, None])
+            else:
+                slope = scores.zero_()
+            if raw is not None:
+                slope.scatter_add_(1, ids[span, None].long(), raw[span, None])
+            if slopes is not None:
+                slope += slopes
+            if to_bias is not None:
+                to_bias += slope.sum(0)
+            slope = slope.to(ctx.dtype)
+            if to_hidden is not None:
+                to_hidden[span] = slope @ narrow
+            if to_weight is not None:
+                _add_product(to_weight, slope, hidden[span].to(ctx.dtype))
+        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), to_bias, None, None, None, None, None
+
+
+def _chunks(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+    """Spans of tokens, and their logits in at least float32; whoever gets them may overwrite them."""
+    narrow = weight.to(ctx.dtype)
+    for start in range(0, len(hidden), ctx.chunk):
+        span = slice(start, min(start + ctx.chunk, len(hidden)))
+        logits = torch.nn.functional.linear(hidden[span].to(ctx.dtype), narrow, None if bias is None else bias.to(ctx.dtype))
+        yield span, logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _slopes_of_others(logits: Tensor, span: slice, others: list[Any], gradients: tuple[Tensor | None, ...]) -> Tensor | None:
+    """What the functionals that autograd differentiates add to the gradient of a chunk's logits."""
+    wanted = [(other, gradient[span]) for other, gradient in zip(others, gradients, strict=True) if gradient is not None]
+    if not wanted:
+        return None
+    with torch.enable_grad():
+        leaf = logits.detach().clone().requires_grad_()
+        values = [other(leaf, span) for other, _ in wanted]
+    return torch.autograd.grad(values, leaf, [gradient for _, gradient in wanted])[0]
+
+
+def _add_product(to_weight: Tensor, slope: Tensor, hidden: Tensor) -> None:
+    if slope.dtype == to_weight.dtype:
+        to_weight.addmm_(slope.t(), hidden)
+    else:
+        to_weight += (slope.t() @ hidden).to(to_weight.dtype)
