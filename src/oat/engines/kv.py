@@ -1,4 +1,4 @@
-"""The cache of keys and values: pages of 16 tokens, within a bound of bytes.
+"""The cache of keys and values: pages of 8 tokens, within a bound of bytes.
 
 A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use lie close together at the front, so that a step
 attends with matrix products over a whole block of pages and copies none of them; the empty rest of a row's last page is nearly all the padding there
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from oat.attention import Packed
 
-PAGE = 16
+PAGE = 8
 """Tokens of a page."""
 _SLACK = 1.05
 """Pages are moved together when those up to the last one in use are this many times those in use."""
