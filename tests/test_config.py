@@ -37,6 +37,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oat.algorithms.direct import DPO, DPOConfig
+from oat.explore.rules import NoExploration
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Mine(DPO):
 
 def function(config):
     return None
+
+
+class Curious(NoExploration):
+    needs = frozenset({"policy"})
 
 
 class Asked:
@@ -134,7 +139,7 @@ def test_a_flag_that_replaces_a_section_takes_its_fields_along(here: Path) -> No
         ["--algorithm", "{name: dpo, prompts: 2}", "--oracle.labels", "bernoulli", "--oracle.scale", "2"],
         ["--algorithm", "{name: 'mine.py:Mine', prompts: 2, strength: 1e-3}"],
         ["--oracle", "{name: 'mine.py:Asked', threshold: 1e9, words: ['1e5', 'null', '0x1', '\\u2028', 'ü'], deep: {a: [1, null, true]}}"],
-        ["--run_dir", '"5e-4"', "--render.template", '"null"', "--sampling.stop", '["1e3", "\\u0085", "on", "", " "]'],
+        ["--run_dir", '"5e-4"', "--render.template", '"null"', "--sampling.stop", '["1e3", "\\u0085", "on", " "]'],
         ["--learner.schedule", "cosine", "--evaluation", "{path: x.jsonl, every: 7}", "--engine.deterministic", "true"],
     ],
 )
@@ -156,6 +161,10 @@ def test_a_merged_section_may_be_overridden(here: Path) -> None:
     assert config.evaluation is not None
     assert (config.checkpoint.every, config.evaluation.every) == (3, 5)
 
+
+OFFLINE = ["--algorithm", "{name: dpo, prompts: 2}", "--prompts.responses", "[good, bad]", "--oracle.name", "recorded"]
+PLAYED = ["--oracle.name", "environment", "--sampling.environment", "game.py:Game"]
+HELD_OUT = "{path: held_out.jsonl, oracle: exact_match}"
 
 MISTAKES: dict[str, tuple[str, list[str], list[str]]] = {
     "unknown at the top": ("5e-4", ["--sed", "1"], ["--sed: ", "`sed`", "`seed`"]),
@@ -206,6 +215,46 @@ MISTAKES: dict[str, tuple[str, list[str], list[str]]] = {
         ["--evaluation", "{path: train.jsonl, samples: 0, greedy: false}"],
         ["--evaluation: ", "evaluation.samples"],
     ),
+    "no end but queries, of recorded answers": (
+        "5e-4",
+        [*OFFLINE, "--stop", "{max_queries: 5}"],
+        ["--stop: ", "stop.max_queries", "recorded costs no"],
+    ),
+    "no end but queries, of a game": ("5e-4", [*PLAYED, "--stop", "{max_queries: 5}"], ["--stop: ", "stop.max_queries", "environment costs no"]),
+    "queries that nobody spends": ("5e-4", [*OFFLINE, "--stop.max_queries", "5"], ["--stop.max_queries: ", "set stop.max_steps"]),
+    "no end": ("5e-4", [*PLAYED, "--stop", "{}"], ["--stop: ", "never end; set it, stop.max_hours or"]),
+    "no end of priced answers": ("5e-4", ["--stop", "{}"], ["--stop: ", "never end; set it, stop.max_queries, stop.max_hours or"]),
+    "answers that nobody reads": ("5e-4", ["--algorithm", "{name: sft, prompts: 2}"], ["--algorithm: ", "exact_match", "set algorithm.threshold"]),
+    "answers about recorded responses that nobody reads": (
+        "5e-4",
+        ["--algorithm", "{name: sft, prompts: 2}", "--prompts.responses", "[good]"],
+        ["--algorithm: ", "oracle.name recorded", "evaluation.oracle"],
+    ),
+    "more samples than are recorded": ("5e-4", [*OFFLINE, "--algorithm.samples", "7"], ["--algorithm.samples: ", "is 7", "names 2", "remove it"]),
+    "unread: a temperature without samples": ("5e-4", [*OFFLINE, "--sampling.temperature", "0.3"], ["--sampling.temperature: ", "nothing reads"]),
+    "unread: a stop string without samples": ("5e-4", [*OFFLINE, "--sampling.stop", "[x]"], ["--sampling.stop: ", "nothing reads"]),
+    "unread: top-k of greedy responses": (
+        "5e-4",
+        [*OFFLINE, "--evaluation", HELD_OUT, "--evaluation.samples", "0", "--sampling.top_k", "4"],
+        ["--sampling.top_k: ", "nothing reads"],
+    ),
+    "recorded answers about new responses": (
+        "5e-4",
+        [*OFFLINE, "--evaluation", "{path: held_out.jsonl}"],
+        ["--evaluation: ", "evaluation.oracle", "name an oracle"],
+    ),
+    "four to compare": ("5e-4", ["--algorithm", "{name: dpo, prompts: 2, samples: 4}"], ["--algorithm: ", "samples is 4", "not 4; give 2"]),
+    "one recorded to compare": ("5e-4", [*OFFLINE, "--prompts.responses", "[good]"], ["--prompts.responses: ", "not 1; give 2"]),
+    "three recorded to compare": ("5e-4", [*OFFLINE, "--prompts.responses", "[a, b, c]"], ["--prompts.responses: ", "not 3; give 2"]),
+    "an explorer of recorded responses": ("5e-4", [*OFFLINE, "--explorer.name", "mine.py:Curious"], ["--explorer.name: ", "needs policy", "remove"]),
+    "an empty stop string": ("5e-4", ["--sampling.stop", '["x", ""]'], ["--sampling.stop: ", "sampling.stop", "length >= 1"]),
+    "no end of a KL": ("5e-4", ["--algorithm.kl_coef", ".inf"], ["algorithm.kl_coef is inf", "finite"]),
+    "a shorter maximum than a response": (
+        "5e-4",
+        ["--algorithm.name", "dr_grpo", "--algorithm.max_length", "7"],
+        ["--algorithm.max_length: ", "is 7", "sampling.max_new_tokens 8"],
+    ),
+    "no maximum of an episode": ("5e-4", [*PLAYED, "--algorithm.name", "dr_grpo"], ["run.yaml:9: ", "set algorithm.max_length", "episode"]),
     "missing in a section": ("5e-4\nevaluation: {every: 3}", [], ["run.yaml:15: ", "`evaluation.path`", "missing"]),
     "missing of an algorithm": ("5e-4", ["--algorithm", "{name: grpo, prompts: 3}"], ["--algorithm: ", "`algorithm.samples`", "missing"]),
     "twice": ("5e-4\nseed: 1\nseed: 2", [], ["run.yaml:16: ", "`seed`", "twice"]),
@@ -233,6 +282,33 @@ def test_a_mistake_is_one_message(here: Path, capsys: pytest.CaptureFixture[str]
     assert "Traceback" not in printed.err
     assert [word for word in words if word not in printed.err] == [], printed.err
     assert {entry for entry in here.iterdir() if entry.name != "__pycache__"} == before, "a refused configuration leaves nothing behind"
+
+
+def test_defaults_that_follow_from_other_settings(here: Path) -> None:
+    dr_grpo = ["--algorithm.name", "dr_grpo"]
+    assert resolved("run.yaml", *dr_grpo).algorithm.options["max_length"] == 8
+    assert resolved("run.yaml", *dr_grpo, "--sampling.max_new_tokens", "5").algorithm.options["max_length"] == 5
+    assert resolved("run.yaml", *dr_grpo, "--algorithm.max_length", "20").algorithm.options["max_length"] == 20
+    assert resolved("run.yaml", *dr_grpo, *PLAYED, "--algorithm.max_length", "2").algorithm.options["max_length"] == 2
+    assert resolved("run.yaml", *OFFLINE).algorithm.options["samples"] == 2
+    assert resolved("run.yaml", *OFFLINE, "--algorithm", "{name: sft, prompts: 2}").algorithm.options["samples"] == 2
+    assert resolved("run.yaml", *OFFLINE, "--prompts.responses", "[a, b, c]", "--algorithm.name", "sft").algorithm.options["samples"] == 3
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [*OFFLINE, "--algorithm.samples", "2"],
+        [*OFFLINE, "--evaluation", HELD_OUT, "--sampling.temperature", "0.3", "--sampling.stop", "[x]"],
+        [*OFFLINE, "--evaluation", HELD_OUT, "--evaluation.samples", "0", "--sampling.stop", "[x]"],
+        [*PLAYED, "--algorithm", "{name: sft, prompts: 2}"],
+        ["--algorithm", "{name: sft, prompts: 2, threshold: 1}", "--stop", "{max_queries: 5}"],
+    ],
+)
+def test_neighbours_of_what_is_refused(here: Path, flags: list[str]) -> None:
+    config = resolved("run.yaml", *flags)
+    (here / "again.yaml").write_text(to_yaml(config), encoding="utf-8")
+    assert resolved("again.yaml") == config
 
 
 def test_a_top_level_without_sections(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fixtures import make_group, make_questions
 
+from oat.algorithms.ensemble import EnsembleConfig
 from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig, GRPOConfig
 from oat.errors import ConfigError
 from oat.learner.batching import view_of
@@ -125,5 +126,14 @@ def test_settings_out_of_range() -> None:
         DrGRPOConfig(prompts=1, samples=2, max_length=0)
     with pytest.raises(ConfigError, match="std_eps is -1"):
         GRPOConfig(prompts=1, samples=2, std_eps=-1.0)
+    for name in ("clip_low", "clip_high", "kl_coef", "std_eps"):
+        for value in (math.inf, math.nan):
+            with pytest.raises(ConfigError, match=f"{name} is {value}"):
+                GRPOConfig(**{"prompts": 1, "samples": 2, name: value})
+    for name in ("learning_rate", "weight_decay", "prior"):
+        with pytest.raises(ConfigError, match=f"{name} is inf"):
+            EnsembleConfig(**{name: math.inf})
+    with pytest.raises(ConfigError, match="max_length is not set"):
+        DrGRPO(DrGRPOConfig(prompts=1, samples=2))
     with pytest.raises(ConfigError, match="samples is 1"):
         DrGRPOConfig(prompts=1, samples=1, max_length=4)

@@ -188,10 +188,13 @@ def test_bad_sizes_are_refused(world: World, tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "grpo").exists()
 
 
+RECORDED = {"oracle.name": "recorded", "evaluation.oracle": "exact_match", "prompts.responses": ["answer", "other"]}
+
+
 @pytest.mark.inventory(93)
 @pytest.mark.parametrize(
     ("algorithm", "changes", "most"),
-    [("grpo", {}, "12 rows"), ("dpo", {}, "4 pairs"), ("sft", {"oracle.name": "recorded", "prompts.responses": ["answer", "other"]}, "8 rows")],
+    [("grpo", {}, "12 rows"), ("dpo", {}, "4 pairs"), ("sft", {**RECORDED, "algorithm.samples": 2}, "8 rows")],
 )
 def test_a_step_is_not_cut_into_more_parts_than_it_has(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any], most: str

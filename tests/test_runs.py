@@ -142,7 +142,7 @@ def reward(prompts, completions, reference, answer, place, **columns):
 @pytest.mark.inventory(91)
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
-    [("grpo", {}), ("dpo", {}), ("dpo", {"oracle.max_outstanding": 3}), ("sft", {"compute.serialise": True})],
+    [("grpo", {}), ("dpo", {}), ("dpo", {"oracle.max_outstanding": 3}), ("sft", {"compute.serialise": True, "algorithm.threshold": 0.0})],
     ids=["grpo", "dpo", "dpo, asked ahead", "sft, over the wire"],
 )
 def test_every_completion_comes_with_its_columns_and_is_counted(algorithm: str, changes: dict[str, Any], world: World, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ def test_the_first_rule_that_is_met_ends_it() -> None:
     stop = Stop(last=5, max_queries=100, max_hours=1.0)
     assert stop.reason(4, 99) is None
     assert stop.reason(5, 0) == "all 5 steps are done"
+    assert stop.reason(7, 0) == "7 steps are done, and it was to end after 5"
     assert "100 queries are spent" in str(stop.reason(1, 100))
     stop.load_state({"seconds": 3601.0})
     assert "stop.max_hours 1.0" in str(stop.reason(1, 0))
@@ -51,8 +52,37 @@ def test_a_run_without_an_end_is_refused(world: World, tmp_path: Path, capsys: p
     assert oat("train", config, "--prompts.epochs", "1") == 0
 
 
+def test_fewer_steps_than_are_done(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("grpo", tmp_path, {"stop.max_steps": 3, "evaluation": None})
+    assert oat("train", config) == 0
+    before = digest_run(tmp_path / "grpo")
+    assert oat("train", config, "--stop.max_steps", "2") == 0
+    assert "finished, 3 steps are done, and it was to end after 2" in capsys.readouterr().out
+    assert digest_run(tmp_path / "grpo") == before
+
+
+def test_a_schedule_that_ends_with_the_run_is_made_longer_by_name(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("grpo", tmp_path, {"stop.max_steps": 2, "learner.schedule": "linear", "evaluation": None})
+    assert oat("train", config) == 0
+    assert oat("train", config, "--stop.max_steps", "3") == 2
+    refused = capsys.readouterr().err
+    assert "learner.schedule_steps: 2 in the run, 3 now (it follows from stop.max_steps" in refused
+    assert "--learner.schedule_steps 2" in refused
+    assert oat("train", config, "--stop.max_steps", "3", "--learner.schedule_steps", "4") == 2
+    assert "stop.max_steps" not in capsys.readouterr().err
+    assert oat("train", config, "--stop.max_steps", "3", "--learner.schedule_steps", "2") == 0
+    assert len(rows(tmp_path / "grpo")) == 4
+
+
 def test_a_prompt_that_leaves_too_little_context(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = world.config("grpo", tmp_path, {"sampling.max_new_tokens": 62, "stop.max_steps": 1, "evaluation": None})
     assert oat("train", config) == 2
-    assert "sampling.overflow" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "sampling.overflow" in refused
+    assert "lower sampling.max_new_tokens" in refused
+    assert "prompts.max_tokens" not in refused, "no prompt has 2 tokens or fewer"
+    assert oat("train", config, "--sampling.max_new_tokens", "64", "--run_dir", tmp_path / "none") == 2
+    refused = capsys.readouterr().err
+    assert "leaves room for 0" in refused
+    assert "prompts.max_tokens" not in refused
     assert oat("train", config, "--sampling.overflow", "cut", "--run_dir", tmp_path / "cut") == 0

@@ -1,6 +1,7 @@
 """Supervised fine-tuning: on recorded demonstrations, and on the policy's own accepted samples."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,9 @@ def test_without_a_threshold_no_score_is_read() -> None:
 def test_settings_out_of_range() -> None:
     with pytest.raises(ConfigError, match="samples is 0"):
         SFTConfig(prompts=1, samples=0)
-    with pytest.raises(ConfigError, match="threshold is not a number"):
-        SFTConfig(prompts=1, threshold=float("nan"))
+    for threshold in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ConfigError, match=f"threshold is {threshold}"):
+            SFTConfig(prompts=1, threshold=threshold)
 
 
 def rows_of(run: Path) -> list[dict[str, float]]:

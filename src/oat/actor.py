@@ -8,7 +8,7 @@ import numpy as np
 
 from oat.engines.base import Engine
 from oat.environments.base import Environment
-from oat.errors import ConfigError, DataError
+from oat.errors import DataError
 from oat.features import Scorer
 from oat.render import Renderer
 from oat.seeds import Seeds
@@ -56,7 +56,6 @@ class Actor:
         sampling: how training responses are drawn.
         environment: answers the responses within an episode; None: one response is the episode.
         scorer: scores samples under the ensemble.
-        longest_prompt: refuse longer ones, which leave too little of the model's context; None lets the engine cut responses.
     """
 
     def __init__(
@@ -68,10 +67,9 @@ class Actor:
         *,
         environment: Environment | None = None,
         scorer: Scorer | None = None,
-        longest_prompt: int | None = None,
     ):
         self.renderer, self.engine, self.sampling, self.seeds = renderer, engine, sampling, seeds
-        self.environment, self.scorer, self.longest_prompt = environment, scorer, longest_prompt
+        self.environment, self.scorer = environment, scorer
 
     def sample(
         self, prompts: Sequence[Prompt], samples: Mapping[str, int], address: Sequence[str | int], sampling: Sampling | None = None
@@ -83,7 +81,7 @@ class Actor:
             address: purpose, step and round of the random numbers.
             sampling: other than in training.
         """
-        contexts = [self._context(prompt) for prompt in prompts]
+        contexts = [self.renderer.prompt(prompt.messages) for prompt in prompts]
         groups: list[list[Trajectory]] = [[] for _ in prompts]
         for slot, count in samples.items():
             owners = [number for number in range(len(prompts)) for _ in range(count)]
@@ -114,15 +112,6 @@ class Actor:
             else:
                 scores[name] = self._logps(groups, name)
         return scores
-
-    def _context(self, prompt: Prompt) -> np.ndarray:
-        ids = self.renderer.prompt(prompt.messages)
-        if self.longest_prompt is not None and len(ids) > self.longest_prompt:
-            raise DataError(
-                f"the prompt of record {prompt.row} has {len(ids)} tokens, and the model's context leaves room for {self.longest_prompt} beside "
-                f"sampling.max_new_tokens; drop longer ones (prompts.max_tokens: {self.longest_prompt}), or set sampling.overflow to cut"
-            )
-        return ids
 
     def _logps(self, groups: Sequence[Group], slot: str) -> list[np.ndarray]:
         rows = [trajectory for group in groups for trajectory in group.trajectories]
@@ -175,8 +164,7 @@ class RecordedActor:
         return [Group(prompt, self._responses(prompt)) for prompt in prompts]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
-        if needs:
-            raise ConfigError(f"recorded responses come without {', '.join(needs)}, which the explorer needs; remove the explorer")
+        assert not needs, "check.py refuses an explorer that needs scores of recorded responses"
         return {}
 
     def _responses(self, prompt: Prompt) -> tuple[Trajectory, ...]:

@@ -2,7 +2,7 @@
 
 A field nobody reads is an error that names the nearest field that exists. Sections with a `name` (engine, explorer, oracle, router, algorithm) may
 name one of ours, `path/to/file.py:Name` or `package.module:Name`; the fields such a part reads stand beside its name and are checked by
-`oat.build`, which knows the parts.
+`oat.check`, which knows the parts.
 """
 
 import dataclasses
@@ -108,8 +108,8 @@ class SamplingConfig:
     """Keep the smallest set of most probable tokens whose probability reaches this; 1 keeps all."""
     min_p: Share = 0.0
     """Keep tokens at least this many times as probable as the most probable one; 0 keeps all."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a response."""
+    stop: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+    """Strings that end a response; none may be empty."""
     overflow: Literal["refuse", "cut"] = "refuse"
     """A prompt that leaves less than max_new_tokens of the model's context: refused before the run starts, or a response cut at the context's end."""
     environment: str | None = None
@@ -156,7 +156,8 @@ class LearnerConfig:
     warmup_steps: Whole = 0
     """Optimiser steps over which the learning rate rises from 0."""
     schedule_steps: Count | None = None
-    """Optimiser steps until a schedule ends; by default those of `stop.max_steps` steps."""
+    """Optimiser steps until a schedule ends; by default those of `stop.max_steps` steps. It is fixed when the run begins, so
+    set it where the run may be made longer."""
     micro_batch_size: Count | None = None
     """Most rows of one forward pass; changes memory and speed, not the result. A unit (a pair) is never split. By default 8, or no limit where
     micro_batch_tokens is set."""

@@ -180,7 +180,7 @@ def _check_room(source: Source, sized: Sequence[tuple[Prompt, int]], room: int |
     over = [(prompt, size) for prompt, size in sized if size > room]
     if over:
         prompt, size = over[0]
-        drop = f"drop longer ones (prompts.max_tokens: {room}), " if room > 0 else ""
+        drop = f"drop longer ones (prompts.max_tokens: {room}), " if room > 0 and len(over) < len(sized) else ""
         raise DataError(
             f"{source.name}:{prompt.row}: the prompt has {size} tokens, and the model's context leaves room for {max(0, room)} "
             f"({len(over)} of {len(sized)} prompts are too long); {drop}lower sampling.max_new_tokens, or set sampling.overflow to cut"

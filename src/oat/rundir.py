@@ -36,7 +36,7 @@ def open_run(config: Config, origins: Origins) -> Iterator[Run]:
         raise ConfigError(f"{directory} is a file; give another --run_dir")
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory):
-        run = _open(config, directory)
+        run = _open(config, directory, origins)
         try:
             yield run
         finally:
@@ -54,7 +54,7 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _open(config: Config, directory: Path) -> Run:
+def _open(config: Config, directory: Path, origins: Origins) -> Run:
     file = directory / "config.yaml"
     if file.exists():
         stored = resolve(load_config(file)[0], {})
@@ -67,7 +67,8 @@ def _open(config: Config, directory: Path) -> Run:
             config = replace(config, render=replace(config.render, date=stored.render.date))
         differences = [line for line in _differences(before, dump(config)) if not _is_free(line.split(": ")[0])]
         if differences:
-            raise ConfigError(f"{directory} holds a run of another configuration; give another --run_dir, or undo:\n  " + "\n  ".join(differences))
+            lines = "\n  ".join(line + _reason(line, stored, config, origins) for line in differences)
+            raise ConfigError(f"{directory} holds a run of another configuration; give another --run_dir, or undo:\n  {lines}")
     elif not _is_unused(directory):
         raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
     if config.compute.threads is None:
@@ -96,6 +97,18 @@ def _is_unused(directory: Path) -> bool:
 
 def _is_free(field: str) -> bool:
     return any(f"{field}.".startswith(f"{free}.") for free in FREE)
+
+
+def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> str:
+    """Why a field that was not set differs, and what to do."""
+    schedule, steps = stored.learner.schedule, stored.learner.schedule_steps
+    is_derived = ("learner", "schedule_steps") not in origins and schedule == now.learner.schedule
+    if not (difference.startswith("learner.schedule_steps: ") and is_derived):
+        return ""
+    return (
+        f" (it follows from stop.max_steps, where a {schedule} schedule ends by default, and a run keeps the schedule it began with: pass "
+        f"--learner.schedule_steps {steps} to go on with that one; a run that may be made longer sets learner.schedule_steps at its start)"
+    )
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -19,6 +19,8 @@ class Stop:
 
     def reason(self, step: int, queries: int) -> str | None:
         """Why the run ends before step `step`, or None."""
+        if self.last is not None and step > self.last:
+            return f"{step} steps are done, and it was to end after {self.last}"
         if self.last is not None and step >= self.last:
             return f"all {self.last} steps are done"
         if self.max_queries is not None and queries >= self.max_queries:

@@ -66,7 +66,9 @@ class Objective(Protocol):
     """What `losses` reads of each trained model: of a language model "raw", "sampled", "entropy"; of a critic "value"."""
     recorded_is_old: bool = False
     """Whether log-probabilities recorded under the policy's own version are its old ones, since engine and learner compute in the same precision;
-    `build.py` knows and says so."""
+    `check.py` knows and says so."""
+    reads_answers: bool = True
+    """Whether `prepare` learns anything from the answers; where it does not, an oracle that has to be asked is refused."""
 
     def plan(self, step: int) -> Plan: ...
 

@@ -10,6 +10,7 @@ Departures from the sources' code:
 A step learns `steps` times from `batch` pairs drawn without replacement from a ring buffer of all pairs so far; not before it holds that many.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,6 +49,9 @@ class EnsembleConfig:
         for name in ("members", "hidden", "batch", "steps", "buffer"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"explorer.ensemble.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("learning_rate", "weight_decay", "prior"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"explorer.ensemble.{name} is {getattr(self, name)}; it must be at least 0, and finite")
         if self.buffer < self.batch:
             raise ConfigError(f"explorer.ensemble.buffer is {self.buffer}, smaller than a batch of {self.batch}; raise it")
 

@@ -17,8 +17,9 @@ otherwise they are computed again.
 Not handled: importance weights for a lagging sampler; a run whose sampler lags reports `logps/recorded_gap`.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -57,8 +58,7 @@ class GroupConfig:
         if not 0 <= self.clip_low < 1:
             raise ConfigError(f"algorithm.clip_low is {self.clip_low}; it must be at least 0 and below 1")
         for name in ("clip_high", "kl_coef"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"algorithm.{name} is {getattr(self, name)}; it must be at least 0")
+            _check_finite(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,18 @@ class GRPOConfig(GroupConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.std_eps >= 0:
-            raise ConfigError(f"algorithm.std_eps is {self.std_eps}; it must be at least 0")
+        _check_finite("std_eps", self.std_eps)
 
 
 @dataclass(frozen=True)
 class DrGRPOConfig(GroupConfig):
-    max_length: int = field(kw_only=True)
-    """The constant that sums over a response's tokens are divided by: the most tokens a response may have, as sampling.max_new_tokens."""
+    max_length: int | None = None
+    """The constant that sums over a response's tokens are divided by: the most tokens a response may have. In a configuration by default
+    sampling.max_new_tokens; with an environment it must be set, to the most tokens of an episode's responses together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_length < 1:
+        if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"algorithm.max_length is {self.max_length}; it must be at least 1")
 
 
@@ -167,11 +167,22 @@ class DrGRPO(GroupPolicyGradient):
     Config = DrGRPOConfig
     config: DrGRPOConfig
 
+    def __init__(self, config: DrGRPOConfig):
+        if config.max_length is None:
+            raise ConfigError("algorithm.max_length is not set; give the most tokens that a response may have")
+        super().__init__(config)
+        self.max_length = float(config.max_length)
+
     def advantages(self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor) -> torch.Tensor:
         return group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, normalise=False)
 
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
-        return Loss(terms_K, per="constant", coef=coef, constant=float(self.config.max_length))
+        return Loss(terms_K, per="constant", coef=coef, constant=self.max_length)
+
+
+def _check_finite(name: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"algorithm.{name} is {value}; it must be at least 0, and finite")
 
 
 def scored_rows(feedback: Feedback) -> tuple[tuple[Trajectory, ...], torch.Tensor, torch.Tensor, torch.Tensor]:

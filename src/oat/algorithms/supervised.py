@@ -33,7 +33,8 @@ class SFTConfig:
     samples: int = 1
     """Responses a prompt."""
     threshold: float | None = None
-    """Least score of a response that is learned; without one every response is, and no score is read."""
+    """Least score of a response that is learned; without one every response is, no score is read, and only oracles that cost
+    nothing (`recorded`, `environment`) are asked."""
     reduction: Literal["sequence", "token", "prompt"] = "sequence"
     """Mean over the tokens of each response first, over all tokens of the step, or over those of each prompt first."""
     epochs: int = 1
@@ -44,8 +45,8 @@ class SFTConfig:
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ConfigError(f"algorithm.samples is {self.samples}; it must be at least 1")
-        if self.threshold is not None and math.isnan(self.threshold):
-            raise ConfigError("algorithm.threshold is not a number; give the least score of a response that is learned, or leave it out")
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise ConfigError(f"algorithm.threshold is {self.threshold}; give the least score of a response that is learned, or leave it out")
 
 
 class SFT(Objective):
@@ -56,6 +57,7 @@ class SFT(Objective):
 
     def __init__(self, config: SFTConfig):
         self.config = config
+        self.reads_answers = config.threshold is not None
 
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
