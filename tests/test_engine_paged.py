@@ -85,10 +85,10 @@ def test_a_full_cache_sends_the_youngest_rows_back(lms, family, decodings, monke
 def test_a_request_that_can_never_fit_is_refused(lms):
     engine = build_engine(lms["llama"])
     bound = engine._page_bytes[id(lms["llama"])] / 1e9
-    request = Request(np.arange(10, dtype=np.int32), Sampling(7), 1)
-    with pytest.raises(EngineError, match=r"17 tokens take .* raise engine.cache_gb"):
-        build_engine(lms["llama"], cache_gb=bound * 1.5).generate([request], "sampler")
-    assert len(run(build_engine(lms["llama"], cache_gb=bound * 2.5, stop_ids=[]), [request])[0].ids) == 7
+    request = Request(np.arange(10, dtype=np.int32), Sampling(PAGE), 1)
+    with pytest.raises(EngineError, match=rf"{10 + PAGE} tokens take .* raise engine.cache_gb"):
+        build_engine(lms["llama"], cache_gb=bound * 2.5).generate([request], "sampler")
+    assert len(run(build_engine(lms["llama"], cache_gb=bound * 3.5, stop_ids=[]), [request])[0].ids) == PAGE
     with pytest.raises(EngineError, match="in every row"):
         build_engine(lms["llama"], cache_gb=bound * 100, deterministic=True).generate([request], "sampler")
 

@@ -56,19 +56,40 @@ def test_sequences_together_are_sequences_alone(paths, family, takes_layouts):
     assert lm.takes_layouts
     lm.takes_layouts = takes_layouts
     sequences = [np.random.default_rng(length).integers(0, VOCAB_ROWS, length) for length in (6, 1, 9, 6)]
-    ids_T, hidden_TD, spans = lm.hidden_of(sequences)
-    assert len(ids_T) == (22 if takes_layouts else 36)
-    for sequence, span in zip(sequences, spans, strict=True):
-        assert ids_T[span.start : span.stop].tolist() == sequence.tolist()
+    hidden_TD, places = lm.hidden_of(sequences)
+    assert len(hidden_TD) == (22 if takes_layouts else 36)
+    for sequence, place in zip(sequences, places, strict=True):
         alone = lm.hidden(torch.from_numpy(sequence)[None])[0]
-        torch.testing.assert_close(hidden_TD[span.start : span.stop], alone, atol=2e-5, rtol=0)
-        hidden_TD[span.start : span.stop].square().sum().backward(retain_graph=True)
+        torch.testing.assert_close(hidden_TD[place], alone, atol=2e-5, rtol=0)
+        hidden_TD[place].square().sum().backward(retain_graph=True)
         found = [parameter.grad.clone() for parameter in lm.module.parameters() if parameter.grad is not None]
         lm.module.zero_grad()
         alone.square().sum().backward()
         expected = [parameter.grad.clone() for parameter in lm.module.parameters() if parameter.grad is not None]
         lm.module.zero_grad()
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_common_beginning_is_computed_once(paths, family):
+    """Values and gradients are those of the sequences apart; one of them has no beginning in common, one another's."""
+    lm, generator = load_lm(paths[family]), np.random.default_rng(3)
+    prompts = [generator.integers(0, VOCAB_ROWS, length) for length in (7, 4)]
+    ends = [generator.integers(0, VOCAB_ROWS, length) for length in (3, 1, 5, 2, 6)]
+    sequences = [np.concatenate([prompt, end]) for prompt, end in zip([prompts[0], prompts[0], prompts[1], prompts[0]], ends, strict=False)] + ends[
+        4:
+    ]
+    results = []
+    for prefixes in ([7, 7, 4, 7, 0], None):
+        hidden_TD, places = lm.hidden_of(sequences, prefixes)
+        assert len(hidden_TD) == (7 + 4 + 17 if prefixes else 3 * 7 + 4 + 17)
+        hidden = torch.cat([hidden_TD[place] for place in places])
+        (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
+        results.append((hidden, [parameter.grad for parameter in lm.module.parameters() if parameter.grad is not None]))
+        lm.module.zero_grad()
+    torch.testing.assert_close(results[0][0], results[1][0], atol=2e-5, rtol=0)
+    for found, expected in zip(results[0][1], results[1][1], strict=True):
+        assert (found - expected).norm() <= 1e-5 * expected.norm() + 1e-7
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -122,14 +143,14 @@ def test_context_is_cut_to_a_sliding_window(tmp_path):
     assert lm.context_length == 16
     ids = torch.randint(0, VOCAB_ROWS, (1, 16))
     with torch.no_grad():
-        torch.testing.assert_close(lm.head(lm.hidden_of([ids[0].numpy()])[1]), lm.module(input_ids=ids).logits[0], atol=2e-5, rtol=0)
+        torch.testing.assert_close(lm.head(lm.hidden_of([ids[0].numpy()])[0]), lm.module(input_ids=ids).logits[0], atol=2e-5, rtol=0)
 
 
 def test_a_model_without_sdpa_falls_back_to_eager(tmp_path):
     lm = load_lm(save_model(tmp_path, MptConfig(vocab_size=VOCAB_ROWS, d_model=32, n_layers=1, n_heads=4, max_seq_len=CONTEXT)))
     assert lm.module.config._attn_implementation == "eager"
     assert not lm.takes_layouts
-    assert len(lm.hidden_of([np.arange(5), np.arange(2)])[1]) == 10
+    assert len(lm.hidden_of([np.arange(5), np.arange(2)])[0]) == 10
 
 
 def test_a_model_that_scales_its_logits_is_refused(tmp_path):

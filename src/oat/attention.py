@@ -102,12 +102,49 @@ def pack(sequences: Sequence[np.ndarray], device: torch.device, *, width: int | 
     """
     widths = [width if width is not None else len(ids) for ids in sequences]
     starts = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
-    total = max(int(starts[-1]), rows * (width or 0))
-    tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
     spans = [Span(int(start), int(start) + len(ids)) for start, ids in zip(starts, sequences, strict=False)]
-    for span, ids in zip(spans, sequences, strict=True):
-        tokens[span.start : span.stop], positions[span.start : span.stop] = ids, np.arange(len(ids))
-    return torch.from_numpy(tokens)[None].to(device), torch.from_numpy(positions)[None].to(device), spans
+    return *_lay(sequences, spans, max(int(starts[-1]), rows * (width or 0)), device), spans
+
+
+def pack_groups(
+    sequences: Sequence[np.ndarray], prefixes: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor, list[Span], list[np.ndarray]]:
+    """Sequences end to end, of which those that begin alike have their beginning in common.
+
+    Args:
+        sequences: ids.
+        prefixes: tokens of each sequence that may be common; below its length.
+    Returns:
+        Ids (1, T), positions (1, T), the spans, and for each sequence where its tokens lie.
+    """
+    spans: list[Span] = []
+    pieces: list[np.ndarray] = []
+    places: list[np.ndarray] = []
+    number_of: dict[bytes, int] = {}
+
+    def add(ids: np.ndarray, prefix: int | None = None) -> None:
+        start = spans[-1].stop if spans else 0
+        spans.append(Span(start, start + len(ids), prefix))
+        pieces.append(ids)
+
+    for ids, length in zip(sequences, prefixes, strict=True):
+        common = ids[:length].tobytes()
+        if length and common not in number_of:
+            number_of[common] = len(spans)
+            add(ids[:length])
+        prefix = number_of[common] if length else None
+        add(ids[length:], prefix)
+        before = np.arange(spans[prefix].start, spans[prefix].stop) if prefix is not None else np.zeros(0, dtype=np.int64)
+        places.append(np.concatenate([before, np.arange(spans[-1].start, spans[-1].stop)]))
+    return *_lay(pieces, spans, spans[-1].stop, device), spans, places
+
+
+def _lay(pieces: Sequence[np.ndarray], spans: Sequence[Span], total: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+    for span, ids in zip(spans, pieces, strict=True):
+        before = 0 if span.prefix is None else spans[span.prefix].stop - spans[span.prefix].start
+        tokens[span.start : span.stop], positions[span.start : span.stop] = ids, np.arange(before, before + len(ids))
+    return torch.from_numpy(tokens)[None].to(device), torch.from_numpy(positions)[None].to(device)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:

@@ -41,5 +41,5 @@ class Scorer:
         return Receipt(slot, version, {name: checksum(tensor) for name, tensor in held.items()})
 
     def _features(self, rows: Sequence[Trajectory]) -> torch.Tensor:
-        _, hidden_TD, spans = self.backbone.hidden_of([row.ids for row in rows])
-        return hidden_TD[[span.stop - 1 for span in spans]].float().cpu()
+        hidden_TD, places = self.backbone.hidden_of([row.ids for row in rows])
+        return hidden_TD[[place[-1] for place in places]].float().cpu()

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from oat.attention import NAME, Layout, Packed, Span, pack
+from oat.attention import NAME, Layout, Packed, pack, pack_groups
 from oat.errors import ModelError, did_you_mean
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -98,17 +98,20 @@ class CausalLM:
         with self._as_seen():
             return self.module.base_model(input_ids=input_ids, use_cache=False, **asked).last_hidden_state
 
-    def hidden_of(self, sequences: Sequence[np.ndarray]) -> tuple[Tensor, Tensor, list[Span]]:
+    def hidden_of(self, sequences: Sequence[np.ndarray], prefixes: Sequence[int] | None = None) -> tuple[Tensor, list[np.ndarray]]:
         """Sequences of any lengths in one pass, end to end without padding; or padded on the right, where the model takes no layouts.
 
+        Args:
+            prefixes: tokens of each sequence that others may begin with too, and which are then computed once; less than all. None: no sharing.
         Returns:
-            Ids (T,), last hidden states (T, D), and where each sequence lies among them.
+            Last hidden states (T, D), and where those of each sequence lie among them.
         """
-        width = None if self.takes_layouts else max(len(ids) for ids in sequences)
-        ids_1T, positions_1T, spans = pack(sequences, self.device, width=width)
-        if width is None:
-            return ids_1T[0], self.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0], spans
-        return ids_1T[0], self.hidden(ids_1T.view(-1, width)).flatten(0, 1), spans
+        if not self.takes_layouts:
+            width = max(len(ids) for ids in sequences)
+            ids_1T, _, spans = pack(sequences, self.device, width=width)
+            return self.hidden(ids_1T.view(-1, width)).flatten(0, 1), [np.arange(span.start, span.stop) for span in spans]
+        ids_1T, positions_1T, spans, places = pack_groups(sequences, prefixes or [0] * len(sequences), self.device)
+        return self.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0], places
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over `vocab_rows` ids, (..., D) to (..., V), in the model's own precision."""

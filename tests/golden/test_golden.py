@@ -12,6 +12,13 @@ import make
 import numpy as np
 import pytest
 
+from oat.engines.torch import TorchEngine
+from oat.lm import load_lm, load_tokenizer
+from oat.seeds import Seeds
+from oat.types import Request, Sampling
+
+PADDED = json.loads((make.HERE / "padded.json").read_text(encoding="utf-8"))
+"""What the first engine and learner computed, which padded: numbers of the same ledgers, and deterministic tokens. Never made anew."""
 GOLDEN = json.loads((make.HERE / "golden.json").read_text(encoding="utf-8"))
 
 
@@ -28,6 +35,22 @@ def test_twenty_steps(algorithm: str, tmp_path: Path) -> None:
         assert found == GOLDEN[algorithm]
     else:
         assert_near(found, GOLDEN[algorithm])
+
+
+@pytest.mark.parametrize("algorithm", make.ALGORITHMS)
+def test_numbers_are_those_of_the_padded_learner(algorithm: str) -> None:
+    assert_near(GOLDEN[algorithm], PADDED["numbers"][algorithm])
+
+
+def test_deterministic_tokens_are_those_of_the_padded_engine() -> None:
+    lm, tokenizer = load_lm(str(make.HERE / "model")), load_tokenizer(str(make.HERE / "model"))
+    keys, generator = Seeds(5), np.random.default_rng(5)
+    settings = [Sampling(12), Sampling(12, temperature=0.7, top_k=5), Sampling(12, top_p=0.8), Sampling(12, min_p=0.1), Sampling(12, temperature=0.0)]
+    drawn = [generator.integers(0, len(tokenizer), generator.integers(1, 9)).astype(np.int32) for _ in range(60)]
+    requests = [Request(drawn[3 * (n // 3)], settings[n // 3 % 5], keys.key("tokens", n // 3, n % 3)) for n in range(60)]
+    engine = TorchEngine({"sampler": lm}, num_tokens=len(tokenizer), stop_ids=[0], decode=tokenizer.decode, deterministic=True)
+    completions = sorted(engine.generate(requests, "sampler"), key=lambda completion: completion.index)
+    assert [completion.ids.tolist() for completion in completions] == PADDED["tokens"]
 
 
 PATHS: dict[str, dict[str, Any]] = {

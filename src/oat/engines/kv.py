@@ -18,7 +18,7 @@ from oat.attention import Packed
 
 PAGE = 8
 """Tokens of a page."""
-_SLACK = 1.05
+_SLACK = 1.03
 """Pages are moved together when those up to the last one in use are this many times those in use."""
 _ROUND = 8
 """Blocks of pages come in multiples of this, so that where threads share an elementwise kernel, they part between whole vectors."""
@@ -62,7 +62,7 @@ class Pages:
 
     def close_gaps(self) -> np.ndarray | None:
         """Move the last pages into free places, where enough are free: the new place by old place, or None."""
-        if self.used <= self.live * _SLACK + _ROUND:
+        if self.used <= self.live * _SLACK:
             return None
         free = sorted(page for page in self._free if page < self.live)
         last = np.setdiff1d(np.arange(self.live, self.used), self._free)

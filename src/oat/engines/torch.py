@@ -24,6 +24,7 @@ from oat.engines.kv import PAGE, Filling, PagedCache, Step
 from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
 from oat.functional.logprobs import chunked_head, token_logps
 from oat.lm import CausalLM
+from oat.threads import on_threads
 from oat.types import Completion, Receipt, Request, Sampling
 
 _HEAD_LOGITS = 2**24
@@ -41,6 +42,7 @@ class TorchEngine:
     """Generates and scores with the weights of its slots; slots may share a model, and then share its version.
 
     Attributes:
+        threads: may be set at any time.
         padding: share of the keys that the newest batch computed with and that belong to no token.
     """
 
@@ -55,6 +57,7 @@ class TorchEngine:
         cache_gb: float = 4.0,
         deterministic: bool = False,
         context_length: int | None = None,
+        threads: int | None = None,
     ):
         """
         Args:
@@ -66,6 +69,7 @@ class TorchEngine:
             cache_gb: most memory for keys and values, 10^9 bytes. When it is full, the rows that came last wait.
             deterministic: a request gives bitwise the same tokens and log-probabilities whatever it is batched with.
             context_length: most tokens of a sequence; None: as many as the model allows.
+            threads: of the computation; None: as many as torch is set to.
 
         Raises:
             EngineError: an argument is out of range.
@@ -83,6 +87,7 @@ class TorchEngine:
         self._page_bytes = {id(lm): _page_bytes(lm) for lm in {id(lm): lm for lm in slots.values()}.values()}
         self._pages = {model: int(cache_gb * _GB / size) for model, size in self._page_bytes.items()}
         self.padding = 0.0
+        self.threads = threads
         self._slots = dict(slots)
         self._versions = {id(lm): 0 for lm in slots.values()}
         self._num_tokens = num_tokens
@@ -260,18 +265,17 @@ class TorchEngine:
     @contextmanager
     def _computing(self, lm: CausalLM) -> Iterator[None]:
         """The model in evaluation mode (gradient checkpointing would drop the cache) and, when deterministic, few threads; both put back."""
-        was_training, threads = lm.module.training, torch.get_num_threads()
+        most = _DETERMINISTIC_THREADS if self._deterministic else None
+        count = self.threads if most is None else min(self.threads or torch.get_num_threads(), most)
+        was_training = lm.module.training
         if was_training:
             lm.module.eval()
-        if self._deterministic and threads > _DETERMINISTIC_THREADS:
-            torch.set_num_threads(_DETERMINISTIC_THREADS)
         try:
-            yield
+            with on_threads(count):
+                yield
         finally:
             if was_training:
                 lm.module.train()
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
 
     def _width(self, length: int) -> int:
         return max(_power_above(length), _LEAST_WIDTH) if self._deterministic else length

@@ -11,6 +11,9 @@ from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, 
 from oat.lm import CausalLM
 from oat.types import Trajectory
 
+_SHARE_FROM = 1.2
+"""A prompt that rows have in common is computed once where the rows have this many times the tokens that are left then."""
+
 Functional = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
@@ -130,10 +133,19 @@ def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
 def trained_hidden(lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """The ids of the trained tokens (K,), and the last hidden states (K, D) that predict them."""
     with in_bfloat16(lm, autocast):
-        ids_T, hidden_TD, spans = lm.hidden_of([row.ids for row in rows])
-    trained_K = np.concatenate([span.start + np.flatnonzero(row.trained) for span, row in zip(spans, rows, strict=True)])
-    targets_K = torch.from_numpy(trained_K).to(lm.device)
-    return ids_T[targets_K], hidden_TD[targets_K - 1]
+        hidden_TD, places = lm.hidden_of([row.ids for row in rows], _prefixes(rows))
+    trained = [np.flatnonzero(row.trained) for row in rows]
+    before_K = np.concatenate([place[tokens - 1] for place, tokens in zip(places, trained, strict=True)])
+    ids_K = np.concatenate([row.ids[tokens] for row, tokens in zip(rows, trained, strict=True)]).astype(np.int64)
+    return torch.from_numpy(ids_K).to(lm.device), hidden_TD[torch.from_numpy(before_K).to(lm.device)]
+
+
+def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
+    """The length of each row's prompt, if computing a common one once saves enough; otherwise None."""
+    prompts = [row.segments[0].ids if row.segments[0].author == "context" and len(row.segments) > 1 else row.ids[:0] for row in rows]
+    saved = sum(map(len, prompts)) - sum(map(len, {ids.tobytes(): ids for ids in prompts}.values()))
+    total = sum(len(row.ids) for row in rows)
+    return [len(ids) for ids in prompts] if total > _SHARE_FROM * (total - saved) else None
 
 
 def _truncated(row: Trajectory) -> bool:

