@@ -253,3 +253,13 @@ def test_an_exported_chat_model_keeps_its_template_and_its_ends(world: World, tm
     assert tokenizer(rendered)["input_ids"] == group.trajectories[0].segments[0].ids.tolist()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
     assert sorted(model.generation_config.eos_token_id) == sorted(tokenizer.convert_tokens_to_ids(["<eos>", "<|im_end|>", "="]))
+
+
+def test_the_engines_threads_are_measured_once_and_kept(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another number that would be measured later does not change the run; another one that is asked for is refused."""
+    config = world.config("dpo", tmp_path, {"stop.max_steps": 2})
+    for steps, found in ((2, 3), (3, 5)):
+        monkeypatch.setattr("oat.engines.torch.fastest", lambda work, counts, found=found: work() and found)
+        assert oat("train", config, "--stop.max_steps", str(steps)) == 0
+        assert "  threads: 3" in (tmp_path / "dpo" / "config.yaml").read_text(encoding="utf-8").split("engine:")[1]
+    assert oat("train", config, "--stop.max_steps", "4", "--engine.threads", "1") == 2

@@ -78,7 +78,8 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
     ensemble = _ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
     learner = wired(_learner(config, objective, lms, renderer, seeds, ensemble), tuple(type(o) for o in objectives))
-    engine, scorer = wired(_engine(config, lms, renderer)), ensemble[2] if ensemble else None
+    own_engine, scorer = _engine(config, lms, renderer), ensemble[2] if ensemble else None
+    engine = wired(own_engine)
     actor, trained = (wired(box) for box in _actors(config, objective.requires, renderer, engine, scorer, seeds))
     asked, scoring = _oracles(config, objective.requires)
     served: dict[str, Oracle] = {**asked, **scoring, **({ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {})}
@@ -110,6 +111,7 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
         tracking=Tracking(directory, samples=config.tracking.samples),
         parts=parts,
         start={"prompts/dropped": dropped},
+        chosen={("learner", "micro_batch_tokens"): learner.micro_batch_tokens, ("engine", "threads"): own_engine.threads},
         notes=notes,
     )
 
@@ -197,7 +199,7 @@ def _engine(config: Config, lms: Mapping[str, CausalLM], renderer: Renderer) -> 
     if "reference" in lms:
         slots["reference"] = lms["reference"]
     options = TorchEngineConfig(**config.engine.options)
-    return TorchEngine(
+    engine = TorchEngine(
         slots,
         num_tokens=renderer.num_tokens,
         stop_ids=renderer.stop_ids,
@@ -205,7 +207,12 @@ def _engine(config: Config, lms: Mapping[str, CausalLM], renderer: Renderer) -> 
         max_rows=options.max_rows,
         cache_gb=options.cache_gb,
         deterministic=options.deterministic,
+        threads=options.threads,
     )
+    if options.threads is None:
+        plan = make_objective(config).plan(0)
+        engine.choose_threads(max(1, plan.prompts * sum(plan.samples.values())))
+    return engine
 
 
 def _ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds) -> EnsembleParts | None:

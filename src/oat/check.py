@@ -14,7 +14,7 @@ from oat.algorithms.base import Objective
 from oat.algorithms.direct import BNF, DPO, IPO, RobustDPO, SimPO, SLiC
 from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig
 from oat.algorithms.supervised import SFT
-from oat.config import Component, Config, OracleConfig, Origins, SamplingConfig, convert, unknown_field, where
+from oat.config import Component, Config, Count, OracleConfig, Origins, Positive, SamplingConfig, convert, unknown_field, where
 from oat.errors import ConfigError, did_you_mean
 from oat.explore.base import Explorer
 from oat.explore.rules import NoExploration
@@ -31,12 +31,14 @@ Rule = tuple[str, object, str]
 
 @dataclass(frozen=True)
 class TorchEngineConfig:
-    max_rows: int = 256
+    max_rows: Count = 256
     """Most rows decoded together."""
-    cache_gb: float = 4.0
+    cache_gb: Positive = 4.0
     """Most memory for keys and values, 10^9 bytes; when it is full, rows wait."""
     deterministic: bool = False
     """The same tokens under any batching, for some speed."""
+    threads: Count | None = None
+    """Threads of the engine; None: the number that is fastest in a short measurement when the run is created, kept from then on."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Run:
         parts: every stateful part, by name.
         start: metrics of row 0 that are known before the first step.
         notes: sentences for people, before the first step.
+        chosen: settings that the configuration left open, by (section, field), as they were fixed when the run was built.
     """
 
     objectives: Sequence[Objective]
@@ -45,6 +46,7 @@ class Run:
     parts: dict[str, Stateful]
     start: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    chosen: Mapping[tuple[str, str], Any] = field(default_factory=dict)
 
 
 def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> str:

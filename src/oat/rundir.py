@@ -13,7 +13,7 @@ import torch
 
 from oat.build import build, resolve
 from oat.checkpoint import write_atomically
-from oat.config import Config, Origins, dump, load_config, to_yaml
+from oat.config import Component, Config, Origins, dump, load_config, to_yaml
 from oat.errors import ConfigError
 from oat.lm import load_tokenizer
 from oat.loop import Run
@@ -22,6 +22,9 @@ from oat.store import Store
 
 FREE = ("stop", "tracking", "checkpoint", "run_dir", "oracle.deadline_s", "compute.serialise")
 """Fields, or whole sections, that may change when a run is continued."""
+
+CHOSEN = {("compute", "threads"): None, ("engine", "threads"): None, ("learner", "micro_batch_tokens"): "auto", ("render", "date"): None}
+"""Fields that are fixed when a run is created, where they have this value; then they stay."""
 
 
 @contextmanager
@@ -59,12 +62,9 @@ def _open(config: Config, directory: Path, origins: Origins) -> Run:
     if file.exists():
         stored = resolve(load_config(file)[0], {})
         before = dump(stored)
-        if config.compute.threads is None:
-            config = replace(config, compute=replace(config.compute, threads=stored.compute.threads))
-        if config.learner.micro_batch_tokens == "auto":
-            config = replace(config, learner=replace(config.learner, micro_batch_tokens=stored.learner.micro_batch_tokens))
-        if config.render.date is None:
-            config = replace(config, render=replace(config.render, date=stored.render.date))
+        for (section, name), left_open in CHOSEN.items():
+            if _setting(config, section, name) == left_open:
+                config = _with(config, section, name, _setting(stored, section, name))
         differences = [line for line in _differences(before, dump(config)) if not _is_free(line.split(": ")[0])]
         if differences:
             lines = "\n  ".join(line + _reason(line, stored, config, origins) for line in differences)
@@ -76,9 +76,22 @@ def _open(config: Config, directory: Path, origins: Origins) -> Run:
     if config.render.template is not None and config.render.date is None and reads_date(config.render.template, load_tokenizer(config.model.path)):
         config = replace(config, render=replace(config.render, date=datetime.date.today()))
     run = build(config)
-    config = replace(config, learner=replace(config.learner, micro_batch_tokens=run.learner.micro_batch_tokens))
+    for (section, name), value in run.chosen.items():
+        config = _with(config, section, name, value)
     write_atomically(file, to_yaml(config))
     return run
+
+
+def _setting(config: Config, section: str, name: str) -> Any:
+    part = getattr(config, section)
+    return part.options[name] if isinstance(part, Component) else getattr(part, name)
+
+
+def _with(config: Config, section: str, name: str, value: Any) -> Config:
+    part = getattr(config, section)
+    changed: Any = replace(part, options={**part.options, name: value}) if isinstance(part, Component) else replace(part, **{name: value})
+    sections: dict[str, Any] = {section: changed}
+    return replace(config, **sections)
 
 
 def _is_unused(directory: Path) -> bool:

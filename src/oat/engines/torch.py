@@ -24,7 +24,7 @@ from oat.engines.kv import PAGE, Filling, PagedCache, Step
 from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
 from oat.functional.logprobs import chunked_head, token_logps
 from oat.lm import CausalLM
-from oat.threads import on_threads
+from oat.threads import candidates, fastest, on_threads
 from oat.types import Completion, Receipt, Request, Sampling
 
 _HEAD_LOGITS = 2**24
@@ -33,6 +33,8 @@ _LEAST_WIDTH, _LEAST_ROWS = 16, 64
 _DETERMINISTIC_THREADS = 2
 _CACHE_TOLERANCE, _CACHE_TOLERANCE_HALF = 1e-4, 5e-2
 _GB = 10**9
+_MEASURED_TOKENS = 16
+"""Tokens of prompt and response when threads are chosen."""
 
 _IDLE = Request(np.zeros(1, dtype=np.int32), Sampling(max_new_tokens=0), key=0)
 """Fills a deterministic batch up to its width."""
@@ -104,6 +106,14 @@ class TorchEngine:
             EngineError: no such slot.
         """
         return self._versions[id(self._model(slot))]
+
+    def choose_threads(self, rows: int) -> None:
+        """Set `threads` to the number on which so many requests, of a few tokens each, are answered soonest."""
+        lm = next(iter(self._slots.values()))
+        few = min(_MEASURED_TOKENS, (lm.context_length or 2 * _MEASURED_TOKENS) // 2)
+        requests = [Request(np.zeros(few, dtype=np.int32), Sampling(few), key) for key in range(min(rows, self._max_rows))]
+        self.threads = None
+        self.threads = fastest(lambda: list(self.generate(requests, next(iter(self._slots)))), candidates())
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
         """Completions as they finish. A request ends at a stop id or stop string, or at `max_new_tokens` or the end of the context.
