@@ -196,3 +196,15 @@ def test_two_processes_do_not_share_a_directory(world: World, tmp_path: Path, ca
         assert oat("train", config) == 2
         assert "in use by another process" in capsys.readouterr().err
     assert train(config) == 0
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(world: World, tmp_path: Path) -> None:
+    """As `oat train CONFIG | head -1` does."""
+    config = world.config("dpo", tmp_path, {"stop.max_steps": 60})
+    command = [sys.executable, "-m", "oat", "train", str(config)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("oat train: 60 steps")
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (141, "")

@@ -1,6 +1,7 @@
 """LoRA: the adapter in its model, in the learner, in the engine, in checkpoints, and merged."""
 
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -312,3 +313,27 @@ def test_an_evaluation_of_a_run_has_its_adapter(finished: Path, capsys: pytest.C
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     last = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
     assert found["eval/greedy"] == last["eval/greedy"]
+
+
+@pytest.mark.parametrize("changes", [LORA, {"model.reference": "reference"}], ids=["base of an adapter", "reference"])
+def test_weights_that_never_change_are_those_the_run_began_with(
+    world: World, tmp_path: Path, changes: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("model", "reference"):
+        shutil.copytree(world.folder / "model", tmp_path / name)
+    changes = {**changes, "model.path": str(tmp_path / "model"), **({"model.reference": str(tmp_path / "reference")} if changes != LORA else {})}
+    config = world.config("dpo", tmp_path, {**changes, "evaluation": None})
+    assert oat("train", config, "--stop.max_steps", "2") == 0
+    file = tmp_path / ("model" if "model.lora" in changes else "reference") / "model.safetensors"
+    before = file.read_bytes()
+    assert oat("train", config, "--stop.max_steps", "3") == 0
+    file.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    capsys.readouterr()
+    assert oat("train", config, "--stop.max_steps", "4") == 1
+    assert "is not what this run began with" in capsys.readouterr().err
+    if "model.lora" in changes:
+        assert oat("export", str(tmp_path / "dpo"), str(tmp_path / "out")) == 1
+        assert "put its files back" in capsys.readouterr().err
+    file.write_bytes(before)
+    assert oat("train", config, "--stop.max_steps", "4") == 0
+    assert oat("export", str(tmp_path / "dpo"), str(tmp_path / "out")) == 0

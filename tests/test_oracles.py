@@ -162,6 +162,14 @@ def test_a_function_that_raises_is_named_and_can_be_asked_again():
     assert oracle.collect(tickets, 1.0)[0][1].values == (1.0,)
 
 
+def test_a_function_that_would_end_the_process_is_named():
+    def reward(completions):
+        raise SystemExit(7)
+
+    with pytest.raises(OracleError, match="mine raised SystemExit: 7"):
+        ask(CallableOracle(reward, "mine"), question(0, ["a"]))
+
+
 def test_a_generator_that_raises():
     def reward(completions):
         yield 1 / 0

@@ -78,8 +78,7 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
     ensemble = _ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
     learner = wired(_learner(config, objective, lms, renderer, seeds, ensemble), tuple(type(o) for o in objectives))
-    own_engine, scorer = _engine(config, lms, renderer), ensemble[2] if ensemble else None
-    engine = wired(own_engine)
+    engine, scorer = wired(_engine(config, lms, renderer)), ensemble[2] if ensemble else None
     actor, trained = (wired(box) for box in _actors(config, objective.requires, renderer, engine, scorer, seeds))
     asked, scoring = _oracles(config, objective.requires)
     served: dict[str, Oracle] = {**asked, **scoring, **({ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {})}
@@ -93,10 +92,9 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
     last = _last_step(config, prompts, plans)
     stop = Stop(last=last, max_queries=config.stop.max_queries, max_hours=config.stop.max_hours)
     weights = Weights(holders, config.learner.sync_every)
-    learned = dict(zip(("objective", ENSEMBLE), objectives, strict=False))
-    parts: dict[str, boxes.Stateful] = {"learner": learner, "weights": weights, "prompts": prompts, "stop": stop, **learned}
-    total = math.inf if last is None else sum(plans(step).questions for step in range(last))
-    router = OneOracle(next(iter(asked)))
+    parts: dict[str, boxes.Stateful] = {"learner": learner, "weights": weights, "prompts": prompts, "stop": stop}
+    parts |= zip(("objective", ENSEMBLE), objectives, strict=False)
+    total, router = math.inf if last is None else sum(plans(step).questions for step in range(last)), OneOracle(next(iter(asked)))
     return Run(
         objectives=objectives,
         plans=plans,
@@ -111,7 +109,7 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
         tracking=Tracking(directory, samples=config.tracking.samples),
         parts=parts,
         start={"prompts/dropped": dropped},
-        chosen={("learner", "micro_batch_tokens"): learner.micro_batch_tokens, ("engine", "threads"): own_engine.threads},
+        chosen={("learner", "micro_batch_tokens"): learner.micro_batch_tokens, ("engine", "threads"): engine.threads},
         notes=notes,
     )
 

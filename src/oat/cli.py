@@ -15,7 +15,7 @@ _HELP = "flags over the configuration, for example --learner.learning_rate 1e-4"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 2 the user can mend it, 1 something else failed."""
+    """Run one command; returns the exit code; docs/exit-codes.md has the table."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     arguments, rest = _parser().parse_known_args(argv)
     if rest and not hasattr(arguments, "target"):
@@ -27,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OatError as error:
         print(f"oat {arguments.command}: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # whoever read our lines has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (sqlite3.DatabaseError, OSError) as error:
         print(f"oat {arguments.command}: {type(error).__name__}: {error}; mend this and run the same command again", file=sys.stderr)
         return 1

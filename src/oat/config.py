@@ -223,7 +223,8 @@ class StopConfig:
     max_queries: Count | None = None
     """No step begins once so many oracle queries are spent."""
     max_hours: Positive | None = None
-    """The run ends at the first step boundary after so many hours of running, over all restarts."""
+    """The run ends at the first step boundary after so many hours of running, over all restarts; of a life that was killed, the time up to its last
+    checkpoint counts."""
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from oat.checkpoint import Checkpoints
 from oat.config import Config, load_config
 from oat.errors import CheckpointError, ConfigError
+from oat.learner.models import frozen_checksum
 from oat.lm import load_tokenizer, save_lm
 from oat.lora import load_model, merged
 from oat.metrics import repeatable
@@ -56,6 +58,11 @@ def export_run(run_dir: Path, out: Path) -> int:
         raise ConfigError(f"{out} is {'a file' if out.is_file() else 'the model that the run started from'}; give a new directory")
     step, weights, _ = policy_weights(run_dir)
     lm = load_model(config.model)
+    frozen = _state(run_dir, step)["learner"]["frozen"]["policy"]
+    if frozen_checksum(lm.module, lm.trainable().values()) != frozen:
+        raise CheckpointError(
+            f"{config.model.path} is not the model that the adapter of {run_dir} was trained beside; put its files back as they were"
+        )
     with torch.no_grad():
         for name, parameter in lm.trainable().items():
             parameter.copy_(weights[name])
@@ -83,7 +90,7 @@ def digest_run(run_dir: Path) -> dict[str, str]:
             raise ConfigError(f"{run_dir}: {name} is missing; give the directory of a whole run")
     step, weights, tensors = policy_weights(run_dir)
     others = {name: tensor for name, tensor in tensors.items() if not name.startswith("learner/policy/weights/")}
-    state = json.loads((run_dir / "checkpoints" / f"step_{step:08d}" / "state.json").read_text(encoding="utf-8"))
+    state = _state(run_dir, step)
     state.pop("stop", None)  # hours
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     store = Store(run_dir / "ledger.sqlite")
@@ -97,6 +104,11 @@ def digest_run(run_dir: Path) -> dict[str, str]:
         }
     finally:
         store.close()
+
+
+def _state(run_dir: Path, step: int) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((run_dir / "checkpoints" / f"step_{step:08d}" / "state.json").read_text(encoding="utf-8"))
+    return state
 
 
 def _tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:

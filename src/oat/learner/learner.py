@@ -8,15 +8,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from oat.algorithms.base import Objective, View
-from oat.errors import NonFiniteError
+from oat.errors import CheckpointError, NonFiniteError
 from oat.learner.batching import micro_batches, select_rows, split_units, view_of
-from oat.learner.models import Model
+from oat.learner.models import Model, frozen_checksum
 from oat.learner.optim import OptimiserSettings, build_adamw
 from oat.learner.reduction import Reduction
 from oat.seeds import Seeds
@@ -165,10 +166,16 @@ class Learner:
                 "rewards and log-probabilities of this step in samples.jsonl"
             )
 
+    @cached_property
+    def frozen(self) -> dict[str, int]:
+        """By model, the checksum of what learning never changes."""
+        moving = [parameter for part in self.trained.values() for parameter in part.model.trainable().values()]
+        return {name: frozen_checksum(model.module, moving) for name, model in self.models.items()}
+
     @property
     def state(self) -> dict[str, Any]:
-        """Everything that decides the future: "model/weights/name", "model/moments/key/name", and counters."""
-        state: dict[str, Any] = {"updates": self.updates, "steps": dict(self.steps)}
+        """Everything that decides the future: "model/weights/name", "model/moments/key/name", counters, and checksums of what is frozen."""
+        state: dict[str, Any] = {"updates": self.updates, "steps": dict(self.steps), "frozen": self.frozen}
         for model, part in self.trained.items():
             for name, parameter in part.model.trainable().items():
                 state[f"{model}/weights/{name}"] = parameter.detach()
@@ -182,6 +189,17 @@ class Learner:
             parameter.copy_(tensors[name])
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a state.
+
+        Raises:
+            CheckpointError: weights that learning never changes are others than those the state was made with.
+        """
+        changed = sorted(name for name, value in self.frozen.items() if state["frozen"].get(name) != value)
+        if changed:
+            raise CheckpointError(
+                f"what is frozen in the {', '.join(changed)} is not what this run began with; put the files of model.path and model.reference back "
+                "as they were, or begin a new run"
+            )
         self.updates, self.steps = state["updates"], dict(state["steps"])
         for model, part in self.trained.items():
             prefix = f"{model}/weights/"

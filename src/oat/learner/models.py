@@ -1,11 +1,14 @@
 """The learner's models: rows of trajectories in, one number a trained token out."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from oat.engines.base import checksum
 from oat.functional.head import linear_functionals
 from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, token_logps
 from oat.lm import CausalLM
@@ -123,6 +126,13 @@ class Critic(torch.nn.Module):
         assert wants == {"value"}, f"a critic gives value, not {wants}"
         _, hidden = trained_hidden(self.lm, rows, autocast=self.autocast)
         return {"value": self.score(hidden.to(self.score.weight.dtype)).squeeze(-1)}
+
+
+def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> int:
+    """CRC-32 of everything in a module but the moving tensors: it tells which base an adapter belongs to, and which reference a run."""
+    moves = set(map(id, moving))
+    sums = [(name, checksum(tensor)) for name, tensor in sorted(module.state_dict(keep_vars=True).items()) if id(tensor) not in moves]
+    return zlib.crc32(json.dumps(sums).encode())
 
 
 def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:

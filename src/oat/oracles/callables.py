@@ -97,7 +97,7 @@ class CallableOracle:
             values = list(returned) if is_list else []
         except _NotYetError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise OracleError(f"{self.name} raised {type(error).__name__}: {error}; repair the function, or catch what it may meet") from error
         if len(values) != len(asked):
             got = f"{len(values)} values" if values else repr(returned)[:80]
