@@ -28,7 +28,8 @@ def test_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     for most, expected in ((1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])):
         torch.set_num_threads(most)
-        assert candidates() == expected
+        assert candidates(1000) == expected
+        assert candidates(10**9) == expected[-1:]
 
 
 @pytest.mark.parametrize(("seconds", "best"), [({1: 1.0, 2: 0.6, 4: 0.5}, 4), ({1: 1.0, 2: 0.97, 4: 2.0}, 1), ({1: 1.0, 2: 0.9, 4: 0.88}, 2)])

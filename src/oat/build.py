@@ -24,7 +24,7 @@ from oat.explore.base import Explorer
 from oat.features import Scorer
 from oat.learner.ensemble import Ensemble
 from oat.learner.learner import Learner
-from oat.learner.limits import measure_tokens
+from oat.learner.limits import choose_threads, measure_tokens
 from oat.learner.models import Critic, LanguageModel, Model
 from oat.learner.optim import OptimiserSettings
 from oat.ledger import Ledger
@@ -109,9 +109,20 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
         tracking=Tracking(directory, samples=config.tracking.samples),
         parts=parts,
         start={"prompts/dropped": dropped},
-        chosen={("learner", "micro_batch_tokens"): learner.micro_batch_tokens, ("engine", "threads"): engine.threads},
+        chosen=_chosen(config, objective, learner, engine),
         notes=notes,
     )
+
+
+def _chosen(config: Config, objective: Objective, learner: Learner, engine: TorchEngine) -> dict[tuple[str, str], Any]:
+    """What is found once, when a run is created, and then stays: as given, or as measured now."""
+    if config.compute.threads is None:
+        torch.set_num_threads(choose_threads(learner, objective))
+    return {
+        ("learner", "micro_batch_tokens"): learner.micro_batch_tokens,
+        ("engine", "threads"): engine.threads,
+        ("compute", "threads"): torch.get_num_threads(),
+    }
 
 
 def _sampling(config: Config, requires: Requires) -> Sampling:

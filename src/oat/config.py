@@ -162,7 +162,7 @@ class LearnerConfig:
     """Most rows of one forward pass; changes memory and speed, not the result. A unit (a pair) is never split. By default 8, or no limit where
     micro_batch_tokens is set."""
     micro_batch_tokens: Count | Literal["auto"] | None = None
-    """Most tokens of one forward pass, padding included. `auto` measures once, when the run is created, what fits in compute.memory_gb, and keeps
+    """Most tokens of one forward pass. `auto` measures once, when the run is created, what fits in compute.memory_gb, and keeps
     it."""
     gradient_checkpointing: bool = False
     """Compute layers again in the backward pass instead of keeping what is in them: less memory, about a third more time."""
@@ -209,7 +209,7 @@ class TrackingConfig:
 @dataclass(frozen=True)
 class ComputeConfig:
     threads: Count | None = None
-    """Threads of torch; None takes torch's own choice when the run is created, and keeps it."""
+    """Threads of torch; None takes the number that is fastest in a short measurement when the run is created, and keeps it."""
     serialise: bool = False
     """Send every value between boxes through the wire encoding, as a cluster would."""
     memory_gb: Positive | None = None

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from oat.build import build, resolve
 from oat.checkpoint import write_atomically
 from oat.config import Component, Config, Origins, dump, load_config, to_yaml
@@ -71,8 +69,6 @@ def _open(config: Config, directory: Path, origins: Origins) -> Run:
             raise ConfigError(f"{directory} holds a run of another configuration; give another --run_dir, or undo:\n  {lines}")
     elif not _is_unused(directory):
         raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
-    if config.compute.threads is None:
-        config = replace(config, compute=replace(config.compute, threads=torch.get_num_threads()))
     if config.render.template is not None and config.render.date is None and reads_date(config.render.template, load_tokenizer(config.model.path)):
         config = replace(config, render=replace(config.render, date=datetime.date.today()))
     run = build(config)

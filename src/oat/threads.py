@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 _ROUNDS = 3
+_LARGE = 200_000_000
 _GAIN = 0.95
 """More threads must take at most this share of the time of fewer."""
 
@@ -27,9 +28,12 @@ def on_threads(count: int | None) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def candidates() -> list[int]:
-    """Powers of two up to the number of cores that torch would use now, and that number."""
+def candidates(parameters: int) -> list[int]:
+    """Powers of two up to the number of threads that torch would use now, and that number; of a large model only the latter, as it is never the
+    slower one and a measurement would take long."""
     most = min(torch.get_num_threads(), os.cpu_count() or 1)
+    if parameters > _LARGE:
+        return [most]
     return sorted({*(1 << power for power in range(most.bit_length()) if 1 << power <= most), most})
 
 

@@ -113,7 +113,8 @@ class TorchEngine:
         few = min(_MEASURED_TOKENS, (lm.context_length or 2 * _MEASURED_TOKENS) // 2)
         requests = [Request(np.zeros(few, dtype=np.int32), Sampling(few), key) for key in range(min(rows, self._max_rows))]
         self.threads = None
-        self.threads = fastest(lambda: list(self.generate(requests, next(iter(self._slots)))), candidates())
+        parameters = sum(tensor.numel() for tensor in lm.tensors().values())
+        self.threads = fastest(lambda: list(self.generate(requests, next(iter(self._slots)))), candidates(parameters))
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
         """Completions as they finish. A request ends at a stop id or stop string, or at `max_new_tokens` or the end of the context.

@@ -40,7 +40,7 @@ class Learner:
         models: by name; "policy", "reference", "critic", "ensemble".
         optimisers: of the models that are trained; the others are frozen.
         micro_batch_size: most rows of one forward pass.
-        micro_batch_tokens: most tokens of one forward pass, padding included.
+        micro_batch_tokens: most tokens of one forward pass, a common prompt counted with every row.
         max_grad_norm: the gradient of each model is scaled down to this norm.
         gradient_checkpointing: the trained models learn in training mode, in which they compute layers again in the backward pass.
     """

@@ -21,9 +21,12 @@ from oat.algorithms.base import Objective
 from oat.config import Config
 from oat.errors import ConfigError
 from oat.learner.learner import Learner
+from oat.threads import candidates, fastest
 from oat.types import Segment, Trajectory
 
 GB = 10**9
+_MEASURED_TOKENS, _MEASURED_ROWS = 32, 8
+"""Of the pass that chooses threads."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -78,7 +81,7 @@ def measure_tokens(learner: Learner, objective: Objective, config: Config) -> in
     budget = int(config.compute.memory_gb * GB) - _held(learner)
 
     def attempt(rows: int) -> int:
-        return _pass_bytes(learner, objective, [_row(width, trained)] * rows)
+        return _pass_bytes(learner, objective, [_row(width, trained, number) for number in range(rows)])
 
     rows = most_within(attempt, most_rows, budget)
     if rows == 0:
@@ -88,6 +91,13 @@ def measure_tokens(learner: Learner, objective: Objective, config: Config) -> in
             "raise it, or set learner.gradient_checkpointing, model.lora or a lower learner.logits_chunk"
         )
     return rows * width
+
+
+def choose_threads(learner: Learner, objective: Objective) -> int:
+    """The number of threads on which a small pass, forward and backward, is soonest done."""
+    rows = [_row(_MEASURED_TOKENS, _MEASURED_TOKENS // 2, number) for number in range(_MEASURED_ROWS)]
+    parameters = sum(parameter.numel() for part in learner.trained.values() for parameter in part.model.module.parameters())
+    return fastest(lambda: _pass(learner, objective, rows), candidates(parameters))
 
 
 def most_within(attempt: Callable[[int], int], most: int, budget: int) -> int:
@@ -109,13 +119,19 @@ def most_within(attempt: Callable[[int], int], most: int, budget: int) -> int:
 
 
 def _pass_bytes(learner: Learner, objective: Objective, rows: list[Trajectory]) -> int:
-    """Peak of one forward and backward pass, gradients included; nothing moves."""
-    with LiveBytes() as counter, learner.learning(objective):
+    """Peak of one forward and backward pass, gradients included."""
+    with LiveBytes() as counter:
+        _pass(learner, objective, rows)
+    return counter.peak
+
+
+def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> None:
+    """One forward and backward pass; nothing moves."""
+    with learner.learning(objective):
         outputs = [learner.trained[name].model.outputs(rows, {}, wants) for name, wants in objective.wants.items()]
         torch.stack([values.sum() for output in outputs for values in output.values()]).sum().backward()
     for name in objective.wants:
         learner.trained[name].optimiser.zero_grad(set_to_none=True)
-    return counter.peak
 
 
 def _held(learner: Learner) -> int:
@@ -126,10 +142,12 @@ def _held(learner: Learner) -> int:
     return sum(weights.values()) + 2 * sum(moments)
 
 
-def _row(width: int, trained: int) -> Trajectory:
-    ids, zeros = np.zeros(width, dtype=np.int32), np.zeros(trained, dtype=np.float32)
-    response = Segment("model", ids[:trained], np.ones(trained, dtype=bool), np.zeros(trained, dtype=np.int32), zeros, zeros)
-    return Trajectory("sampler", (Segment("context", ids[trained:]), response), "length", "")
+def _row(width: int, trained: int, number: int) -> Trajectory:
+    """A row of a prompt that no other has, so that nothing is computed once for several; ids 0 and 1."""
+    prompt = np.array([number >> min(place, 62) & 1 for place in range(width - trained)], dtype=np.int32)
+    ids, zeros = np.zeros(trained, dtype=np.int32), np.zeros(trained, dtype=np.float32)
+    response = Segment("model", ids, np.ones(trained, dtype=bool), np.zeros(trained, dtype=np.int32), zeros, zeros)
+    return Trajectory("sampler", (Segment("context", prompt), response), "length", "")
 
 
 def _storages(values: Any) -> Iterable[torch.UntypedStorage]:
