@@ -65,11 +65,12 @@ def total(algorithm: Any, batch: Batch, found: dict[str, dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Response:
-    """Lists of one number a token."""
+    """Lists of one number a token; `frozen` are the policy's where a loss takes no gradient of them."""
 
     policy: list[float]
     reference: list[float]
     entropy: list[float]
+    frozen: list[float]
 
 
 def sigmoid(x: float) -> float:
@@ -99,8 +100,8 @@ def slow_simpo(c: Response, r: Response) -> float:
 
 def slow_bnf(response: Response) -> float:
     score = 0.0
-    for logp, logq, entropy in zip(response.policy, response.reference, response.entropy, strict=True):
-        p, q = math.exp(logp), math.exp(logq)
+    for logp, logq, entropy, frozen in zip(response.policy, response.reference, response.entropy, response.frozen, strict=True):
+        p, q = math.exp(frozen), math.exp(logq)
         tau = min(1.0, p / (q + 1e-6))
         score += tau * logp + (1 - tau + 1e-6) / (1 - p + 1e-6) * (-entropy - p * logp)
     return score
@@ -128,17 +129,36 @@ SLOW: dict[str, tuple[Any, Callable[[Response, Response], float]]] = {
 }
 
 
+def slow_total(
+    name: str, view: View, policy: Sequence[float], reference: Sequence[float], entropy: Sequence[float], frozen: Sequence[float]
+) -> float:
+    """The mean over two pairs, from lists of one number a token."""
+    ends = np.flatnonzero(np.diff(view.row_of_K)) + 1
+    columns = [np.split(np.array(column), ends) for column in (policy, reference, entropy, frozen)]
+    responses = [Response(*(column[row].tolist() for column in columns)) for row in range(4)]
+    return mean([SLOW[name][1](responses[0], responses[1]), SLOW[name][1](responses[2], responses[3])])
+
+
 @pytest.mark.inventory(3, 4, 5, 6, 7, 8, 9, 10, 11)
 @pytest.mark.parametrize("name", SLOW)
-def test_equals_plain_python(name: str) -> None:
-    algorithm, slow = SLOW[name]
+def test_loss_and_gradient_are_those_of_plain_python(name: str) -> None:
+    """The gradient by central differences, in float64. Of the entropy there is none: see `bnf_scores`."""
+    algorithm, _ = SLOW[name]
     batch, view, found = prepared(algorithm, item(0, WINNER), item(1, LOSER[::-1], label=1), item(2, ("abc", "abc"), None, "tie"))
     assert [row.text for row in batch.rows] == [*WINNER, *LOSER]
-    spans = np.split(np.arange(len(view.row_of_K)), np.flatnonzero(np.diff(view.row_of_K)) + 1)
-    columns = [found["policy"]["raw"].detach(), numbers(batch.rows, "reference"), found["policy"]["entropy"]]
-    responses = [Response(*(column[span].tolist() for column in columns)) for span in spans]
-    expected = mean([slow(responses[0], responses[1]), slow(responses[2], responses[3])])
-    assert total(algorithm, batch, found).item() == pytest.approx(expected, rel=1e-9)
+    raw, entropy = found["policy"]["raw"], found["policy"]["entropy"].requires_grad_()
+    loss = total(algorithm, batch, found)
+    loss.backward()
+    policy, others = raw.tolist(), (numbers(batch.rows, "reference").tolist(), entropy.tolist())
+    assert loss.item() == pytest.approx(slow_total(name, view, policy, *others, policy), rel=1e-9)
+    assert raw.grad is not None
+    assert entropy.grad is None
+    for token in range(len(policy)):
+        ends = []
+        for step in (1e-5, -1e-5):
+            moved = [value + step * (place == token) for place, value in enumerate(policy)]
+            ends.append(slow_total(name, view, moved, *others, policy))
+        assert raw.grad[token].item() == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.inventory(13)
@@ -226,7 +246,7 @@ def test_reported_rewards(name: str) -> None:
     algorithm, _ = SLOW[name]
     batch, view, found = prepared(algorithm, item(0, WINNER))
     tokens = found["policy"]["raw"].tolist(), numbers(batch.rows, "reference").tolist()
-    chosen, rejected = (REWARDS[name](Response(*(column[part] for column in tokens), [])) for part in (slice(0, 4), slice(4, 6)))
+    chosen, rejected = (REWARDS[name](Response(*(column[part] for column in tokens), [], [])) for part in (slice(0, 4), slice(4, 6)))
     metrics = {key: values.item() for key, (values, _) in algorithm.metrics(found, view).items()}
     assert metrics["pairs/reward_chosen"] == pytest.approx(chosen)
     assert metrics["pairs/reward_rejected"] == pytest.approx(rejected)

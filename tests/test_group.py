@@ -84,17 +84,21 @@ def test_dr_grpo_weighs_a_token_the_same_in_every_response_and_every_group() -> 
 
 
 def test_the_kl_term_is_reduced_as_the_rest() -> None:
-    """k3 of d = -1.5 - -0.5 = -1 is e^1 - 1 - 1; over 7 tokens, of 3 sequences of at most 10 tokens."""
+    """k3 of d = -1.5 - -0.5 = -1 is e^1 - 1 - 1, its slope 1 - e^1; over 7 tokens, of 3 sequences of at most 10 tokens."""
 
     def both(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         return {want: torch.full((7,), -1.5 if model == "policy" else -0.5) for want in wants}
 
     algorithm = DrGRPO(DrGRPOConfig(prompts=1, samples=3, max_length=10, kl_coef=0.2))
     batch = algorithm.prepare(feedback((1.0, 4.0, 1.0)), both, np.random.default_rng(0))
-    view, raw = view_of(batch), torch.full((7,), -1.5)
+    view, raw = view_of(batch), torch.full((7,), -1.5, requires_grad=True)
     losses = algorithm.losses({"policy": {"sampled": batch.columns["old_logps_K"], "raw": raw}}, view)
     kl = losses["loss/kl"]
-    assert kl.coef * Reduction(batch)(kl, view, view.group_of_N, first=True).item() == pytest.approx(0.2 * 7 * (math.e - 2) / 30)
+    value = kl.coef * Reduction(batch)(kl, view, view.group_of_N, first=True)
+    assert value.item() == pytest.approx(0.2 * 7 * (math.e - 2) / 30)
+    value.backward()
+    assert raw.grad is not None
+    assert raw.grad.tolist() == pytest.approx([0.2 * (1 - math.e) / 30] * 7)
 
 
 @pytest.mark.parametrize("mark", ["failed", "abstain"])
