@@ -5,7 +5,7 @@ scaled dot-product attention as it was. Two layouts exist: `Packed`, below, and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,8 @@ from transformers.masking_utils import sdpa_mask
 from oat.errors import ModelError
 
 NAME = "oat"
+_NEAR_UP_TO = 512
+"""Tokens that a query sees, up to which spans of nearly one length attend together; beyond, those of exactly one."""
 
 
 class Layout(Protocol):
@@ -48,46 +50,101 @@ class Span:
     prefix: int | None = None
 
 
-@dataclass(eq=False)
-class Packed:
-    """Spans of one row of tokens, in order and disjoint; tokens between them see nothing and get zeros."""
+@dataclass(frozen=True, eq=False)
+class _Bucket:
+    """Spans of nearly one length, which attend in one call: so many of them, their queries and keys, and who sees whom; None: causally."""
 
-    spans: Sequence[Span]
-    uses: int = 0
-    """Layers that have asked it."""
-    _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    count: int
+    queries: int
+    keys: int
+    mask: Tensor | None
+
+
+class Packed:
+    """Spans of one row of tokens, in order and disjoint; what tokens between them get means nothing.
+
+    Spans of nearly one length attend together, as rows of a matrix: a call a span would cost more than it computes. Rows are filled up by the last
+    token of a span, which nobody in it sees.
+
+    Args:
+        width: all spans attend together, in rows of so many tokens; None: by length, which differs by an eighth at most, and not at all where
+            spans are long.
+
+    Attributes:
+        uses: layers that have asked it.
+    """
+
+    def __init__(self, spans: Sequence[Span], *, width: int | None = None):
+        self.spans, self.width, self.uses = spans, width, 0
+        self._plan: tuple[list[_Bucket], Rows, Rows, Rows] | None = None
 
     def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         self.uses += 1
-        sizes = self._sizes(query.shape[2])
-        queries, keys, values = (list(tensor.split(sizes, dim=2))[1::2] for tensor in (query, key, value))
-        gaps = sizes[0::2]
-        seen = [query.new_zeros(1, gaps[0], query.shape[1], value.shape[3])] if gaps[0] else []
+        if self._plan is None:
+            self._plan = self._planned(query)
+        buckets, of_queries, of_keys, back = self._plan
+        queries, keys, values = (
+            of.take(tensor[0].transpose(0, 1)).split([bucket.count * getattr(bucket, width) for bucket in buckets])
+            for tensor, of, width in ((query, of_queries, "queries"), (key, of_keys, "keys"), (value, of_keys, "keys"))
+        )
+        seen = [_attend(bucket, *parts, scale) for bucket, parts in zip(buckets, zip(queries, keys, values, strict=True), strict=True)]
+        return back.take(torch.cat(seen))[None]
+
+    def _planned(self, like: Tensor) -> tuple[list[_Bucket], "Rows", "Rows", "Rows"]:
+        """The buckets; where their queries and keys are found among the tokens, and each token among what the buckets give."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        before = [0 if span.prefix is None else _length(self.spans[span.prefix]) for span in self.spans]
         for number, span in enumerate(self.spans):
-            own_keys, own_values, mask = keys[number], values[number], None
-            if span.prefix is not None:
-                own_keys = torch.cat([keys[span.prefix], own_keys], dim=2)
-                own_values = torch.cat([values[span.prefix], own_values], dim=2)
-                mask = self._mask(own_keys.shape[2], span.stop - span.start, query)
-            seen.append(_causal(queries[number], own_keys, own_values, mask, scale))
-            if gaps[number + 1]:
-                seen.append(query.new_zeros(1, gaps[number + 1], query.shape[1], value.shape[3]))
-        return torch.cat(seen, dim=1)
+            if _length(span):
+                groups.setdefault(self._shape(before[number], _length(span)), []).append(number)
+        buckets, of_queries, of_keys = [], [], []
+        back_T, place = np.zeros(like.shape[2], dtype=np.int64), 0
+        for (ahead, own), numbers in groups.items():
+            starts, lengths = (np.array([get(self.spans[number]) for number in numbers]) for get in (_start, _length))
+            columns_nL = starts[:, None] + np.minimum(np.arange(own), lengths[:, None] - 1)
+            real_nL = np.arange(own) < lengths[:, None]
+            back_T[columns_nL[real_nL]] = place + np.flatnonzero(real_nL)
+            place += columns_nL.size
+            firsts = np.array([_start(self.spans[self.spans[number].prefix or 0]) for number in numbers])
+            left_nP = np.arange(ahead) - (ahead - np.array([before[number] for number in numbers]))[:, None]
+            of_queries.append(columns_nL.ravel())
+            of_keys.append(np.concatenate([firsts[:, None] + np.maximum(left_nP, 0), columns_nL], axis=1).ravel())
+            buckets.append(_Bucket(len(numbers), own, ahead + own, _mask(left_nP >= 0, own, like) if ahead else None))
+        queries, keys = (Rows(np.concatenate(numbers), like.shape[2], like.device) for numbers in (of_queries, of_keys))
+        return buckets, queries, keys, Rows(back_T, place, like.device)
 
-    def _sizes(self, length: int) -> list[int]:
-        """Tokens before the first span, in it, between it and the next, and so on."""
-        sizes, place = [], 0
-        for span in self.spans:
-            sizes += [span.start - place, span.stop - span.start]
-            place = span.stop
-        return [*sizes, length - place]
+    def _shape(self, before: int, own: int) -> tuple[int, int]:
+        if self.width is not None:
+            return before, self.width
+        return (before, own) if before + own > _NEAR_UP_TO else (_near(before), _near(own))
 
-    def _mask(self, keys: int, queries: int, like: Tensor) -> Tensor:
-        """(queries, keys): 0 where a query that stands at the end of the keys may look, -inf elsewhere."""
-        if (keys, queries) not in self._masks:
-            hidden = torch.ones(queries, keys, dtype=torch.bool, device=like.device).triu(keys - queries + 1)
-            self._masks[keys, queries] = like.new_zeros(queries, keys).masked_fill_(hidden, -torch.inf)
-        return self._masks[keys, queries]
+
+class Rows:
+    """Rows of a matrix by number, some of them several times; the gradient of a row is the sum of those of its copies."""
+
+    def __init__(self, numbers: np.ndarray, count: int, device: torch.device):
+        self.is_every = np.array_equal(numbers, np.arange(count))
+        self.numbers = torch.from_numpy(numbers).to(device)
+        self.copies = torch.from_numpy(np.argsort(numbers, kind="stable")).to(device)
+        self.starts = torch.from_numpy(np.searchsorted(np.sort(numbers), np.arange(count))).to(device)
+
+    def take(self, matrix: Tensor) -> Tensor:
+        """(rows, ...) to (numbers, ...)."""
+        if self.is_every:
+            return matrix
+        taken: Tensor = _Take.apply(matrix.flatten(1), self)
+        return taken.view(-1, *matrix.shape[1:])
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, rows: Rows) -> Tensor:
+        ctx.rows = rows
+        return matrix.index_select(0, rows.numbers)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return F.embedding_bag(ctx.rows.copies, gradient, ctx.rows.starts, mode="sum"), None
 
 
 def pack(sequences: Sequence[np.ndarray], device: torch.device, *, width: int | None = None, rows: int = 0) -> tuple[Tensor, Tensor, list[Span]]:
@@ -147,13 +204,38 @@ def _lay(pieces: Sequence[np.ndarray], spans: Sequence[Span], total: int, device
     return torch.from_numpy(tokens)[None].to(device), torch.from_numpy(positions)[None].to(device)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """(1, L, heads, width); heads that share a key are batched beside each other, so that no key is copied."""
+def _attend(bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """(rows, heads, width); heads that share a key are batched beside each other, so that no key is copied for them."""
     heads, key_heads = query.shape[1], key.shape[1]
-    query = query[0].unflatten(0, (key_heads, heads // key_heads))
-    key, value = (tensor[0][:, None].expand(-1, heads // key_heads, -1, -1) for tensor in (key, value))
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
-    return out.flatten(0, 1).transpose(0, 1)[None]
+    query = query.view(bucket.count, bucket.queries, key_heads, heads // key_heads, -1).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    key, value = (tensor.view(bucket.count, bucket.keys, key_heads, -1).transpose(1, 2).flatten(0, 1)[:, None] for tensor in (key, value))
+    key, value = (tensor.expand(-1, heads // key_heads, -1, -1) for tensor in (key, value))
+    mask = bucket.mask if bucket.mask is None or len(bucket.mask) == 1 else bucket.mask.repeat_interleave(key_heads, 0)
+    seen = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
+    return seen.unflatten(0, (bucket.count, key_heads)).permute(0, 3, 1, 2, 4).reshape(bucket.count * bucket.queries, heads, -1)
+
+
+def _mask(sees_nP: np.ndarray, own: int, like: Tensor) -> Tensor:
+    """(n, 1, L, P + L), or n = 1 where all are equal: 0 where a query may look, at the prefix that it has and causally at its own, -inf elsewhere."""
+    sees_nP = sees_nP[:1] if sees_nP.all() else sees_nP
+    causal = np.tril(np.ones((own, own), dtype=bool))
+    sees = np.concatenate([np.repeat(sees_nP[:, None], own, axis=1), np.broadcast_to(causal, (len(sees_nP), own, own))], axis=2)
+    hidden = torch.from_numpy(~sees[:, None]).to(like.device)
+    return like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+
+
+def _start(span: Span) -> int:
+    return span.start
+
+
+def _length(span: Span) -> int:
+    return span.stop - span.start
+
+
+def _near(length: int) -> int:
+    """The next length of which there are eight between a power of two and the next."""
+    step = max(1, (1 << length.bit_length()) // 16)
+    return -(-length // step) * step
 
 
 def attention(

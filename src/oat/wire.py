@@ -85,10 +85,17 @@ def _lower_collection(items: tuple | set | frozenset) -> dict[str, Any]:
 
 
 def _lower_array(array: np.ndarray) -> dict[str, Any]:
-    if array.dtype.name not in _DTYPES:
+    name = _dtype_name(array.dtype)
+    if name not in _DTYPES:
         raise WireError(f"an array of dtype {array.dtype} does not travel; use one of {', '.join(sorted(_DTYPES))}")
     data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    return {_TAG: "array", "dtype": array.dtype.name, "shape": list(array.shape), "data": data}
+    return {_TAG: "array", "dtype": name, "shape": list(array.shape), "data": data}
+
+
+@functools.cache
+def _dtype_name(dtype: np.dtype) -> str:
+    """numpy makes the name anew each time, which takes longer than all else about a small array."""
+    return dtype.name
 
 
 def _lift(value: Any) -> Any:

@@ -165,7 +165,7 @@ class Decoding:
             rows = np.concatenate([np.repeat(row, span.stop - span.start) for n, span in zip(some, spans, strict=True) for row in groups[n]])
             sources = np.concatenate([np.arange(span.start, span.stop) for span, count in zip(spans, counts, strict=True) for _ in range(count)])
             places = self._cache.places(rows, positions_1T[0].cpu().numpy()[sources], sources, device)
-            hidden_1TD = self._lm.hidden(ids_1T, positions=positions_1T, layout=Filling(self._cache, Packed(spans), places))
+            hidden_1TD = self._lm.hidden(ids_1T, positions=positions_1T, layout=Filling(self._cache, Packed(spans, width=self._prompt_width), places))
             last = np.repeat([span.stop - 1 for span in spans], counts)
             yield hidden_1TD[0, torch.from_numpy(last).to(device)]
 

@@ -125,7 +125,10 @@ class TorchEngine:
             NonFiniteError: the model's logits are not finite numbers.
         """
         lm = self._model(slot)
-        rooms = [self._room(f"request {index}", request, lm) for index, request in enumerate(requests)]
+        context = self._context(lm)
+        for index in {id(request.sampling): index for index, request in enumerate(requests)}.values():
+            _check_sampling(f"request {index}", requests[index].sampling)
+        rooms = [self._room(f"request {index}", request, context, lm.vocab_rows) for index, request in enumerate(requests)]
         self._check_pages([len(request.ids) + room for request, room in zip(requests, rooms, strict=True)], lm)
         return self._generate(requests, rooms, slot)
 
@@ -136,8 +139,9 @@ class TorchEngine:
             EngineError: no such slot, or a sequence is empty, longer than the context, or has an unknown id.
         """
         lm = self._model(slot)
+        context, vocab_rows = self._context(lm), lm.vocab_rows
         for index, ids in enumerate(sequences):
-            self._check_ids(f"sequence {index}", ids, lm)
+            _check_ids(f"sequence {index}", ids, context, vocab_rows)
         widths = np.array([self._width(len(ids)) for ids in sequences], dtype=np.int64)
         scored: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(sequences)
         for some in self._fixed_passes(widths) if self._deterministic else passes(widths):
@@ -178,22 +182,15 @@ class TorchEngine:
             raise EngineError(f"the engine has no slot `{slot}`: {did_you_mean(slot, self._slots)}")
         return self._slots[slot]
 
-    def _room(self, what: str, request: Request, lm: CausalLM) -> int:
-        """How many tokens the request may get, once it is known to be sound."""
-        context = self._check_ids(what, request.ids, lm)
-        sampling = request.sampling
-        sound = {
-            "max_new_tokens": sampling.max_new_tokens >= 0,
-            "temperature": 0.0 <= sampling.temperature < float("inf"),
-            "top_k": sampling.top_k >= 0,
-            "top_p": 0.0 < sampling.top_p <= 1.0,
-            "min_p": 0.0 <= sampling.min_p <= 1.0,
-            "stop": all(sampling.stop),
-        }
-        for name, is_sound in sound.items():
-            if not is_sound:
-                raise EngineError(f"{what} asks for {name} = {getattr(sampling, name)!r}; see `oat.types.Sampling` for what it may be")
-        return sampling.max_new_tokens if context is None else min(sampling.max_new_tokens, context - len(request.ids))
+    def _context(self, lm: CausalLM) -> int | None:
+        """Most tokens of a sequence; None: no limit."""
+        return self._context_length if self._context_length is not None else lm.context_length
+
+    def _room(self, what: str, request: Request, context: int | None, vocab_rows: int) -> int:
+        """How many tokens the request may get, once its ids are known to be sound."""
+        _check_ids(what, request.ids, context, vocab_rows)
+        most = request.sampling.max_new_tokens
+        return most if context is None else min(most, context - len(request.ids))
 
     def _check_pages(self, lengths: Sequence[int], lm: CausalLM) -> None:
         """The longest request fits into the cache alone; with fixed batches, as often as there are rows."""
@@ -204,17 +201,6 @@ class TorchEngine:
                 f"keys and values of {max(lengths)} tokens take {needed * page_bytes / _GB:.3g} GB{' in every row' if self._deterministic else ''}, "
                 f"and the cache holds {pages * page_bytes / _GB:.3g}; raise engine.cache_gb, or lower sampling.max_new_tokens or engine.max_rows"
             )
-
-    def _check_ids(self, what: str, ids: np.ndarray, lm: CausalLM) -> int | None:
-        """The context length, once the ids are known to fit it."""
-        context = self._context_length if self._context_length is not None else lm.context_length
-        if len(ids) == 0:
-            raise EngineError(f"{what} has no token; begin it with at least one, such as the tokenizer's first token of a sequence")
-        if context is not None and len(ids) > context:
-            raise EngineError(f"{what} has {len(ids)} tokens and the context holds {context}; shorten or drop it")
-        if ids.min() < 0 or ids.max() >= lm.vocab_rows:
-            raise EngineError(f"{what} has an id outside 0 to {lm.vocab_rows - 1}; use the tokenizer that belongs to the model")
-        return context
 
     def _generate(self, requests: Sequence[Request], rooms: Sequence[int], slot: str) -> Iterator[Completion]:
         lm, version = self._model(slot), self.version(slot)
@@ -299,9 +285,32 @@ class TorchEngine:
         next_T = ids_1T[0].roll(-1)
         raw = {"raw": lambda logits_CV, span: token_logps(logits_CV, next_T[span])}
         with self._computing(lm):
-            hidden_TD = lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0]
+            hidden_TD = lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans, width=width))[0]
             logps_T = chunked_head(hidden_TD, lm.head, raw, _power_below(_HEAD_LOGITS // lm.vocab_rows))["raw"].cpu().numpy()
         return [logps_T[span.start : span.stop - 1].copy() for span in spans]
+
+
+def _check_sampling(what: str, sampling: Sampling) -> None:
+    sound = {
+        "max_new_tokens": sampling.max_new_tokens >= 0,
+        "temperature": 0.0 <= sampling.temperature < float("inf"),
+        "top_k": sampling.top_k >= 0,
+        "top_p": 0.0 < sampling.top_p <= 1.0,
+        "min_p": 0.0 <= sampling.min_p <= 1.0,
+        "stop": all(sampling.stop),
+    }
+    for name, is_sound in sound.items():
+        if not is_sound:
+            raise EngineError(f"{what} asks for {name} = {getattr(sampling, name)!r}; see `oat.types.Sampling` for what it may be")
+
+
+def _check_ids(what: str, ids: np.ndarray, context: int | None, vocab_rows: int) -> None:
+    if len(ids) == 0:
+        raise EngineError(f"{what} has no token; begin it with at least one, such as the tokenizer's first token of a sequence")
+    if context is not None and len(ids) > context:
+        raise EngineError(f"{what} has {len(ids)} tokens and the context holds {context}; shorten or drop it")
+    if ids.min() < 0 or ids.max() >= vocab_rows:
+        raise EngineError(f"{what} has an id outside 0 to {vocab_rows - 1}; use the tokenizer that belongs to the model")
 
 
 def _power_above(number: int) -> int:
