@@ -132,11 +132,17 @@ def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    import torch
+
+    from oat.lm import load_lm
+    from oat.roofline import cost_of, rates_of
+
     folder = tmp_path_factory.mktemp("world")
     make_model(folder / "model")
     write_jsonl(folder / "train.jsonl", [{"prompt": f"{a}+{b}=", "answer": "a"} for a in range(10) for b in range(3)])
     write_jsonl(folder / "held_out.jsonl", [{"prompt": f"{a}+9=", "answer": "ab"} for a in range(4)])
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
+    rates_of(torch.device("cpu"), 1, cost_of(load_lm(str(folder / "model"))))  # measured here, and not by every child
     return World(folder)
 
 

@@ -12,7 +12,7 @@ from oat.errors import DataError
 from oat.features import Scorer
 from oat.render import Renderer
 from oat.seeds import Seeds
-from oat.types import ENSEMBLE, Completion, FinishReason, Group, Message, Prompt, Request, Sampling, Segment, Trajectory
+from oat.types import ENSEMBLE, Completion, FinishReason, Group, Message, Prompt, Request, Sampling, Segment, Trajectory, Work
 
 
 @dataclass
@@ -113,6 +113,10 @@ class Actor:
                 scores[name] = self._logps(groups, name)
         return scores
 
+    def work(self) -> Work:
+        """What the engine has computed to sample, since this was first called."""
+        return self.engine.work()
+
     def _logps(self, groups: Sequence[Group], slot: str) -> list[np.ndarray]:
         rows = [trajectory for group in groups for trajectory in group.trajectories]
         if slot == "sampler":
@@ -166,6 +170,9 @@ class RecordedActor:
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
         assert not needs, "check.py refuses an explorer that needs scores of recorded responses"
         return {}
+
+    def work(self) -> Work:
+        return Work()
 
     def _responses(self, prompt: Prompt) -> tuple[Trajectory, ...]:
         where = f"record {prompt.row}"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Objective
-from oat.types import Batch, Feedback, Group, Plan, Prompt, Question, Sampling, Trajectory
+from oat.types import Batch, Feedback, Group, Plan, Prompt, Question, Sampling, Trajectory, Work
 
 
 class Stateful(Protocol):
@@ -34,10 +34,13 @@ class Actor(Protocol):
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
         """What an explorer needs to know of the groups."""
 
+    def work(self) -> Work:
+        """What was computed to sample, since this was first called."""
+
 
 class Collector(Protocol):
-    def fill(self, step: int, plan: Plan, due: int) -> None:
-        """Ask until `due` questions of the run are on disk."""
+    def fill(self, step: int, plan: Plan, due: int) -> dict[str, float]:
+        """Ask until `due` questions of the run are on disk; returns metrics of the sampling."""
 
 
 class Ledger(Protocol):

@@ -6,7 +6,7 @@ from oat.boxes import Actor, Ledger, PromptSource
 from oat.explore.base import Explorer
 from oat.oracles.router import Router
 from oat.seeds import Seeds
-from oat.types import Key, Plan, Prompt
+from oat.types import Key, Plan, Prompt, Work
 
 MAX_ROUNDS = 100
 """Rounds a step tries before it goes on with the questions it has."""
@@ -35,23 +35,28 @@ class Collector:
         self.prompts, self.actor, self.explorer, self.router, self.ledger = prompts, actor, explorer, router, ledger
         self.seeds, self.total, self.max_outstanding = seeds, total, max_outstanding
 
-    def fill(self, step: int, plan: Plan, due: int) -> None:
+    def fill(self, step: int, plan: Plan, due: int) -> dict[str, float]:
         """Ask until `due` questions (a running sum over the run) and the allowance for late answers are on disk.
 
         Nothing here depends on when answers arrive: the count is of recorded rounds before the cursor, so a replay does the same.
         A step that already has its record goes over the rounds it asked and no others, also when the run has since been made longer.
         Stops early when the prompts are used up or a step has tried `MAX_ROUNDS` rounds.
+
+        Returns:
+            "roofline/decode", if anything was sampled.
         """
+        before = self.actor.work()
         target = min(due + self.max_outstanding, self.total)
         replayed = self.ledger.has_taken(step)
         round = 0
         while round < MAX_ROUNDS and (self.ledger.recalls(step, round) if replayed else self.ledger.asked(step, round) < target):
             batch = self.prompts.take(plan.prompts)
             if not batch:
-                return
+                break
             if not self.ledger.recalls(step, round):
                 self._ask(step, round, batch, plan)
             round += 1
+        return _reached(before, self.actor.work())
 
     def _ask(self, step: int, round: int, batch: Sequence[Prompt], plan: Plan) -> None:
         groups = self.actor.sample(batch, plan.samples, ("train", step, round))
@@ -59,3 +64,9 @@ class Collector:
         scores = self.actor.score(groups, sorted(self.explorer.needs))
         chosen = self.explorer.choose(groups, keys, scores, self.seeds.at("explore", step, round))
         self.ledger.ask(step, round, groups, self.router.route(chosen))
+
+
+def _reached(before: Work, after: Work) -> dict[str, float]:
+    """The share of the machine's limit that was reached from one moment to another."""
+    seconds = after.seconds - before.seconds
+    return {"roofline/decode": (after.least_s - before.least_s) / seconds} if seconds > 0 else {}

@@ -71,7 +71,7 @@ def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> str:
         due += plan.questions
         with clock(metrics, "time/step_s"):
             with clock(metrics, "time/sample_s"):
-                run.collector.fill(step, plan, due)
+                metrics.add(run.collector.fill(step, plan, due))
                 feedback = run.ledger.take(step, plan.questions)
             with clock(metrics, "time/learn_s"):
                 for objective in run.objectives:

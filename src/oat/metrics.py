@@ -53,6 +53,8 @@ NAMES = {
     "reward/mean": "mean score of the step's candidates",
     "reward/std_within": "mean over groups of the standard deviation of their scores",
     "reward/zero_spread_frac": "share of groups whose scores are all equal",
+    "roofline/decode": "share of this machine's limit that generation reached: least time of the work over its time (docs/performance.md)",
+    "roofline/update": "share of this machine's rate of matrix products that prepare's passes and the update reached (docs/performance.md)",
     "rows/trained": "rows that carry gradient",
     "sft/accepted_frac": "share of the step's responses whose score reaches the threshold",
     "sft/duplicates": "accepted responses left out because the step has the same prompt and response already",
@@ -64,8 +66,8 @@ NAMES = {
     "weights/version": "version of the sampler's weights",
 }
 
-UNREPEATABLE = ("time/", "oracle/reasked")
-"""Names, or beginnings of names, that depend on clocks or on restarts; left out of digests."""
+UNREPEATABLE = ("time/", "roofline/", "oracle/reasked")
+"""Names, or beginnings of names, that depend on clocks, machines or on restarts; left out of digests."""
 
 
 class Metrics:

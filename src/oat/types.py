@@ -127,6 +127,19 @@ class Completion:
     version: int
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a box has computed so far.
+
+    Attributes:
+        seconds: that it took.
+        least_s: seconds that the machine needs for it at least (`oat.roofline`).
+    """
+
+    seconds: float = 0.0
+    least_s: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Segment:
     """A run of tokens by one author. A `context` segment has ids only.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from oat.types import Completion, Receipt, Request
+from oat.types import Completion, Receipt, Request, Work
 
 if TYPE_CHECKING:
     import torch
@@ -33,3 +33,6 @@ class Engine(Protocol):
 
     def version(self, slot: str) -> int:
         """The version the slot holds."""
+
+    def work(self) -> Work:
+        """What `generate` has computed since this was first called."""

@@ -19,6 +19,7 @@ from oat.errors import EngineError, NonFiniteError
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits
 from oat.lm import CausalLM
+from oat.roofline import Meter
 from oat.types import Completion, FinishReason, KeptSets, Request
 
 KEPT_LIMIT = 1024
@@ -42,6 +43,7 @@ class Decoding:
         rooms: most tokens of each request; one of 0 is idle.
         max_rows: most rows at once.
         pages: most pages of the cache; enough for any single row.
+        meter: counts what is computed, idle rows and padding left out.
         prompt_width: tokens, padding included, of a prompt in the passes over prompts. Then all rows enter at once and none leaves, so that every
             shape of a matrix product is known beforehand, and no page is shared. None: prompts are packed, rows come and go.
     """
@@ -57,10 +59,11 @@ class Decoding:
         decode: Decode,
         max_rows: int,
         pages: int,
+        meter: Meter,
         prompt_width: int | None = None,
     ):
         self._requests, self._lm, self._num_tokens, self._is_stop_V, self._decode = list(requests), lm, num_tokens, is_stop_V, decode
-        self._max_rows, self._prompt_width, self._fixed = max_rows, prompt_width, prompt_width is not None
+        self._max_rows, self._meter, self._prompt_width, self._fixed = max_rows, meter, prompt_width, prompt_width is not None
         self._rooms_N = np.array(rooms)
         self._lengths_N = np.array([len(request.ids) for request in requests])
         self._keys_N = np.array([request.key for request in requests], dtype=np.uint64)
@@ -166,6 +169,8 @@ class Decoding:
             sources = np.concatenate([np.arange(span.start, span.stop) for span, count in zip(spans, counts, strict=True) for _ in range(count)])
             places = self._cache.places(rows, positions_1T[0].cpu().numpy()[sources], sources, device)
             hidden_1TD = self._lm.hidden(ids_1T, positions=positions_1T, layout=Filling(self._cache, Packed(spans, width=self._prompt_width), places))
+            lengths = np.array([span.stop - span.start for n, span in zip(some, spans, strict=True) if self._live_N[groups[n][0]]])
+            self._meter.backbone(int(lengths.sum()), pairs=int((lengths * (lengths + 1) // 2).sum()))
             last = np.repeat([span.stop - 1 for span in spans], counts)
             yield hidden_1TD[0, torch.from_numpy(last).to(device)]
 
@@ -187,6 +192,7 @@ class Decoding:
         places = held_R[live_R], self._made_N[held_R[live_R]]
         for record_NT, column in ((self._ids_NT, drawn), (self._raw_NT, raw), (self._sampled_NT, sampled)):
             record_NT[places] = column[live_R]
+        self._meter.head(int(live_R.sum()))
         keeping_R = np.flatnonzero(self._keeps_N[held_R] & live_R)
         if len(keeping_R):
             self._record_kept(held_R[keeping_R], drawable_RV[torch.from_numpy(keeping_R).to(logits_RV.device)])
@@ -240,6 +246,8 @@ class Decoding:
         step = Step(self._cache, self._held_R, ids_R.device)
         positions_R1 = torch.from_numpy(self._cache.lengths_N[self._held_R] - 1)[:, None].to(ids_R.device)
         self._hidden_RD = self._lm.hidden(ids_R[:, None], positions=positions_R1, layout=step)[:, 0]
+        live = self._held_R[self._live_N[self._held_R]]
+        self._meter.backbone(len(live), pairs=int(self._cache.lengths_N[live].sum()), keys=self._cache.seen(live))
 
 
 def passes(widths: np.ndarray) -> Iterator[list[int]]:

@@ -166,6 +166,10 @@ class PagedCache:
             self._take(row)
         self.lengths_N[rows] += 1
 
+    def seen(self, rows: np.ndarray) -> int:
+        """Tokens that rows see, those of a page that several rows read once; `rows` holds all who share a page."""
+        return int((self.lengths_N[rows] - PAGE * self._is_shared_NJ[rows].sum(1)).sum()) + PAGE * self.shared.live
+
     def free(self, row: int) -> None:
         """Forget a row."""
         for place in range(self._count_N[row]):
@@ -220,7 +224,7 @@ class PagedCache:
         filled_P[entries_RJ[np.arange(len(rows)), counts_R - 1]] = (lengths_R - 1) % PAGE + 1
         entries_RJ = entries_RJ + np.where(self._is_shared_NJ[rows], self.own.block, 0)
         entries = entries_RJ[np.arange(entries_RJ.shape[1]) < counts_R[:, None]]
-        self._seen += int((lengths_R - PAGE * self._is_shared_NJ[rows].sum(1)).sum()) + PAGE * self.shared.live
+        self._seen += self.seen(rows)
         self._computed += PAGE * (self.own.block + self.shared.block)
         empty_PC = np.where(np.arange(PAGE) < filled_P[:, None], 0.0, -np.inf)
         return entries, np.concatenate([[0], np.cumsum(counts_R)[:-1]]), empty_PC.astype(np.float32)

@@ -24,8 +24,9 @@ from oat.engines.kv import PAGE, Filling, PagedCache, Step
 from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
 from oat.functional.logprobs import chunked_head, token_logps
 from oat.lm import CausalLM
+from oat.roofline import Meter
 from oat.threads import candidates, fastest, on_threads
-from oat.types import Completion, Receipt, Request, Sampling
+from oat.types import Completion, Receipt, Request, Sampling, Work
 
 _HEAD_LOGITS = 2**24
 """Most logits held at a time when sequences are scored."""
@@ -88,6 +89,7 @@ class TorchEngine:
                 )
         self._page_bytes = {id(lm): _page_bytes(lm) for lm in {id(lm): lm for lm in slots.values()}.values()}
         self._pages = {model: int(cache_gb * _GB / size) for model, size in self._page_bytes.items()}
+        self._meters = {id(lm): Meter(lm, self._page_bytes[id(lm)] / PAGE) for lm in slots.values()}
         self.padding = 0.0
         self.threads = threads
         self._slots = dict(slots)
@@ -106,6 +108,11 @@ class TorchEngine:
             EngineError: no such slot.
         """
         return self._versions[id(self._model(slot))]
+
+    def work(self) -> Work:
+        """What the steps of `generate` took since this was first called, and the least they could; that first call measures the machine."""
+        works = [meter.work(self._thread_count) for meter in self._meters.values()]
+        return Work(sum(work.seconds for work in works), sum(work.least_s for work in works))
 
     def choose_threads(self, rows: int) -> None:
         """Set `threads` to the number on which so many requests, of a few tokens each, are answered soonest."""
@@ -213,7 +220,7 @@ class TorchEngine:
             while decoding.busy:
                 if self.version(slot) != version:
                     raise EngineError(f"the weights of slot `{slot}` were replaced while it was generating; load between two calls of `generate`")
-                with self._computing(lm):
+                with self._computing(lm), self._meters[id(lm)].clock():
                     finished = decoding.step()
                 self.padding = decoding.padding
                 for row, reason in finished:
@@ -234,6 +241,7 @@ class TorchEngine:
             decode=self._decode,
             max_rows=self._max_rows,
             pages=self._pages[id(lm)],
+            meter=self._meters[id(lm)],
             prompt_width=width,
         )
 
@@ -259,16 +267,19 @@ class TorchEngine:
         """Rows of a pass of fixed size: a power of two."""
         return min(self._max_rows, _power_below(PASS_TOKENS // width))
 
+    @property
+    def _thread_count(self) -> int:
+        count = self.threads or torch.get_num_threads()
+        return min(count, _DETERMINISTIC_THREADS) if self._deterministic else count
+
     @contextmanager
     def _computing(self, lm: CausalLM) -> Iterator[None]:
         """The model in evaluation mode (gradient checkpointing would drop the cache) and, when deterministic, few threads; both put back."""
-        most = _DETERMINISTIC_THREADS if self._deterministic else None
-        count = self.threads if most is None else min(self.threads or torch.get_num_threads(), most)
         was_training = lm.module.training
         if was_training:
             lm.module.eval()
         try:
-            with on_threads(count):
+            with on_threads(self._thread_count):
                 yield
         finally:
             if was_training:

@@ -38,6 +38,10 @@ class Ensemble(torch.nn.Module):
     def module(self) -> torch.nn.Module:
         return self
 
+    @property
+    def tally(self) -> None:
+        return None
+
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return dict(self.named_parameters())
 

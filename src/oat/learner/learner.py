@@ -20,6 +20,7 @@ from oat.learner.batching import micro_batches, select_rows, split_units, view_o
 from oat.learner.models import Model, frozen_checksum
 from oat.learner.optim import OptimiserSettings, build_adamw
 from oat.learner.reduction import Reduction
+from oat.roofline import Stint
 from oat.seeds import Seeds
 from oat.types import Batch, Trajectory
 
@@ -58,6 +59,7 @@ class Learner:
     ):
         self.models, self.max_grad_norm, self.seeds = dict(models), max_grad_norm, seeds
         self.micro_batch_size, self.micro_batch_tokens, self.gradient_checkpointing = micro_batch_size, micro_batch_tokens, gradient_checkpointing
+        self.stint = Stint([model.tally for model in self.models.values() if model.tally is not None])
         self.updates = 0
         self.steps = dict.fromkeys(optimisers, 0)
         self.trained: dict[str, Trained] = {}
@@ -74,14 +76,15 @@ class Learner:
         """What is wanted of a model for the trained tokens of rows, (K,) each, without gradient."""
         units = np.arange(len(rows))
         cuts = micro_batches(Batch(tuple(rows), units, units), self.micro_batch_size, self.micro_batch_tokens)
-        parts = [self.models[model].outputs([rows[row] for row in cut], {}, wants) for cut in cuts]
+        with self.stint:
+            parts = [self.models[model].outputs([rows[row] for row in cut], {}, wants) for cut in cuts]
         return {want: torch.cat([part[want] for part in parts]) for want in wants}
 
     def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
         """Learn from a batch; a batch without rows changes nothing.
 
         Returns:
-            The batch's own metrics and the means over its optimiser steps.
+            The batch's own metrics, the means over its optimiser steps, and "roofline/update" of all passes since the update before.
 
         Raises:
             NonFiniteError: a loss or gradient is NaN or infinite; no weight of that optimiser step has moved.
@@ -90,12 +93,15 @@ class Learner:
         self.updates += 1
         reports = []
         if batch.size:
-            for _ in range(batch.epochs):
-                units = np.arange(int(batch.unit_of_N.max()) + 1)
-                order = generator.permutation(units) if batch.shuffle and batch.minibatches > 1 else units
-                for rows in split_units(batch, order, batch.minibatches):
-                    reports.append(self._step(objective, select_rows(batch, rows)))
-        return {**batch.metrics, **_joined(reports), "optim/steps": float(self.steps.get("policy", 0))}
+            with self.stint:
+                for _ in range(batch.epochs):
+                    units = np.arange(int(batch.unit_of_N.max()) + 1)
+                    order = generator.permutation(units) if batch.shuffle and batch.minibatches > 1 else units
+                    for rows in split_units(batch, order, batch.minibatches):
+                        reports.append(self._step(objective, select_rows(batch, rows)))
+        reached = self.stint.end()
+        share = {} if reached is None else {"roofline/update": reached}
+        return {**batch.metrics, **_joined(reports), "optim/steps": float(self.steps.get("policy", 0)), **share}
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
         """The weights of a model, by name, as those who answer with it load them; the model's own storage."""

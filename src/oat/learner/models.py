@@ -12,6 +12,7 @@ from oat.engines.base import checksum
 from oat.functional.head import linear_functionals
 from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, token_logps
 from oat.lm import CausalLM
+from oat.roofline import Tally
 from oat.types import Trajectory
 
 _SHARE_FROM = 1.2
@@ -21,6 +22,10 @@ Functional = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
 class Model(Protocol):
+    @property
+    def tally(self) -> Tally | None:
+        """Counts its passes; None: they are too small to count."""
+
     @property
     def module(self) -> torch.nn.Module:
         """Everything it computes with."""
@@ -46,6 +51,7 @@ class LanguageModel:
 
     def __init__(self, lm: CausalLM, *, num_tokens: int, chunk: int, autocast: bool = False):
         self.lm, self.num_tokens, self.chunk, self.autocast = lm, num_tokens, chunk, autocast
+        self.tally = Tally(lm, autocast=autocast)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -59,7 +65,8 @@ class LanguageModel:
 
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
         assert wants <= {"raw", "sampled", "entropy"}, f"a language model gives raw, sampled and entropy, not {wants}"
-        ids, hidden = trained_hidden(self.lm, rows, autocast=self.autocast)
+        ids, hidden, places = trained_hidden(self.lm, rows, autocast=self.autocast)
+        self.tally.add(places, heads=len(ids))
         sampled_is_raw = self.num_tokens == self.lm.vocab_rows and not any(_truncated(row) for row in rows)
         others = {"sampled": self._sampled(rows, ids)} if "sampled" in wants and not sampled_is_raw else {}
         head = self.lm.linear_head()
@@ -105,6 +112,7 @@ class Critic(torch.nn.Module):
     def __init__(self, lm: CausalLM, generator: np.random.Generator, *, autocast: bool = False):
         super().__init__()
         self.lm, self.autocast = lm, autocast
+        self.tally = Tally(lm, autocast=autocast)
         self.backbone = lm.module.base_model
         width = lm.module.get_output_embeddings().in_features
         self.score = torch.nn.Linear(width, 1, bias=False)
@@ -124,7 +132,8 @@ class Critic(torch.nn.Module):
 
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
         assert wants == {"value"}, f"a critic gives value, not {wants}"
-        _, hidden = trained_hidden(self.lm, rows, autocast=self.autocast)
+        _, hidden, places = trained_hidden(self.lm, rows, autocast=self.autocast)
+        self.tally.add(places, heads=0)
         return {"value": self.score(hidden.to(self.score.weight.dtype)).squeeze(-1)}
 
 
@@ -140,14 +149,14 @@ def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
     return torch.autocast(lm.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
-def trained_hidden(lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ids of the trained tokens (K,), and the last hidden states (K, D) that predict them."""
+def trained_hidden(lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
+    """The ids of the trained tokens (K,), the last hidden states (K, D) that predict them, and where the tokens of each row lie in the pass."""
     with in_bfloat16(lm, autocast):
         hidden_TD, places = lm.hidden_of([row.ids for row in rows], _prefixes(rows))
     trained = [np.flatnonzero(row.trained) for row in rows]
     before_K = np.concatenate([place[tokens - 1] for place, tokens in zip(places, trained, strict=True)])
     ids_K = np.concatenate([row.ids[tokens] for row, tokens in zip(rows, trained, strict=True)]).astype(np.int64)
-    return torch.from_numpy(ids_K).to(lm.device), hidden_TD[torch.from_numpy(before_K).to(lm.device)]
+    return torch.from_numpy(ids_K).to(lm.device), hidden_TD[torch.from_numpy(before_K).to(lm.device)], places
 
 
 def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
