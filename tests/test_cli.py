@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures import World, forked, oat
+from fixtures import ALPHABET, World, forked, oat
 
 import oat as package
 from oat.errors import ConfigError
@@ -27,7 +27,7 @@ def test_help_comes_at_once() -> None:
     shown = subprocess.run([sys.executable, "-m", "oat", "--help"], check=True, capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
-    for command in ("train", "eval", "export", "digest", "quickstart"):
+    for command in ("train", "eval", "export", "digest", "bench", "quickstart"):
         assert re.search(rf"^    {command}\b", shown.stdout, re.MULTILINE)
 
 
@@ -208,3 +208,33 @@ def test_a_reader_that_leaves_ends_the_command_quietly(world: World, tmp_path: P
         assert process.stdout.readline().startswith("oat train: 60 steps")
         process.stdout.close()
         assert (process.wait(60), process.stderr.read()) == (141, "")
+
+
+def test_bench_for_people_and_for_machines(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert oat("bench", "--json") == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["model"] is None
+    assert [(rates["device"], rates["threads"]) for rates in plain["rates"] if rates["device"] == "cpu"] == [("cpu", 1)]
+    assert all(rates[name] > 10**6 for rates in plain["rates"] for name in ("bandwidth", "float32", "bfloat16"))
+
+    assert oat("bench", "--json", "--model", world.folder / "model") == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    rates = plain["rates"][-1]
+    elements = 4 * 16 * 16 + 3 * 16 * 32 + (len(ALPHABET) + 4) * 16
+    assert (model["elements"], model["float32"]["bytes"], model["bfloat16"]["bytes"]) == (elements, 4 * elements, 2 * elements)
+    for name in ("float32", "bfloat16"):
+        assert model[name]["decode"] == pytest.approx(rates[name] / (2 * elements))
+        assert model[name]["update"] == pytest.approx(rates[name] / (6 * elements))
+        assert model[name]["decode_one_row"] <= model[name]["decode"] <= model[name]["decode_one_row"] * model[name]["compute_bound_rows"] * 1.001
+
+    assert oat("bench", "--model", world.folder / "model") == 0
+    printed = capsys.readouterr().out
+    assert f"{plain['machine']['cores']} cores; GPU: " in printed
+    assert re.search(r"^ *device +threads +read GB/s +float32 GFLOP/s +bfloat16 GFLOP/s$", printed, re.MULTILINE)
+    assert re.search(rf"^ *cpu +1 +{rates['bandwidth'] / 1e9:.1f} +", printed, re.MULTILINE) or rates["device"] != "cpu"
+    assert re.search(r"^ *bfloat16( +\d\S*){5}$", printed, re.MULTILINE)
+
+
+def test_bench_of_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert oat("bench", "--model", "nowhere") == 2
+    assert "there is no directory nowhere" in capsys.readouterr().err

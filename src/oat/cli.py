@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
     train = command("train", _train, "start a run, or continue the one in its directory")
     train.add_argument("target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it")
+    train.add_argument("--profile", type=int, metavar="N", help="trace N steps from the second one on; the trace goes to RUN/profile")
     evaluate = command("eval", _eval, "evaluate a run's newest checkpoint, or the start model of a configuration")
     evaluate.add_argument("target", metavar="RUN|CONFIG", help="a run directory or a YAML file; --section.field value flags go over it")
     export = command("export", _export, "write a run's policy as a model directory that transformers loads")
@@ -56,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("out", metavar="OUT")
     digest = command("digest", _digest, "print hashes of a run; two runs with equal hashes are equal")
     digest.add_argument("run", metavar="RUN")
+    bench = command("bench", _bench, "measure what this machine can do: bandwidth, matrix products, and what they mean for a model")
+    bench.add_argument("--model", metavar="PATH", help="a directory or a hub id")
+    bench.add_argument("--json", action="store_true", help="bytes, operations and tokens a second as one JSON object")
     quickstart = command("quickstart", _quickstart, "train, align and compare a tiny model on this machine in a few minutes")
     quickstart.add_argument("--out", default="quickstart", metavar="DIR")
     return parser
@@ -65,14 +69,23 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.build import resolve
     from oat.config import load_config
     from oat.loop import train
+    from oat.profile import train_traced
     from oat.rundir import open_run
     from oat.tracking import step_line
 
+    if arguments.profile is not None and arguments.profile < 1:
+        raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
     config, origins = load_config(arguments.target, flags)
     config = resolve(config, origins)
     with open_run(config, origins) as run:
         print("\n".join(f"oat train: {line}" for line in (f"{run.stop.last or 'endless'} steps in {config.run_dir}", *run.notes)), flush=True)
-        reason = train(run, lambda step, values: print(step_line(step, run.stop.last, values), flush=True))
+        report = lambda step, values: print(step_line(step, run.stop.last, values), flush=True)  # noqa: E731
+        if arguments.profile is None:
+            reason = train(run, report)
+        else:
+            reason, trace = train_traced(run, report, Path(config.run_dir) / "profile", arguments.profile)
+            where = f"the trace is {trace}; open it in Perfetto or chrome://tracing" if trace else "no trace: the run had no second step"
+            print(f"oat train: {where}")
     print(f"oat train: finished, {reason}; the run lies in {config.run_dir}; write its model with: oat export {config.run_dir} OUT")
     return 0
 
@@ -113,6 +126,14 @@ def _digest(arguments: argparse.Namespace, _: list[str]) -> int:
 
     for name, value in digest_run(Path(arguments.run)).items():
         print(f"{name:<10} {value}")
+    return 0
+
+
+def _bench(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.bench import bench, table
+
+    found = bench(arguments.model)
+    print(json.dumps(found) if arguments.json else table(found))
     return 0
 
 
