@@ -17,7 +17,7 @@ from oat.types import Trajectory
 _SHARE_FROM = 1.2
 """A prompt that rows have in common is computed once where the rows have this many times the tokens that are left then."""
 
-_CHUNK_LOGITS = 2**26
+CHUNK_LOGITS = 2**26
 """Enough that a chunk costs little more than its products; 0.27 GB."""
 
 Functional = Callable[[torch.Tensor, slice], torch.Tensor]
@@ -43,13 +43,13 @@ class LanguageModel:
 
     Args:
         num_tokens: size of the tokenizer; logit rows beyond it are never sampled.
-        chunk: trained tokens whose logits are held at once; None: as many as have `_CHUNK_LOGITS` together.
+        chunk: trained tokens whose logits are held at once; None: as many as have `CHUNK_LOGITS` together.
         autocast: matrix products in bfloat16; log-probabilities stay float32.
     """
 
     def __init__(self, lm: CausalLM, *, num_tokens: int, chunk: int | None = None, autocast: bool = False):
         self.lm, self.num_tokens, self.autocast = lm, num_tokens, autocast
-        self.chunk = max(1, _CHUNK_LOGITS // lm.vocab_rows) if chunk is None else chunk
+        self.chunk = max(1, CHUNK_LOGITS // lm.vocab_rows) if chunk is None else chunk
 
     @property
     def module(self) -> torch.nn.Module:
