@@ -12,7 +12,7 @@ import sys
 from statistics import median
 from typing import Any
 
-from peers import Side, in_turns
+from peers import THREADS, Side, in_turns
 
 VOCABULARY = 150_000
 ERROR_TOKENS = 512
@@ -23,7 +23,7 @@ def compare(width: int, tokens: int = 4096, repetitions: int = 3, vocabulary: in
     with Side(sys.executable, "logps_side.py") as side:
         shape = {"width": width, "vocabulary": vocabulary}
         errors = {dtype: side.ask("errors", **shape, tokens=min(tokens, ERROR_TOKENS), dtype=dtype) for dtype in ("float32", "float64")}
-        versions = side.ask("open", **shape, tokens=tokens, threads=2)
+        versions = side.ask("open", **shape, tokens=tokens, threads=THREADS)
         ways = ("whole", "chunked")
         answers = in_turns({way: (side, {"verb": "run", "way": way}) for way in ways}, repetitions)
     measured = {name: {way: median(answer[name] for answer in answers[way]) for way in ways} for name in ("seconds", "extra_gb")}

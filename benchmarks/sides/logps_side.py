@@ -1,13 +1,11 @@
 """Log-probabilities of tokens under a linear head and their gradients, in two ways: whole, as autograd does it, and in chunks."""
 
-import ctypes
 import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
-from task import serve
+from task import Memory, serve
 
 from oat.functional.head import linear_functionals
 from oat.learner.models import CHUNK_LOGITS
@@ -50,14 +48,12 @@ def open_(width: int, vocabulary: int, tokens: int, threads: int) -> dict[str, A
 
 def run(way: str, seed: int = 0) -> dict[str, Any]:
     """Seconds of a forward and a backward pass, and the most memory beyond what was held before and what is returned."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = status("VmRSS")
+    used = Memory()
     begin = time.perf_counter()
     made = gradients(way, held)
     seconds = time.perf_counter() - begin
     result = sum(tensor.nbytes for tensor in made)
-    return {"tokens": len(held["ids"]), "seconds": seconds, "extra_gb": (status("VmHWM") - before - result) / 1e9}
+    return {"tokens": len(held["ids"]), "seconds": seconds, "extra_gb": used.gb - result / 1e9}
 
 
 def errors(width: int, vocabulary: int, tokens: int, dtype: str) -> dict[str, float]:
@@ -65,12 +61,6 @@ def errors(width: int, vocabulary: int, tokens: int, dtype: str) -> dict[str, fl
     parts = make(width, vocabulary, tokens, getattr(torch, dtype))
     pairs = zip(gradients("chunked", parts), gradients("whole", parts), strict=True)
     return {name: float((one - other).norm() / other.norm()) for name, (one, other) in zip(("hidden", "weight"), pairs, strict=True)}
-
-
-def status(name: str) -> int:
-    """A line of this process's memory status, bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 
 serve({"open": open_, "run": run, "errors": errors})
