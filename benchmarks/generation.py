@@ -11,11 +11,13 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from peers import Side, in_turns, rate
+from peers import THREADS, Side, in_turns, rate
 
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
@@ -32,7 +34,7 @@ def compare(size: str, dtype: str, repetitions: int, peers: str | None, vllm: st
 
         def begin(name: str, python: str, script: str) -> Side:
             side = stack.enter_context(Side(python, script))
-            versions[name] = side.ask("open", model=folder, dtype=dtype, threads=2)
+            versions[name] = side.ask("open", model=folder, dtype=dtype, threads=THREADS)
             return side
 
         ours = begin("oat", sys.executable, "oat_side.py")
@@ -52,6 +54,19 @@ def compare(size: str, dtype: str, repetitions: int, peers: str | None, vllm: st
         padding = max(answer["padding"] for answer in answers["oat"])
     rates = {name: rate(given) for name, given in answers.items()}
     return {"size": size, "dtype": dtype, "tokens_per_second": rates, "padding": padding, "settings": settings, "versions": versions}
+
+
+def growth(size: str, repetitions: int, requests: Sequence[int] = (64, 512), cap: int = 128) -> dict[str, Any]:
+    """How the engine's time grows from few requests to many, 4 to a prompt."""
+    with tempfile.TemporaryDirectory() as folder, Side(sys.executable, "oat_side.py") as side:
+        make_model(size, Path(folder))
+        versions = side.ask("open", model=folder, dtype="float32", threads=THREADS)
+        loads = {str(count): {"verb": "generate", "rows": 256, "prompt_count": count // 4, "samples": 4, "cap": cap} for count in requests}
+        for load in loads.values():
+            side.ask(**load, seed=0)
+        answers = in_turns({name: (side, load) for name, load in loads.items()}, repetitions)
+    seconds = {name: median(answer["seconds"] for answer in given) for name, given in answers.items()}
+    return {"size": size, "seconds": seconds, "ratio": seconds[str(requests[-1])] / seconds[str(requests[0])], "versions": versions}
 
 
 def main() -> None:

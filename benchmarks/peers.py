@@ -12,6 +12,10 @@ from typing import Any, Self
 SIDES = Path(__file__).parent / "sides"
 
 
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
+"""Of every side."""
+
+
 class Side:
     """One side: a process that answers a line with a line.
 
@@ -20,8 +24,8 @@ class Side:
         script: file in `sides/`.
     """
 
-    def __init__(self, python: str, script: str, threads: int = 2):
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    def __init__(self, python: str, script: str):
+        environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         self.process = subprocess.Popen(
             [python, str(SIDES / script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
         )
@@ -57,6 +61,12 @@ def in_turns(sides: Mapping[str, tuple[Side, Mapping[str, Any]]], repetitions: i
     return answers
 
 
-def rate(answers: Sequence[Mapping[str, Any]]) -> float:
-    """Median tokens a second."""
-    return median(answer["tokens"] / answer["seconds"] for answer in answers)
+def rate(answers: Sequence[Mapping[str, Any]], what: str = "tokens") -> float:
+    """Median tokens, or samples, a second."""
+    return median(answer[what] / answer["seconds"] for answer in answers)
+
+
+def medians(answers: Mapping[str, Sequence[Mapping[str, Any]]], counted: str, *others: str) -> dict[str, dict[str, float]]:
+    """By side: what is counted, a second, and the medians of other values."""
+    values = {name: {side: median(answer[name] for answer in given) for side, given in answers.items()} for name in others}
+    return {f"{counted}_per_second": {side: rate(given, counted) for side, given in answers.items()}, **values}

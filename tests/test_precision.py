@@ -130,10 +130,11 @@ def test_old_log_probabilities_are_the_learners_own(runs: Mapping[str, Path]) ->
     """The engine samples in float32. In bfloat16 recorded log-probabilities are another computation's, so they are computed again: the first
     ratio is exactly 1, and the gap says how far off the recorded ones were."""
     for row_ in rows_of(runs["float32"])[1:]:
-        assert row_["logps/recorded_gap"] == 0
+        assert (row_["logps/recorded_gap"], row_["logps/recomputed"]) == (0, 0)
         assert row_["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
     for row_ in rows_of(runs["bfloat16"])[1:]:
         assert 0 < row_["logps/recorded_gap"] < 0.05
+        assert row_["logps/recomputed"] == 1
         assert (row_["policy/ratio_min"], row_["policy/ratio_max"]) == (1, 1)
 
 

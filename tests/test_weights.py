@@ -196,4 +196,5 @@ def test_old_log_probabilities_of_a_lagging_sampler_are_computed_again(world: Wo
     rows = [json.loads(line) for line in (tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()][1:]
     assert [row["lag/versions"] for row in rows] == [0, 1, 0, 1]
     assert [row["logps/recorded_gap"] > 1e-4 for row in rows] == [False, True, False, True]
+    assert [row["logps/recomputed"] for row in rows] == [0, 1, 0, 1]
     assert all(abs(row["policy/ratio_max"] - 1) < 1e-4 for row in rows)

@@ -3,19 +3,22 @@
 Imported by every side in its own environment, so it needs numpy and torch, and transformers only to make the model.
 """
 
+import ctypes
 import json
 import math
-import resource
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Any
 
 import numpy as np
 
 END = 2
 """Id of the end-of-text."""
-SIZES = {"5M": (4096, 256, 4), "50M": (16384, 512, 10), "tiny": (256, 32, 2)}
+SIZES = {"5M": (4096, 256, 4), "50M": (16384, 512, 10), "tiny": (256, 32, 2), "150k": (151_936, 256, 4)}
 """Vocabulary, width and layers. Phi's architecture: its head has a bias, and all sides have it."""
 
 
@@ -50,6 +53,7 @@ def make_model(size: str, directory: Path, vocabulary: int | None = None) -> Non
         logits[..., END] = -math.inf
         model.lm_head.bias[END] = logits.logsumexp(-1).mean() - math.log(31)
     model.save_pretrained(directory)
+    write_tokenizer(directory, vocabulary or rows)
 
 
 def prompts(count: int, vocabulary: int, seed: int = 0) -> list[np.ndarray]:
@@ -64,9 +68,77 @@ def ragged(rows: int, vocabulary: int, *, mean: int = 128, cap: int = 1024, seed
     return [generator.integers(3, vocabulary, min(int(generator.geometric(1 / mean)), cap)) for _ in range(rows)]
 
 
-def peak_gb() -> float:
-    """Most memory this process has ever held, 10^9 bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+def write_tokenizer(directory: Path, vocabulary: int) -> None:
+    """Token i from 3 on is the word `t` and i; nothing is added to a text."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<unknown>", "<end>", *(f"t{number}" for number in range(3, vocabulary))]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    special = {"pad_token": "<pad>", "unk_token": "<unknown>", "eos_token": "<end>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(directory)
+
+
+def text(ids: np.ndarray) -> str:
+    return " ".join(f"t{number}" for number in ids)
+
+
+class Memory:
+    """Most memory of this process since the object was made, beyond what it held then."""
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        self.before = memory("VmRSS")
+
+    @property
+    def gb(self) -> float:
+        return (memory("VmHWM") - self.before) / 1e9
+
+
+def memory(name: str) -> int:
+    """A line of this process's memory status, bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+
+
+class Paced:
+    """Work in a thread of its own that waits at every turn until it is asked on.
+
+    Args:
+        work: is called with `turn`, which it calls before its first piece and after each.
+    """
+
+    def __init__(self, work: Callable[[Callable[[], None]], object]):
+        self.go, self.done = Queue(), Queue()
+        self.thread = Thread(target=self._run, args=(work,), daemon=True)
+        self.thread.start()
+        self._wait()
+
+    def step(self) -> float:
+        """Seconds of one more piece."""
+        begin = time.perf_counter()
+        self.go.put(True)
+        self._wait()
+        return time.perf_counter() - begin
+
+    def _wait(self) -> None:
+        error = self.done.get()
+        if error is not None:
+            raise error
+
+    def _run(self, work: Callable[[Callable[[], None]], object]) -> None:
+        try:
+            work(self._turn)
+        except BaseException as error:
+            self.done.put(error)
+
+    def _turn(self) -> None:
+        self.done.put(None)
+        self.go.get()
 
 
 def serve(verbs: dict[str, Callable[..., Any]]) -> None:

@@ -168,8 +168,8 @@ class LearnerConfig:
     """Compute layers again in the backward pass instead of keeping what is in them: less memory, about a third more time."""
     autocast: Literal["bfloat16"] | None = None
     """Precision of matrix products in learning; weights and log-probabilities stay float32. None: float32, as the engine samples."""
-    logits_chunk: Count = 4096
-    """Trained tokens whose logits are held at once."""
+    logits_chunk: Count | None = None
+    """Trained tokens whose logits are held at once. None: as many as have 2^26 logits together, 0.27 GB."""
     sync_every: Count = 1
     """Steps between two syncs of the sampler's weights."""
 

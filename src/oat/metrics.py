@@ -20,6 +20,7 @@ NAMES = {
     "lag/versions": "mean over the sampler's tokens of the policy's version minus the version that sampled the token",
     "logps/chosen": "mean over pairs of the summed log-probability of the chosen response, nats",
     "logps/recorded_gap": "mean absolute difference between old and recorded log-probabilities, nats",
+    "logps/recomputed": "1 where recorded log-probabilities could not serve as old ones (other weights, another precision): one more pass",
     "logps/rejected": "mean over pairs of the summed log-probability of the rejected response, nats",
     "loss/ensemble": "reduced pairwise loss of the ensemble, mean over members",
     "loss/ensemble_total": "the scalar of the ensemble that was differentiated",

@@ -116,6 +116,7 @@ class GroupPolicyGradient(Objective):
         if rows:
             recorded_K = recorded_logps(rows)
             columns["old_logps_K"] = old_logps(rows, recorded_K, feedback.step, forward, is_same_precision=self.recorded_is_old)
+            metrics["logps/recomputed"] = float(columns["old_logps_K"] is not recorded_K)
             metrics["logps/recorded_gap"] = float((columns["old_logps_K"] - recorded_K).abs().mean()) if len(recorded_K) else 0.0
             if self.config.kl_coef:
                 columns["reference_logps_K"] = forward("reference", rows, {"raw"})["raw"]

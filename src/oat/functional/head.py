@@ -1,12 +1,13 @@
 """Functionals of the logits of a linear head, so that neither the logits nor their gradient is ever whole.
 
-The forward pass keeps one number a token, its logsumexp; the backward pass makes a chunk of logits again, turns it in place into the chunk's
-gradient, and adds to the gradients of the head. Gradients of the raw log-probability and of the entropy are written out:
+The forward pass keeps one number a token, its logsumexp; the backward pass makes a chunk of logits again, or has kept it where there is only one,
+turns it in place into the chunk's gradient, and adds to the gradients of the head. Gradients of the raw log-probability and of the entropy are
+written out:
 
     d logp(y) / d logits = onehot(y) - p,    d H / d logits = - p (log p + H)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oat.errors import ConfigError, ShapeError
+
+_BLOCK = 2**20
+"""Logits that elementwise operations go over together."""
 
 
 def linear_functionals(
@@ -61,25 +65,21 @@ class _LinearFunctionals(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, chunk: int, entropy: bool, others: list[Any], dtype: torch.dtype
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.chunk, ctx.entropy, ctx.others, ctx.dtype = chunk, entropy, others, dtype
+        ctx.chunk, ctx.entropy, ctx.others, ctx.dtype, ctx.only_chunk = chunk, entropy, others, dtype, None
         wide = torch.promote_types(hidden.dtype if hidden.dtype == weight.dtype else torch.float32, torch.float32)
         columns = [hidden.new_empty(len(hidden), dtype=wide) for _ in range(1 + entropy + len(others))]
         total = hidden.new_empty(len(hidden), dtype=wide)
         for span, logits in _chunks(ctx, hidden, weight, bias):
             for column, other in zip(columns[1 + entropy :], others, strict=True):
                 column[span] = other(logits, span)
-            top = logits.amax(-1)
-            chosen = logits.gather(1, ids[span, None].long())[:, 0]
-            if entropy:
-                weights = (logits - top[:, None]).exp_()
-                normaliser = weights.sum(-1)
-                mean = logits.masked_fill_(weights == 0, 0.0).mul_(weights).sum(-1) / normaliser
-            else:
-                normaliser = logits.sub_(top[:, None]).exp_().sum(-1)
-            total[span] = top + normaliser.log()
-            columns[0][span] = chosen - total[span]
-            if entropy:
-                columns[1][span] = total[span] - mean
+            for rows in _blocks(logits):
+                place = slice(span.start + rows.start, span.start + rows.stop)
+                chosen = logits[rows].gather(1, ids[place, None].long())[:, 0]
+                total[place], mean = _normalised(logits[rows], entropy)
+                columns[0][place] = chosen - total[place]
+                if mean is not None:
+                    columns[1][place] = total[place] - mean
+            ctx.only_chunk = logits if len(hidden) <= chunk else None
         ctx.save_for_backward(hidden, weight, bias, ids, total, *columns[1 : 1 + entropy])
         return tuple(columns)
 
@@ -95,23 +95,14 @@ class _LinearFunctionals(torch.autograd.Function):
         narrow = weight.to(ctx.dtype)
         for span, logits in _chunks(ctx, hidden, weight, bias):
             slopes = _slopes_of_others(logits, span, ctx.others, of_others)
-            scores = logits.sub_(total[span, None])
-            if of_entropy is not None:
-                inner = (scores + entropies[0][span, None]).mul_(of_entropy[span, None])
-                if raw is not None:
-                    inner += raw[span, None]
-                slope = inner.masked_fill_(scores == -torch.inf, 0.0).mul_(scores.exp_()).neg_()
-            elif raw is not None:
-                slope = scores.exp_().mul_(-raw[span, None])
-            else:
-                slope = scores.zero_()
-            if raw is not None:
-                slope.scatter_add_(1, ids[span, None].long(), raw[span, None])
+            for rows in _blocks(logits):
+                place = slice(span.start + rows.start, span.start + rows.stop)
+                _turn_into_slope(logits[rows], ids[place], total[place], *(None if g is None else g[place] for g in (raw, of_entropy, *entropies)))
             if slopes is not None:
-                slope += slopes
+                logits += slopes
             if to_bias is not None:
-                to_bias += slope.sum(0)
-            slope = slope.to(ctx.dtype)
+                to_bias += logits.sum(0)
+            slope = logits.to(ctx.dtype)
             if to_hidden is not None:
                 to_hidden[span] = slope @ narrow
             if to_weight is not None:
@@ -119,8 +110,47 @@ class _LinearFunctionals(torch.autograd.Function):
         return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), to_bias, None, None, None, None, None
 
 
+def _normalised(logits: Tensor, mean: bool) -> tuple[Tensor, Tensor | None]:
+    """The logsumexp of each row, and the mean of its logits under their softmax, if wanted."""
+    top = logits.amax(-1)
+    weights = (logits - top[:, None]).exp_()
+    normaliser = weights.sum(-1)
+    total = top + normaliser.log()
+    return total, logits.masked_fill(weights == 0, 0.0).mul_(weights).sum(-1) / normaliser if mean else None
+
+
+def _turn_into_slope(
+    logits: Tensor, ids: Tensor, total: Tensor, of_raw: Tensor | None, of_entropy: Tensor | None, entropies: Tensor | None = None
+) -> None:
+    """The gradient of the logits, in their place, from those of their log-probabilities and entropies."""
+    scores = logits.sub_(total[:, None])
+    if of_entropy is not None and entropies is not None:
+        inner = (scores + entropies[:, None]).mul_(of_entropy[:, None])
+        if of_raw is not None:
+            inner += of_raw[:, None]
+        inner.masked_fill_(scores == -torch.inf, 0.0)
+        scores.exp_().mul_(inner).neg_()
+    elif of_raw is not None:
+        scores.exp_().mul_(-of_raw[:, None])
+    else:
+        scores.zero_()
+    if of_raw is not None:
+        scores.scatter_add_(1, ids[:, None].long(), of_raw[:, None])
+
+
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    """Rows whose logits stay in the processor's cache while several operations go over them."""
+    size = max(1, _BLOCK // logits.shape[1])
+    for start in range(0, len(logits), size):
+        yield slice(start, min(start + size, len(logits)))
+
+
 def _chunks(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-    """Spans of tokens, and their logits in at least float32; whoever gets them may overwrite them."""
+    """Spans of tokens, and their logits in at least float32; whoever gets them may overwrite them. Where one chunk is all, it is made once."""
+    if ctx.only_chunk is not None:
+        logits, ctx.only_chunk = ctx.only_chunk, None
+        yield slice(0, len(hidden)), logits
+        return
     narrow = weight.to(ctx.dtype)
     for start in range(0, len(hidden), ctx.chunk):
         span = slice(start, min(start + ctx.chunk, len(hidden)))

@@ -18,6 +18,9 @@ from oat.types import Trajectory
 _SHARE_FROM = 1.2
 """A prompt that rows have in common is computed once where the rows have this many times the tokens that are left then."""
 
+CHUNK_LOGITS = 2**26
+"""Enough that a chunk costs little more than its products; 0.27 GB."""
+
 Functional = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
@@ -45,12 +48,13 @@ class LanguageModel:
 
     Args:
         num_tokens: size of the tokenizer; logit rows beyond it are never sampled.
-        chunk: trained tokens whose logits are held at once.
+        chunk: trained tokens whose logits are held at once; None: as many as have `CHUNK_LOGITS` together.
         autocast: matrix products in bfloat16; log-probabilities stay float32.
     """
 
-    def __init__(self, lm: CausalLM, *, num_tokens: int, chunk: int, autocast: bool = False):
-        self.lm, self.num_tokens, self.chunk, self.autocast = lm, num_tokens, chunk, autocast
+    def __init__(self, lm: CausalLM, *, num_tokens: int, chunk: int | None = None, autocast: bool = False):
+        self.lm, self.num_tokens, self.autocast = lm, num_tokens, autocast
+        self.chunk = max(1, CHUNK_LOGITS // lm.vocab_rows) if chunk is None else chunk
         self.tally = Tally(lm, autocast=autocast)
 
     @property

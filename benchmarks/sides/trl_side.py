@@ -1,0 +1,140 @@
+"""The side of TRL's GRPO trainer: whole steps with its own generation, or its update of responses that are given."""
+
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from task import Memory, Paced, prompts, ragged, serve, text
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+held: dict[str, Any] = {}
+
+
+class Trainer(GRPOTrainer):
+    """Counts the positions of generation and of the update's forward passes, and the seconds until the responses of a step are there."""
+
+    positions = tokens = made_positions = made_tokens = 0
+    preparing = 0.0
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        self.made_positions += len(prompt_ids) * (max(map(len, prompt_ids)) + max(map(len, completion_ids)))
+        self.made_tokens += sum(map(len, prompt_ids)) + sum(map(len, completion_ids))
+        return completion_ids, logprobs
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        begin = time.perf_counter()
+        inputs = super()._prepare_inputs(generation_batch)
+        self.preparing += time.perf_counter() - begin
+        return inputs
+
+    def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
+        self.positions += input_ids.numel()
+        self.tokens += int(attention_mask.sum())
+        return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, *args, **kwargs)
+
+
+class Turns(TrainerCallback):
+    def __init__(self, turn: Any):
+        self.turn = turn
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self.turn()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.turn()
+
+
+def open_(model: str, threads: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    held["model"] = model
+    held["imported"] = Memory()
+    return {"torch": torch.__version__, "transformers": version("transformers"), "trl": version("trl")}
+
+
+def train(prompt_count: int, samples: int, cap: int, micro: int, mean: int | None = None) -> dict[str, Any]:
+    """Begin to train; with a mean length the responses are given, geometric and at most `cap` tokens long."""
+    lm = AutoModelForCausalLM.from_pretrained(held["model"], dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(held["model"])
+    vocabulary, rows = lm.config.vocab_size, prompt_count * samples
+    inputs = prompts(prompt_count, vocabulary)
+    given = {text(ids): [] for ids in inputs}
+    if mean is not None:
+        responses = ragged(rows, vocabulary, mean=mean, cap=cap)
+        given = {text(ids): responses[number * samples : (number + 1) * samples] for number, ids in enumerate(inputs)}
+
+    def rollout(asked: list[str], trainer: Any) -> dict[str, Any]:
+        counts = dict.fromkeys(given, 0)
+        chosen = []
+        for prompt in asked:
+            chosen.append(given[prompt][counts[prompt] % samples].tolist())
+            counts[prompt] += 1
+        ids = [tokenizer(prompt)["input_ids"] for prompt in asked]
+        return {"prompt_ids": ids, "completion_ids": chosen, "logprobs": [[-8.0] * len(one) for one in chosen]}
+
+    config = GRPOConfig(
+        output_dir=str(Path(held["model"]) / "trl"),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=rows // micro,
+        num_generations=samples,
+        max_completion_length=cap,
+        temperature=1.0,
+        top_k=0,
+        learning_rate=1e-7,
+        lr_scheduler_type="constant",
+        adam_beta2=0.95,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        beta=0.0,
+        loss_type="grpo",
+        max_steps=1000,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        shuffle_dataset=False,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    dataset = Dataset.from_dict({"prompt": list(given)})
+    kinds: dict[str, Any] = {"args": config, "train_dataset": dataset, "processing_class": tokenizer, "reward_funcs": reward}
+    trainer = Trainer(lm, **kinds, rollout_func=rollout if mean is not None else None)
+    held["trainer"] = trainer
+
+    def work(turn: Any) -> None:
+        trainer.add_callback(Turns(turn))
+        trainer.train()
+
+    held["paced"] = Paced(work)
+    return {}
+
+
+def step(seed: int = 0) -> dict[str, Any]:
+    trainer = held["trainer"]
+    trainer.preparing, trainer.positions, trainer.tokens, trainer.made_positions, trainer.made_tokens = 0.0, 0, 0, 0, 0
+    used = Memory()
+    seconds = held["paced"].step()
+    rows = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
+    return {
+        "seconds": seconds,
+        "update_seconds": seconds - trainer.preparing,
+        "samples": rows,
+        "tokens": trainer.tokens,
+        "padding": 1 - trainer.tokens / trainer.positions,
+        "generation_padding": 1 - trainer.made_tokens / max(1, trainer.made_positions),
+        "update_gb": used.gb,
+        "peak_gb": used.gb + (used.before - held["imported"].before) / 1e9,
+    }
+
+
+def reward(completions: list[str], **columns: Any) -> list[float]:
+    return [len(completion) % 7 / 7 for completion in completions]
+
+
+serve({"open": open_, "train": train, "step": step})

@@ -1,0 +1,93 @@
+"""The learner's update against TRL's GRPO trainer, on given responses of geometric lengths.
+
+    python benchmarks/update.py [--sizes 5M 50M 150k] [--repetitions 3] [--peers PYTHON]
+
+Prompts of 16 to 64 tokens, 4 responses each, of mean length 128 and at most 1,024 tokens. One GRPO update: forward, loss with the entropy that both
+report, backward, one step of AdamW; float32, two threads. TRL gets the responses by its `rollout_func`, and only what comes after is timed, at its
+best micro-batch of some, found in one pass. Tokens are those of prompts and responses, counted alike on both sides; padding is the share of
+positions that belong to none. Memory is the peak of an update, beyond what was held before it, gradients included. Sides take turns; medians.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from peers import THREADS, Side, in_turns, medians
+
+sys.path.insert(0, str(Path(__file__).parent / "sides"))
+from task import make_model
+
+MICRO = {"5M": (2, 4, 8, 16), "50M": (1, 4, 16), "150k": (2, 4, 8), "tiny": (2, 4)}
+"""Micro-batches, in rows, of which TRL gets its best."""
+PROMPTS = {"5M": 16, "50M": 8, "150k": 8, "tiny": 4}
+MICRO_TOKENS = 2048
+LENGTHS = {"mean": 128, "cap": 1024}
+
+
+def compare(size: str, repetitions: int, peers: str | None, lengths: dict[str, int] = LENGTHS) -> dict[str, Any]:
+    """One row of the table: tokens a second, memory and padding by side, with settings and versions."""
+    load = {"prompt_count": PROMPTS[size], "samples": 4, **lengths}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        make_model(size, Path(folder))
+        ours = stack.enter_context(Side(sys.executable, "oat_side.py"))
+        versions, settings = {"oat": ours.ask("open", model=folder, threads=THREADS)}, {"oat": {"micro_batch_tokens": MICRO_TOKENS}}
+        ours.ask("learn", micro_tokens=MICRO_TOKENS, **load)
+        ours.ask("update")
+        sides = {"oat": (ours, {"verb": "update"})}
+        if peers is not None:
+            theirs = stack.enter_context(Side(peers, "trl_side.py"))
+            versions["trl"] = theirs.ask("open", model=folder, threads=THREADS)
+            tried = {}
+            for micro in MICRO[size]:
+                theirs.ask("train", micro=micro, **load)
+                answer = theirs.ask("step")
+                tried[micro] = answer["tokens"] / answer["seconds"]
+            best = max(tried, key=lambda micro: tried[micro])
+            theirs.ask("train", micro=best, **load)
+            theirs.ask("step")
+            settings["trl"] = {"per_device_train_batch_size": best, "tried": tried}
+            sides["trl"] = (theirs, {"verb": "step"})
+        answers = in_turns(sides, repetitions)
+    if "trl" in answers:
+        answers["trl"] = [{**answer, "seconds": answer["update_seconds"]} for answer in answers["trl"]]
+    return {"size": size, **load, **medians(answers, "tokens", "update_gb", "padding"), "settings": settings, "versions": versions}
+
+
+def growth(size: str, repetitions: int, tokens: Sequence[int] = (8192, 65536)) -> dict[str, Any]:
+    """How the time of an update grows with the tokens of its batch."""
+    seconds, found = {}, {}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        make_model(size, Path(folder))
+        sides = {}
+        for count in tokens:
+            side = stack.enter_context(Side(sys.executable, "oat_side.py"))
+            versions = side.ask("open", model=folder, threads=THREADS)
+            side.ask("learn", prompt_count=count // 4 // 168, samples=4, micro_tokens=MICRO_TOKENS, **LENGTHS)
+            found[str(count)] = side.ask("update")["tokens"]
+            sides[str(count)] = (side, {"verb": "update"})
+        answers = in_turns(sides, repetitions)
+    seconds = {name: median(answer["seconds"] for answer in given) for name, given in answers.items()}
+    first, last = str(tokens[0]), str(tokens[-1])
+    ratio = seconds[last] / seconds[first] / (found[last] / found[first]) * tokens[-1] / tokens[0]
+    return {"size": size, "tokens": found, "seconds": seconds, "ratio": ratio, "versions": versions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["5M", "50M", "150k"])
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--peers", help="python of an environment with trl")
+    options = parser.parse_args()
+    for size in options.sizes:
+        print(json.dumps(compare(size, options.repetitions, options.peers)), flush=True)
+    print(json.dumps(growth(options.sizes[0], options.repetitions)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
