@@ -39,7 +39,17 @@ def generation_rows(trl: str, vllm: str) -> Rows:
 
 
 def step_rows(trl: str, vllm: str) -> Rows:
-    yield ["model", "`oat`", "TRL", "ratio", "GB: `oat`, TRL", "padding of generation: `oat`, TRL", "of the update", "`oat`: sampling, learning", "with"]
+    yield [
+        "model",
+        "`oat`",
+        "TRL",
+        "ratio",
+        "GB: `oat`, TRL",
+        "padding of generation: `oat`, TRL",
+        "of the update",
+        "`oat`: sampling, learning",
+        "with",
+    ]
     for size in ("5M", "50M"):
         row = step.compare(size, REPETITIONS, trl)
         rates, parts = row["samples_per_second"], row["parts"]
@@ -93,7 +103,10 @@ def logps_rows(trl: str, vllm: str) -> Rows:
 
 def growth_rows(trl: str, vllm: str) -> Rows:
     yield ["what", "less", "more", "ratio", "most"]
-    for name, row in (("update, 8k to 64k tokens", update.growth("5M", REPETITIONS)), ("engine, 64 to 512 requests", generation.growth("5M", REPETITIONS))):
+    for name, row in (
+        ("update, 8k to 64k tokens", update.growth("5M", REPETITIONS)),
+        ("engine, 64 to 512 requests", generation.growth("5M", REPETITIONS)),
+    ):
         less, more = row["seconds"].values()
         yield [name, f"{less:.2f} s", f"{more:.2f} s", f"{row['ratio']:.2f}", "8.8"]
 
@@ -115,7 +128,7 @@ def write(name: str, rows: Sequence[Sequence[str]], seconds: float) -> None:
     table = "\n".join([head, ruler, *body, "", made])
     page = PAGE.read_text(encoding="utf-8")
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    assert begin in page and end in page, f"{PAGE.name} has no place for the table {name}"
+    assert -1 < page.find(begin) < page.find(end), f"{PAGE.name} has no place for the table {name}"
     PAGE.write_text(re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{table}\n{end}", page, flags=re.DOTALL), encoding="utf-8")
 
 

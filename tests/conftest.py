@@ -10,6 +10,8 @@ from fixtures import world  # noqa: F401 (a fixture for every test)
 jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
 torch.set_num_threads(1)
 
+NO_DEVICE = "no CUDA device here"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--serialise", action="store_true", help="every run sends its values through the wire encoding (compute.serialise: true)")
@@ -19,8 +21,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--serialise"):
         from oat.config import ComputeConfig
 
-        ComputeConfig.__init__.__defaults__ = (None, True, None)
+        ComputeConfig.__init__.__defaults__ = ("cpu", None, True, None)
         assert ComputeConfig().serialise
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=NO_DEVICE))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NO_DEVICE in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} GPU tests skipped: {NO_DEVICE} (docs/gpu.md says how to run them)")
 
 
 @pytest.fixture

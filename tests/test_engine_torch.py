@@ -173,14 +173,14 @@ def bits(completion) -> tuple:
     )
 
 
-@pytest.mark.parametrize("max_rows", [3, 24])
+@pytest.mark.parametrize(("max_rows", "dtype"), [(3, "float32"), (24, "float32"), (24, "bfloat16")])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_deterministic_is_bitwise_under_any_batching(lms, family, max_rows):
+def test_deterministic_is_bitwise_under_any_batching(paths, family, max_rows, dtype):
     lengths = [2, 9, 20]
     samplings = [dataclasses.replace(sampling, max_new_tokens=length) for sampling, length in zip(SAMPLINGS.values(), itertools.cycle(lengths))]
     requests = build_requests(*samplings, each=6, seed=2)
     others = build_requests(*SAMPLINGS.values(), each=4, seed=3)
-    engine = build_engine(lms[family], max_rows=max_rows, deterministic=True)
+    engine = build_engine(load_lm(paths[family], dtype=dtype), max_rows=max_rows, deterministic=True)
     expected = [bits(completion) for completion in run(engine, requests)]
     generator = np.random.default_rng(0)
     for parts in (1, 2, 7):

@@ -53,7 +53,7 @@ def test_a_continued_run_is_traced_again(world: World, tmp_path: Path) -> None:
     assert "the trace is" in train(config, "--stop.max_steps", 6, "--profile", 9)
     assert sorted(file.name for file in folder.iterdir()) == ["trace_step_00000001.json", "trace_step_00000004.json"]
     assert sum(event["name"] == "update" for event in events(folder / "trace_step_00000004.json")) == 2
-    assert "profile" not in (tmp_path / "dpo" / "config.yaml").read_text(encoding="utf-8")
+    assert "profile: 9" not in (tmp_path / "dpo" / "config.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("steps", [0, -3])

@@ -98,6 +98,14 @@ def test_arrays_and_tensors_round_trip(dtype, shape):
     roundtrip(array)[...] = 1  # writable
 
 
+def test_bfloat16_round_trips_by_its_bits():
+    tensor = torch.tensor([[1.0, -0.0, 1e-30], [torch.inf, torch.nan, 3.14159]]).bfloat16()
+    for value in (tensor, tensor.T, tensor[0, 0], tensor[:0]):
+        found = roundtrip(value)
+        assert (found.dtype, found.shape) == (torch.bfloat16, value.shape)
+        assert torch.equal(found.view(torch.int16), value.view(torch.int16))
+
+
 def test_arrays_of_any_layout():
     array = np.arange(12, dtype=np.float32).reshape(3, 4)
     assert equal(roundtrip(array.T), array.T)
@@ -162,7 +170,6 @@ def deep(levels):
         np.array(["a"]),
         np.zeros(1, dtype=[("a", "i4")]),
         np.zeros(1, dtype=complex),
-        torch.zeros(1, dtype=torch.bfloat16),
         torch.zeros(1, dtype=torch.complex64),
         torch.zeros(2, 2).to_sparse(),
         torch.float32,
@@ -259,6 +266,8 @@ ARRAY = {"!": "array", "dtype": "float32", "shape": [1], "data": b"abcd"}
         pack({"!": "tensor", "value": 1}),
         pack({"!": "tensor"}),
         pack({"!": "tensor", "value": {"!": "tensor", "value": ARRAY}}),
+        pack({"!": "bfloat16", "value": ARRAY}),
+        pack({"!": "bfloat16", "value": 1}),
     ],
 )
 def test_hostile_bytes(data):

@@ -2,11 +2,15 @@
 
 A model of transformers finds `attention` under the name `oat`. Called with a `layout`, it lets the layout say who sees whom; without one it is
 scaled dot-product attention as it was. Two layouts exist: `Packed`, below, and the step of a cache (`engines/kv.py`).
+
+`Packed` takes spans of nearly one length together. On a GPU in half precision one kernel of variable-length attention takes all spans, if its values
+and gradients are those of the other way; that is tried once for every shape of heads.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +25,8 @@ from oat.errors import ModelError
 NAME = "oat"
 _NEAR_UP_TO = 512
 """Tokens that a query sees, up to which spans of nearly one length attend together; beyond, those of exactly one."""
+_AGREEMENT = 5e-2
+"""Most that a kernel in half precision may differ from the buckets, relative to the largest number."""
 
 
 class Layout(Protocol):
@@ -50,6 +56,21 @@ class Span:
     prefix: int | None = None
 
 
+class Bounds(NamedTuple):
+    """Spans as a kernel of variable-length attention reads them: S sequences of queries and of keys, end to end.
+
+    Attributes:
+        queries, keys: (S + 1,) int32, where each sequence begins, and the end.
+        tokens: the token of each key, those of a common prefix once for every span that sees it; None: each token is a key once, in order.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    longest_query: int
+    longest_key: int
+    tokens: Tensor | None
+
+
 @dataclass(frozen=True, eq=False)
 class _Bucket:
     """Spans of nearly one length, which attend in one call: so many of them, their queries and keys, and who sees whom; None: causally."""
@@ -77,9 +98,38 @@ class Packed:
     def __init__(self, spans: Sequence[Span], *, width: int | None = None):
         self.spans, self.width, self.uses = spans, width, 0
         self._plan: tuple[list[_Bucket], Rows, Rows, Rows] | None = None
+        self._bounds: Bounds | None = None
 
     def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         self.uses += 1
+        dtype = half_dtype(query)
+        if dtype is None or sum(map(_length, self.spans)) < query.shape[2]:
+            return self.in_buckets(query, key, value, scale)
+        if not kernel_agrees(query.device, dtype, query.shape[1], key.shape[1], query.shape[3], value.shape[3]):
+            return self.in_buckets(query, key, value, scale)
+        return self.at_once(query.to(dtype), key.to(dtype), value.to(dtype), scale)
+
+    def at_once(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """All spans, without tokens between them, in one kernel."""
+        if self._bounds is None:
+            self._bounds = self.bounds(query.device)
+        bounds = self._bounds
+        query_THd, key_THd, value_THd = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        if bounds.tokens is not None:
+            key_THd, value_THd = key_THd[bounds.tokens], value_THd[bounds.tokens]
+        return variable_length(query_THd, key_THd, value_THd, bounds, scale)[None]
+
+    def bounds(self, device: torch.device) -> Bounds:
+        """The spans for a kernel that takes queries to stand at the end of their keys."""
+        own = [np.arange(span.start, span.stop) for span in self.spans]
+        keys = [ids if span.prefix is None else np.concatenate([own[span.prefix], ids]) for ids, span in zip(own, self.spans, strict=True)]
+        of_queries, of_keys = (torch.from_numpy(np.cumsum([0, *map(len, parts)]).astype(np.int32)).to(device) for parts in (own, keys))
+        is_shared = any(span.prefix is not None for span in self.spans)
+        tokens = torch.from_numpy(np.concatenate(keys)).to(device) if is_shared else None
+        return Bounds(of_queries, of_keys, max(map(len, own)), max(map(len, keys)), tokens)
+
+    def in_buckets(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """The spans of nearly one length together, each bucket by scaled dot-product attention."""
         if self._plan is None:
             self._plan = self._planned(query)
         buckets, of_queries, of_keys, back = self._plan
@@ -236,6 +286,47 @@ def _near(length: int) -> int:
     """The next length of which there are eight between a power of two and the next."""
     step = max(1, (1 << length.bit_length()) // 16)
     return -(-length // step) * step
+
+
+def half_dtype(like: Tensor) -> torch.dtype | None:
+    """The half precision that attention of such a tensor is computed in on a GPU; None on a CPU, and in more than half precision."""
+    if not like.is_cuda:
+        return None
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else like.dtype
+    return dtype if dtype in (torch.float16, torch.bfloat16) else None
+
+
+def variable_length(query_THd: Tensor, key_SHd: Tensor, value_SHd: Tensor, bounds: Bounds, scale: float) -> Tensor:
+    """torch's kernel: causal attention within each sequence, whose queries stand at the end of its keys; (T, heads, width)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    causal: dict[str, Any] = {"window_size": (-1, 0), "enable_gqa": True}  # aligned at the lower right, as flash attention is since 2.1
+    seen = varlen_attn(query_THd, key_SHd, value_SHd, *bounds[:4], scale=scale, **causal)
+    assert isinstance(seen, Tensor)
+    return seen
+
+
+@cache
+def kernel_agrees(device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, value_width: int) -> bool:
+    """Whether values and gradients of the kernel are those of the buckets, for spans with a prefix and without; False where there is none.
+
+    What it computes shows in no graph and in no hook around it.
+    """
+    packed, scale = Packed([Span(0, 5), Span(5, 8, prefix=0), Span(8, 9, prefix=0), Span(9, 20)]), width**-0.5
+    unseen = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False), unseen:
+        query, key, value = (
+            torch.arange(20 * count * size, device=device).mul(1.7 + turn).sin().view(1, 20, count, size).transpose(1, 2).to(dtype).requires_grad_()
+            for turn, (count, size) in enumerate(((heads, width), (key_heads, width), (key_heads, value_width)))
+        )
+        found = []
+        try:
+            for attend in (packed.at_once, packed.in_buckets):
+                seen = attend(query, key, value, scale)
+                found.append([seen, *torch.autograd.grad(seen.float().square().sum(), (query, key, value))])
+        except (RuntimeError, TypeError, ValueError, ImportError):
+            return False
+        return all(bool((one - other).abs().max() <= _AGREEMENT * other.abs().max()) for one, other in zip(*found, strict=True))
 
 
 def attention(

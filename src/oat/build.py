@@ -28,9 +28,9 @@ from oat.learner.limits import choose_threads, measure_tokens
 from oat.learner.models import Critic, LanguageModel, Model
 from oat.learner.optim import OptimiserSettings
 from oat.ledger import Ledger
-from oat.lm import CausalLM, load_lm, load_tokenizer
+from oat.lm import CausalLM, load_tokenizer
 from oat.loop import Run
-from oat.lora import load_model, share_base
+from oat.models import device_notes, load_models, load_slots, slot_dtypes
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
@@ -72,13 +72,13 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
 
     objective = make_objective(config)
     explorer = make_explorer(config, objective.requires)
-    lms = _language_models(config, objective.requires, explorer, seeds)
+    lms = load_models(config, _needed(objective.requires, explorer), seeds)
     renderer = _renderer(config, lms["policy"])
     prompts, held_out, notes, dropped = _prompts(config, renderer, lms["policy"].context_length, seeds)
     ensemble = _ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
     learner = wired(_learner(config, objective, lms, renderer, seeds, ensemble), tuple(type(o) for o in objectives))
-    engine, scorer = wired(_engine(config, lms, renderer)), ensemble[2] if ensemble else None
+    engine, scorer = wired(_engine(config, objective.requires, explorer, lms, renderer, seeds)), ensemble[2] if ensemble else None
     actor, trained = (wired(box) for box in _actors(config, objective.requires, renderer, engine, scorer, seeds))
     asked, scoring = _oracles(config, objective.requires)
     served: dict[str, Oracle] = {**asked, **scoring, **({ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {})}
@@ -91,7 +91,7 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
 
     last = _last_step(config, prompts, plans)
     stop = Stop(last=last, max_queries=config.stop.max_queries, max_hours=config.stop.max_hours)
-    weights = Weights(holders, config.learner.sync_every)
+    weights = Weights(holders, config.learner.sync_every, slot_dtypes(config))
     parts: dict[str, boxes.Stateful] = {"learner": learner, "weights": weights, "prompts": prompts, "stop": stop}
     parts |= zip(("objective", ENSEMBLE), objectives, strict=False)
     total, router = math.inf if last is None else sum(plans(step).questions for step in range(last)), OneOracle(next(iter(asked)))
@@ -110,13 +110,13 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
         parts=parts,
         start={"prompts/dropped": dropped},
         chosen=_chosen(config, objective, learner, engine),
-        notes=notes,
+        notes=(*device_notes(config.compute.profile), *notes),
     )
 
 
 def _chosen(config: Config, objective: Objective, learner: Learner, engine: TorchEngine) -> dict[tuple[str, str], Any]:
     """What is found once, when a run is created, and then stays: as given, or as measured now."""
-    if config.compute.threads is None:
+    if config.compute.threads is None and config.compute.profile == "cpu":
         torch.set_num_threads(choose_threads(learner, objective))
     return {
         ("learner", "micro_batch_tokens"): learner.micro_batch_tokens,
@@ -153,20 +153,10 @@ def _plain_sampling(config: Config) -> Sampling:
     return Sampling(**{name: getattr(config.sampling, name) for name in names})
 
 
-def _language_models(config: Config, requires: Requires, explorer: Explorer, seeds: Seeds) -> dict[str, CausalLM]:
-    """The policy; a frozen reference if anything needs it; the sampler's own copy when it may hold older weights; the critic's backbone. With an
-    adapter they share the frozen weights, and the reference is the policy with the adapter off."""
-    model, policy = config.model, load_model(config.model, seeds.key("init", "policy"))
-    lms = {"policy": policy}
-    if "reference" in requires.models | requires.slots | explorer.needs or ENSEMBLE in explorer.needs:
-        is_shared = model.lora is not None and model.reference is None
-        lms["reference"] = policy.base() if is_shared else load_lm(model.reference or model.path, dtype=model.dtype)
-    for name, is_needed in (("sampler", config.learner.sync_every > 1), ("critic", "critic" in requires.models)):
-        if is_needed:
-            lms[name] = load_model(model, seeds.key("init", name))
-            if model.lora is not None:
-                share_base(lms[name], policy)
-    return lms
+def _needed(requires: Requires, explorer: Explorer) -> set[str]:
+    """Names of the models that a run has; an ensemble's features are the reference's."""
+    named = {*requires.models, *requires.slots, *explorer.needs}
+    return named | {"reference"} if ENSEMBLE in explorer.needs else named
 
 
 def _learner(
@@ -202,14 +192,10 @@ def _learner(
     return learner
 
 
-def _engine(config: Config, lms: Mapping[str, CausalLM], renderer: Renderer) -> TorchEngine:
-    """The torch engine; its slots share the learner's tensors wherever their versions cannot differ."""
-    slots = {"sampler": lms.get("sampler", lms["policy"]), "policy": lms["policy"]}
-    if "reference" in lms:
-        slots["reference"] = lms["reference"]
+def _engine(config: Config, requires: Requires, explorer: Explorer, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds) -> TorchEngine:
     options = TorchEngineConfig(**config.engine.options)
     engine = TorchEngine(
-        slots,
+        load_slots(config, lms, {*requires.slots, *explorer.needs}, seeds),
         num_tokens=renderer.num_tokens,
         stop_ids=renderer.stop_ids,
         decode=renderer.decode,
@@ -218,7 +204,7 @@ def _engine(config: Config, lms: Mapping[str, CausalLM], renderer: Renderer) -> 
         deterministic=options.deterministic,
         threads=options.threads,
     )
-    if options.threads is None:
+    if options.threads is None and config.compute.profile == "cpu":
         plan = make_objective(config).plan(0)
         engine.choose_threads(max(1, plan.prompts * sum(plan.samples.values())))
     return engine

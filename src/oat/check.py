@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from oat.algorithms.base import Objective
 from oat.algorithms.direct import BNF, DPO, IPO, RobustDPO, SimPO, SLiC
@@ -37,6 +37,8 @@ class TorchEngineConfig:
     """Most memory for keys and values, 10^9 bytes; when it is full, rows wait."""
     deterministic: bool = False
     """The same tokens under any batching, for some speed."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which it computes. In bfloat16 its slots have weights of their own, cast from the learner's at every sync."""
     threads: Count | None = None
     """Threads of the engine; None: the number that is fastest in a short measurement when the run is created, kept from then on."""
 
@@ -93,7 +95,7 @@ def algorithm_class(name: str, origins: Origins) -> Any:
 def make_objective(config: Config) -> Objective:
     cls = algorithm_class(config.algorithm.name, {})
     objective: Objective = cls(convert(cls.Config, config.algorithm.options, ("algorithm",), {}))
-    objective.recorded_is_old = config.learner.autocast is None
+    objective.recorded_is_old = config.learner.autocast is None and TorchEngineConfig(**config.engine.options).dtype == "float32"
     return objective
 
 
@@ -176,11 +178,12 @@ def _with_option(config: Config, name: str, value: object) -> Config:
 def _check(config: Config, objective: Objective, explorer: Explorer, origins: Origins) -> None:
     """Settings that contradict each other, or that nothing reads in this combination."""
     rules = [*_sizes(config, objective, explorer), *_ends(config), *_answers(config, objective), *_sampled(config, objective.requires, explorer)]
+    rules += _engine(config)
     for field, is_wrong, why in rules:
         if is_wrong:
             section, key = field.split(".")
             part = getattr(config, section)
-            value = part.options[key] if section == "algorithm" and key != "name" else getattr(part, key)
+            value = part.options[key] if isinstance(part, Component) and key != "name" else getattr(part, key)
             raise ConfigError(f"{where((section, key), origins)}: {field} is {value!r}: {why}")
     for (section, key), is_unread in _unread(config, objective.requires, explorer.needs).items():
         part = getattr(config, section)
@@ -281,6 +284,23 @@ def _sampled(config: Config, requires: Requires, explorer: Explorer) -> list[Rul
             "sampling.temperature",
             requires.feedback == "compare" and not recorded and config.explorer.name == "none" and _repeats(config.sampling, requires),
             "both samples of a pair would be the same, and nothing could be learned; set a temperature above 0 and top_k other than 1",
+        ),
+    ]
+
+
+def _engine(config: Config) -> list[Rule]:
+    """What the engine can promise, and whether anything reads its settings."""
+    options = TorchEngineConfig(**config.engine.options)
+    return [
+        (
+            "engine.deterministic",
+            options.deterministic and config.compute.profile == "gpu",
+            "on a GPU the same tokens under any batching are not promised; leave it out, or set compute.profile: cpu",
+        ),
+        (
+            "engine.dtype",
+            options.dtype != "float32" and bool(config.prompts.responses) and config.evaluation is None,
+            "nothing is sampled from recorded responses without an evaluation, so nothing reads it; remove it",
         ),
     ]
 

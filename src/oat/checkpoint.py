@@ -51,7 +51,8 @@ class Checkpoints:
         for leftover in (new, final):
             shutil.rmtree(leftover, ignore_errors=True)
         new.mkdir(parents=True)
-        safetensors.torch.save_file({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}, new / "tensors.safetensors")
+        copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        safetensors.torch.save_file(copies, new / "tensors.safetensors")
         content = {"schema": SCHEMA_VERSION, "step": step, **state}
         (new / "state.json").write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
         files = [new / "tensors.safetensors", new / "state.json"]

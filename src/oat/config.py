@@ -208,8 +208,10 @@ class TrackingConfig:
 
 @dataclass(frozen=True)
 class ComputeConfig:
+    profile: Literal["cpu", "gpu"] = "cpu"
+    """Where the models of learner and engine live and compute; `gpu` is one CUDA device of this machine (docs/gpu.md)."""
     threads: Count | None = None
-    """Threads of torch; None takes the number that is fastest in a short measurement when the run is created, and keeps it."""
+    """Threads of torch; None takes the number that is fastest in a short measurement when the run is created, and keeps it; on a GPU torch's own."""
     serialise: bool = False
     """Send every value between boxes through the wire encoding, as a cluster would."""
     memory_gb: Positive | None = None

@@ -179,8 +179,8 @@ def load_tokenizer(path: str) -> Any:
         raise _refusal("tokenizer", path, error) from error
 
 
-def load_lm(path: str, *, dtype: str = "float32") -> CausalLM:
-    """The causal language model of a local directory or of a hub model, in evaluation mode, on the CPU, without dropout.
+def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "cpu") -> CausalLM:
+    """The causal language model of a local directory or of a hub model, in evaluation mode, without dropout.
 
     Args:
         path: a directory with `config.json` and safetensors files, or `org/name`.
@@ -216,7 +216,7 @@ def load_lm(path: str, *, dtype: str = "float32") -> CausalLM:
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ModelError(f"the weights of {path} lack {len(missing)} tensors, for example `{missing[0]}`; give a checkpoint of the whole model")
-    lm = CausalLM(module.eval())
+    lm = CausalLM(module.eval().to(device))
     _check_head(lm, path)
     if can_sdpa:
         _give_layouts(lm)
@@ -263,7 +263,7 @@ def _check_head(lm: CausalLM, path: str) -> None:
     """The logits that we compute are the model's own."""
     if lm.module.get_output_embeddings() is None:
         raise ModelError(f"{path} is a `{lm.model_type}` without output embeddings; give a model that generates text")
-    ids = torch.arange(min(8, lm.vocab_rows))[None]
+    ids = torch.arange(min(8, lm.vocab_rows), device=lm.device)[None]
     try:
         difference = (lm.head(lm.hidden(ids)) - lm.module(input_ids=ids).logits).abs().max().item()
     except _LIBRARY_ERRORS as error:

@@ -13,7 +13,7 @@ from oat.errors import ConfigError, ModelError
 from oat.lm import CausalLM, is_adapter, load_lm
 
 
-def load_model(config: ModelConfig, seed: int = 0) -> CausalLM:
+def load_model(config: ModelConfig, seed: int = 0, device: torch.device | str = "cpu") -> CausalLM:
     """The model of a configuration, with its adapter if it has one.
 
     Args:
@@ -22,7 +22,7 @@ def load_model(config: ModelConfig, seed: int = 0) -> CausalLM:
     Raises:
         ConfigError, ModelError: as `load_lm` and `add_adapter`.
     """
-    lm = load_lm(config.path, dtype=config.dtype)
+    lm = load_lm(config.path, dtype=config.dtype, device=device)
     if config.lora is None:
         return lm
     return add_adapter(lm, rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets, seed=seed)

@@ -30,10 +30,11 @@ class Weights:
     Args:
         holders: those who hold a slot, by slot.
         sync_every: steps between two syncs.
+        dtypes: precision of the slots that are not kept in the learner's; weights are cast to it before they are sent.
     """
 
-    def __init__(self, holders: Mapping[str, Sequence[Holder]], sync_every: int):
-        self.holders, self.sync_every = dict(holders), sync_every
+    def __init__(self, holders: Mapping[str, Sequence[Holder]], sync_every: int, dtypes: Mapping[str, torch.dtype] | None = None):
+        self.holders, self.sync_every, self.dtypes = dict(holders), sync_every, dict(dtypes or {})
         self.synced = [slot for slot in self.holders if slot != "policy"]
         self.sampler_version = 0
         self.kept: dict[str, dict[str, torch.Tensor]] = {}
@@ -58,11 +59,13 @@ class Weights:
             self.push(slot, self.sampler_version, {**learner.tensors(MODEL_OF_SLOT[slot]), **tensors})
 
     def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load a slot of every holder and compare what it holds with what was sent.
+        """Load a slot of every holder, cast to its precision, and compare what it holds with what was sent.
 
         Raises:
             WeightsError: a holder has other weights.
         """
+        if slot in self.dtypes:
+            tensors = {name: tensor.to(self.dtypes[slot]) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
         sent = {name: checksum(tensor) for name, tensor in tensors.items()}
         for number, holder in enumerate(self.holders[slot]):
             prove(holder.load(slot, version, tensors), Receipt(slot, version, sent), number)

@@ -75,13 +75,19 @@ def _lower(value: Any) -> Any:
         return {_TAG: type(value).__name__, **fields}
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return {_TAG: "tensor", "value": _lower_array(value.detach().cpu().numpy())}
+        return _lower_tensor(value.detach().cpu(), torch.bfloat16, torch.int16)
     raise WireError(f"a value of type {type(value).__name__} does not travel; send numbers, strings, arrays or the types of oat.types")
 
 
 def _lower_collection(items: tuple | set | frozenset) -> dict[str, Any]:
     tag = next(name for name, cls in _COLLECTIONS.items() if isinstance(items, cls))
     return {_TAG: tag, "items": [_lower(item) for item in (items if tag == "tuple" else sorted(items))]}
+
+
+def _lower_tensor(value: Any, half: Any, bits: Any) -> dict[str, Any]:
+    """Numpy has no bfloat16, so it travels as its bits."""
+    is_half = value.dtype == half
+    return {_TAG: "bfloat16" if is_half else "tensor", "value": _lower_array((value.view(bits) if is_half else value).numpy())}
 
 
 def _lower_array(array: np.ndarray) -> dict[str, Any]:
@@ -131,9 +137,18 @@ def _tensor(value: np.ndarray) -> Any:
     return torch.from_numpy(value)
 
 
+def _bfloat16(value: np.ndarray) -> Any:
+    import torch
+
+    if not isinstance(value, np.ndarray) or value.dtype != np.int16:
+        raise WireError("a tensor of bfloat16 without its bits")
+    return torch.from_numpy(value).view(torch.bfloat16)
+
+
 _BUILDERS: dict[str, Callable[..., Any]] = {
     **_CLASSES,
     **{name: functools.partial(_collection, cls) for name, cls in _COLLECTIONS.items()},
     "array": _array,
     "tensor": _tensor,
+    "bfloat16": _bfloat16,
 }

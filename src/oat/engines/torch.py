@@ -70,7 +70,7 @@ class TorchEngine:
             decode: text of ids, to look for stop strings in.
             max_rows: most rows decoded together; `deterministic` rounds it up to a power of two, at least 64.
             cache_gb: most memory for keys and values, 10^9 bytes. When it is full, the rows that came last wait.
-            deterministic: a request gives bitwise the same tokens and log-probabilities whatever it is batched with.
+            deterministic: a request gives bitwise the same tokens and log-probabilities whatever it is batched with; on a CPU.
             context_length: most tokens of a sequence; None: as many as the model allows.
             threads: of the computation; None: as many as torch is set to.
 

@@ -213,7 +213,9 @@ class Learner:
             for name, parameter in part.model.trainable().items():
                 moments = {key: f"{model}/moments/{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
                 if moments["step"] in state:
-                    part.optimiser.state[parameter] = {key: state[place].clone() for key, place in moments.items()}
+                    part.optimiser.state[parameter] = {  # AdamW has its count of steps on the CPU
+                        key: state[place].to("cpu" if key == "step" else parameter.device, copy=True) for key, place in moments.items()
+                    }
 
 
 def _total_name(objective: Objective) -> str:

@@ -40,7 +40,8 @@ class Model(Protocol):
         """Its weights by name, in the form that those who answer with it load."""
 
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
-        """What is wanted of the rows: (K,) each for the trained tokens; a model of features reads its input from the rows' columns."""
+        """What is wanted of the rows: (K,) each for the trained tokens, on the CPU whatever the model lives on, so that objectives and reduction
+        know no devices. A model of features reads its input from the rows' columns."""
 
 
 class LanguageModel:
@@ -81,7 +82,7 @@ class LanguageModel:
             raw: Functional = lambda logits, tokens: token_logps(logits, ids[tokens])  # noqa: E731
             entropy: dict[str, Functional] = {"entropy": lambda logits, tokens: token_entropy(logits)} if "entropy" in wants else {}
             values = chunked_head(hidden, self._head, {"raw": raw, **entropy, **others}, self.chunk)
-        return {want: values["raw" if want == "sampled" and sampled_is_raw else want] for want in wants}
+        return {want: values["raw" if want == "sampled" and sampled_is_raw else want].cpu() for want in wants}
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         with in_bfloat16(self.lm, self.autocast):
@@ -119,7 +120,7 @@ class Critic(torch.nn.Module):
         self.tally = Tally(lm, autocast=autocast)
         self.backbone = lm.module.base_model
         width = lm.module.get_output_embeddings().in_features
-        self.score = torch.nn.Linear(width, 1, bias=False)
+        self.score = torch.nn.Linear(width, 1, bias=False, device=lm.device)
         with torch.no_grad():
             self.score.weight.copy_(torch.from_numpy(generator.normal(0, 1 / (width + 1), size=(1, width))))
 
@@ -138,7 +139,7 @@ class Critic(torch.nn.Module):
         assert wants == {"value"}, f"a critic gives value, not {wants}"
         _, hidden, places = trained_hidden(self.lm, rows, autocast=self.autocast)
         self.tally.add(places, heads=0)
-        return {"value": self.score(hidden.to(self.score.weight.dtype)).squeeze(-1)}
+        return {"value": self.score(hidden.to(self.score.weight.dtype)).squeeze(-1).cpu()}
 
 
 def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> int:

@@ -1,0 +1,90 @@
+"""The language models of a run: which there are, in which precision, and on which device."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import torch
+
+from oat.config import Config
+from oat.errors import ConfigError, ModelError
+from oat.lm import CausalLM, load_lm
+from oat.lora import load_model, share_base
+from oat.seeds import Seeds
+
+HALF = {"bfloat16": torch.bfloat16}
+"""Precisions in which the engine has weights of its own (`engine.dtype`)."""
+
+
+def device_of(profile: str) -> torch.device:
+    """Where the models of a compute profile live.
+
+    Raises:
+        ConfigError: torch finds no CUDA device.
+    """
+    if profile == "gpu" and not torch.cuda.is_available():
+        raise ConfigError(
+            "compute.profile is 'gpu', and torch finds no CUDA device: use a machine with one and a build of torch for it, or set the field to cpu"
+        )
+    return torch.device("cuda" if profile == "gpu" else "cpu")
+
+
+def device_notes(profile: str) -> tuple[str, ...]:
+    """What people should know about the device, in sentences."""
+    is_idle = profile == "cpu" and torch.cuda.is_available()
+    return ("this machine has a CUDA device, and nothing will run on it; a new run with compute.profile: gpu uses it",) if is_idle else ()
+
+
+def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[str, CausalLM]:
+    """The learner's: the policy, and as far as they are needed a frozen reference and the critic's backbone. With an adapter they share the frozen
+    weights, and the reference is the policy with the adapter off.
+
+    Raises:
+        ConfigError, ModelError: as `device_of` and `load_model`.
+    """
+    model, device = config.model, device_of(config.compute.profile)
+    policy = load_model(model, seeds.key("init", "policy"), device)
+    lms = {"policy": policy}
+    if "reference" in needs:
+        is_shared = model.lora is not None and model.reference is None
+        lms["reference"] = policy.base() if is_shared else load_lm(model.reference or model.path, dtype=model.dtype, device=device)
+    if "critic" in needs:
+        lms["critic"] = _another(config, "critic", policy, seeds)
+    return lms
+
+
+def load_slots(config: Config, lms: Mapping[str, CausalLM], needs: Collection[str], seeds: Seeds) -> dict[str, CausalLM]:
+    """The engine's: they share the learner's tensors wherever neither version nor precision can differ.
+
+    Args:
+        lms: the learner's.
+        needs: slots beside `sampler` and `policy` that somebody asks.
+
+    Raises:
+        ModelError: a tensor stays in float32 when its model is loaded in `engine.dtype`.
+    """
+    dtype, policy, is_late = config.engine.options["dtype"], lms["policy"], config.learner.sync_every > 1
+    if dtype not in HALF:
+        slots = {"sampler": _another(config, "sampler", policy, seeds) if is_late else policy, "policy": policy}
+        return {**slots, **({"reference": lms["reference"]} if "reference" in lms else {})}
+    own = replace(config, model=replace(config.model, dtype=dtype))
+    lms = load_models(own, set(needs) & {"reference"}, seeds)
+    slots = {"sampler": load_model(own.model, device=policy.device) if is_late else lms["policy"], **lms}
+    for lm in slots.values():
+        for name, tensor in lm.tensors().items():
+            if tensor.is_floating_point() and tensor.dtype != HALF[dtype]:
+                raise ModelError(f"a `{lm.model_type}` keeps `{name}` in float32 when it is loaded in {dtype}; leave engine.dtype at float32")
+    return slots
+
+
+def slot_dtypes(config: Config) -> dict[str, torch.dtype]:
+    """By slot, the precision of weights that are not kept in the learner's."""
+    dtype = config.engine.options["dtype"]
+    return dict.fromkeys(("sampler", "policy"), HALF[dtype]) if dtype in HALF else {}
+
+
+def _another(config: Config, name: str, policy: CausalLM, seeds: Seeds) -> CausalLM:
+    """The start of the policy once more; with an adapter of its own, beside the same frozen weights."""
+    lm = load_model(config.model, seeds.key("init", name), policy.device)
+    if config.model.lora is not None:
+        share_base(lm, policy)
+    return lm

@@ -1,0 +1,273 @@
+"""One CUDA device: engine, learner and whole runs on it, held against the CPU. Skipped where there is none (docs/gpu.md)."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures import World, oat
+from test_attention_kernel import GROUPED
+from test_engine_torch import KEYS, SAMPLINGS, build_requests
+from test_learner import OBJECTIVES, VOCABULARY, compared_feedback, row, scored_feedback
+from test_weights import turn_bit
+from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from oat import attention
+from oat.attention import Packed, Span
+from oat.build import build, resolve
+from oat.config import load_config
+from oat.engines.torch import TorchEngine
+from oat.errors import WeightsError
+from oat.export import policy_weights
+from oat.learner.learner import Learner
+from oat.learner.models import Critic, LanguageModel
+from oat.learner.optim import OptimiserSettings
+from oat.lm import CausalLM, load_lm
+from oat.seeds import Seeds
+from oat.types import Completion, Request, Sampling
+
+pytestmark = pytest.mark.gpu
+
+CUDA, GPU = torch.device("cuda"), {"compute.profile": "gpu", "compute.threads": None}
+HALF = {"engine.dtype": "bfloat16", "learner.autocast": "bfloat16"}
+LORA = {"model.lora": {"rank": 8, "alpha": 16, "targets": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "lm_head"]}}
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    return {family: save_model(tmp_path_factory.mktemp(family), build_config(family), scale=3.0) for family in FAMILIES}
+
+
+def sampled(lm: CausalLM, requests: list[Request], **options: Any) -> list[Completion]:
+    engine = TorchEngine({"sampler": lm}, num_tokens=NUM_TOKENS, stop_ids=[0], decode=lambda ids: "", **options)
+    return sorted(engine.generate(requests, "sampler"), key=lambda completion: completion.index)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.15)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_the_engine_records_is_what_the_model_says_on_a_cpu(paths: Mapping[str, str], family: str, dtype: str, tolerance: float) -> None:
+    """Rows enter and leave, prompts are shared, every kind of sampling; most tokens are those that a CPU draws."""
+    requests = build_requests(*SAMPLINGS.values(), each=6)
+    exact, lm = load_lm(paths[family]), load_lm(paths[family], dtype=dtype, device=CUDA)
+    assert lm.takes_layouts
+    found, expected = sampled(lm, requests, max_rows=8), sampled(exact, requests, max_rows=8)
+    for request, completion in zip(requests, found, strict=True):
+        ids = torch.from_numpy(np.concatenate([request.ids, completion.ids]).astype(np.int64))
+        with torch.no_grad():
+            logps = exact.module(input_ids=ids[None]).logits[0].log_softmax(-1)[len(request.ids) - 1 : -1]
+        raw = logps.gather(1, ids[len(request.ids) :, None])[:, 0].numpy()
+        np.testing.assert_allclose(completion.raw_logps, raw, atol=tolerance)
+    same = [one.ids.tolist() == other.ids.tolist() for one, other in zip(found, expected, strict=True)]
+    assert np.mean(same) > (0.9 if dtype == "float32" else 0.3)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.15)])
+def test_scored_sequences_are_those_of_a_cpu(paths: Mapping[str, str], dtype: str, tolerance: float) -> None:
+    sequences = [request.ids for request in build_requests(Sampling(1), each=20, seed=4)]
+    on = {device: load_lm(paths["qwen3"], dtype=dtype if device == "cuda" else "float32", device=device) for device in ("cuda", "cpu")}
+    engines = {device: TorchEngine({"sampler": lm}, num_tokens=NUM_TOKENS, stop_ids=[0], decode=lambda ids: "") for device, lm in on.items()}
+    for one, other in zip(*(engines[device].logps(sequences, "sampler") for device in ("cuda", "cpu")), strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance)
+
+
+def test_a_full_cache_changes_no_token(paths: Mapping[str, str]) -> None:
+    lm, generator = load_lm(paths["llama"], device=CUDA), np.random.default_rng(0)
+    prompts = [generator.integers(0, NUM_TOKENS, length).astype(np.int32) for length in (3, 20, 9, 11)]
+    requests = [Request(ids, Sampling(20), KEYS.key("full", number, n)) for number, ids in enumerate(prompts) for n in range(3)]
+    expected, found = sampled(lm, requests), sampled(lm, requests, cache_gb=2e-5)
+    assert [completion.ids.tolist() for completion in found] == [completion.ids.tolist() for completion in expected]
+
+
+@pytest.fixture(scope="module")
+def smooth(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("smooth")
+    torch.manual_seed(3)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.1, **shape)).save_pretrained(path)
+    return path
+
+
+def learner_on(device: torch.device | str, path: Path, *, autocast: bool = False, checkpointing: bool = False, chunk: int = 4096) -> Learner:
+    lms = {name: load_lm(str(path), device=device) for name in ("policy", "reference")}
+    models = {name: LanguageModel(lm, num_tokens=VOCABULARY, chunk=chunk, autocast=autocast) for name, lm in lms.items()}
+    if checkpointing:
+        lms["policy"].checkpoint_gradients()
+    options: dict[str, Any] = {"micro_batch_size": 8, "max_grad_norm": 1.0, "gradient_checkpointing": checkpointing, "seeds": Seeds(0)}
+    return Learner(models, {"policy": OptimiserSettings(1e-3)}, **options)
+
+
+def update(learner: Learner, name: str) -> tuple[float, torch.Tensor]:
+    """The loss and the gradient of one optimiser step."""
+    objective: Any = OBJECTIVES[name]()
+    feedback = compared_feedback() if objective.requires.feedback == "compare" else scored_feedback()
+    report = learner.update(objective, objective.prepare(feedback, learner.forward, np.random.default_rng(0)))
+    parameters = learner.models["policy"].trainable().values()
+    return report["loss/total"], torch.cat([p.grad.flatten().cpu() for p in parameters if p.grad is not None])
+
+
+@pytest.mark.parametrize("chunk", [4096, 5])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_and_gradients_are_those_of_a_cpu(smooth: Path, name: str, chunk: int) -> None:
+    (loss, found), (expected_loss, expected) = update(learner_on(CUDA, smooth, chunk=chunk), name), update(learner_on("cpu", smooth), name)
+    assert loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-5)
+    assert (found - expected).norm() <= 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", ["dpo", "grpo"])
+def test_gradients_in_bfloat16_are_near_those_of_a_cpu(smooth: Path, name: str, checkpointing: bool) -> None:
+    attention.kernel_agrees.cache_clear()
+    _, found = update(learner_on(CUDA, smooth, autocast=True, checkpointing=checkpointing), name)
+    _, expected = update(learner_on("cpu", smooth), name)
+    assert 0 < (found - expected).norm() <= 3e-2 * expected.norm()
+
+
+def test_a_state_goes_from_device_to_device(smooth: Path) -> None:
+    """AdamW's moments too: what is learned afterwards is the same."""
+    one = learner_on(CUDA, smooth)
+    update(one, "dpo")
+    state = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in one.state.items()}
+    other, third = learner_on(CUDA, smooth), learner_on("cpu", smooth)
+    for learner in (other, third):
+        learner.load_state({name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in state.items()})
+    for learner in (one, other, third):
+        update(learner, "grpo")
+    for name, tensor in one.tensors("policy").items():
+        torch.testing.assert_close(other.tensors("policy")[name], tensor, atol=1e-6, rtol=0)
+        torch.testing.assert_close(third.tensors("policy")[name], tensor.cpu(), atol=1e-4, rtol=0)
+
+
+def test_values_of_a_critic(smooth: Path) -> None:
+    rows = [row(np.random.default_rng(5), 4, 3), row(np.random.default_rng(6), 2, 7)]
+    found, expected = (Critic(load_lm(str(smooth), device=device), np.random.default_rng(0)).outputs(rows, {}, {"value"}) for device in (CUDA, "cpu"))
+    torch.testing.assert_close(found["value"], expected["value"], atol=1e-4, rtol=0)
+
+
+def has_kernel() -> bool:
+    try:
+        import torch.nn.attention.varlen
+    except ImportError:
+        return False
+    return torch.cuda.get_device_capability() >= (8, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "key_heads", "width"), [(4, 4, 8), (16, 8, 128), (32, 8, 64), (2, 1, 128)])
+def test_the_kernel_is_taken_where_there_is_one(dtype: torch.dtype, heads: int, key_heads: int, width: int) -> None:
+    assert attention.kernel_agrees(torch.device("cuda", 0), dtype, heads, key_heads, width, width) == has_kernel()
+
+
+@pytest.mark.parametrize("spans", [GROUPED, [Span(0, 300), Span(300, 301, prefix=0), Span(301, 555, prefix=0), Span(555, 1555)]])
+def test_all_spans_at_once_are_the_spans_in_buckets(spans: list[Span]) -> None:
+    if not has_kernel():
+        pytest.skip("torch or the device has no variable-length attention")
+    generator, length = np.random.default_rng(0), spans[-1].stop
+    tensors = [
+        torch.from_numpy(generator.normal(size=(1, count, length, 64))).to(CUDA, torch.bfloat16).requires_grad_() for count in (8, 2, 2)
+    ]  # fmt: skip
+    slopes = torch.from_numpy(generator.normal(size=(1, length, 8, 64))).to(CUDA, torch.bfloat16)
+    found = []
+    for attend in (Packed(spans).at_once, Packed(spans).in_buckets):
+        seen = attend(*tensors, 0.125)  # type: ignore[arg-type]
+        found.append([seen, *torch.autograd.grad((seen * slopes).sum(), tensors)])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 2e-2 * other.norm()
+
+
+def test_a_model_in_half_precision_goes_through_the_kernel(smooth: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, kernel = [], attention.variable_length
+    monkeypatch.setattr(attention, "variable_length", lambda query, *rest: calls.append(len(query)) or kernel(query, *rest))
+    lm, exact = load_lm(str(smooth), dtype="bfloat16", device=CUDA), load_lm(str(smooth))
+    del calls[:]
+    sequences = [np.arange(20) % VOCABULARY, np.concatenate([np.arange(12), np.arange(3)])]
+    with torch.no_grad():
+        hidden_TD, places = lm.hidden_of(sequences, [12, 12])
+        assert calls == [12 + 8 + 3] * 2 * has_kernel()
+        for sequence, place in zip(sequences, places, strict=True):
+            alone = exact.hidden(torch.from_numpy(sequence)[None])[0]
+            assert (hidden_TD[torch.from_numpy(place)].float().cpu() - alone).norm() <= 3e-2 * alone.norm()
+
+
+def rows_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("changes", [{}, HALF, {**HALF, **LORA, "learner.sync_every": 2}], ids=["float32", "bfloat16", "adapter"])
+@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
+def test_a_whole_run(world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """It learns, is continued, evaluated and exported; its weights are read without a device."""
+    rate = {"learner.learning_rate": 0.03 if "model.lora" in changes else 0.01, "algorithm.prompts": 8}
+    steps = {"stop.max_steps": 10, "evaluation.every": 10, "evaluation.samples": 32, "algorithm.samples": 2 if algorithm == "dpo" else 8}
+    config, run_dir = world.config(algorithm, tmp_path, {**GPU, **rate, **steps, **changes}), tmp_path / algorithm
+    assert oat("train", config) == 0
+    rows = rows_of(run_dir)
+    assert rows[10]["eval/sampled"] > rows[0]["eval/sampled"] + 0.2
+    assert load_config(run_dir / "config.yaml")[0].compute.profile == "gpu"
+    assert oat("train", config, "--stop.max_steps", "12") == 0
+    assert [row["weights/version"] for row in rows_of(run_dir)[11:]] == ([10, 12] if "learner.sync_every" in changes else [11, 12])
+    capsys.readouterr()
+    assert oat("eval", run_dir) == 0
+    assert json.loads(capsys.readouterr().out)["eval/sampled"] == pytest.approx(rows_of(run_dir)[-1]["eval/sampled"], abs=0.2)
+    assert oat("export", run_dir, tmp_path / "exported") == 0
+    exported, (step, weights, _) = AutoModelForCausalLM.from_pretrained(tmp_path / "exported"), policy_weights(run_dir)
+    assert step == 12
+    assert {tensor.device.type for tensor in weights.values()} == {"cpu"}
+    if "model.lora" not in changes:
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in exported.named_parameters())
+    assert oat("train", config, "--compute.profile", "cpu") == 2
+    assert 'compute.profile: "gpu" in the run, "cpu" now' in capsys.readouterr().err
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {tests!r})
+from fixtures import kill_at, oat
+from oat.learner.learner import Learner
+kill_at(Learner, "update", 2)
+sys.exit(oat("train", {config!r}))
+"""
+
+
+@pytest.mark.parametrize("changes", [{}, HALF], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
+def test_a_killed_run_goes_on(world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any]) -> None:
+    """It takes the recorded samples and answers again. Sums on a GPU have no fixed order: numbers are near those of the unbroken run, not equal."""
+    config = world.config(algorithm, tmp_path, {**GPU, **changes, "checkpoint.every": 1, "evaluation": None})
+    code = KILLED.format(tests=str(Path(__file__).parent), config=str(config))
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert oat("train", config) == 0
+    assert oat("train", config, "--run_dir", tmp_path / "unbroken") == 0
+    found, expected = rows_of(tmp_path / algorithm), rows_of(tmp_path / "unbroken")
+    assert len(found) == len(expected) == 5
+    for name in ("loss/total", "optim/grad_norm"):
+        assert found[2][name] == pytest.approx(expected[2][name], rel=0.05, abs=1e-2)
+
+
+def test_one_turned_bit_on_the_device_is_found(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = build(resolve(*load_config(world.config("dpo", tmp_path, {**GPU, **HALF}))), directory=tmp_path / "built")
+    load = TorchEngine.load
+
+    def turned(self: TorchEngine, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Any:
+        load(self, slot, version, tensors)
+        turn_bit(self._slots[slot].tensors()["model.norm.weight"], 5, 2)
+        return load(self, slot, version, self._slots[slot].tensors())
+
+    run.weights.sync(run.learner, 1)
+    monkeypatch.setattr(TorchEngine, "load", turned)
+    with pytest.raises(WeightsError, match=r"1 tensors differ .*\(model.norm.weight\)"):
+        run.weights.sync(run.learner, 2)
+    run.ledger.close()
+
+
+def test_tokens_that_fit_are_measured(world: World, tmp_path: Path) -> None:
+    changes = {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto", "compute.memory_gb": 1, "stop.max_steps": 1}
+    config = world.config("grpo", tmp_path, {**GPU, **changes})
+    assert oat("train", config) == 0
+    assert load_config(tmp_path / "grpo" / "config.yaml")[0].learner.micro_batch_tokens == 96
