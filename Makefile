@@ -5,8 +5,11 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+OLDEST := .venv-oldest
+PEERS := .venv-peers
+TABLES ?=
 
-.PHONY: setup quickstart test test-slow lint type clean
+.PHONY: setup quickstart test test-slow bench lint type clean
 
 setup: $(STAMP)
 
@@ -27,8 +30,28 @@ test: lint type
 	$(PYTEST) -m "not slow" --serialise tests/faults tests/golden tests/learning tests/protocol
 	$(PYTEST) -m "not slow" --durations=10
 
-test-slow: setup
+# Slow tests, with the transformers of constraints.txt and with the oldest that is supported.
+test-slow: setup $(OLDEST)/.installed
 	$(PYTEST) -m slow --durations=10
+	$(subst $(BIN),$(OLDEST)/bin,$(PYTEST)) -m slow
+
+$(OLDEST)/.installed: pyproject.toml constraints.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	sed 's/^transformers==.*/transformers==5.19.0/' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet $(PIP_OPTIONS) --constraint $(OLDEST)/constraints.txt torch
+	$(OLDEST)/bin/python -m pip install --quiet $(PIP_OPTIONS) --constraint $(OLDEST)/constraints.txt --editable '.[dev]'
+	touch $@
+
+# The tables of docs/benchmarks.md, against peers in environments of their own; TABLES="step update" for some of them. vLLM's build for the CPU
+# does not import beside the torchvision that it asks for.
+bench: setup $(PEERS)/trl/.installed $(PEERS)/vllm/.installed
+	$(BIN)/python benchmarks/tables.py $(TABLES) --trl $(PEERS)/trl/bin/python --vllm $(PEERS)/vllm/bin/python
+
+$(PEERS)/%/.installed: benchmarks/environments/%.txt
+	test -x $(PEERS)/$*/bin/python || $(PYTHON) -m venv $(PEERS)/$*
+	$(PEERS)/$*/bin/python -m pip install --quiet $(PIP_OPTIONS) --requirement $< torch
+	-$(PEERS)/$*/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 lint: setup
 	$(BIN)/ruff check .
@@ -38,4 +61,4 @@ type: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(OLDEST) $(PEERS) build *.egg-info src/*.egg-info

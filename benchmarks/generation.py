@@ -4,7 +4,8 @@
 
 64 prompts of 16 to 64 tokens, 4 samples each, at most 128 new tokens; the end-of-text has probability 1 / 32 at every step, so lengths are geometric
 with mean about 32. Temperature 1, log-probabilities of every token. A side is given all rows at once; transformers at its best batch size of 32,
-64, 128, 256, found in one pass. Sides take turns; medians of tokens a second.
+64, 128, 256, found in one pass. Sides take turns; medians of tokens a second. The share of the machine is the least time that `oat`'s passes could
+take on it (`oat.roofline`), a token, over the time that a side took.
 """
 
 import argparse
@@ -53,7 +54,10 @@ def compare(size: str, dtype: str, repetitions: int, peers: str | None, vllm: st
         answers = in_turns(sides, repetitions)
         padding = max(answer["padding"] for answer in answers["oat"])
     rates = {name: rate(given) for name, given in answers.items()}
-    return {"size": size, "dtype": dtype, "tokens_per_second": rates, "padding": padding, "settings": settings, "versions": versions}
+    least_s = median(answer["least_s"] / answer["tokens"] for answer in answers["oat"])
+    shares = {name: least_s * tokens for name, tokens in rates.items()}
+    measured = {"tokens_per_second": rates, "shares": shares, "padding": padding}
+    return {"size": size, "dtype": dtype, **measured, "settings": settings, "versions": versions}
 
 
 def growth(size: str, repetitions: int, requests: Sequence[int] = (64, 512), cap: int = 128) -> dict[str, Any]:

@@ -28,6 +28,7 @@ def test_generation() -> None:
     row = compare("tiny", "float32", 1, None, None, {"prompt_count": 8, "samples": 4, "cap": 128})
     assert row["tokens_per_second"]["oat"] > 0
     assert 0 < row["padding"] < 0.3
+    assert row["shares"]["oat"] > 0
     assert set(growth("tiny", 1, requests=(8, 16), cap=8)["seconds"]) == {"8", "16"}
 
 

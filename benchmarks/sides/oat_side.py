@@ -46,9 +46,11 @@ def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) ->
         for number, ids in enumerate(prompts(prompt_count, held["vocabulary"]))
         for sample in range(samples)
     ]
-    begin = time.perf_counter()
-    tokens = sum(len(completion.ids) for completion in held["engine"].generate(requests, "sampler"))
-    return {"tokens": tokens, "seconds": time.perf_counter() - begin, "padding": held["engine"].padding}
+    engine = held["engine"]
+    least, begin = engine.work().least_s, time.perf_counter()
+    tokens = sum(len(completion.ids) for completion in engine.generate(requests, "sampler"))
+    seconds = time.perf_counter() - begin
+    return {"tokens": tokens, "seconds": seconds, "padding": engine.padding, "least_s": engine.work().least_s - least}
 
 
 def learn(prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: int, count: int | None = None) -> dict[str, Any]:
