@@ -1,7 +1,7 @@
 """Functionals of the logits of a linear head, so that neither the logits nor their gradient is ever whole.
 
-The forward pass keeps one number a token, its logsumexp; the backward pass makes a chunk of logits again, or has kept it where there is only one,
-turns it in place into the chunk's gradient, and adds to the gradients of the head. Gradients of the raw log-probability and of the entropy are
+The forward pass keeps one number a token, its logsumexp, and the last chunk of logits; the backward pass begins with that, makes the others again,
+turns each in place into the chunk's gradient, and adds to the gradients of the head. Gradients of the raw log-probability and of the entropy are
 written out:
 
     d logp(y) / d logits = onehot(y) - p,    d H / d logits = - p (log p + H)
@@ -65,11 +65,14 @@ class _LinearFunctionals(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, chunk: int, entropy: bool, others: list[Any], dtype: torch.dtype
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.chunk, ctx.entropy, ctx.others, ctx.dtype, ctx.only_chunk = chunk, entropy, others, dtype, None
+        ctx.chunk, ctx.entropy, ctx.others, ctx.dtype = chunk, entropy, others, dtype
         wide = torch.promote_types(hidden.dtype if hidden.dtype == weight.dtype else torch.float32, torch.float32)
         columns = [hidden.new_empty(len(hidden), dtype=wide) for _ in range(1 + entropy + len(others))]
         total = hidden.new_empty(len(hidden), dtype=wide)
-        for span, logits in _chunks(ctx, hidden, weight, bias):
+        narrow = weight.to(dtype)
+
+        def fold(span: slice) -> Tensor:
+            logits = _logits(hidden[span], narrow, bias)
             for column, other in zip(columns[1 + entropy :], others, strict=True):
                 column[span] = other(logits, span)
             for rows in _blocks(logits):
@@ -79,7 +82,11 @@ class _LinearFunctionals(torch.autograd.Function):
                 columns[0][place] = chosen - total[place]
                 if mean is not None:
                     columns[1][place] = total[place] - mean
-            ctx.only_chunk = logits if len(hidden) <= chunk else None
+            return logits
+
+        for span in _spans(len(hidden), chunk):
+            ctx.last = None
+            ctx.last = fold(span)
         ctx.save_for_backward(hidden, weight, bias, ids, total, *columns[1 : 1 + entropy])
         return tuple(columns)
 
@@ -93,7 +100,9 @@ class _LinearFunctionals(torch.autograd.Function):
         to_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32)) if needs_weight else None
         to_bias = torch.zeros_like(bias) if needs_bias else None
         narrow = weight.to(ctx.dtype)
-        for span, logits in _chunks(ctx, hidden, weight, bias):
+
+        def spread(span: slice) -> None:
+            logits, ctx.last = _logits(hidden[span], narrow, bias) if ctx.last is None else ctx.last, None
             slopes = _slopes_of_others(logits, span, ctx.others, of_others)
             for rows in _blocks(logits):
                 place = slice(span.start + rows.start, span.start + rows.stop)
@@ -101,12 +110,15 @@ class _LinearFunctionals(torch.autograd.Function):
             if slopes is not None:
                 logits += slopes
             if to_bias is not None:
-                to_bias += logits.sum(0)
+                to_bias.add_(logits.sum(0))
             slope = logits.to(ctx.dtype)
             if to_hidden is not None:
                 to_hidden[span] = slope @ narrow
             if to_weight is not None:
                 _add_product(to_weight, slope, hidden[span].to(ctx.dtype))
+
+        for span in reversed(_spans(len(hidden), ctx.chunk)):
+            spread(span)
         return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), to_bias, None, None, None, None, None
 
 
@@ -145,17 +157,14 @@ def _blocks(logits: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + size, len(logits)))
 
 
-def _chunks(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-    """Spans of tokens, and their logits in at least float32; whoever gets them may overwrite them. Where one chunk is all, it is made once."""
-    if ctx.only_chunk is not None:
-        logits, ctx.only_chunk = ctx.only_chunk, None
-        yield slice(0, len(hidden)), logits
-        return
-    narrow = weight.to(ctx.dtype)
-    for start in range(0, len(hidden), ctx.chunk):
-        span = slice(start, min(start + ctx.chunk, len(hidden)))
-        logits = torch.nn.functional.linear(hidden[span].to(ctx.dtype), narrow, None if bias is None else bias.to(ctx.dtype))
-        yield span, logits.to(torch.promote_types(logits.dtype, torch.float32))
+def _spans(count: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+
+
+def _logits(hidden: Tensor, narrow: Tensor, bias: Tensor | None) -> Tensor:
+    """In at least float32; the caller's own, to be overwritten."""
+    logits = torch.nn.functional.linear(hidden.to(narrow.dtype), narrow, None if bias is None else bias.to(narrow.dtype))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _slopes_of_others(logits: Tensor, span: slice, others: list[Any], gradients: tuple[Tensor | None, ...]) -> Tensor | None:
