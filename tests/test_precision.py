@@ -58,8 +58,15 @@ def update(learner: Learner, name: str) -> tuple[float, torch.Tensor]:
     """The loss and the gradient of one optimiser step."""
     objective: Any = OBJECTIVES[name]()
     batch = objective.prepare(FEEDBACK[name](), learner.forward, np.random.default_rng(0))
+    gradients: list[torch.Tensor] = []
+
+    def keep(*_: Any) -> None:
+        gradients.extend(p.grad.flatten() for p in learner.models["policy"].trainable().values() if p.grad is not None)
+
+    hook = learner.trained["policy"].optimiser.register_step_pre_hook(keep)
     report = learner.update(objective, batch)
-    return report["loss/total"], torch.cat([p.grad.flatten() for p in learner.models["policy"].trainable().values() if p.grad is not None])
+    hook.remove()
+    return report["loss/total"], torch.cat(gradients)
 
 
 def equal(one: Learner, other: Learner) -> bool:

@@ -72,12 +72,12 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
 
     objective = make_objective(config)
     explorer = make_explorer(config, objective.requires)
-    lms = load_models(config, _needed(objective.requires, explorer), seeds)
-    renderer = _renderer(config, lms["policy"])
-    prompts, held_out, notes, dropped = _prompts(config, renderer, lms["policy"].context_length, seeds)
-    ensemble = _ensemble(explorer, lms, seeds)
+    lms = load_models(config, needed_models(objective.requires, explorer), seeds)
+    renderer = make_renderer(config, lms["policy"])
+    prompts, held_out, notes, dropped = make_prompts(config, renderer, lms["policy"].context_length, seeds)
+    ensemble = make_ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
-    learner = wired(_learner(config, objective, lms, renderer, seeds, ensemble), tuple(type(o) for o in objectives))
+    learner = wired(make_learner(config, objective, lms, renderer, seeds, ensemble), tuple(type(o) for o in objectives))
     engine, scorer = wired(_engine(config, objective.requires, explorer, lms, renderer, seeds)), ensemble[2] if ensemble else None
     actor, trained = (wired(box) for box in _actors(config, objective.requires, renderer, engine, scorer, seeds))
     asked, scoring = _oracles(config, objective.requires)
@@ -130,7 +130,7 @@ def _sampling(config: Config, requires: Requires) -> Sampling:
     return replace(sampling, keep_sets=requires.ratio_based and sampling.truncates)
 
 
-def _renderer(config: Config, lm: CausalLM) -> Renderer:
+def make_renderer(config: Config, lm: CausalLM) -> Renderer:
     render = config.render
     stop, eos_ids = config.sampling.stop, lm.eos_ids
     tokenizer = load_tokenizer(config.model.path)
@@ -153,13 +153,13 @@ def _plain_sampling(config: Config) -> Sampling:
     return Sampling(**{name: getattr(config.sampling, name) for name in names})
 
 
-def _needed(requires: Requires, explorer: Explorer) -> set[str]:
+def needed_models(requires: Requires, explorer: Explorer) -> set[str]:
     """Names of the models that a run has; an ensemble's features are the reference's."""
     named = {*requires.models, *requires.slots, *explorer.needs}
     return named | {"reference"} if ENSEMBLE in explorer.needs else named
 
 
-def _learner(
+def make_learner(
     config: Config, objective: Objective, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds, ensemble: EnsembleParts | None
 ) -> Learner:
     c = config.learner
@@ -210,7 +210,7 @@ def _engine(config: Config, requires: Requires, explorer: Explorer, lms: Mapping
     return engine
 
 
-def _ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds) -> EnsembleParts | None:
+def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds) -> EnsembleParts | None:
     """The ensemble's objective, the learner's ensemble, and the actor's side of it, where the explorer needs one.
 
     Raises:
@@ -249,7 +249,7 @@ def _oracles(config: Config, requires: Requires) -> tuple[dict[str, Oracle], dic
     return asked, {own: KnownOracle(own, "score") if own in BUILTIN else build_oracle(own, {})}
 
 
-def _prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds) -> tuple[Prompts, list[Prompt], tuple[str, ...], int]:
+def make_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds) -> tuple[Prompts, list[Prompt], tuple[str, ...], int]:
     """The prompts of training, those of evaluation, and of both together: what people should know, and how many were dropped."""
     p, e = config.prompts, config.evaluation
     entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path

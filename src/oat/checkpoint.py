@@ -51,8 +51,7 @@ class Checkpoints:
         for leftover in (new, final):
             shutil.rmtree(leftover, ignore_errors=True)
         new.mkdir(parents=True)
-        copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        safetensors.torch.save_file(copies, new / "tensors.safetensors")
+        safetensors.torch.save_file(_with_own_storage(tensors), new / "tensors.safetensors")
         content = {"schema": SCHEMA_VERSION, "step": step, **state}
         (new / "state.json").write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
         files = [new / "tensors.safetensors", new / "state.json"]
@@ -124,6 +123,17 @@ def verify(folder: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _with_own_storage(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous tensors on the CPU of which no two share storage, as safetensors wants them; only those are copied that have to be."""
+    seen: set[int] = set()
+    own = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.detach().to("cpu", copy=place in seen).contiguous()
+        seen.add(place)
+    return own
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     train = command("train", _train, "start a run, or continue the one in its directory")
     train.add_argument("target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it")
     train.add_argument("--profile", type=int, metavar="N", help="trace N steps from the second one on; the trace goes to RUN/profile")
+    check = command("check", _check, "say what a configuration would run, and refuse what `oat train` would refuse; no weights are loaded")
+    check.add_argument("target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it")
+    check.add_argument("--memory", action="store_true", help="also estimate how much memory it needs")
     evaluate = command("eval", _eval, "evaluate a run's newest checkpoint, or the start model of a configuration")
     evaluate.add_argument("target", metavar="RUN|CONFIG", help="a run directory or a YAML file; --section.field value flags go over it")
     export = command("export", _export, "write a run's policy as a model directory that transformers loads")
@@ -87,6 +90,18 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
             where = f"the trace is {trace}; open it in Perfetto or chrome://tracing" if trace else "no trace: the run had no second step"
             print(f"oat train: {where}")
     print(f"oat train: finished, {reason}; the run lies in {config.run_dir}; write its model with: oat export {config.run_dir} OUT")
+    return 0
+
+
+def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
+    from oat.build import resolve
+    from oat.config import load_config
+    from oat.memory import memory_lines, outline
+
+    config, origins = load_config(arguments.target, flags)
+    config = resolve(config, origins)
+    lines, prompt = outline(config)
+    print("\n".join([f"oat check: {arguments.target} is sound", *lines, *(memory_lines(config, prompt) if arguments.memory else [])]))
     return 0
 
 

@@ -8,13 +8,15 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from oat.attention import NAME, Layout, Packed, pack, pack_groups
 from oat.errors import ModelError, did_you_mean
@@ -25,6 +27,9 @@ _LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, Run
 _HEAD_TOLERANCE, _HALF_TOLERANCE = 1e-4, 5e-2
 _NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 """A mask of four axes keeps transformers from making one of its own; a layout does not look at it."""
+
+
+_OUTLINED: ContextVar[bool] = ContextVar("outlined", default=False)
 
 
 class CausalLM:
@@ -200,6 +205,8 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
             raise ModelError(f"{path} is a `{config.model_type}`, which is no causal language model; give one that generates text")
         _remove_noise(config)
         can_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
+        if _OUTLINED.get():
+            return _outline(where, config, _DTYPES[dtype], device, can_sdpa=can_sdpa)
         module, info = AutoModelForCausalLM.from_pretrained(
             where,
             config=config,
@@ -221,6 +228,17 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
     if can_sdpa:
         _give_layouts(lm)
     return lm
+
+
+@contextmanager
+def outlines() -> Iterator[None]:
+    """Within it `load_lm` makes a model of its configuration alone, and every tensor has a shape but no memory: nothing can be learned of values."""
+    token = _OUTLINED.set(True)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        _OUTLINED.reset(token)
 
 
 def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
@@ -256,6 +274,20 @@ def _remove_noise(config: Any) -> None:
         for name, value in vars(part).items():
             if ("drop" in name or "jitter" in name) and isinstance(value, float):
                 setattr(part, name, 0.0)
+
+
+def _outline(where: str, config: Any, dtype: torch.dtype, device: torch.device | str, *, can_sdpa: bool) -> CausalLM:
+    """A model without weights; that its code lets our attention in is believed."""
+    kind = "sdpa" if can_sdpa else "eager"
+    with torch.device(device):
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=kind, trust_remote_code=False)
+    try:
+        module.generation_config = GenerationConfig.from_pretrained(where)
+    except OSError:  # a model may come without
+        module.generation_config = None
+    if can_sdpa:
+        module.set_attn_implementation(NAME)
+    return CausalLM(module.eval(), takes_layouts=can_sdpa)
 
 
 @torch.no_grad()

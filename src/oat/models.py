@@ -9,7 +9,9 @@ from oat.config import Config
 from oat.errors import ConfigError, ModelError
 from oat.lm import CausalLM, load_lm
 from oat.lora import load_model, share_base
+from oat.malloc import give_back_freed_memory
 from oat.seeds import Seeds
+from oat.threads import LARGE
 
 HALF = {"bfloat16": torch.bfloat16}
 """Precisions in which the engine has weights of its own (`engine.dtype`)."""
@@ -43,6 +45,8 @@ def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[st
     """
     model, device = config.model, device_of(config.compute.profile)
     policy = load_model(model, seeds.key("init", "policy"), device)
+    if sum(parameter.numel() for parameter in policy.module.parameters()) > LARGE:
+        give_back_freed_memory()
     lms = {"policy": policy}
     if "reference" in needs:
         is_shared = model.lora is not None and model.reference is None

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import torch
 
 _ROUNDS = 3
-_LARGE = 200_000_000
+LARGE = 200_000_000
+"""Parameters from which on a model is a large one."""
 _GAIN = 0.95
 """More threads must take at most this share of the time of fewer."""
 
@@ -32,7 +33,7 @@ def candidates(parameters: int) -> list[int]:
     """Powers of two up to the number of threads that torch would use now, and that number; of a large model only the latter, as it is never the
     slower one and a measurement would take long."""
     most = min(torch.get_num_threads(), os.cpu_count() or 1)
-    if parameters > _LARGE:
+    if parameters > LARGE:
         return [most]
     return sorted({*(1 << power for power in range(most.bit_length()) if 1 << power <= most), most})
 

@@ -133,6 +133,7 @@ class Learner:
         self._guard(objective, values, norms)
         for name, part in trained.items():
             part.optimiser.step()
+            part.optimiser.zero_grad(set_to_none=True)
             self.steps[name] += 1
         for name, norm in norms.items():
             prefix = "optim/" if name == "policy" else f"optim/{name}_"

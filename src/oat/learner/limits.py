@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -30,35 +31,34 @@ _MEASURED_TOKENS, _MEASURED_ROWS = 32, 8
 
 
 class LiveBytes(TorchDispatchMode):
-    """Within it, counts the bytes of tensors that are made and not yet freed.
+    """Within it, counts the bytes of tensors that are made and not yet freed, also of those without memory (`oat.lm.outlines`), of whose values
+    every single one that Python asks for is 1.
 
     Attributes:
-        peak: the most at once.
+        peak: the most at once, since it was last set.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self._seen: set[int] = set()
+        self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return 1.0
         made = func(*args, **(kwargs or {}))
-        given = {storage.data_ptr() for storage in _storages((args, kwargs))}
+        given = {storage._cdata for storage in _storages((args, kwargs))}
         for storage in _storages(made):
-            place = storage.data_ptr()
-            if place not in self._seen and place not in given:
-                self._seen.add(place)
-                self._add(storage.nbytes())
-                weakref.finalize(storage, self._free, place, storage.nbytes())
+            place = storage._cdata
+            if place not in self._sizes and place not in given:
+                self._sizes[place] = storage.nbytes()
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._free, place)
         return made
 
-    def _add(self, size: int) -> None:
-        self.live += size
-        self.peak = max(self.peak, self.live)
-
-    def _free(self, place: int, size: int) -> None:
-        self._seen.discard(place)
-        self.live -= size
+    def _free(self, place: int) -> None:
+        self.live -= self._sizes.pop(place)
 
 
 def measure_tokens(learner: Learner, objective: Objective, config: Config) -> int:
@@ -81,7 +81,7 @@ def measure_tokens(learner: Learner, objective: Objective, config: Config) -> in
     budget = int(config.compute.memory_gb * GB) - _held(learner)
 
     def attempt(rows: int) -> int:
-        return _pass_bytes(learner, objective, [_row(width, trained, number) for number in range(rows)])
+        return _pass_bytes(learner, objective, [row_of(width, trained, number) for number in range(rows)])
 
     rows = most_within(attempt, most_rows, budget)
     if rows == 0:
@@ -95,7 +95,7 @@ def measure_tokens(learner: Learner, objective: Objective, config: Config) -> in
 
 def choose_threads(learner: Learner, objective: Objective) -> int:
     """The number of threads on which a small pass, forward and backward, is soonest done."""
-    rows = [_row(_MEASURED_TOKENS, _MEASURED_TOKENS // 2, number) for number in range(_MEASURED_ROWS)]
+    rows = [row_of(_MEASURED_TOKENS, _MEASURED_TOKENS // 2, number) for number in range(_MEASURED_ROWS)]
     parameters = sum(parameter.numel() for part in learner.trained.values() for parameter in part.model.module.parameters())
     return fastest(lambda: _pass(learner, objective, rows), candidates(parameters))
 
@@ -142,8 +142,8 @@ def _held(learner: Learner) -> int:
     return sum(weights.values()) + 2 * sum(moments)
 
 
-def _row(width: int, trained: int, number: int) -> Trajectory:
-    """A row of a prompt that no other has, so that nothing is computed once for several; ids 0 and 1."""
+def row_of(width: int, trained: int, number: int) -> Trajectory:
+    """A row of so many tokens, the last of them trained; rows of different numbers have different prompts; ids 0 and 1."""
     prompt = np.array([number >> min(place, 62) & 1 for place in range(width - trained)], dtype=np.int32)
     ids, zeros = np.zeros(trained, dtype=np.int32), np.zeros(trained, dtype=np.float32)
     response = Segment("model", ids, np.ones(trained, dtype=bool), np.zeros(trained, dtype=np.int32), zeros, zeros)

@@ -1,0 +1,186 @@
+"""One DPO and one GRPO step at the shapes of real models, and `oat check --memory` held against the measured peak.
+
+    python benchmarks/real_shapes.py [--shapes qwen3-0.6b llama-3.2-1b] [--algorithms dpo grpo] [--threads 2]
+
+Weights are random, shapes and vocabularies are the real ones: Qwen3-0.6B learns in full, Llama-3.2-1B through LoRA. Each run is `oat train` in a
+process of its own: 4 sequences of 256 tokens (a prompt of 64, a response of 192, which random weights do not end), one step, one checkpoint.
+Measured is the peak of the process's resident memory, less the level of a process that only imports the same. 10^9 bytes; seconds.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen3Config
+
+from oat.build import resolve
+from oat.config import load_config
+from oat.memory import estimate
+
+GB = 10**9
+IMPORTS = "import torch, transformers, peft, oat.cli, oat.build, oat.loop, oat.rundir, oat.tracking"
+REWARD = """import random
+
+
+def reward(prompts, completions, **columns):
+    return [random.random() for _ in completions]
+"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's shape, and how it is trained.
+
+    Attributes:
+        tokens: ids that the tokenizer has; the model may have more rows.
+        lora: rank of the adapter; None: every weight is trained.
+        prompt, response: tokens.
+    """
+
+    config: PreTrainedConfig
+    tokens: int
+    lora: int | None = None
+    prompt: int = 64
+    response: int = 192
+
+
+SHAPES = {
+    "qwen3-0.6b": Shape(
+        Qwen3Config(
+            vocab_size=151_936,
+            hidden_size=1024,
+            intermediate_size=3072,
+            num_hidden_layers=28,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            head_dim=128,
+            max_position_embeddings=40_960,
+            rms_norm_eps=1e-6,
+            rope_theta=1e6,
+            tie_word_embeddings=True,
+        ),
+        tokens=151_669,
+    ),
+    "llama-3.2-1b": Shape(
+        LlamaConfig(
+            vocab_size=128_256,
+            hidden_size=2048,
+            intermediate_size=8192,
+            num_hidden_layers=16,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=64,
+            max_position_embeddings=131_072,
+            rms_norm_eps=1e-5,
+            rope_theta=5e5,
+            rope_scaling={
+                "rope_type": "llama3",
+                "factor": 32.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            tie_word_embeddings=True,
+        ),
+        tokens=128_256,
+        lora=8,
+    ),
+}
+ALGORITHMS = {"dpo": {"name": "dpo", "prompts": 2, "samples": 2}, "grpo": {"name": "grpo", "prompts": 1, "samples": 4}}
+
+
+def write_model(shape: Shape, folder: Path) -> None:
+    """A random model of the shape, with a tokenizer of one id a word."""
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(shape.config)
+    module.to_empty(device="cpu")
+    module.tie_weights()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.02)
+            else:
+                parameter.fill_(1)
+    module.save_pretrained(folder)
+    built = Tokenizer(models.WordLevel({"<eos>": 0, **{f"w{number}": number for number in range(1, shape.tokens)}}, unk_token="<eos>"))
+    built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=built, eos_token="<eos>", unk_token="<eos>").save_pretrained(folder)
+
+
+def write_config(shape: Shape, algorithm: str, folder: Path, threads: int) -> Path:
+    """The configuration of a run of one step, in a folder that holds `model`."""
+    (folder / "reward.py").write_text(REWARD, encoding="utf-8")
+    prompts = [" ".join(f"w{1 + (place + number) % (shape.tokens - 1)}" for place in range(shape.prompt)) for number in range(4)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
+    tree = {
+        "run_dir": str(folder / algorithm),
+        "model": {"path": str(folder / "model"), **({"lora": {"rank": shape.lora}} if shape.lora else {})},
+        "prompts": {"path": str(folder / "prompts.jsonl")},
+        "sampling": {"max_new_tokens": shape.response},
+        "oracle": {"name": f"{folder / 'reward.py'}:reward"},
+        "algorithm": ALGORITHMS[algorithm],
+        "learner": {"learning_rate": 1e-6},
+        "compute": {"threads": threads},
+        "engine": {"threads": threads},
+        "stop": {"max_steps": 1},
+    }
+    file = folder / f"{algorithm}.yaml"
+    file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    return file
+
+
+def measure(command: Sequence[str]) -> tuple[int, list[tuple[float, str]]]:
+    """The peak of the resident memory of a process of this Python, bytes; and its lines, with the seconds after which they came.
+
+    Raises:
+        RuntimeError: it did not end with 0.
+    """
+    begin = time.perf_counter()
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = [(time.perf_counter() - begin, line.rstrip()) for line in process.stdout]
+    _, status, usage = os.wait4(process.pid, 0)
+    if os.waitstatus_to_exitcode(status):
+        raise RuntimeError(f"{' '.join(command)} ended with {os.waitstatus_to_exitcode(status)}")
+    return usage.ru_maxrss * 1024, lines
+
+
+def compare(shape: Shape, algorithm: str, folder: Path, threads: int) -> dict[str, Any]:
+    """One row: the estimate and the measured peak of a run of one step, GB, and the seconds of its parts; `folder` holds `model`."""
+    file = write_config(shape, algorithm, folder, threads)
+    config, origins = load_config(file)
+    config = resolve(config, origins)
+    estimated = estimate(config, shape.prompt)
+    imports, _ = measure(["-c", IMPORTS])
+    peak, _ = measure(["-m", "oat", "train", str(file)])
+    rows = (folder / algorithm / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    seconds = {name: json.loads(rows[-1])[f"time/{name}_s"] for name in ("sample", "learn", "step")}
+    measured = peak - imports
+    sizes = {"estimate_gb": estimated.peak / GB, "measured_gb": measured / GB, "imports_gb": imports / GB}
+    return {"algorithm": algorithm, **sizes, "ratio": estimated.peak / measured, "seconds": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    for name in options.shapes:
+        with tempfile.TemporaryDirectory() as folder:
+            write_model(SHAPES[name], Path(folder) / "model")
+            for algorithm in options.algorithms:
+                print(json.dumps({"shape": name, **compare(SHAPES[name], algorithm, Path(folder), options.threads)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

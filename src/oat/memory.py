@@ -1,0 +1,196 @@
+"""How much memory a run needs, before it begins: `oat check CONFIG --memory`.
+
+The run's own models, learner and engine are made of tensors that have a shape and no memory (`oat.lm.outlines`), and do what a step does with its
+longest rows; what is alive at once is counted. Nothing is loaded, so the answer takes seconds for any model.
+
+Counted in bytes of tensors, beyond what the process holds after its imports. Not counted: the interpreter and its libraries; scratch memory within an
+operation; what the allocator keeps of freed memory (with large models it gives all back, `oat.malloc`); data, ledger, texts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oat.algorithms.base import Objective
+from oat.build import make_ensemble, make_learner, make_prompts, make_renderer, needed_models
+from oat.check import TorchEngineConfig, make_explorer, make_objective
+from oat.config import Config
+from oat.engines.decoding import cache_dtype
+from oat.engines.decoding import passes as in_passes
+from oat.engines.kv import PAGE
+from oat.functional.logprobs import token_logps
+from oat.functional.sampling import inverse_cdf
+from oat.learner.batching import micro_batches
+from oat.learner.learner import Learner
+from oat.learner.limits import GB, LiveBytes, row_of
+from oat.lm import CausalLM, outlines
+from oat.models import load_models, load_slots
+from oat.seeds import Seeds
+from oat.types import Batch, Trajectory
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of tensors.
+
+    Attributes:
+        parts: what is held, by name.
+        phases: the most that is alive at once, by part of a step.
+    """
+
+    parts: dict[str, int]
+    phases: dict[str, int]
+
+    @property
+    def peak(self) -> int:
+        return max(self.phases.values())
+
+
+def estimate(config: Config, prompt: int) -> Estimate:
+    """The memory of a resolved configuration's run.
+
+    Args:
+        prompt: tokens of its longest prompt.
+
+    Raises:
+        ConfigError, ModelError: a part cannot be made as configured.
+    """
+    seeds, objective = Seeds(config.seed), make_objective(config)
+    explorer = make_explorer(config, objective.requires)
+    with outlines(), LiveBytes() as live:
+        lms = load_models(config, needed_models(objective.requires, explorer), seeds)
+        ensemble = make_ensemble(explorer, lms, seeds)
+        learner = make_learner(config, objective, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
+        learned = sum(parameter.nbytes for name in learner.trained for parameter in learner.models[name].trainable().values())
+        slots = load_slots(config, lms, {*objective.requires.slots, *explorer.needs}, seeds)
+        rows = _rows(config, objective, lms["policy"], prompt)
+        phases = {} if config.prompts.responses else {"sampling": _sampling(config, slots["sampler"], rows, live)}
+        kept = [tensor.clone() for tensor in lms["policy"].trainable().values()] if config.learner.sync_every > 1 else []
+        weights = live.live
+        for _ in range(1 if config.stop.max_steps == 1 else 2):
+            phases |= _learning(learner, objective, _micro_batches(learner, objective, rows), live)
+        if slots["sampler"] is not lms["policy"]:
+            phases["new weights"] = live.live + sum(tensor.nbytes for tensor in slots["sampler"].tensors().values())
+        parts = {"weights that learn": learned, "other weights": weights - learned, "moments of AdamW": live.live - weights}
+        parts["keys and values"] = _cache_bytes(config, slots["sampler"], rows)
+        del kept
+    return Estimate(parts, phases)
+
+
+def _rows(config: Config, objective: Objective, lm: CausalLM, prompt: int) -> list[Trajectory]:
+    """The rows of a step, each as long as it can get, with the prompts of their groups in common."""
+    plan, samples = objective.plan(0), sum(objective.plan(0).samples.values())
+    most = prompt + config.sampling.max_new_tokens
+    width = most if lm.context_length is None else min(most, lm.context_length)
+    return [row_of(width, width - prompt, number // samples) for number in range(plan.prompts * samples)]
+
+
+def _micro_batches(learner: Learner, objective: Objective, rows: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    """The rows of the first two forward passes of an update; of one, if there are no more."""
+    units = np.arange(len(rows)) // (2 if objective.requires.feedback == "compare" else 1)
+    cuts = micro_batches(Batch(tuple(rows), units, units), learner.micro_batch_size, learner.micro_batch_tokens)
+    return [[rows[row] for row in cut] for cut in list(cuts)[:2]]
+
+
+def _learning(learner: Learner, objective: Objective, passes: Sequence[list[Trajectory]], live: LiveBytes) -> dict[str, int]:
+    """The passes of `prepare`, those of an update, of which a second one adds to the gradients of the first, and the optimisers' step."""
+    live.peak = live.live
+    if "reference" in learner.models:
+        with torch.no_grad():
+            learner.models["reference"].outputs(passes[0], {}, {"raw"})
+    phases = {"prepare": live.peak}
+    live.peak = live.live
+    for rows in passes:
+        with learner.learning(objective):
+            outputs = [learner.models[name].outputs(rows, {}, wants) for name, wants in objective.wants.items()]
+            torch.stack([values.sum() for output in outputs for values in output.values()]).sum().backward()
+        del outputs
+    phases["forward and backward"] = live.peak
+    live.peak = live.live
+    for part in (learner.trained[name] for name in objective.wants):
+        parameters = [parameter for group in part.optimiser.param_groups for parameter in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, learner.max_grad_norm)
+        part.optimiser.step()
+        part.optimiser.zero_grad(set_to_none=True)
+    return {**phases, "optimiser": live.peak}
+
+
+def _sampling(config: Config, lm: CausalLM, rows: Sequence[Trajectory], live: LiveBytes) -> int:
+    """A pass over as many prompts as go together, then the draws of all rows at once, both beside the cache."""
+    cache = _cache_bytes(config, lm, rows)
+    live.peak = live.live
+    prompts = list({row.segments[0].ids.tobytes(): row.segments[0].ids for row in rows}.values())
+    together = next(iter(in_passes(np.array([len(ids) for ids in prompts]))))
+    with torch.no_grad():
+        lm.hidden_of([prompts[number] for number in together])
+        most = min(len(rows), TorchEngineConfig(**config.engine.options).max_rows)
+        width = lm.module.get_output_embeddings().in_features
+        logits = lm.head(torch.zeros(most, width, device=lm.device, dtype=next(lm.module.parameters()).dtype)).float()
+        token_logps(logits, inverse_cdf(logits, torch.zeros(most, dtype=torch.float64, device=lm.device)))
+    return live.peak + cache
+
+
+def _cache_bytes(config: Config, lm: CausalLM, rows: Sequence[Trajectory]) -> int:
+    """Pages of a step's rows when all are at their longest, within `engine.cache_gb`; a common prompt's full pages once."""
+    options = TorchEngineConfig(**config.engine.options)
+    together = rows[: options.max_rows]
+    whole, shared = (len(together[0].ids) + PAGE - 1) // PAGE, len(together[0].segments[0].ids) // PAGE
+    prompts = len({row.segments[0].ids.tobytes() for row in together})
+    pages = len(together) * (whole - shared) + prompts * shared
+    return min(int(options.cache_gb * GB), pages * PAGE * _key_bytes(lm))
+
+
+def _key_bytes(lm: CausalLM) -> int:
+    """Bytes of the keys and values of one token, in all layers."""
+    keys = _Keys(cache_dtype(lm))
+    with torch.no_grad():
+        one = torch.zeros(1, 1, dtype=torch.long, device=lm.device)
+        lm.hidden(one, positions=one, layout=keys)
+    return keys.size
+
+
+class _Keys:
+    """A layout that asks only how large the keys and values of a pass are."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype, self.size = dtype, 0
+
+    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.size += (key.numel() + value.numel()) * self.dtype.itemsize
+        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+
+
+def outline(config: Config) -> tuple[list[str], int]:
+    """What a resolved configuration would run, in lines; and the tokens of its longest prompt.
+
+    Raises:
+        OatError: prompts or tokenizer cannot be read, or what the model's own settings rule out.
+    """
+    seeds, objective = Seeds(config.seed), make_objective(config)
+    with outlines():
+        lm = load_models(config, (), seeds)["policy"]
+        renderer = make_renderer(config, lm)
+        prompts, held_out, notes, _ = make_prompts(config, renderer, lm.context_length, seeds)
+    longest = max(len(renderer.prompt(prompt.messages)) for prompt in prompts.all())
+    plan = make_explorer(config, objective.requires).widen(objective.plan(0))
+    responses = plan.prompts * sum(plan.samples.values())
+    parameters = sum(parameter.numel() for parameter in lm.module.parameters())
+    learning = sum(parameter.numel() for parameter in lm.trainable().values())
+    return [
+        f"  model     a {lm.model_type} of {parameters / 1e6:.3g} million parameters, of which {learning / 1e6:.3g} million learn",
+        f"  prompts   {prompts.size}, at most {longest} tokens long; {len(held_out)} held out",
+        f"  a step    {plan.prompts} prompts, {responses} responses of at most {config.sampling.max_new_tokens} tokens",
+        *(f"  note      {note}" for note in notes),
+    ], longest
+
+
+def memory_lines(config: Config, prompt: int) -> list[str]:
+    """The estimate as a table."""
+    found = estimate(config, prompt)
+    lines = ["memory of tensors, GB (10^9 bytes), beyond the process after its imports (about 0.5)"]
+    for title, sizes in (("held", found.parts), ("most at once", found.phases)):
+        lines += [f"  {title}", *(f"    {name:<22}{size / GB:9.3f}" for name, size in sizes.items() if size)]
+    return [*lines, f"  peak{found.peak / GB:22.3f}"]

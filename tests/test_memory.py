@@ -1,0 +1,70 @@
+"""The estimate of `oat check --memory` against what a real run takes, and what the verb says."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures import World, oat
+from transformers import LlamaConfig
+
+from oat.build import resolve
+from oat.config import load_config
+from oat.lm import load_lm, outlines
+from oat.memory import estimate
+
+BENCHMARKS = str(Path(__file__).parent.parent / "benchmarks")
+SMALL = {"vocab_size": 30_000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(autouse=True)
+def _importable() -> Iterator[None]:
+    sys.path.insert(0, BENCHMARKS)
+    yield
+    sys.path.remove(BENCHMARKS)
+
+
+@pytest.mark.parametrize("lora", [None, 8], ids=["whole", "adapter"])
+def test_the_estimate_is_near_the_measured_peak(lora: int | None, tmp_path: Path) -> None:
+    """Of processes that run one step of 4 sequences of 256 tokens."""
+    from real_shapes import ALGORITHMS, Shape, compare, write_model
+
+    config = LlamaConfig(**SMALL, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True)
+    shape = Shape(config, tokens=29_000, lora=lora)
+    write_model(shape, tmp_path / "model")
+    for algorithm in ALGORITHMS:
+        assert compare(shape, algorithm, tmp_path, 1)["ratio"] == pytest.approx(1, abs=0.15)
+
+
+def test_an_outline_has_the_shapes_of_the_model(world: World) -> None:
+    path = str(world.folder / "model")
+    with outlines():
+        outline = load_lm(path)
+    shapes = {name: tensor.shape for name, tensor in load_lm(path).tensors().items()}
+    assert {name: tensor.shape for name, tensor in outline.tensors().items()} == shapes
+    assert load_lm(path).module.get_output_embeddings().weight.sum().isfinite()
+
+
+def test_parts_by_hand(world: World, tmp_path: Path) -> None:
+    config, origins = load_config(world.config("dpo", tmp_path))
+    found = estimate(resolve(config, origins), prompt=8)
+    weights = sum(tensor.nbytes for tensor in load_lm(str(world.folder / "model")).module.parameters())
+    assert found.parts["weights that learn"] == weights
+    assert weights <= found.parts["other weights"] < 1.2 * weights
+    assert 2 * weights <= found.parts["moments of AdamW"] < 2.1 * weights
+    assert found.peak == max(found.phases.values()) >= 5 * weights
+    assert torch.ones(1).sum().item() == 1
+
+
+def test_oat_check(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("grpo", tmp_path)
+    assert oat("check", config) == 0
+    out = capsys.readouterr().out
+    assert "is sound" in out
+    assert "parameters" in out
+    assert oat("check", config, "--memory") == 0
+    assert "peak" in capsys.readouterr().out
+    assert not (tmp_path / "grpo").exists()
+    assert oat("check", config, "--learner.learning_rat", 1) == 2
+    assert "learner.learning_rate" in capsys.readouterr().err
