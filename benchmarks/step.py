@@ -62,7 +62,8 @@ def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[di
             side.ask("train", micro=micro, made=made, **load)
             return rate([side.ask("step")], "samples")
 
-        micro, tried = best_of(MICRO[size], lambda micro: attempt(fewer, micro, None))
+        most = fewer["prompt_count"] * fewer["samples"]
+        micro, tried = best_of([micro for micro in MICRO[size] if micro <= most], lambda micro: attempt(fewer, micro, None))
         sizes = [made for made in MADE[size] if made <= rows and made % micro == 0]
         made, tried_made = best_of(sizes, lambda made: attempt(load, micro, made)) if len(sizes) > 1 else (rows, {})
     settings = {"per_device_train_batch_size": micro, "tried": tried, "generation_batch_size": made, "tried_generation": tried_made}
