@@ -3,9 +3,9 @@
     python benchmarks/step.py [--sizes 5M 50M] [--repetitions 3] [--peers PYTHON]
 
 64 prompts of 16 to 64 tokens, 4 samples each, at most 128 new tokens, geometric lengths of mean about 32 (the end-of-text has probability 1 / 32);
-GRPO without a reference, one step of AdamW at a learning rate at which lengths stay, float32, two threads. TRL generates with transformers, all 256
-rows at once, and updates at its best micro-batch of some, found in one pass. Memory is the peak of a step beyond the level after imports. Sides
-take turns; medians.
+GRPO without a reference, one step of AdamW at a learning rate at which lengths stay, float32, two threads. TRL generates with transformers. Found in
+one pass, on a quarter of the prompts: the best micro-batch of its update; then, on all of them, the rows it generates together, all 256 or 64. Memory
+is the peak of a step beyond the level after imports; TRL is measured in a process that tried nothing. Sides take turns; medians.
 """
 
 import argparse
@@ -17,15 +17,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from peers import THREADS, Side, in_turns, medians
+from peers import THREADS, Side, best_of, in_turns, medians, rate
 
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
-MICRO = {"5M": (8, 16, 32, 64), "50M": (8, 32), "tiny": (4, 8)}
+MICRO = {"5M": (1, 4, 16, 64), "50M": (1, 4, 16), "tiny": (2, 4)}
 """Micro-batches, in rows, of which TRL gets its best."""
+MADE = {"5M": (256, 64), "50M": (256,), "tiny": (8,)}
+"""Rows generated together, of which it gets its best; at 50M all, as one more attempt would take minutes."""
 LOAD = {"prompt_count": 64, "samples": 4, "cap": 128}
-MICRO_TOKENS = 2048
+MICRO_TOKENS = 512
+"""Small, for memory: at 5M the update takes a fifth longer than with 1,024."""
 
 
 def compare(size: str, repetitions: int, peers: str | None, load: dict[str, int] = LOAD) -> dict[str, Any]:
@@ -38,21 +41,34 @@ def compare(size: str, repetitions: int, peers: str | None, load: dict[str, int]
         ours.ask("step")
         sides = {"oat": (ours, {"verb": "step"})}
         if peers is not None:
+            best, settings["trl"] = _tuned(peers, folder, size, load)
             theirs = stack.enter_context(Side(peers, "trl_side.py"))
             versions["trl"] = theirs.ask("open", model=folder, threads=THREADS)
-            tried = {}
-            for micro in MICRO[size]:
-                theirs.ask("train", micro=micro, **load)
-                answer = theirs.ask("step")
-                tried[micro] = answer["samples"] / answer["seconds"]
-            best = max(tried, key=lambda micro: tried[micro])
-            theirs.ask("train", micro=best, **load)
-            settings["trl"] = {"per_device_train_batch_size": best, "tried": tried}
+            theirs.ask("train", **best, **load)
+            theirs.ask("step")
             sides["trl"] = (theirs, {"verb": "step"})
         answers = in_turns(sides, repetitions)
     parts = {name: median(answer["parts"][name] for answer in answers["oat"]) for name in ("sample", "learn")}
     measured = medians(answers, "samples", "peak_gb", "padding", "generation_padding")
     return {"size": size, **load, **measured, "parts": parts, "settings": settings, "versions": versions}
+
+
+def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[dict[str, int], dict[str, Any]]:
+    """TRL's fastest micro-batch and rows that are generated together; and what was tried, in samples a second."""
+    rows, fewer = load["prompt_count"] * load["samples"], {**load, "prompt_count": max(1, load["prompt_count"] // 4)}
+    with Side(peers, "trl_side.py") as side:
+        side.ask("open", model=folder, threads=THREADS)
+
+        def attempt(load: dict[str, int], micro: int, made: int | None) -> float:
+            side.ask("train", micro=micro, made=made, **load)
+            return rate([side.ask("step")], "samples")
+
+        most = fewer["prompt_count"] * fewer["samples"]
+        micro, tried = best_of([micro for micro in MICRO[size] if micro <= most], lambda micro: attempt(fewer, micro, None))
+        sizes = [made for made in MADE[size] if made <= rows and made % micro == 0]
+        made, tried_made = best_of(sizes, lambda made: attempt(load, micro, made)) if len(sizes) > 1 else (rows, {})
+    settings = {"per_device_train_batch_size": micro, "tried": tried, "generation_batch_size": made, "tried_generation": tried_made or "none"}
+    return {"micro": micro, "made": made}, settings
 
 
 def main() -> None:

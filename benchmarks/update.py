@@ -3,9 +3,13 @@
     python benchmarks/update.py [--sizes 5M 50M 150k] [--repetitions 3] [--peers PYTHON]
 
 Prompts of 16 to 64 tokens, 4 responses each, of mean length 128 and at most 1,024 tokens. One GRPO update: forward, loss with the entropy that both
-report, backward, one step of AdamW; float32, two threads. TRL gets the responses by its `rollout_func`, and only what comes after is timed, at its
-best micro-batch of some, found in one pass. Tokens are those of prompts and responses, counted alike on both sides; padding is the share of
-positions that belong to none. Memory is the peak of an update, beyond what was held before it, gradients included. Sides take turns; medians.
+report, backward, one step of AdamW; float32, two threads, no reference. TRL gets the responses by its `rollout_func`, and only what comes after is
+timed. Found in one pass: its best micro-batch, then how many rows it takes as generated together. It pads those to one length, whatever the
+micro-batch, all rows of a step by default; fewer are what is kindest to it here, where generation costs nothing.
+
+Tokens are those of prompts and responses, counted alike on both sides; padding is the share of positions that belong to none, of ours also in
+attention. Memory is the peak of an update beyond the level with the weights loaded: moments, gradients, activations, on both sides. Both gradient
+norms are printed, since they show that the work is the same. TRL is measured in a process that tried nothing. Sides take turns; medians.
 """
 
 import argparse
@@ -18,15 +22,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from peers import THREADS, Side, in_turns, medians
+from peers import THREADS, Side, best_of, in_turns, medians
 
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
-MICRO = {"5M": (2, 4, 8, 16), "50M": (1, 4, 16), "150k": (2, 4, 8), "tiny": (2, 4)}
+MICRO = {"5M": (1, 2, 4, 8, 16), "50M": (1, 4, 16), "150k": (1, 4), "tiny": (2, 4)}
 """Micro-batches, in rows, of which TRL gets its best."""
-PROMPTS = {"5M": 16, "50M": 8, "150k": 8, "tiny": 4}
-MICRO_TOKENS = 2048
+PROMPTS = {"5M": 16, "50M": 8, "150k": 4, "tiny": 4}
+MICRO_TOKENS = {"5M": 2048, "50M": 2048, "150k": 512, "tiny": 2048}
 LENGTHS = {"mean": 128, "cap": 1024}
 
 
@@ -36,27 +40,43 @@ def compare(size: str, repetitions: int, peers: str | None, lengths: dict[str, i
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
         ours = stack.enter_context(Side(sys.executable, "oat_side.py"))
-        versions, settings = {"oat": ours.ask("open", model=folder, threads=THREADS)}, {"oat": {"micro_batch_tokens": MICRO_TOKENS}}
-        ours.ask("learn", micro_tokens=MICRO_TOKENS, **load)
-        ours.ask("update")
+        versions = {"oat": ours.ask("open", model=folder, threads=THREADS)}
+        settings: dict[str, dict[str, Any]] = {"oat": {"micro_batch_tokens": MICRO_TOKENS[size]}}
+        ours.ask("learn", micro_tokens=MICRO_TOKENS[size], **load)
+        norms = {"oat": ours.ask("update")["grad_norm"]}
         sides = {"oat": (ours, {"verb": "update"})}
         if peers is not None:
+            best, settings["trl"] = _tuned(peers, folder, size, load)
             theirs = stack.enter_context(Side(peers, "trl_side.py"))
             versions["trl"] = theirs.ask("open", model=folder, threads=THREADS)
-            tried = {}
-            for micro in MICRO[size]:
-                theirs.ask("train", micro=micro, **load)
-                answer = theirs.ask("step")
-                tried[micro] = answer["tokens"] / answer["seconds"]
-            best = max(tried, key=lambda micro: tried[micro])
-            theirs.ask("train", micro=best, **load)
-            theirs.ask("step")
-            settings["trl"] = {"per_device_train_batch_size": best, "tried": tried}
+            theirs.ask("train", **best, **load)
+            norms["trl"] = theirs.ask("step")["grad_norm"]
             sides["trl"] = (theirs, {"verb": "step"})
         answers = in_turns(sides, repetitions)
     if "trl" in answers:
         answers["trl"] = [{**answer, "seconds": answer["update_seconds"]} for answer in answers["trl"]]
-    return {"size": size, **load, **medians(answers, "tokens", "update_gb", "padding"), "settings": settings, "versions": versions}
+    measured = medians(answers, "tokens", "update_gb", "padding")
+    attention = {"oat": median(answer["attention_padding"] for answer in answers["oat"])}
+    return {"size": size, **load, **measured, "attention_padding": attention, "grad_norm": norms, "settings": settings, "versions": versions}
+
+
+def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[dict[str, int], dict[str, Any]]:
+    """TRL's fastest micro-batch and rows that are padded together; and what was tried."""
+    rows = load["prompt_count"] * load["samples"]
+    with Side(peers, "trl_side.py") as side:
+        side.ask("open", model=folder, threads=THREADS)
+
+        def attempt(micro: int, made: int) -> float:
+            side.ask("train", micro=micro, made=made, **load)
+            answer = side.ask("step")
+            return answer["tokens"] / answer["update_seconds"]
+
+        micro, tried = best_of(MICRO[size], lambda micro: attempt(micro, rows))
+        fewest = max(micro, load["samples"])
+        tried_made = {rows: tried[micro], fewest: attempt(micro, fewest)}
+    made = max(tried_made, key=lambda made: tried_made[made])
+    settings = {"per_device_train_batch_size": micro, "tried": tried, "generation_batch_size": made, "tried_generation": tried_made}
+    return {"micro": micro, "made": made}, settings
 
 
 def growth(size: str, repetitions: int, tokens: Sequence[int] = (8192, 65536)) -> dict[str, Any]:
@@ -68,7 +88,7 @@ def growth(size: str, repetitions: int, tokens: Sequence[int] = (8192, 65536)) -
         for count in tokens:
             side = stack.enter_context(Side(sys.executable, "oat_side.py"))
             versions = side.ask("open", model=folder, threads=THREADS)
-            side.ask("learn", prompt_count=count // 4 // 168, samples=4, micro_tokens=MICRO_TOKENS, **LENGTHS)
+            side.ask("learn", prompt_count=count // 4 // 168, samples=4, micro_tokens=MICRO_TOKENS[size], **LENGTHS)
             found[str(count)] = side.ask("update")["tokens"]
             sides[str(count)] = (side, {"verb": "update"})
         answers = in_turns(sides, repetitions)

@@ -43,9 +43,10 @@ def test_the_end_of_text_has_the_probability_it_should(tmp_path: Path) -> None:
 
 
 def test_the_update_is_that_of_padded_rows(tmp_path: Path) -> None:
-    """The gradient's norm against autograd over padded rows, written out: GRPO's clipped ratio, a mean over each sequence, then over sequences."""
+    """The gradient's norm against autograd over padded rows, written out: rewards less their group's mean, over its deviation, times the ratio, which
+    is 1 before anything moves; a mean over each sequence, then over sequences."""
     from peers import Side
-    from task import make_model, prompts, ragged
+    from task import make_model, prompts, ragged, reward, text
 
     make_model("tiny", tmp_path)
     with Side(sys.executable, "oat_side.py") as side:
@@ -58,15 +59,28 @@ def test_the_update_is_that_of_padded_rows(tmp_path: Path) -> None:
     ids_NT = torch.tensor(np.stack([np.pad(row, (0, width - len(row))) for row in rows]))
     lm = AutoModelForCausalLM.from_pretrained(tmp_path)
     logps_NT = lm(ids_NT).logits[:, :-1].log_softmax(-1).gather(-1, ids_NT[:, 1:, None])[..., 0]
-    advantages_N = torch.randn(12, generator=torch.Generator().manual_seed(0))
+    rewards_BG = torch.tensor([reward(text(ids)) for ids in responses]).view(3, 4)
+    advantages_N = ((rewards_BG - rewards_BG.mean(1, keepdim=True)) / (rewards_BG.std(1, keepdim=True) + 1e-4)).flatten()
     terms = []
     for number, row in enumerate(rows):
-        ratio = (logps_NT[number, len(inputs[number // 4]) - 1 : len(row) - 1] + 8.0).exp()
-        terms.append(-torch.minimum(ratio * advantages_N[number], ratio.clamp(0.8, 1.2) * advantages_N[number]).mean())
+        trained_T = logps_NT[number, len(inputs[number // 4]) - 1 : len(row) - 1]
+        terms.append(-((trained_T - trained_T.detach()).exp() * advantages_N[number]).mean())
     torch.stack(terms).mean().backward()
     norm = torch.stack([parameter.grad.norm() for parameter in lm.parameters() if parameter.grad is not None]).norm()
+    assert norm > 0.1
     assert found["tokens"] == sum(map(len, rows))
+    assert found["padding"] == 0
+    assert 0 <= found["attention_padding"] < 0.3
+    assert found["update_gb"] > 0
     assert found["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+
+
+def test_the_best_of_what_is_tried() -> None:
+    from peers import best_of
+
+    rates = {1: 5.0, 2: 10.0, 4: 10.4, 8: 6.0, 16: 5.0, 32: 99.0}
+    assert best_of(list(rates), rates.__getitem__) == (2, {1: 5.0, 2: 10.0, 4: 10.4, 8: 6.0, 16: 5.0})
+    assert best_of([4], rates.__getitem__) == (4, {4: 10.4})
 
 
 def test_update_and_step() -> None:

@@ -53,7 +53,7 @@ def run(way: str, seed: int = 0) -> dict[str, Any]:
     made = gradients(way, held)
     seconds = time.perf_counter() - begin
     result = sum(tensor.nbytes for tensor in made)
-    return {"tokens": len(held["ids"]), "seconds": seconds, "extra_gb": used.gb - result / 1e9}
+    return {"tokens": len(held["ids"]), "seconds": seconds, "extra_gb": used.peak_above() - result / 1e9}
 
 
 def errors(width: int, vocabulary: int, tokens: int, dtype: str) -> dict[str, float]:

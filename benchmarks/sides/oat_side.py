@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from task import END, Memory, Paced, prompts, ragged, serve, text
+import torch.nn.functional as F
+from task import END, RATE, Memory, Paced, prompts, ragged, reward, serve, text, touch
 
 from oat.algorithms.group import GRPO, GRPOConfig
 from oat.build import resolve
@@ -16,15 +17,54 @@ from oat.engines.torch import TorchEngine
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.learner.optim import OptimiserSettings
-from oat.lm import load_lm
+from oat.lm import CausalLM, load_lm
 from oat.loop import train
 from oat.rundir import open_run
 from oat.seeds import Seeds
-from oat.types import Batch, Request, Sampling, Segment, Trajectory
+from oat.types import Answer, Feedback, Group, Item, Key, Message, Prompt, Question, Request, Sampling, Segment, Trajectory
 
 held: dict[str, Any] = {}
-RATE = 1e-7
-"""The weights, and with them the lengths of responses, stay what they are."""
+REWARDS = """
+from task import reward
+
+
+def rewards(prompts, completions, **columns):
+    return [reward(completion) for completion in completions]
+"""
+
+
+class Learned:
+    """Counts, in passes with a gradient, the positions that matrices and attention compute with, and the tokens among them."""
+
+    def __init__(self) -> None:
+        self.clear()
+        self.hidden, self.attend = CausalLM.hidden, F.scaled_dot_product_attention
+        CausalLM.hidden = lambda lm, *args, **kwargs: self._hidden(lm, *args, **kwargs)
+        F.scaled_dot_product_attention = self._attend
+
+    def clear(self) -> None:
+        self.positions = self.tokens = self.attended = self.attending = 0
+
+    @property
+    def padding(self) -> dict[str, float]:
+        """Shares of positions that belong to no token."""
+        return {"padding": 1 - self.tokens / self.positions, "attention_padding": 1 - self.attending / self.attended}
+
+    def _hidden(self, lm: CausalLM, input_ids: torch.Tensor, **asked: Any) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            tokens, config = sum(span.stop - span.start for span in asked["layout"].spans), lm.module.config
+            self.positions += input_ids.numel()
+            self.tokens += tokens
+            self.attending += tokens * config.num_attention_heads * config.num_hidden_layers
+        return self.hidden(lm, input_ids, **asked)
+
+    def _attend(self, query: torch.Tensor, *args: Any, **asked: Any) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            self.attended += query.shape[:-1].numel()
+        return self.attend(query, *args, **asked)
+
+
+learned = Learned()
 
 
 def open_(model: str, threads: int, dtype: str = "float32") -> dict[str, Any]:
@@ -53,13 +93,11 @@ def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) ->
     return {"tokens": tokens, "seconds": seconds, "padding": engine.padding, "least_s": engine.work().least_s - least}
 
 
-def learn(prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: int, count: int | None = None) -> dict[str, Any]:
-    """A learner, and a batch of responses that are given, of geometric lengths.
-
-    Args:
-        count: responses of the batch, of all that there are; None: all.
-    """
+def learn(prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: int) -> dict[str, Any]:
+    """A learner, and a batch of responses that are given, of geometric lengths, as GRPO prepares it."""
     lm = load_lm(held["model"])
+    touch(lm.module)
+    held["loaded"] = Memory()
     learner = Learner(
         {"policy": LanguageModel(lm, num_tokens=lm.vocab_rows)},
         {"policy": OptimiserSettings(RATE)},
@@ -68,27 +106,32 @@ def learn(prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: in
         max_grad_norm=1.0,
         seeds=Seeds(0),
     )
-    responses = ragged(prompt_count * samples, lm.vocab_rows, mean=mean, cap=cap)[:count]
-    inputs = prompts(prompt_count, lm.vocab_rows)
-    rows = tuple(_trajectory(inputs[number // samples], ids) for number, ids in enumerate(responses))
-    generator = torch.Generator().manual_seed(0)
-    columns = {
-        "advantages_N": torch.randn(len(rows), generator=generator),
-        "old_logps_K": torch.full((sum(map(len, responses)),), -8.0),
-    }
-    units = np.arange(len(rows))
-    held.update(learner=learner, objective=GRPO(GRPOConfig(prompt_count, samples)))
-    held["batch"] = Batch(rows, units, units // samples, columns)
+    responses, items = ragged(prompt_count * samples, lm.vocab_rows, mean=mean, cap=cap), []
+    for number, ids in enumerate(prompts(prompt_count, lm.vocab_rows)):
+        rows = tuple(_trajectory(ids, response) for response in responses[number * samples : (number + 1) * samples])
+        group = Group(Prompt(number, number, (Message("user", text(ids)),)), rows)
+        key = Key("train", 0, 0, number)
+        scores = tuple(reward(row.text) for row in rows)
+        items.append(Item(group, Question.about(group, key, "score", tuple(range(samples))), Answer(key, scores, ("ok",) * samples, samples), None))
+    objective = GRPO(GRPOConfig(prompt_count, samples))
+    batch = objective.prepare(Feedback(0, tuple(items), prompt_count * samples), learner.forward, np.random.default_rng(0))
+    held.update(learner=learner, objective=objective, batch=batch)
     return {}
 
 
 def update(seed: int = 0) -> dict[str, Any]:
     """One update of the batch; its tokens, a common prompt counted with every row."""
+    learned.clear()
     used, begin = Memory(), time.perf_counter()
     metrics = held["learner"].update(held["objective"], held["batch"])
-    seconds = time.perf_counter() - begin
-    tokens = sum(len(row.ids) for row in held["batch"].rows)
-    return {"tokens": tokens, "seconds": seconds, "update_gb": used.gb, "padding": 0.0, "grad_norm": metrics["optim/grad_norm"]}
+    return {
+        "seconds": time.perf_counter() - begin,
+        "tokens": sum(len(row.ids) for row in held["batch"].rows),
+        **learned.padding,
+        "update_gb": used.peak_above(held["loaded"]),
+        "peak_gb": used.peak_above(held["imported"]),
+        "grad_norm": metrics["optim/grad_norm"],
+    }
 
 
 def run(prompt_count: int, samples: int, cap: int, micro_tokens: int) -> dict[str, Any]:
@@ -97,9 +140,7 @@ def run(prompt_count: int, samples: int, cap: int, micro_tokens: int) -> dict[st
     vocabulary = load_lm(held["model"]).vocab_rows
     lines = [f'{{"prompt": "{text(ids)}"}}\n' for ids in prompts(prompt_count, vocabulary)]
     (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
-    (folder / "reward.py").write_text(
-        "def reward(prompts, completions, **columns):\n    return [len(text) % 7 / 7 for text in completions]\n", encoding="utf-8"
-    )
+    (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
     (folder / "run.yaml").write_text(
         f"""
 run_dir: {folder / "run"}
@@ -107,7 +148,7 @@ model: {{path: {folder}}}
 prompts: {{path: {folder / "prompts.jsonl"}, shuffle: false}}
 sampling: {{max_new_tokens: {cap}}}
 engine: {{max_rows: 256, threads: {torch.get_num_threads()}}}
-oracle: {{name: "{folder / "reward.py"}:reward"}}
+oracle: {{name: "{folder / "rewards.py"}:rewards"}}
 algorithm: {{name: grpo, prompts: {prompt_count}, samples: {samples}}}
 learner: {{learning_rate: {RATE}, micro_batch_tokens: {micro_tokens}}}
 checkpoint: {{every: 1000}}
@@ -136,6 +177,7 @@ stop: {{max_steps: 1000}}
 
 def step(seed: int = 0) -> dict[str, Any]:
     """One step of the run."""
+    learned.clear()
     used = Memory()
     seconds = held["paced"].step()
     metrics = held["metrics"]
@@ -143,9 +185,9 @@ def step(seed: int = 0) -> dict[str, Any]:
         "seconds": seconds,
         "samples": held["samples"],
         "tokens": metrics["response/length"] * held["samples"],
-        "peak_gb": used.gb + (used.before - held["imported"].before) / 1e9,
-        "padding": 0.0,
+        **learned.padding,
         "generation_padding": held["engine"].padding,
+        "peak_gb": used.peak_above(held["imported"]),
         "parts": {name: metrics[f"time/{name}_s"] for name in ("sample", "learn")},
     }
 
@@ -154,7 +196,7 @@ def _trajectory(prompt: np.ndarray, response: np.ndarray) -> Trajectory:
     count = len(response)
     logps = np.full(count, -8.0, dtype=np.float32)
     segment = Segment("model", response.astype(np.int32), np.ones(count, dtype=bool), np.zeros(count, dtype=np.int32), logps, logps)
-    return Trajectory("sampler", (Segment("context", prompt.astype(np.int32)), segment), "stop", "")
+    return Trajectory("sampler", (Segment("context", prompt.astype(np.int32)), segment), "stop", text(response))
 
 
 serve({"open": open_, "generate": generate, "learn": learn, "update": update, "run": run, "step": step})

@@ -4,6 +4,7 @@ Imported by every side in its own environment, so it needs numpy and torch, and 
 """
 
 import ctypes
+import gc
 import json
 import math
 import sys
@@ -18,6 +19,8 @@ import numpy as np
 
 END = 2
 """Id of the end-of-text."""
+RATE = 1e-7
+"""Learning rate at which the weights, and with them the lengths of responses, stay what they are."""
 SIZES = {"5M": (4096, 256, 4), "50M": (16384, 512, 10), "tiny": (256, 32, 2), "150k": (151_936, 256, 4)}
 """Vocabulary, width and layers. Phi's architecture: its head has a bias, and all sides have it."""
 
@@ -86,17 +89,29 @@ def text(ids: np.ndarray) -> str:
     return " ".join(f"t{number}" for number in ids)
 
 
+def reward(response: str) -> float:
+    """Of a response's text, for both sides."""
+    return len(response) % 7 / 7
+
+
 class Memory:
-    """Most memory of this process since the object was made, beyond what it held then."""
+    """The memory of this process when the object is made, and the most of it since the newest such object was made; 10^9 bytes."""
 
     def __init__(self) -> None:
+        gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        self.before = memory("VmRSS")
+        self.before = memory("VmRSS") / 1e9
 
-    @property
-    def gb(self) -> float:
-        return (memory("VmHWM") - self.before) / 1e9
+    def peak_above(self, level: "Memory | None" = None) -> float:
+        """Most memory since, beyond what was held at the level; None: at this one."""
+        return memory("VmHWM") / 1e9 - (level or self).before
+
+
+def touch(module: Any) -> None:
+    """Read every weight, so that a file that is mapped is in memory and counts as loaded."""
+    for parameter in module.parameters():
+        parameter.detach().sum()
 
 
 def memory(name: str) -> int:
@@ -125,6 +140,11 @@ class Paced:
         self._wait()
         return time.perf_counter() - begin
 
+    def close(self) -> None:
+        """End the work where it waits."""
+        self.go.put(False)
+        self.thread.join()
+
     def _wait(self) -> None:
         error = self.done.get()
         if error is not None:
@@ -138,7 +158,8 @@ class Paced:
 
     def _turn(self) -> None:
         self.done.put(None)
-        self.go.get()
+        if not self.go.get():
+            raise SystemExit
 
 
 def serve(verbs: dict[str, Callable[..., Any]]) -> None:

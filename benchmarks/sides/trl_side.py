@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from task import Memory, Paced, prompts, ragged, serve, text
+from task import RATE, Memory, Paced, prompts, ragged, reward, serve, text, touch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -18,7 +18,7 @@ class Trainer(GRPOTrainer):
     """Counts the positions of generation and of the update's forward passes, and the seconds until the responses of a step are there."""
 
     positions = tokens = made_positions = made_tokens = 0
-    preparing = 0.0
+    preparing = grad_norm = 0.0
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
@@ -36,6 +36,11 @@ class Trainer(GRPOTrainer):
         self.positions += input_ids.numel()
         self.tokens += int(attention_mask.sum())
         return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, *args, **kwargs)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        self.grad_norm = float(norm)
+        return norm
 
 
 class Turns(TrainerCallback):
@@ -57,10 +62,20 @@ def open_(model: str, threads: int) -> dict[str, Any]:
     return {"torch": torch.__version__, "transformers": version("transformers"), "trl": version("trl")}
 
 
-def train(prompt_count: int, samples: int, cap: int, micro: int, mean: int | None = None) -> dict[str, Any]:
-    """Begin to train; with a mean length the responses are given, geometric and at most `cap` tokens long."""
+def train(prompt_count: int, samples: int, cap: int, micro: int, made: int | None = None, mean: int | None = None) -> dict[str, Any]:
+    """Begin to train, in place of what was trained before; with a mean length the responses are given, geometric and at most `cap` tokens long.
+
+    Args:
+        micro: rows of a forward pass.
+        made: rows that are generated together and padded to one length; None: all of a step, which is the trainer's default.
+    """
+    if "paced" in held:
+        held.pop("paced").close()
+        held.pop("trainer")
     lm = AutoModelForCausalLM.from_pretrained(held["model"], dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(held["model"])
+    touch(lm)
+    held["loaded"] = Memory()
     vocabulary, rows = lm.config.vocab_size, prompt_count * samples
     inputs = prompts(prompt_count, vocabulary)
     given = {text(ids): [] for ids in inputs}
@@ -69,11 +84,7 @@ def train(prompt_count: int, samples: int, cap: int, micro: int, mean: int | Non
         given = {text(ids): responses[number * samples : (number + 1) * samples] for number, ids in enumerate(inputs)}
 
     def rollout(asked: list[str], trainer: Any) -> dict[str, Any]:
-        counts = dict.fromkeys(given, 0)
-        chosen = []
-        for prompt in asked:
-            chosen.append(given[prompt][counts[prompt] % samples].tolist())
-            counts[prompt] += 1
+        chosen = [given[prompt][place % samples].tolist() for place, prompt in enumerate(asked)]
         ids = [tokenizer(prompt)["input_ids"] for prompt in asked]
         return {"prompt_ids": ids, "completion_ids": chosen, "logprobs": [[-8.0] * len(one) for one in chosen]}
 
@@ -81,11 +92,12 @@ def train(prompt_count: int, samples: int, cap: int, micro: int, mean: int | Non
         output_dir=str(Path(held["model"]) / "trl"),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=rows // micro,
+        generation_batch_size=made or rows,
         num_generations=samples,
         max_completion_length=cap,
         temperature=1.0,
         top_k=0,
-        learning_rate=1e-7,
+        learning_rate=RATE,
         lr_scheduler_type="constant",
         adam_beta2=0.95,
         weight_decay=0.0,
@@ -103,7 +115,7 @@ def train(prompt_count: int, samples: int, cap: int, micro: int, mean: int | Non
         disable_tqdm=True,
     )
     dataset = Dataset.from_dict({"prompt": list(given)})
-    kinds: dict[str, Any] = {"args": config, "train_dataset": dataset, "processing_class": tokenizer, "reward_funcs": reward}
+    kinds: dict[str, Any] = {"args": config, "train_dataset": dataset, "processing_class": tokenizer, "reward_funcs": rewards}
     trainer = Trainer(lm, **kinds, rollout_func=rollout if mean is not None else None)
     held["trainer"] = trainer
 
@@ -128,13 +140,14 @@ def step(seed: int = 0) -> dict[str, Any]:
         "tokens": trainer.tokens,
         "padding": 1 - trainer.tokens / trainer.positions,
         "generation_padding": 1 - trainer.made_tokens / max(1, trainer.made_positions),
-        "update_gb": used.gb,
-        "peak_gb": used.gb + (used.before - held["imported"].before) / 1e9,
+        "update_gb": used.peak_above(held["loaded"]),
+        "peak_gb": used.peak_above(held["imported"]),
+        "grad_norm": trainer.grad_norm,
     }
 
 
-def reward(completions: list[str], **columns: Any) -> list[float]:
-    return [len(completion) % 7 / 7 for completion in completions]
+def rewards(completions: list[str], **columns: Any) -> list[float]:
+    return [reward(completion) for completion in completions]
 
 
 serve({"open": open_, "train": train, "step": step})
