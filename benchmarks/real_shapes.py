@@ -8,11 +8,11 @@ Measured is the peak of the process's resident memory, less the level of a proce
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,20 +138,21 @@ def write_config(shape: Shape, algorithm: str, folder: Path, threads: int) -> Pa
     return file
 
 
-def measure(command: Sequence[str]) -> tuple[int, list[tuple[float, str]]]:
-    """The peak of the resident memory of a process of this Python, bytes; and its lines, with the seconds after which they came.
+def measure(command: Sequence[str]) -> int:
+    """The peak of the resident memory of a process of this Python, bytes, as the system last says it before the process ends.
 
     Raises:
         RuntimeError: it did not end with 0.
     """
-    begin = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    lines = [(time.perf_counter() - begin, line.rstrip()) for line in process.stdout]
-    _, status, usage = os.wait4(process.pid, 0)
-    if os.waitstatus_to_exitcode(status):
-        raise RuntimeError(f"{' '.join(command)} ended with {os.waitstatus_to_exitcode(status)}")
-    return usage.ru_maxrss * 1024, lines
+    process, peak = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL), 0
+    while process.poll() is None:
+        with suppress(OSError, StopIteration):
+            lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
+            peak = max(peak, next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024)
+        time.sleep(0.01)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    return peak
 
 
 def compare(shape: Shape, algorithm: str, folder: Path, threads: int) -> dict[str, Any]:
@@ -160,8 +161,7 @@ def compare(shape: Shape, algorithm: str, folder: Path, threads: int) -> dict[st
     config, origins = load_config(file)
     config = resolve(config, origins)
     estimated = estimate(config, shape.prompt)
-    imports, _ = measure(["-c", IMPORTS])
-    peak, _ = measure(["-m", "oat", "train", str(file)])
+    imports, peak = measure(["-c", IMPORTS]), measure(["-m", "oat", "train", str(file)])
     rows = (folder / algorithm / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     seconds = {name: json.loads(rows[-1])[f"time/{name}_s"] for name in ("sample", "learn", "step")}
     measured = peak - imports

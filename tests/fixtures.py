@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from oat.learner.learner import Learner
 from oat.types import Group, Key, Kind, Message, Prompt, Question, Segment, Trajectory
 
 ALPHABET = "0123456789+=ab"
@@ -196,3 +198,16 @@ def kill_at(owner: Any, name: str, call: int, *, after: bool = False) -> None:
         return result
 
     setattr(owner, name, counted)
+
+
+def gradient_of(learner: Learner, update: Callable[[], dict[str, float]]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """What an update of one optimiser step reports, and the gradient that the policy's optimiser got, by parameter; the learner frees it."""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(*_: object) -> None:
+        found.update((name, p.grad) for name, p in learner.models["policy"].trainable().items() if p.grad is not None)
+
+    hook = learner.trained["policy"].optimiser.register_step_pre_hook(keep)
+    report = update()
+    hook.remove()
+    return report, found

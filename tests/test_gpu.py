@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import World, oat
+from fixtures import World, gradient_of, oat
 from test_attention_kernel import GROUPED
 from test_engine_torch import KEYS, SAMPLINGS, build_requests
 from test_learner import OBJECTIVES, VOCABULARY, compared_feedback, row, scored_feedback
@@ -107,9 +107,9 @@ def update(learner: Learner, name: str) -> tuple[float, torch.Tensor]:
     """The loss and the gradient of one optimiser step."""
     objective: Any = OBJECTIVES[name]()
     feedback = compared_feedback() if objective.requires.feedback == "compare" else scored_feedback()
-    report = learner.update(objective, objective.prepare(feedback, learner.forward, np.random.default_rng(0)))
-    parameters = learner.models["policy"].trainable().values()
-    return report["loss/total"], torch.cat([p.grad.flatten().cpu() for p in parameters if p.grad is not None])
+    batch = objective.prepare(feedback, learner.forward, np.random.default_rng(0))
+    report, found = gradient_of(learner, lambda: learner.update(objective, batch))
+    return report["loss/total"], torch.cat([part.flatten().cpu() for part in found.values()])
 
 
 @pytest.mark.parametrize("chunk", [4096, 5])

@@ -1,5 +1,6 @@
 """The learner: reduction, micro-batches, optimiser, guard."""
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import World, forked, oat
+from fixtures import World, forked, gradient_of, oat
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from oat.algorithms.base import Outputs, View
@@ -107,8 +108,8 @@ def gradient(learner: Learner, objective: Any) -> tuple[float, torch.Tensor]:
     """The loss and the unclipped gradient of one optimiser step that moves nothing."""
     feedback = compared_feedback() if objective.requires.feedback == "compare" else scored_feedback()
     batch = objective.prepare(feedback, learner.forward, np.random.default_rng(0))
-    report = learner.update(objective, batch)
-    return report["loss/total"], torch.cat([p.grad.flatten() for p in learner.models["policy"].module.parameters() if p.grad is not None])
+    report, found = gradient_of(learner, lambda: learner.update(objective, batch))
+    return report["loss/total"], torch.cat([part.flatten() for part in found.values()])
 
 
 @pytest.mark.inventory(110)
@@ -282,7 +283,8 @@ def test_a_masked_pair_changes_neither_loss_nor_gradient(model_path: Path) -> No
     for case in (feedback, without):
         learner = learner_of(model_path, learning_rate=0.0)
         batch = objective.prepare(case, learner.forward, np.random.default_rng(0))
-        results.append((learner.update(objective, batch)["loss/total"], learner.models["policy"].module.lm_head.weight.grad))
+        report, found = gradient_of(learner, functools.partial(learner.update, objective, batch))
+        results.append((report["loss/total"], found["lm_head.weight"]))
     assert results[0][0] == results[1][0]
     assert torch.equal(results[0][1], results[1][1])
 
@@ -383,8 +385,8 @@ def test_the_learning_rate_follows_the_schedule(model_path: Path) -> None:
 def test_gradients_are_clipped_and_reported_before(model_path: Path) -> None:
     learner, objective = learner_of(model_path, max_grad_norm=1e-3), DPO(DPOConfig(prompts=6))
     batch = objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0))
-    report = learner.update(objective, batch)
-    clipped = torch.cat([p.grad.flatten() for p in learner.models["policy"].module.parameters()]).norm()
+    report, found = gradient_of(learner, lambda: learner.update(objective, batch))
+    clipped = torch.cat([part.flatten() for part in found.values()]).norm()
     assert report["optim/grad_norm"] > 1e-2
     assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
 

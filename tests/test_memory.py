@@ -67,4 +67,4 @@ def test_oat_check(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "peak" in capsys.readouterr().out
     assert not (tmp_path / "grpo").exists()
     assert oat("check", config, "--learner.learning_rat", 1) == 2
-    assert "learner.learning_rate" in capsys.readouterr().err
+    assert "did you mean `learning_rate`" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import World, forked, oat
+from fixtures import World, forked, gradient_of, oat
 from test_learner import OBJECTIVES, VOCABULARY, Poisoned, compared_feedback, row, scored_feedback
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -58,15 +58,8 @@ def update(learner: Learner, name: str) -> tuple[float, torch.Tensor]:
     """The loss and the gradient of one optimiser step."""
     objective: Any = OBJECTIVES[name]()
     batch = objective.prepare(FEEDBACK[name](), learner.forward, np.random.default_rng(0))
-    gradients: list[torch.Tensor] = []
-
-    def keep(*_: Any) -> None:
-        gradients.extend(p.grad.flatten() for p in learner.models["policy"].trainable().values() if p.grad is not None)
-
-    hook = learner.trained["policy"].optimiser.register_step_pre_hook(keep)
-    report = learner.update(objective, batch)
-    hook.remove()
-    return report["loss/total"], torch.cat(gradients)
+    report, found = gradient_of(learner, lambda: learner.update(objective, batch))
+    return report["loss/total"], torch.cat([part.flatten() for part in found.values()])
 
 
 def equal(one: Learner, other: Learner) -> bool:
@@ -309,7 +302,7 @@ def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path)
     assert learner.micro_batch_tokens == 12 * 8
     assert all(parameter.grad is None for parameter in learner.models["policy"].trainable().values())
     objective = run.objectives[0]
-    needed = limits._held(learner) + limits._pass_bytes(learner, objective, [limits._row(8, 4, number) for number in range(5)])
+    needed = limits._held(learner) + limits._pass_bytes(learner, objective, [limits.row_of(8, 4, number) for number in range(5)])
 
     def measured(memory: float) -> int:
         return measure_tokens(learner, objective, replace(config, compute=replace(config.compute, memory_gb=memory / GB)))

@@ -232,12 +232,17 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
 
 @contextmanager
 def outlines() -> Iterator[None]:
-    """Within it `load_lm` makes a model of its configuration alone, and every tensor has a shape but no memory: nothing can be learned of values."""
-    token = _OUTLINED.set(True)
+    """Within it `load_lm` makes a model of its configuration alone, and every tensor has a shape but no memory: nothing can be learned of values.
+
+    Modules stay on the device and in the precision they are made in, since torch cannot move such tensors.
+    """
+    token, move = _OUTLINED.set(True), torch.nn.Module.to
+    torch.nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign, assignment]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
+        torch.nn.Module.to = move  # type: ignore[method-assign]
         _OUTLINED.reset(token)
 
 
