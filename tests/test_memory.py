@@ -15,6 +15,7 @@ from oat.lm import load_lm, outlines
 from oat.memory import estimate
 
 BENCHMARKS = str(Path(__file__).parent.parent / "benchmarks")
+BESIDE_GB = 0.12
 SMALL = {"vocab_size": 30_000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
@@ -27,14 +28,15 @@ def _importable() -> Iterator[None]:
 
 @pytest.mark.parametrize("lora", [None, 8], ids=["whole", "adapter"])
 def test_the_estimate_is_near_the_measured_peak(lora: int | None, tmp_path: Path) -> None:
-    """Of processes that run one step of 4 sequences of 256 tokens."""
+    """Of processes that run one step of 4 sequences of 256 tokens; what is loaded and measured beside tensors counts at this size."""
     from real_shapes import ALGORITHMS, Shape, compare, write_model
 
     config = LlamaConfig(**SMALL, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True)
     shape = Shape(config, tokens=29_000, lora=lora)
     write_model(shape, tmp_path / "model")
     for algorithm in ALGORITHMS:
-        assert compare(shape, algorithm, tmp_path, 1)["ratio"] == pytest.approx(1, abs=0.15)
+        row = compare(shape, algorithm, tmp_path, 1)
+        assert row["estimate_gb"] == pytest.approx(row["measured_gb"], rel=0.15, abs=BESIDE_GB)
 
 
 def test_an_outline_has_the_shapes_of_the_model(world: World) -> None:
