@@ -7,11 +7,13 @@ process of its own: 4 sequences of 256 tokens (a prompt of 64, a response of 192
 Measured is the peak of the process's resident memory, less the level of a process that only imports the same. 10^9 bytes; seconds.
 """
 
+import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,17 +171,23 @@ def compare(shape: Shape, algorithm: str, folder: Path, threads: int) -> dict[st
     return {"algorithm": algorithm, **sizes, "ratio": estimated.peak / measured, "seconds": seconds}
 
 
+def rows(shapes: Sequence[str], algorithms: Sequence[str], threads: int) -> Iterator[dict[str, Any]]:
+    """A row for every shape and algorithm."""
+    for name in shapes:
+        with tempfile.TemporaryDirectory() as folder:
+            write_model(SHAPES[name], Path(folder) / "model")
+            for algorithm in algorithms:
+                yield {"shape": name, **compare(SHAPES[name], algorithm, Path(folder), threads)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    for name in options.shapes:
-        with tempfile.TemporaryDirectory() as folder:
-            write_model(SHAPES[name], Path(folder) / "model")
-            for algorithm in options.algorithms:
-                print(json.dumps({"shape": name, **compare(SHAPES[name], algorithm, Path(folder), options.threads)}), flush=True)
+    for row in rows(options.shapes, options.algorithms, options.threads):
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 import generation
 import logps
+import real_shapes
 import step
 import update
 from peers import THREADS
@@ -111,12 +112,21 @@ def growth_rows(trl: str, vllm: str) -> Rows:
         yield [name, f"{less:.2f} s", f"{more:.2f} s", f"{row['ratio']:.2f}", "8.8"]
 
 
+def shapes_rows(trl: str, vllm: str) -> Rows:
+    yield ["shape", "step", "GB estimated", "GB measured", "ratio", "seconds: sampling, learning"]
+    for row in real_shapes.rows(list(real_shapes.SHAPES), list(real_shapes.ALGORITHMS), THREADS):
+        seconds = row["seconds"]
+        sizes = [f"{row['estimate_gb']:.2f}", f"{row['measured_gb']:.2f}", f"{row['ratio']:.2f}"]
+        yield [row["shape"], row["algorithm"].upper(), *sizes, f"{seconds['sample']:.0f}, {seconds['learn']:.0f}"]
+
+
 TABLES: dict[str, Callable[[str, str], Rows]] = {
     "generation": generation_rows,
     "step": step_rows,
     "update": update_rows,
     "logps": logps_rows,
     "growth": growth_rows,
+    "shapes": shapes_rows,
 }
 
 
