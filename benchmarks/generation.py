@@ -4,7 +4,7 @@
 
 64 prompts of 16 to 64 tokens, 4 samples each, at most 128 new tokens; the end-of-text has probability 1 / 32 at every step, so lengths are geometric
 with mean about 32. Temperature 1, log-probabilities of every token. A side is given all rows at once; transformers at its best batch size of 32,
-64, 128, 256, found in one pass. Sides take turns; medians of tokens a second. The share of the machine is the least time that `oat`'s passes could
+64, 128, 256, found in one pass that ends where one is a fifth slower than the best before it. Sides take turns; medians of tokens a second. The share of the machine is the least time that `oat`'s passes could
 take on it (`oat.roofline`), a token, over the time that a side took.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from peers import THREADS, Side, in_turns, rate
+from peers import THREADS, Side, best_of, in_turns, rate
 
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
@@ -43,8 +43,7 @@ def compare(size: str, dtype: str, repetitions: int, peers: str | None, vllm: st
         sides["oat"] = (ours, {"verb": "generate", "rows": 256, **load})
         if peers is not None:
             theirs = begin("transformers", peers, "transformers_side.py")
-            tried = {rows: rate([theirs.ask("generate", rows=rows, seed=0, **load)]) for rows in BATCHES}
-            best = max(tried, key=lambda rows: tried[rows])
+            best, tried = best_of(BATCHES, lambda rows: rate([theirs.ask("generate", rows=rows, seed=0, **load)]))
             settings["transformers"] = {"batch": best, "tried": tried}
             sides["transformers"] = (theirs, {"verb": "generate", "rows": best, **load})
         if vllm is not None:

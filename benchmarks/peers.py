@@ -53,14 +53,14 @@ class Side:
 
 
 def best_of(values: Sequence[int], rate_of: Callable[[int], float]) -> tuple[int, dict[int, float]]:
-    """The value of the highest rate, and the rates of all that were tried: in order, until two together are slower than what was found before.
+    """The value of the highest rate, and the rates of all that were tried: in order, until one is a fifth slower than the best before it.
 
     Of rates within a twentieth of the highest the first wins, so that a batch is no larger, and takes no more memory, than helps.
     """
     rates: dict[int, float] = {}
     for value in values:
         rates[value] = rate_of(value)
-        if len(rates) > 2 and max(list(rates.values())[-2:]) < max(rates.values()):
+        if rates[value] < 0.8 * max(rates.values()):
             break
     return next(value for value, found in rates.items() if found >= 0.95 * max(rates.values())), rates
 

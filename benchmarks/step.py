@@ -2,9 +2,9 @@
 
     python benchmarks/step.py [--sizes 5M 50M] [--repetitions 3] [--peers PYTHON]
 
-64 prompts of 16 to 64 tokens, 4 samples each, at most 128 new tokens, geometric lengths of mean about 32 (the end-of-text has probability 1 / 32);
+64 prompts (at 50M 16) of 16 to 64 tokens, 4 samples each, at most 128 new tokens, geometric lengths of mean about 32 (the end-of-text has probability 1 / 32);
 GRPO without a reference, one step of AdamW at a learning rate at which lengths stay, float32, two threads. TRL generates with transformers. Found in
-one pass, on a quarter of the prompts: the best micro-batch of its update; then, on all of them, the rows it generates together, all 256 or 64. Memory
+one pass, on a quarter of the prompts: the best micro-batch of its update; then, on all of them, the rows it generates together, all or 64. Memory
 is the peak of a step beyond the level after imports; TRL is measured in a process that tried nothing. Sides take turns; medians.
 """
 
@@ -22,17 +22,19 @@ from peers import THREADS, Side, best_of, in_turns, medians, rate
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
-MICRO = {"5M": (1, 4, 16, 64), "50M": (1, 4, 16), "tiny": (2, 4)}
+MICRO = {"5M": (1, 4, 16, 64), "50M": (1, 4), "tiny": (2, 4)}
 """Micro-batches, in rows, of which TRL gets its best."""
-MADE = {"5M": (256, 64), "50M": (256,), "tiny": (8,)}
-"""Rows generated together, of which it gets its best; at 50M all, as one more attempt would take minutes."""
-LOAD = {"prompt_count": 64, "samples": 4, "cap": 128}
+MADE = {"5M": (256, 64), "50M": (64,), "tiny": (8,)}
+"""Rows generated together, of which it gets its best."""
+PROMPTS = {"5M": 64, "50M": 16, "tiny": 2}
+LOAD = {"samples": 4, "cap": 128}
 MICRO_TOKENS = 512
 """Small, for memory: at 5M the update takes a fifth longer than with 1,024."""
 
 
-def compare(size: str, repetitions: int, peers: str | None, load: dict[str, int] = LOAD) -> dict[str, Any]:
+def compare(size: str, repetitions: int, peers: str | None, limits: dict[str, int] = LOAD) -> dict[str, Any]:
     """One row of the table: samples a second, memory and padding by side, with settings and versions."""
+    load = {"prompt_count": PROMPTS[size], **limits}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
         ours = stack.enter_context(Side(sys.executable, "oat_side.py"))

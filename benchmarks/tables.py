@@ -56,7 +56,7 @@ def step_rows(trl: str, vllm: str) -> Rows:
         rates, parts = row["samples_per_second"], row["parts"]
         memory, made, learned = row["peak_gb"], row["generation_padding"], row["padding"]
         yield [
-            size,
+            f"{size}, {row['prompt_count']} prompts",
             f"{rates['oat']:.1f}",
             f"{rates['trl']:.1f}",
             _times(rates["oat"] / rates["trl"]),

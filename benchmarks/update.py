@@ -27,10 +27,10 @@ from peers import THREADS, Side, best_of, in_turns, medians
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
-MICRO = {"5M": (1, 2, 4, 8, 16), "50M": (1, 4, 16), "150k": (1, 4), "tiny": (2, 4)}
+MICRO = {"5M": (1, 2, 4, 8, 16), "50M": (1, 4), "150k": (1, 4), "tiny": (2, 4)}
 """Micro-batches, in rows, of which TRL gets its best."""
-PROMPTS = {"5M": 16, "50M": 8, "150k": 4, "tiny": 4}
-MICRO_TOKENS = {"5M": 2048, "50M": 2048, "150k": 512, "tiny": 2048}
+PROMPTS = {"5M": 16, "50M": 8, "150k": 3, "tiny": 4}
+MICRO_TOKENS = {"5M": 2048, "50M": 2048, "150k": 4096, "tiny": 2048}
 LENGTHS = {"mean": 128, "cap": 1024}
 
 

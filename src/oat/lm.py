@@ -20,6 +20,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 
 from oat.attention import NAME, Layout, Packed, pack, pack_groups
 from oat.errors import ModelError, did_you_mean
+from oat.layers import Linear, quicken
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -126,7 +127,7 @@ class CausalLM:
     def linear_head(self) -> tuple[Tensor, Tensor | None] | None:
         """Weight (V, D) and bias (V,) of the head; None where the head is more than a linear layer, such as one with an adapter."""
         head = self.module.get_output_embeddings()
-        return (head.weight, head.bias) if type(head) is torch.nn.Linear else None
+        return (head.weight, head.bias) if type(head) in (torch.nn.Linear, Linear) else None
 
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and every buffer that is part of the model's state, by name; a tied parameter once, under its first name."""
@@ -223,6 +224,7 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ModelError(f"the weights of {path} lack {len(missing)} tensors, for example `{missing[0]}`; give a checkpoint of the whole model")
+    quicken(module)
     lm = CausalLM(module.eval().to(device))
     _check_head(lm, path)
     if can_sdpa:
@@ -292,6 +294,7 @@ def _outline(where: str, config: Any, dtype: torch.dtype, device: torch.device |
         module.generation_config = None
     if can_sdpa:
         module.set_attn_implementation(NAME)
+    quicken(module)
     return CausalLM(module.eval(), takes_layouts=can_sdpa)
 
 

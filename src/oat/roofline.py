@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from oat.functional.products import product
 from oat.lm import CausalLM, is_adapter
 from oat.threads import on_threads
 from oat.types import Work
@@ -66,7 +67,7 @@ def matrix_rate(device: str, threads: int, dtype: torch.dtype) -> float:
         while seconds < _PRODUCT_S and width < _WIDEST:
             width *= 2
             matrix = torch.linspace(-1, 1, width * width, device=device).view(width, width).to(dtype)
-            seconds = _least_s(functools.partial(torch.mm, matrix, matrix, out=torch.empty_like(matrix)), device)
+            seconds = _least_s(functools.partial(product, matrix, matrix), device)
             best = max(best, 2 * width**3 / seconds)
         return best
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from oat import seeds
 from oat.attention import Packed, pack
@@ -28,6 +29,8 @@ PASS_TOKENS = 16_384
 """Most tokens of a forward pass over whole sequences."""
 _ENTER_SHARE = 1 / 16
 """Rows enter when this share of all places is free, or nobody is left."""
+_STEP = 16
+"""Rows of a step are filled up to a multiple of this, or to a power of two below."""
 _STOP_MARGIN = 8
 """Tokens decoded before those that could hold a stop string, since the first characters of a decoded tail can be garbled."""
 
@@ -176,7 +179,8 @@ class Decoding:
 
     def _draw(self) -> Tensor:
         """Draw and record one token a row; (R,) ids."""
-        logits_RV = self._lm.head(self._hidden_RD).float()
+        rows = len(self._held_R)
+        logits_RV = self._lm.head(F.pad(self._hidden_RD, (0, 0, 0, _more(rows))))[:rows].float()
         drawable_RV = logits_RV[:, : self._num_tokens]
         if self._truncates:
             drawable_RV = truncated_logits(drawable_RV, *self._settings_R)
@@ -244,10 +248,17 @@ class Decoding:
             if not len(self._held_R):
                 return
         step = Step(self._cache, self._held_R, ids_R.device)
-        positions_R1 = torch.from_numpy(self._cache.lengths_N[self._held_R] - 1)[:, None].to(ids_R.device)
-        self._hidden_RD = self._lm.hidden(ids_R[:, None], positions=positions_R1, layout=step)[:, 0]
+        positions_R = torch.from_numpy(self._cache.lengths_N[self._held_R] - 1).to(ids_R.device)
+        ids_P1, positions_P1 = (F.pad(numbers_R, (0, _more(len(ids_R))))[:, None] for numbers_R in (ids_R, positions_R))
+        self._hidden_RD = self._lm.hidden(ids_P1, positions=positions_P1, layout=step)[: len(ids_R), 0]
         live = self._held_R[self._live_N[self._held_R]]
         self._meter.backbone(len(live), pairs=int(self._cache.lengths_N[live].sum()), keys=self._cache.seen(live))
+
+
+def _more(rows: int) -> int:
+    """Rows to fill up with, so that products of matrices have few shapes: on a CPU oneDNN makes a kernel for each, in half a millisecond."""
+    filled = 1 << (rows - 1).bit_length() if rows <= _STEP else -(-rows // _STEP) * _STEP
+    return filled - rows
 
 
 def passes(widths: np.ndarray) -> Iterator[list[int]]:

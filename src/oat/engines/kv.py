@@ -270,7 +270,7 @@ class Step:
 
     def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         cache = self.cache
-        key_RHd, value_RHd = (tensor[:, :, 0].to(cache.dtype) for tensor in (key, value))
+        key_RHd, value_RHd = (tensor[: len(self.starts), :, 0].to(cache.dtype) for tensor in (key, value))
         cache.write(self.places, module, key_RHd, value_RHd)
         heads, groups = query.shape[1], query.shape[1] // key.shape[1]
         query_RHgd = (query[:, :, 0] * scale).to(cache.dtype).unflatten(1, (-1, groups))
@@ -290,7 +290,7 @@ class Step:
             seen = torch.matmul(weights.to(cache.dtype), values[: pages.block]).float()
             sums.append(_by_entry(seen, pages.readers))
         seen_RHd = self._bag(sums, "sum").unflatten(1, (heads, -1)) / self._bag(totals, "sum")[..., None].clamp(min=1e-30)
-        return seen_RHd.to(query.dtype)[:, None]
+        return F.pad(seen_RHd, (0, 0, 0, 0, 0, len(query) - len(seen_RHd))).to(query.dtype)[:, None]
 
     def _bag(self, values: Sequence[Tensor], mode: str) -> Tensor:
         """(R, ...) the values of each row's pages, joined."""

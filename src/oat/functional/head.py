@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oat.errors import ConfigError, ShapeError
+from oat.functional.products import add_product, linear, product
 
 _BLOCK = 2**20
 """Logits that elementwise operations go over together."""
@@ -113,9 +114,9 @@ class _LinearFunctionals(torch.autograd.Function):
                 to_bias.add_(logits.sum(0))
             slope = logits.to(ctx.dtype)
             if to_hidden is not None:
-                to_hidden[span] = slope @ narrow
+                to_hidden[span] = product(slope, narrow.T)
             if to_weight is not None:
-                _add_product(to_weight, slope, hidden[span].to(ctx.dtype))
+                add_product(to_weight, slope.T, hidden[span].to(ctx.dtype).T)
 
         for span in reversed(_spans(len(hidden), ctx.chunk)):
             spread(span)
@@ -163,7 +164,7 @@ def _spans(count: int, chunk: int) -> list[slice]:
 
 def _logits(hidden: Tensor, narrow: Tensor, bias: Tensor | None) -> Tensor:
     """In at least float32; the caller's own, to be overwritten."""
-    logits = torch.nn.functional.linear(hidden.to(narrow.dtype), narrow, None if bias is None else bias.to(narrow.dtype))
+    logits = linear(hidden.to(narrow.dtype), narrow, None if bias is None else bias.to(narrow.dtype))
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -176,10 +177,3 @@ def _slopes_of_others(logits: Tensor, span: slice, others: list[Any], gradients:
         leaf = logits.detach().clone().requires_grad_()
         values = [other(leaf, span) for other, _ in wanted]
     return torch.autograd.grad(values, leaf, [gradient for _, gradient in wanted])[0]
-
-
-def _add_product(to_weight: Tensor, slope: Tensor, hidden: Tensor) -> None:
-    if slope.dtype == to_weight.dtype:
-        to_weight.addmm_(slope.t(), hidden)
-    else:
-        to_weight += (slope.t() @ hidden).to(to_weight.dtype)

@@ -1,0 +1,121 @@
+"""Matrix products in float32 on a CPU, by oneDNN where MKL is the slower one.
+
+torch hands products in float32 to MKL, and MKL does not use the 512-bit instructions of a processor that is not Intel's. oneDNN, which torch has
+along for half precision, uses them: twice the operations a second on a Zen 5, at twice the rounding error, 4e-7 of the norm (docs/performance.md).
+
+1. Which of the two computes depends on the processor, the precision and the size of the product, never on a measurement, so that a run that goes on
+   is rounded as before.
+2. oneDNN makes a kernel for every shape, of half precision too, in half a millisecond and half a megabyte, and 1,024 are kept. Here 128 are, unless
+   the environment says otherwise; whoever meets a new shape at every turn, as the engine does, rounds up.
+"""
+
+import functools
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # oneDNN's own, and torch's on top of it
+    os.environ.setdefault(_cache, "128")
+
+_LEAST = 2**21
+"""Multiplications below which a call of oneDNN costs more than it saves."""
+_BLOCK = 2**20
+"""Elements of a product that are added together, so that they stay in the processor's cache."""
+_MANY = 1024
+"""Rows from which on a gradient of a weight is computed the other way round, where that is the wider one."""
+
+
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`, differentiable once.
+
+    Args:
+        x: (..., I).
+        weight_OI: in any layout.
+    Returns:
+        (..., O).
+    """
+    if not _by_onednn(x, weight_OI):
+        return F.linear(x, weight_OI, bias_O)
+    tensors = (x, weight_OI) if bias_O is None else (x, weight_OI, bias_O)
+    x_NI = x.flatten(0, -2)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        made: Tensor = _Linear.apply(x_NI, weight_OI, bias_O)
+    else:
+        made = _onednn(x_NI, weight_OI, bias_O)
+    return made.view(*x.shape[:-1], -1)
+
+
+def product(a_NI: Tensor, b_OI: Tensor) -> Tensor:
+    """`a @ b.T` of two matrices in any layout, (N, O); not differentiable where oneDNN computes it."""
+    return _onednn(a_NI, b_OI) if _by_onednn(a_NI, b_OI) else a_NI @ b_OI.T
+
+
+def add_product(to_NO: Tensor, a_NI: Tensor, b_OI: Tensor) -> None:
+    """Add `a @ b.T` to a matrix in its place."""
+    if _by_onednn(a_NI, b_OI):
+        size = max(1, _BLOCK // to_NO.shape[1])
+        for start in range(0, len(to_NO), size):
+            to_NO[start : start + size] += _onednn(a_NI[start : start + size], b_OI)
+    elif a_NI.dtype == to_NO.dtype:
+        to_NO.addmm_(a_NI, b_OI.T)
+    else:
+        to_NO += (a_NI @ b_OI.T).to(to_NO.dtype)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x_NI, weight_OI)
+        return _onednn(x_NI, weight_OI, bias_O)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope_NO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x_NI, weight_OI = ctx.saved_tensors
+        slope_NO = slope_NO.contiguous()
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        return (
+            _onednn(slope_NO, weight_OI.T) if to_x else None,
+            _of_weight(slope_NO, x_NI) if to_weight else None,
+            slope_NO.sum(0) if to_bias else None,
+        )
+
+
+def _of_weight(slope_NO: Tensor, x_NI: Tensor) -> Tensor:
+    """(O, I) the gradient of a weight."""
+    if len(x_NI) >= _MANY and slope_NO.shape[1] > x_NI.shape[1]:
+        return _onednn(x_NI.T, slope_NO.T).T
+    return _onednn(slope_NO.T, x_NI.T)
+
+
+def _onednn(a_NI: Tensor, b_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(a_NI, b_OI, bias_O, "none", [], "")
+    return made
+
+
+def _by_onednn(a: Tensor, b_OI: Tensor) -> bool:
+    return bool(
+        a.dtype == b_OI.dtype == torch.float32
+        and a.device.type == "cpu"
+        and a.numel() * len(b_OI) >= _LEAST
+        and _is_faster()
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+@functools.cache
+def _is_faster() -> bool:
+    """Whether MKL computes, on a processor with 512-bit instructions that it does not use."""
+    return torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512" and "GenuineIntel" not in _vendor()
+
+
+def _vendor() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if platform.system() == "Linux" else [platform.processor()]
+    return next((line for line in lines if line.startswith("vendor_id")), lines[0])
