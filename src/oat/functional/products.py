@@ -12,6 +12,7 @@ along for half precision, uses them: twice the operations a second on a Zen 5, a
 import functools
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,5 +118,8 @@ def _is_faster() -> bool:
 
 
 def _vendor() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if platform.system() == "Linux" else [platform.processor()]
-    return next((line for line in lines if line.startswith("vendor_id")), lines[0])
+    """Of the processor, as the system names it."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next((line for line in lines if line.startswith("vendor_id")), "")
+    return platform.processor()
