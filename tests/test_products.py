@@ -228,3 +228,19 @@ def test_few_kernels_are_kept():
     environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
     done = subprocess.run([sys.executable, "-c", KERNELS], capture_output=True, text=True, check=True, env=environment)
     assert float(done.stdout) < 60
+
+
+@pytest.mark.parametrize("bias", [torch.arange(10.0)[::2], torch.tensor([3.0]).expand(5), torch.tensor(2.0), torch.ones(1)])
+def test_a_bias_that_is_laid_out_otherwise(bias, onednn):
+    x, weight = torch.randn(6, 4), torch.randn(5, 4)
+    torch.testing.assert_close(products.linear(x, weight, bias), x @ weight.T + bias)
+    torch.testing.assert_close(products.linear(x[0], weight, bias), x[0] @ weight.T + bias)
+
+
+def test_only_what_the_gradient_needs_is_kept(onednn):
+    x, weight = torch.randn(6, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    for given, kept in (((x, weight.detach()), [(5, 4)]), ((x.detach(), weight), [(6, 4)]), ((x, weight), [(6, 4), (5, 4)])):
+        seen: list[tuple[int, ...]] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor, seen=seen: seen.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor):
+            products.linear(*given)
+        assert seen == kept

@@ -40,7 +40,8 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
     Returns:
         (..., O).
     """
-    if not _by_onednn(x, weight_OI):
+    is_plain = x.ndim > 1 and (bias_O is None or (bias_O.dtype == torch.float32 and bias_O.shape == weight_OI.shape[:1]))
+    if not (is_plain and _by_onednn(x, weight_OI)):
         return F.linear(x, weight_OI, bias_O)
     tensors = (x, weight_OI) if bias_O is None else (x, weight_OI, bias_O)
     x_NI = x.flatten(0, -2)
@@ -71,7 +72,8 @@ def add_product(to_NO: Tensor, a_NI: Tensor, b_OI: Tensor) -> None:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x_NI, weight_OI)
+        to_x, to_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x_NI if to_weight else None, weight_OI if to_x else None)
         return _onednn(x_NI, weight_OI, bias_O)
 
     @staticmethod
@@ -95,7 +97,7 @@ def _of_weight(slope_NO: Tensor, x_NI: Tensor) -> Tensor:
 
 
 def _onednn(a_NI: Tensor, b_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(a_NI, b_OI, bias_O, "none", [], "")
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(a_NI, b_OI, None if bias_O is None else bias_O.contiguous(), "none", [], "")
     return made
 
 
@@ -103,6 +105,8 @@ def _by_onednn(a: Tensor, b_OI: Tensor) -> bool:
     return bool(
         a.dtype == b_OI.dtype == torch.float32
         and a.device.type == "cpu"
+        and b_OI.ndim == 2
+        and a.shape[-1] == b_OI.shape[1]
         and a.numel() * len(b_OI) >= _LEAST
         and _is_faster()
         and torch.backends.mkldnn.is_available()
