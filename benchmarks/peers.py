@@ -79,6 +79,16 @@ def rate(answers: Sequence[Mapping[str, Any]], what: str = "tokens") -> float:
     return median(answer[what] / answer["seconds"] for answer in answers)
 
 
+def spread(answers: Mapping[str, Sequence[Mapping[str, Any]]], what: str = "tokens") -> dict[str, tuple[float, float]]:
+    """By side: the least and the greatest ratio, over the repetitions, of our rate to its."""
+
+    def ratios(side: str) -> list[float]:
+        pairs = zip(answers["oat"], answers[side], strict=True)
+        return [ours[what] / ours["seconds"] / (theirs[what] / theirs["seconds"]) for ours, theirs in pairs]
+
+    return {side: (min(ratios(side)), max(ratios(side))) for side in answers if side != "oat"}
+
+
 def medians(answers: Mapping[str, Sequence[Mapping[str, Any]]], counted: str, *others: str) -> dict[str, dict[str, float]]:
     """By side: what is counted, a second, and the medians of other values."""
     values = {name: {side: median(answer[name] for answer in given) for side, given in answers.items()} for name in others}

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +158,13 @@ def measure(command: Sequence[str]) -> int:
     return peak
 
 
-def compare(shape: Shape, algorithm: str, folder: Path, threads: int) -> dict[str, Any]:
-    """One row: the estimate and the measured peak of a run of one step, GB, and the seconds of its parts; `folder` holds `model`."""
+def compare(shape: Shape, algorithm: str, folder: Path, threads: int, imports: int) -> dict[str, Any]:
+    """One row: a run of one step, its estimate and measured peak beyond what imports take, GB, its parts in seconds; `folder` holds `model`."""
     file = write_config(shape, algorithm, folder, threads)
     config, origins = load_config(file)
     config = resolve(config, origins)
     estimated = estimate(config, shape.prompt)
-    imports, peak = measure(["-c", IMPORTS]), measure(["-m", "oat", "train", str(file)])
+    peak = measure(["-m", "oat", "train", str(file)])
     rows = (folder / algorithm / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     seconds = {name: json.loads(rows[-1])[f"time/{name}_s"] for name in ("sample", "learn", "step")}
     measured = peak - imports
@@ -173,11 +174,13 @@ def compare(shape: Shape, algorithm: str, folder: Path, threads: int) -> dict[st
 
 def rows(shapes: Sequence[str], algorithms: Sequence[str], threads: int) -> Iterator[dict[str, Any]]:
     """A row for every shape and algorithm."""
+    imports = measure(["-c", IMPORTS])
+    versions = {"oat": version("oat-align"), "torch": torch.__version__, "transformers": version("transformers")}
     for name in shapes:
         with tempfile.TemporaryDirectory() as folder:
             write_model(SHAPES[name], Path(folder) / "model")
             for algorithm in algorithms:
-                yield {"shape": name, **compare(SHAPES[name], algorithm, Path(folder), threads)}
+                yield {"shape": name, "versions": versions, **compare(SHAPES[name], algorithm, Path(folder), threads, imports)}
 
 
 def main() -> None:

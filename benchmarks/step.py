@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from peers import THREADS, Side, best_of, in_turns, medians, rate
+from peers import THREADS, Side, best_of, in_turns, medians, rate, spread
 
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
-MICRO = {"5M": (1, 4, 16, 64), "50M": (1, 4), "tiny": (2, 4)}
+MICRO = {"5M": (1, 4, 16, 64), "50M": (1, 2, 4), "tiny": (2, 4)}
 """Micro-batches, in rows, of which TRL gets its best."""
 MADE = {"5M": (256, 64), "50M": (64,), "tiny": (8,)}
 """Rows generated together, of which it gets its best."""
@@ -53,7 +53,7 @@ def compare(size: str, repetitions: int, peers: str | None, limits: dict[str, in
         answers = in_turns(sides, repetitions)
     parts = {name: median(answer["parts"][name] for answer in answers["oat"]) for name in ("sample", "learn")}
     measured = medians(answers, "samples", "peak_gb", "padding", "generation_padding")
-    return {"size": size, **load, **measured, "parts": parts, "settings": settings, "versions": versions}
+    return {"size": size, **load, **measured, "spread": spread(answers, "samples"), "parts": parts, "settings": settings, "versions": versions}
 
 
 def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[dict[str, int], dict[str, Any]]:

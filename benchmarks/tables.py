@@ -22,7 +22,8 @@ import update
 from peers import THREADS
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-REPETITIONS = 3
+REPETITIONS, OF_SECONDS = 3, 5
+"""Of every row; and of one whose repetition takes seconds."""
 
 Rows = Iterator[list[str]]
 
@@ -31,10 +32,10 @@ def generation_rows(trl: str, vllm: str) -> Rows:
     yield ["model", "precision", "`oat`", "`generate`", "ratio", "vLLM", "ratio", "share of the machine: `oat`, vLLM", "padded keys", "with"]
     for size in ("5M", "50M"):
         for dtype in ("float32", "bfloat16"):
-            row = generation.compare(size, dtype, REPETITIONS, trl if dtype == "float32" else None, vllm)
+            row = generation.compare(size, dtype, OF_SECONDS if size == "5M" else REPETITIONS, trl if dtype == "float32" else None, vllm)
             rates, shares = row["tokens_per_second"], row["shares"]
-            transformers = [_whole(rates["transformers"]), _times(rates["oat"] / rates["transformers"])] if "transformers" in rates else ["", ""]
-            served = [_whole(rates["vllm"]), _times(rates["oat"] / rates["vllm"])]
+            transformers = [_whole(rates["transformers"]), _ratio(row, rates, "transformers")] if "transformers" in rates else ["", ""]
+            served = [_whole(rates["vllm"]), _ratio(row, rates, "vllm")]
             reached = f"{shares['oat']:.0%}, {shares['vllm']:.0%}"
             yield [size, dtype, _whole(rates["oat"]), *transformers, *served, reached, f"{row['padding']:.1%}", _with(row)]
 
@@ -59,7 +60,7 @@ def step_rows(trl: str, vllm: str) -> Rows:
             f"{size}, {row['prompt_count']} prompts",
             f"{rates['oat']:.1f}",
             f"{rates['trl']:.1f}",
-            _times(rates["oat"] / rates["trl"]),
+            _ratio(row, rates, "trl"),
             f"{memory['oat']:.2f}, {memory['trl']:.2f}",
             f"{made['oat']:.0%} of keys, {made['trl']:.0%} of positions",
             f"{learned['oat']:.0%}, {learned['trl']:.0%}",
@@ -77,7 +78,7 @@ def update_rows(trl: str, vllm: str) -> Rows:
             "5M, vocabulary 152k" if size == "150k" else size,
             _whole(rates["oat"]),
             _whole(rates["trl"]),
-            _times(rates["oat"] / rates["trl"]),
+            _ratio(row, rates, "trl"),
             f"{memory['oat']:.2f}, {memory['trl']:.2f}",
             f"{memory['oat'] / memory['trl']:.2f}",
             f"{padding['oat']:.0%}, {padding['trl']:.0%}",
@@ -103,21 +104,27 @@ def logps_rows(trl: str, vllm: str) -> Rows:
 
 
 def growth_rows(trl: str, vllm: str) -> Rows:
-    yield ["what", "less", "more", "ratio", "most"]
+    yield ["what", "less", "more", "ratio", "most", "with"]
     for name, row in (
         ("update, 8k to 64k tokens", update.growth("5M", REPETITIONS)),
         ("engine, 64 to 512 requests", generation.growth("5M", REPETITIONS)),
     ):
         less, more = row["seconds"].values()
-        yield [name, f"{less:.2f} s", f"{more:.2f} s", f"{row['ratio']:.2f}", "8.8"]
+        yield [name, f"{less:.2f} s", f"{more:.2f} s", f"{row['ratio']:.2f}", "8.8", _versions({"oat": row["versions"]})]
 
 
 def shapes_rows(trl: str, vllm: str) -> Rows:
-    yield ["shape", "step", "GB estimated", "GB measured", "ratio", "seconds: sampling, learning"]
+    yield ["shape", "step", "GB estimated", "GB measured", "ratio", "seconds: sampling, learning", "with"]
     for row in real_shapes.rows(list(real_shapes.SHAPES), list(real_shapes.ALGORITHMS), THREADS):
         seconds = row["seconds"]
         sizes = [f"{row['estimate_gb']:.2f}", f"{row['measured_gb']:.2f}", f"{row['ratio']:.2f}"]
-        yield [row["shape"], row["algorithm"].upper(), *sizes, f"{seconds['sample']:.0f}, {seconds['learn']:.0f}"]
+        yield [
+            row["shape"],
+            row["algorithm"].upper(),
+            *sizes,
+            f"{seconds['sample']:.0f}, {seconds['learn']:.0f}",
+            _versions({"oat": row["versions"]}),
+        ]
 
 
 TABLES: dict[str, Callable[[str, str], Rows]] = {
@@ -167,8 +174,10 @@ def _whole(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f}x"
+def _ratio(row: Mapping[str, Any], rates: Mapping[str, float], side: str) -> str:
+    """Of the medians, and the least and the greatest of a repetition."""
+    least, greatest = row["spread"][side]
+    return f"{rates['oat'] / rates[side]:.2f}x ({least:.2f}-{greatest:.2f})"
 
 
 def main() -> None:

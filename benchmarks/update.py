@@ -4,8 +4,8 @@
 
 Prompts of 16 to 64 tokens, 4 responses each, of mean length 128 and at most 1,024 tokens. One GRPO update: forward, loss with the entropy that both
 report, backward, one step of AdamW; float32, two threads, no reference. TRL gets the responses by its `rollout_func`, and only what comes after is
-timed. Found in one pass: its best micro-batch, then how many rows it takes as generated together. It pads those to one length, whatever the
-micro-batch, all rows of a step by default; fewer are what is kindest to it here, where generation costs nothing.
+timed. It pads to one length what is generated together, whatever the micro-batch: by default all rows of a step. Here, where generation costs
+nothing, as few as a micro-batch or a group are kindest to it: so its best micro-batch is found, in one pass; then the default is tried with that.
 
 Tokens are those of prompts and responses, counted alike on both sides; padding is the share of positions that belong to none, of ours also in
 attention. Memory is the peak of an update beyond the level with the weights loaded: moments, gradients, activations, on both sides. Both gradient
@@ -22,12 +22,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from peers import THREADS, Side, best_of, in_turns, medians
+from peers import THREADS, Side, best_of, in_turns, medians, spread
 
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
-MICRO = {"5M": (1, 2, 4, 8, 16), "50M": (1, 4), "150k": (1, 4), "tiny": (2, 4)}
+MICRO = {"5M": (1, 2, 4, 8, 16), "50M": (1, 2, 4), "150k": (1, 2, 4), "tiny": (2, 4)}
 """Micro-batches, in rows, of which TRL gets its best."""
 PROMPTS = {"5M": 16, "50M": 8, "150k": 3, "tiny": 4}
 MICRO_TOKENS = {"5M": 2048, "50M": 2048, "150k": 4096, "tiny": 2048}
@@ -56,8 +56,9 @@ def compare(size: str, repetitions: int, peers: str | None, lengths: dict[str, i
     if "trl" in answers:
         answers["trl"] = [{**answer, "seconds": answer["update_seconds"]} for answer in answers["trl"]]
     measured = medians(answers, "tokens", "update_gb", "padding")
-    attention = {"oat": median(answer["attention_padding"] for answer in answers["oat"])}
-    return {"size": size, **load, **measured, "attention_padding": attention, "grad_norm": norms, "settings": settings, "versions": versions}
+    ratios, attention = spread(answers), {"oat": median(answer["attention_padding"] for answer in answers["oat"])}
+    measured |= {"spread": ratios, "attention_padding": attention, "grad_norm": norms}
+    return {"size": size, **load, **measured, "settings": settings, "versions": versions}
 
 
 def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[dict[str, int], dict[str, Any]]:
@@ -71,9 +72,9 @@ def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[di
             answer = side.ask("step")
             return answer["tokens"] / answer["update_seconds"]
 
-        micro, tried = best_of(MICRO[size], lambda micro: attempt(micro, rows))
-        fewest = max(micro, load["samples"])
-        tried_made = {rows: tried[micro], fewest: attempt(micro, fewest)}
+        fewest = {micro: max(micro, load["samples"]) for micro in MICRO[size]}
+        micro, tried = best_of(MICRO[size], lambda micro: attempt(micro, fewest[micro]))
+        tried_made = {fewest[micro]: tried[micro], rows: attempt(micro, rows)}
     made = max(tried_made, key=lambda made: tried_made[made])
     settings = {"per_device_train_batch_size": micro, "tried": tried, "generation_batch_size": made, "tried_generation": tried_made}
     return {"micro": micro, "made": made}, settings

@@ -83,6 +83,25 @@ def test_the_best_of_what_is_tried() -> None:
     assert best_of([4], rates.__getitem__) == (4, {4: 10.4})
 
 
+def test_the_best_batch_of_generate_may_be_a_small_one() -> None:
+    from generation import _best_batch
+
+    rates, asked = {32: 10.0, 64: 7.0, 16: 12.0, 8: 11.0}, []
+    assert _best_batch(lambda rows: asked.append(rows) or rates[rows]) == (16, rates)
+    assert asked == [32, 64, 16, 8]
+    assert _best_batch(lambda rows: float(rows)) == (256, {rows: float(rows) for rows in (32, 64, 128, 256)})
+
+
+def test_the_spread_is_of_the_repetitions() -> None:
+    from peers import spread
+
+    answers = {
+        "oat": [{"tokens": 10, "seconds": 1.0}, {"tokens": 8, "seconds": 1.0}],
+        "trl": [{"tokens": 10, "seconds": 2.0}, {"tokens": 8, "seconds": 4.0}],
+    }
+    assert spread(answers) == {"trl": (2.0, 4.0)}
+
+
 def test_update_and_step() -> None:
     import step
     import update

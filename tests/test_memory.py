@@ -29,13 +29,14 @@ def _importable() -> Iterator[None]:
 @pytest.mark.parametrize("lora", [None, 8], ids=["whole", "adapter"])
 def test_the_estimate_is_near_the_measured_peak(lora: int | None, tmp_path: Path) -> None:
     """Of processes that run one step of 4 sequences of 256 tokens; what is loaded and measured beside tensors counts at this size."""
-    from real_shapes import ALGORITHMS, Shape, compare, write_model
+    from real_shapes import ALGORITHMS, IMPORTS, Shape, compare, measure, write_model
 
     config = LlamaConfig(**SMALL, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True)
     shape = Shape(config, tokens=29_000, lora=lora)
     write_model(shape, tmp_path / "model")
+    imports = measure(["-c", IMPORTS])
     for algorithm in ALGORITHMS:
-        row = compare(shape, algorithm, tmp_path, 1)
+        row = compare(shape, algorithm, tmp_path, 1, imports)
         assert row["estimate_gb"] == pytest.approx(row["measured_gb"], rel=0.15, abs=BESIDE_GB)
 
 

@@ -18,7 +18,7 @@ from oat.algorithms.base import Objective
 from oat.build import make_ensemble, make_learner, make_prompts, make_renderer, needed_models
 from oat.check import TorchEngineConfig, make_explorer, make_objective
 from oat.config import Config
-from oat.engines.decoding import cache_dtype
+from oat.engines.decoding import cache_dtype, filled_up
 from oat.engines.decoding import passes as in_passes
 from oat.engines.kv import PAGE
 from oat.functional.logprobs import token_logps
@@ -128,7 +128,8 @@ def _sampling(config: Config, lm: CausalLM, rows: Sequence[Trajectory], live: Li
         lm.hidden_of([prompts[number] for number in together])
         most = min(len(rows), TorchEngineConfig(**config.engine.options).max_rows)
         width = lm.module.get_output_embeddings().in_features
-        logits = lm.head(torch.zeros(most, width, device=lm.device, dtype=next(lm.module.parameters()).dtype)).float()
+        hidden = torch.zeros(filled_up(most), width, device=lm.device, dtype=next(lm.module.parameters()).dtype)
+        logits = lm.head(hidden)[:most].float()
         token_logps(logits, inverse_cdf(logits, torch.zeros(most, dtype=torch.float64, device=lm.device)))
     return live.peak + cache
 

@@ -180,7 +180,7 @@ class Decoding:
     def _draw(self) -> Tensor:
         """Draw and record one token a row; (R,) ids."""
         rows = len(self._held_R)
-        logits_RV = self._lm.head(F.pad(self._hidden_RD, (0, 0, 0, _more(rows))))[:rows].float()
+        logits_RV = self._lm.head(F.pad(self._hidden_RD, (0, 0, 0, filled_up(rows) - rows)))[:rows].float()
         drawable_RV = logits_RV[:, : self._num_tokens]
         if self._truncates:
             drawable_RV = truncated_logits(drawable_RV, *self._settings_R)
@@ -247,18 +247,18 @@ class Decoding:
             self._cache.extend(self._held_R)
             if not len(self._held_R):
                 return
-        step = Step(self._cache, self._held_R, ids_R.device)
+        step, rows = Step(self._cache, self._held_R, ids_R.device), len(ids_R)
         positions_R = torch.from_numpy(self._cache.lengths_N[self._held_R] - 1).to(ids_R.device)
-        ids_P1, positions_P1 = (F.pad(numbers_R, (0, _more(len(ids_R))))[:, None] for numbers_R in (ids_R, positions_R))
-        self._hidden_RD = self._lm.hidden(ids_P1, positions=positions_P1, layout=step)[: len(ids_R), 0]
+        ids_P1, positions_P1 = (F.pad(numbers_R, (0, filled_up(rows) - rows))[:, None] for numbers_R in (ids_R, positions_R))
+        self._hidden_RD = self._lm.hidden(ids_P1, positions=positions_P1, layout=step)[:rows, 0]
         live = self._held_R[self._live_N[self._held_R]]
         self._meter.backbone(len(live), pairs=int(self._cache.lengths_N[live].sum()), keys=self._cache.seen(live))
 
 
-def _more(rows: int) -> int:
-    """Rows to fill up with, so that products of matrices have few shapes: on a CPU oneDNN makes a kernel for each, in half a millisecond."""
-    filled = 1 << (rows - 1).bit_length() if rows <= _STEP else -(-rows // _STEP) * _STEP
-    return filled - rows
+def filled_up(rows: int) -> int:
+    """Rows that a step of so many computes, so that products of matrices have few shapes: on a CPU oneDNN makes a kernel for each, in half a
+    millisecond."""
+    return 1 << (rows - 1).bit_length() if rows <= _STEP else -(-rows // _STEP) * _STEP
 
 
 def passes(widths: np.ndarray) -> Iterator[list[int]]:

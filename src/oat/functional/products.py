@@ -1,7 +1,7 @@
 """Matrix products in float32 on a CPU, by oneDNN where MKL is the slower one.
 
 torch hands products in float32 to MKL, and MKL does not use the 512-bit instructions of a processor that is not Intel's. oneDNN, which torch has
-along for half precision, uses them: twice the operations a second on a Zen 5, at twice the rounding error, 4e-7 of the norm (docs/performance.md).
+along for half precision, uses them: twice the operations a second on a Zen 5, at 1.4 to 2.6 times the rounding error (docs/performance.md).
 
 1. Which of the two computes depends on the processor, the precision and the size of the product, never on a measurement, so that a run that goes on
    is rounded as before.
