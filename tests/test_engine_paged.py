@@ -93,6 +93,39 @@ def test_a_request_that_can_never_fit_is_refused(lms):
         build_engine(lms["llama"], cache_gb=bound * 100, deterministic=True).generate([request], "sampler")
 
 
+def held_by(lm, pages: int) -> dict[str, float]:
+    """A cache of so many pages."""
+    return {"cache_gb": (pages + 0.01) * build_engine(lm)._page_bytes[id(lm)] / 1e9}
+
+
+@pytest.mark.parametrize("prompt", [1, 7, 8, 9, 15, 16, 17, 23])
+@pytest.mark.parametrize("each", [1, 3])
+def test_a_request_may_take_every_page(lms, decodings, prompt, each):
+    ids = np.arange(prompt, dtype=np.int32) % NUM_TOKENS
+    requests = [Request(ids, Sampling(3 * PAGE - prompt), KEYS.key("every", prompt, n)) for n in range(each)]
+    completions = run(build_engine(lms["llama"], stop_ids=[], **held_by(lms["llama"], 3)), requests)
+    assert_right(lms["llama"], requests, completions)
+    assert [len(completion.ids) for completion in completions] == [3 * PAGE - prompt] * each
+    assert max(pages for *_, pages in decodings) == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_crowd_passes_through_a_cache_that_just_holds_its_longest(lms, decodings, seed):
+    requests = crowd(prompts=8, each=3, seed=seed)
+    longest = max(len(request.ids) + request.sampling.max_new_tokens for request in requests)
+    completions = run(build_engine(lms["llama"], stop_ids=[], **held_by(lms["llama"], -(-longest // PAGE))), requests)
+    assert_right(lms["llama"], requests, completions)
+    assert [len(completion.ids) for completion in completions] == [request.sampling.max_new_tokens for request in requests]
+    assert max(pages for *_, pages in decodings) == -(-longest // PAGE)
+
+
+def test_rows_of_fixed_shapes_may_take_every_page(lms):
+    requests = [Request(np.full(2 * PAGE + 4, n % NUM_TOKENS, dtype=np.int32), Sampling(4), KEYS.key("fixed", n)) for n in range(64)]
+    lm = lms["llama"]
+    completions = run(build_engine(lm, stop_ids=[], max_rows=64, deterministic=True, **held_by(lm, 3 * 64)), requests)
+    assert_right(lm, requests, completions)
+
+
 def test_samples_of_a_prompt_share_its_pass_and_its_pages(lms, decodings, monkeypatch):
     lm, passes = lms["llama"], []
     hidden = lm.hidden

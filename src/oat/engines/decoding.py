@@ -145,7 +145,8 @@ class Decoding:
             return
         while self._waiting and len(self._waiting[0]) <= free:
             group = self._waiting[0]
-            needed = self._cache.pages_for(len(group), int(self._lengths_N[group[0]] + self._made_N[group[0]]))
+            length = int(self._lengths_N[group[0]] + self._made_N[group[0]])
+            needed = self._cache.pages_for(group, length)
             if needed + held // 4 > self._cache.room:
                 if held or entering or len(group) == 1:
                     break
@@ -153,12 +154,13 @@ class Decoding:
                 self._waiting.extendleft([row] for row in reversed(group))
                 continue
             self._waiting.popleft()
-            self._cache.admit(group, int(self._lengths_N[group[0]] + self._made_N[group[0]]))
+            self._cache.admit(group, length)
             entering.append(group)
             free -= len(group)
         if entering:
             self._hidden_RD = torch.cat([*([self._hidden_RD] if held else []), *self._fill(entering)])
             self._hold(np.concatenate([self._held_R, *entering]))
+        assert len(self._held_R), "a row that fits into an empty cache waits for nobody"
 
     def _fill(self, groups: Sequence[list[int]]) -> Iterator[Tensor]:
         """Compute what the rows of groups have so far, each group once, and write it into the cache; (rows, D) hidden states of their last tokens."""

@@ -113,11 +113,11 @@ class PagedCache:
 
     def __init__(self, most_N: np.ndarray, readers: int, pages: int, dtype: torch.dtype):
         self.pages, self.dtype = pages, dtype
-        most_pages_N = -(-most_N // PAGE)
-        most = min(pages, int(most_pages_N.sum()))
+        self._most_pages_N = -(-most_N // PAGE)
+        most = min(pages, int(self._most_pages_N.sum()))
         self.own = Pages(1, most, dtype)
         self.shared = Pages(readers, most if readers > 1 else 0, dtype)
-        shape = len(most_N), int(most_pages_N.max())
+        shape = len(most_N), int(self._most_pages_N.max())
         self._entries_NJ, self._is_shared_NJ = np.full(shape, _NONE), np.zeros(shape, dtype=bool)
         self._count_N = np.zeros(len(most_N), dtype=np.int64)
         self.lengths_N = np.zeros(len(most_N), dtype=np.int64)
@@ -140,7 +140,7 @@ class PagedCache:
 
     def admit(self, rows: Sequence[int], length: int) -> None:
         """Pages for `length` tokens that these rows have in common, the full ones shared; the tokens come in the next `Filling`."""
-        common = length // PAGE if len(rows) > 1 and self.shared.readers > 1 else 0
+        common = self._common(rows, length)
         for _ in range(common):
             page = self.shared.take()
             for reader, row in enumerate(rows):
@@ -151,10 +151,10 @@ class PagedCache:
                 self._take(row)
             self.lengths_N[row] = length
 
-    def pages_for(self, rows: int, length: int) -> int:
-        """Pages that `admit` would take, and one more a row."""
-        common = length // PAGE if rows > 1 and self.shared.readers > 1 else 0
-        return common + rows * (-(-length // PAGE) - common + 1)
+    def pages_for(self, rows: Sequence[int], length: int) -> int:
+        """Pages that `admit` would take, and one more for each row that may still get longer than those."""
+        common, whole = self._common(rows, length), -(-length // PAGE)
+        return common + sum(min(whole + 1, int(most)) - common for most in self._most_pages_N[list(rows)])
 
     def needed(self, rows: np.ndarray) -> int:
         """Pages that `extend` would take."""
@@ -228,6 +228,10 @@ class PagedCache:
         self._computed += PAGE * (self.own.block + self.shared.block)
         empty_PC = np.where(np.arange(PAGE) < filled_P[:, None], 0.0, -np.inf)
         return entries, np.concatenate([[0], np.cumsum(counts_R)[:-1]]), empty_PC.astype(np.float32)
+
+    def _common(self, rows: Sequence[int], length: int) -> int:
+        """Full pages of so many tokens that rows share."""
+        return length // PAGE if len(rows) > 1 and self.shared.readers > 1 else 0
 
     def _take(self, row: int) -> None:
         page = self.own.take()
