@@ -9,7 +9,7 @@ from test_engine_torch import KEYS, build_engine, log_normaliser, plain_logits, 
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 
 from oat.engines.decoding import Decoding
-from oat.engines.kv import PAGE, PagedCache, Pages
+from oat.engines.kv import PAGE, PagedCache, Pages, Storage
 from oat.errors import EngineError
 from oat.lm import load_lm
 from oat.types import Request, Sampling
@@ -151,20 +151,55 @@ def test_pages_are_all_given_back_and_close_their_gaps(lms, decodings):
     assert cache.own.used < 8 * 4
 
 
-def test_pages_that_move_are_the_last_ones():
-    pages = Pages(1, 64, torch.float32)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_pages_that_move_are_the_last_ones(backwards):
+    pages = Pages(1, Storage(64, torch.float32), backwards=backwards)
     taken = [pages.take() for _ in range(40)]
     pages.rows_PG[taken, 0] = taken
     for page in range(0, 30, 2):
         pages.drop(page)
-    places = pages.close_gaps()
+    memory = pages.storage.of(torch.nn.Identity(), torch.zeros(0, 1, 1), torch.zeros(0, 1, 1))
+    for tensor in memory:
+        tensor[pages.at(np.arange(40))] = torch.arange(40.0).view(-1, 1, 1, 1).expand(-1, *tensor.shape[1:])
+    places = pages.close_gaps(1.03)
     assert places is not None
     assert (pages.used, pages.live) == (25, 25)
     kept = [page for page in range(40) if page >= 30 or page % 2]
     assert sorted(places[kept].tolist()) == list(range(25))
     assert all(pages.rows_PG[places[page], 0] == page for page in kept)
     assert all(places[page] == page for page in kept if page < 25)
-    assert pages.close_gaps() is None
+    assert all((tensor[pages.at(places[kept])][:, 0, 0, 0] == torch.tensor(kept)).all() for tensor in memory)
+    assert pages.close_gaps(1.03) is None
+    assert pages.close_gaps(1.0) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shared_pages_and_others_stay_within_one_memory(lms, decodings, monkeypatch, seed):
+    """Which starts as no number."""
+    lm, empty = lms["llama"], torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, *shape, **asked: empty(like, *shape, **asked).fill_(torch.nan))
+    requests = crowd(prompts=24, each=3, seed=seed)
+    completions = run(build_engine(lm, max_rows=24, stop_ids=[], **held_by(lm, 24)), requests)
+    assert_right(lm, requests, completions)
+    cache = decodings[-1][0]._cache
+    assert max(pages for *_, pages in decodings) > 20
+    assert sum(tensor.nbytes for layer in cache._storage.layers.values() for tensor in layer) <= (24 + 8) * cache.page_bytes
+
+
+def test_where_the_two_ends_would_meet_gaps_are_closed_first():
+    cache = PagedCache(np.full(32, 12 * PAGE), readers=2, pages=40, dtype=torch.float32)
+    for row in range(30):
+        cache.admit([row], PAGE)
+    keys, _ = cache.own.layer(torch.nn.Identity(), torch.zeros(0, 1, 1), torch.zeros(0, 1, 1))
+    keys[:30] = torch.arange(30.0).view(-1, 1, 1, 1).expand(-1, *keys.shape[1:])
+    for row in range(0, 30, 2):
+        cache.free(row)
+    assert (cache.own.used, cache.own.live) == (30, 15)
+    cache.admit([30, 31], 12 * PAGE)
+    assert (cache.own.used, cache.own.live, cache.shared.used) == (15, 15, 12)
+    pages = cache.own.at(cache._entries_NJ[1:30:2, 0])
+    assert keys[pages, 0, 0, 0].tolist() == list(range(1, 30, 2))
+    assert not set(pages) & set(cache.shared.at(np.arange(12)).tolist())
 
 
 def test_little_of_the_cache_is_padding(tmp_path):

@@ -1,8 +1,8 @@
 """The cache of keys and values: pages of 8 tokens, within a bound of bytes.
 
-A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use lie close together at the front, so that a step
-attends with matrix products over a whole block of pages and copies none of them; the empty rest of a row's last page is nearly all the padding there
-is. What a row sees is summed up in the order of its own pages, whatever else is in the cache.
+A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use lie close together, those of one row at the front of the
+memory and shared ones at its end, so that a step attends with matrix products over two whole blocks of pages and copies none of them; the empty rest
+of a row's last page is nearly all the padding there is. What a row sees is summed up in the order of its own pages, whatever else is in the cache.
 """
 
 import heapq
@@ -25,8 +25,23 @@ _ROUND = 8
 _NONE = -1
 
 
+class Storage:
+    """The memory of pages: for each layer keys and values, (capacity, heads, PAGE, width) each, made when the layer first writes."""
+
+    def __init__(self, capacity: int, dtype: torch.dtype):
+        self.capacity, self.dtype = capacity, dtype
+        self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def of(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's memory, for such keys and values."""
+        if module not in self.layers:
+            keys, values = (like.new_empty(self.capacity, like.shape[1], PAGE, like.shape[2], dtype=self.dtype) for like in (key_THd, value_THd))
+            self.layers[module] = keys, values
+        return self.layers[module]
+
+
 class Pages:
-    """Pages that up to `readers` rows read.
+    """Pages that up to `readers` rows read, at the front of a storage or, counted backwards, at its end.
 
     Attributes:
         used: pages up to the last one in use; the free ones between them count.
@@ -34,18 +49,30 @@ class Pages:
         rows_PG: (capacity, readers) the rows that read a page, -1 for none.
     """
 
-    def __init__(self, readers: int, capacity: int, dtype: torch.dtype):
-        self.readers, self.capacity, self.dtype = readers, -(-capacity // _ROUND) * _ROUND, dtype
+    def __init__(self, readers: int, storage: Storage, *, backwards: bool = False):
+        self.readers, self.storage, self.backwards = readers, storage, backwards
         self.used = self.live = 0
-        self.rows_PG = np.full((self.capacity, readers), _NONE)
+        self.rows_PG = np.full((storage.capacity, readers), _NONE)
         self._free: list[int] = []
-        self._layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
         self._clean: dict[torch.nn.Module, int] = {}
 
     @property
     def block(self) -> int:
         """Pages that a step computes with."""
         return -(-self.used // _ROUND) * _ROUND
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the next page to take is one that was used before."""
+        return bool(self._free)
+
+    def at(self, pages: np.ndarray) -> np.ndarray:
+        """Where pages lie in the storage."""
+        return self.storage.capacity - 1 - pages if self.backwards else pages
+
+    def within_block(self, pages: np.ndarray) -> np.ndarray:
+        """Where pages lie in the block."""
+        return self.block - 1 - pages if self.backwards else pages
 
     def take(self) -> int:
         """A page that nobody reads yet."""
@@ -60,9 +87,9 @@ class Pages:
         self.live -= 1
         heapq.heappush(self._free, page)
 
-    def close_gaps(self) -> np.ndarray | None:
-        """Move the last pages into free places, where enough are free: the new place by old place, or None."""
-        if self.used <= self.live * _SLACK:
+    def close_gaps(self, slack: float) -> np.ndarray | None:
+        """Move the last pages into free places, where `used` is more than so many times `live`: the new page by old page, or None."""
+        if self.used <= self.live * slack:
             return None
         free = sorted(page for page in self._free if page < self.live)
         last = np.setdiff1d(np.arange(self.live, self.used), self._free)
@@ -70,23 +97,32 @@ class Pages:
         places[last] = free
         self.rows_PG[free] = self.rows_PG[last]
         self.rows_PG[self.live : self.used] = _NONE
-        for keys, values in self._layers.values():
-            keys[free], values[free] = keys[last], values[last]
+        to, source = self.at(np.array(free, dtype=np.int64)), self.at(last)
+        for keys, values in self.storage.layers.values():
+            keys[to], values[to] = keys[source], values[source]
         self.used, self._free = self.live, []
         return places
 
-    def tensors(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's pages, (capacity, heads, PAGE, width) each, for such keys and values.
+    def layer(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
+        """The memory of a layer, for such keys and values.
 
-        Memory that was never written may hold what is no number, and zero times that is none either; so the block starts as zeros.
+        What was never written may hold what is no number, and zero times that is none either; so the block starts as zeros.
         """
-        if module not in self._layers:
-            keys, values = (like.new_empty(self.capacity, like.shape[1], PAGE, like.shape[2], dtype=self.dtype) for like in (key_THd, value_THd))
-            self._layers[module], self._clean[module] = (keys, values), 0
-        for tensor in self._layers[module] if self._clean[module] < self.block else ():
-            tensor[self._clean[module] : self.block].zero_()
-        self._clean[module] = max(self._clean[module], self.block)
-        return self._layers[module]
+        memory, clean = self.storage.of(module, key_THd, value_THd), self._clean.get(module, 0)
+        for tensor in memory if clean < self.block else ():
+            self._part(tensor, clean, self.block).zero_()
+        self._clean[module] = max(clean, self.block)
+        return memory
+
+    def tensors(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
+        """The block of a layer, (block, heads, PAGE, width) each, for such keys and values."""
+        keys, values = (self._part(tensor, 0, self.block) for tensor in self.layer(module, key_THd, value_THd))
+        return keys, values
+
+    def _part(self, tensor: Tensor, start: int, stop: int) -> Tensor:
+        """Of a layer's memory, that of consecutive pages."""
+        end = self.storage.capacity
+        return tensor[end - stop : end - start] if self.backwards else tensor[start:stop]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +150,10 @@ class PagedCache:
     def __init__(self, most_N: np.ndarray, readers: int, pages: int, dtype: torch.dtype):
         self.pages, self.dtype = pages, dtype
         self._most_pages_N = -(-most_N // PAGE)
-        most = min(pages, int(self._most_pages_N.sum()))
-        self.own = Pages(1, most, dtype)
-        self.shared = Pages(readers, most if readers > 1 else 0, dtype)
+        self._most = min(pages, int(self._most_pages_N.sum()))
+        blocks = -(-self._most // _ROUND) + (1 if readers > 1 else 0)
+        self._storage = Storage(blocks * _ROUND, dtype)
+        self.own, self.shared = Pages(1, self._storage), Pages(readers, self._storage, backwards=True)
         shape = len(most_N), int(self._most_pages_N.max())
         self._entries_NJ, self._is_shared_NJ = np.full(shape, _NONE), np.zeros(shape, dtype=bool)
         self._count_N = np.zeros(len(most_N), dtype=np.int64)
@@ -136,13 +173,13 @@ class PagedCache:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page, keys and values of all layers."""
-        return sum(tensor[0].nbytes for layer in self.own._layers.values() for tensor in layer)
+        return sum(tensor[0].nbytes for layer in self._storage.layers.values() for tensor in layer)
 
     def admit(self, rows: Sequence[int], length: int) -> None:
         """Pages for `length` tokens that these rows have in common, the full ones shared; the tokens come in the next `Filling`."""
         common = self._common(rows, length)
         for _ in range(common):
-            page = self.shared.take()
+            page = self._page(self.shared)
             for reader, row in enumerate(rows):
                 self.shared.rows_PG[page, reader] = row
                 self._add(row, page * self.shared.readers + reader, is_shared=True)
@@ -185,9 +222,15 @@ class PagedCache:
         self._is_shared_NJ[row] = False
         self._count_N[row] = self.lengths_N[row] = 0
 
-    def _close_gaps(self) -> None:
+    def _page(self, pages: Pages) -> int:
+        """A page that nobody reads yet; where its new pages would meet those of the other end, gaps are closed first."""
+        if not pages.has_gaps and self.own.used + self.shared.used >= self._most:
+            self._close_gaps(slack=1.0)
+        return pages.take()
+
+    def _close_gaps(self, slack: float) -> None:
         for pages, is_shared in ((self.own, False), (self.shared, True)):
-            places = pages.close_gaps()
+            places = pages.close_gaps(slack)
             if places is not None:
                 mine_NJ = (self._entries_NJ != _NONE) & (self._is_shared_NJ == is_shared)
                 page, reader = np.divmod(self._entries_NJ[mine_NJ], pages.readers)
@@ -200,14 +243,14 @@ class PagedCache:
         for pages, mine in ((self.own, ~is_shared), (self.shared, is_shared)):
             page, reader = np.divmod(entries[mine], pages.readers)
             first = reader == 0
-            columns = (sources[mine][first], page[first], positions[mine][first] % PAGE)
+            columns = (sources[mine][first], pages.at(page[first]), positions[mine][first] % PAGE)
             if first.any():
                 found.append((pages, _Places(*(torch.from_numpy(column).to(device) for column in columns))))
         return found
 
     def write(self, places: Sequence[tuple[Pages, _Places]], module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> None:
         for pages, where in places:
-            keys, values = pages.tensors(module, key_THd, value_THd)
+            keys, values = pages.layer(module, key_THd, value_THd)
             keys[where.page, :, where.offset] = key_THd[where.source]
             values[where.page, :, where.offset] = value_THd[where.source]
 
@@ -218,11 +261,13 @@ class PagedCache:
             The entries of the rows, one row after the other, numbered by own pages first and by readers of shared pages then; where each row's
             begin; and (own pages, PAGE) 0 for the places that are filled, -inf for others.
         """
-        self._close_gaps()
+        self._close_gaps(_SLACK)
         entries_RJ, counts_R, lengths_R = self._entries_NJ[rows], self._count_N[rows], self.lengths_N[rows]
         filled_P = np.full(self.own.block, PAGE)
         filled_P[entries_RJ[np.arange(len(rows)), counts_R - 1]] = (lengths_R - 1) % PAGE + 1
-        entries_RJ = entries_RJ + np.where(self._is_shared_NJ[rows], self.own.block, 0)
+        page_RJ, reader_RJ = np.divmod(entries_RJ, self.shared.readers)
+        shared_RJ = self.own.block + self.shared.within_block(page_RJ) * self.shared.readers + reader_RJ
+        entries_RJ = np.where(self._is_shared_NJ[rows], shared_RJ, entries_RJ)
         entries = entries_RJ[np.arange(entries_RJ.shape[1]) < counts_R[:, None]]
         self._seen += self.seen(rows)
         self._computed += PAGE * (self.own.block + self.shared.block)
@@ -234,7 +279,7 @@ class PagedCache:
         return length // PAGE if len(rows) > 1 and self.shared.readers > 1 else 0
 
     def _take(self, row: int) -> None:
-        page = self.own.take()
+        page = self._page(self.own)
         self.own.rows_PG[page, 0] = row
         self._add(row, page, is_shared=False)
 
@@ -270,7 +315,8 @@ class Step:
         place_of_N = np.zeros(len(cache.lengths_N) + 1, dtype=np.int64)
         place_of_N[rows] = np.arange(len(rows))
         self.pools = [pages for pages in (cache.own, cache.shared) if pages.used]
-        self.queries_PG = [torch.from_numpy(place_of_N[pages.rows_PG[: pages.block]]).to(device) for pages in self.pools]
+        blocks = [pages.rows_PG[pages.within_block(np.arange(pages.block))] for pages in self.pools]
+        self.queries_PG = [torch.from_numpy(place_of_N[rows_PG]).to(device) for rows_PG in blocks]
 
     def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         cache = self.cache
@@ -280,9 +326,9 @@ class Step:
         query_RHgd = (query[:, :, 0] * scale).to(cache.dtype).unflatten(1, (-1, groups))
         held = [pages.tensors(module, key_RHd, value_RHd) for pages in self.pools]
         scores = []
-        for queries_PG, pages, (keys, _) in zip(self.queries_PG, self.pools, held, strict=True):
+        for queries_PG, (keys, _) in zip(self.queries_PG, held, strict=True):
             query_PHQd = query_RHgd[queries_PG].transpose(1, 2).flatten(2, 3)
-            scores.append(torch.matmul(query_PHQd, keys[: pages.block].transpose(2, 3)).float())
+            scores.append(torch.matmul(query_PHQd, keys.transpose(2, 3)).float())
         scores[0] += self.empty_PC[:, None, None]
         highest_RH = self._bag([_by_entry(score.amax(-1), pages.readers) for score, pages in zip(scores, self.pools, strict=True)], "max")
         highest_RHg = highest_RH.unflatten(1, (-1, groups))
@@ -291,7 +337,7 @@ class Step:
             score -= highest_RHg[queries_PG].transpose(1, 2).flatten(2, 3)[..., None]
             weights = score.exp_()
             totals.append(_by_entry(weights.sum(-1), pages.readers))
-            seen = torch.matmul(weights.to(cache.dtype), values[: pages.block]).float()
+            seen = torch.matmul(weights.to(cache.dtype), values).float()
             sums.append(_by_entry(seen, pages.readers))
         seen_RHd = self._bag(sums, "sum").unflatten(1, (heads, -1)) / self._bag(totals, "sum")[..., None].clamp(min=1e-30)
         return F.pad(seen_RHd, (0, 0, 0, 0, 0, len(query) - len(seen_RHd))).to(query.dtype)[:, None]
