@@ -87,10 +87,11 @@ def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) ->
         for sample in range(samples)
     ]
     engine = held["engine"]
-    least, begin = engine.work().least_s, time.perf_counter()
+    before, begin = engine.work(), time.perf_counter()
     tokens = sum(len(completion.ids) for completion in engine.generate(requests, "sampler"))
     seconds = time.perf_counter() - begin
-    return {"tokens": tokens, "seconds": seconds, "padding": engine.padding, "least_s": engine.work().least_s - least}
+    work = engine.work().since(before)
+    return {"tokens": tokens, "seconds": seconds, "padding": work.padded_keys / work.keys, "least_s": work.least_s}
 
 
 def learn(prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: int) -> dict[str, Any]:
@@ -162,7 +163,6 @@ stop: {{max_steps: 1000}}
 
     def work(turn: Any) -> None:
         with open_run(resolve(config, origins), origins) as opened:
-            held["engine"] = opened.collector.actor.engine
 
             def report(number: int, values: dict[str, float]) -> None:
                 metrics.clear()
@@ -186,7 +186,7 @@ def step(seed: int = 0) -> dict[str, Any]:
         "samples": held["samples"],
         "tokens": metrics["response/length"] * held["samples"],
         **learned.padding,
-        "generation_padding": held["engine"].padding,
+        "generation_padding": metrics["roofline/padded_keys"],
         "peak_gb": used.peak_above(held["imported"]),
         "parts": {name: metrics[f"time/{name}_s"] for name in ("sample", "learn")},
     }

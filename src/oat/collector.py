@@ -43,7 +43,7 @@ class Collector:
         Stops early when the prompts are used up or a step has tried `MAX_ROUNDS` rounds.
 
         Returns:
-            "roofline/decode", if anything was sampled.
+            "roofline/decode" and "roofline/padded_keys", if anything was sampled.
         """
         before = self.actor.work()
         target = min(due + self.max_outstanding, self.total)
@@ -56,7 +56,7 @@ class Collector:
             if not self.ledger.recalls(step, round):
                 self._ask(step, round, batch, plan)
             round += 1
-        return _reached(before, self.actor.work())
+        return _reached(self.actor.work().since(before))
 
     def _ask(self, step: int, round: int, batch: Sequence[Prompt], plan: Plan) -> None:
         groups = self.actor.sample(batch, plan.samples, ("train", step, round))
@@ -66,7 +66,7 @@ class Collector:
         self.ledger.ask(step, round, groups, self.router.route(chosen))
 
 
-def _reached(before: Work, after: Work) -> dict[str, float]:
-    """The share of the machine's limit that was reached from one moment to another."""
-    seconds = after.seconds - before.seconds
-    return {"roofline/decode": (after.least_s - before.least_s) / seconds} if seconds > 0 else {}
+def _reached(work: Work) -> dict[str, float]:
+    """The share of the machine's limit that was reached, and of the cached keys that were computed with for nothing."""
+    reached = {"roofline/decode": work.least_s / work.seconds} if work.seconds > 0 else {}
+    return {**reached, "roofline/padded_keys": work.padded_keys / work.keys} if work.keys else reached

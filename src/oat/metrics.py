@@ -55,6 +55,7 @@ NAMES = {
     "reward/std_within": "mean over groups of the standard deviation of their scores",
     "reward/zero_spread_frac": "share of groups whose scores are all equal",
     "roofline/decode": "share of this machine's limit that generation reached: least time of the work over its time (docs/performance.md)",
+    "roofline/padded_keys": "share of the cached keys that generation computed with and that belong to no token",
     "roofline/update": "share of this machine's rate of matrix products that prepare's passes and the update reached (docs/performance.md)",
     "rows/trained": "rows that carry gradient",
     "sft/accepted_frac": "share of the step's responses whose score reaches the threshold",

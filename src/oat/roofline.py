@@ -176,16 +176,17 @@ class Meter:
     def __init__(self, lm: CausalLM, key_bytes: float):
         self.cost, self.key_bytes, self.device = cost_of(lm), key_bytes, lm.device
         self.rates: Rates | None = None
-        self._seconds = self._least_s = 0.0
+        self._done = Work()
 
     def work(self, threads: int) -> Work:
         """What was counted so far; from now on it is, by the rates of so many threads."""
         self.rates = rates_of(self.device, threads, self.cost)
-        return Work(self._seconds, self._least_s)
+        return self._done
 
-    def backbone(self, tokens: int, pairs: int, keys: int = 0) -> None:
-        """A pass through the backbone, which reads `keys` cached keys; the other arguments are those of `Cost.flops`."""
-        self._add(self.cost.backbone * self.cost.dtype.itemsize + keys * self.key_bytes, self.cost.flops(tokens, pairs, 0))
+    def backbone(self, tokens: int, pairs: int, *, seen: int = 0, keys: int = 0) -> None:
+        """A pass through the backbone, in which rows see so many cached keys, of `keys` that it computes with; the rest as in `Cost.flops`."""
+        self._add(self.cost.backbone * self.cost.dtype.itemsize + seen * self.key_bytes, self.cost.flops(tokens, pairs, 0))
+        self._count(Work(keys=keys, padded_keys=keys - seen))
 
     def head(self, tokens: int) -> None:
         """So many tokens through the head."""
@@ -196,12 +197,15 @@ class Meter:
         """The time of its body is counted."""
         begin = time.perf_counter()
         yield
-        if self.rates is not None:
-            self._seconds += time.perf_counter() - begin
+        self._count(Work(seconds=time.perf_counter() - begin))
 
     def _add(self, size: float, flops: int) -> None:
         if self.rates is not None:
-            self._least_s += max(size / self.rates.bandwidth, flops / self.rates.matrix)
+            self._count(Work(least_s=max(size / self.rates.bandwidth, flops / self.rates.matrix)))
+
+    def _count(self, work: Work) -> None:
+        if self.rates is not None:
+            self._done += work
 
 
 class Tally:

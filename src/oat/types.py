@@ -134,10 +134,21 @@ class Work:
     Attributes:
         seconds: that it took.
         least_s: seconds that the machine needs for it at least (`oat.roofline`).
+        keys: cached keys that decoding computed with, a layer.
+        padded_keys: those among them that belong to no token.
     """
 
     seconds: float = 0.0
     least_s: float = 0.0
+    keys: int = 0
+    padded_keys: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.seconds + other.seconds, self.least_s + other.least_s, self.keys + other.keys, self.padded_keys + other.padded_keys)
+
+    def since(self, before: "Work") -> "Work":
+        """What came after a moment."""
+        return Work(self.seconds - before.seconds, self.least_s - before.least_s, self.keys - before.keys, self.padded_keys - before.padded_keys)
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,18 +87,13 @@ class Decoding:
         self._live_N = self._rooms_N > 0
         self._waiting = deque(self._groups())
         readers = 1 if self._fixed else max(len(group) for group in self._waiting)
-        self._cache = PagedCache(self._lengths_N + self._rooms_N, readers, pages, cache_dtype(lm))
+        self._cache = PagedCache(self._lengths_N + self._rooms_N, readers, pages, cache_dtype(lm), fixed=self._fixed)
         self._hold(np.zeros(0, dtype=np.int64))
         self._hidden_RD = torch.zeros(0)
 
     @property
     def busy(self) -> bool:
         return bool(self._live_N.any())
-
-    @property
-    def padding(self) -> float:
-        """Share of the keys, of all steps so far, that no row saw."""
-        return self._cache.padding
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, FinishReason]]:
@@ -124,13 +119,18 @@ class Decoding:
         return Completion(index, ids, raw, sampled, kept, reason, version)
 
     def _groups(self) -> list[list[int]]:
-        """Rows with the same prompt, at most `max_rows` together; each row by itself when shapes are fixed."""
+        """Rows with the same prompt, at most `max_rows` together; each row by itself when shapes are fixed.
+
+        A step computes with as many readers of every shared page as the largest group has. So a prompt with more rows than half of the prompts
+        have, as one that the data repeats, is several groups.
+        """
         if self._fixed:
             return [[row] for row in range(len(self._requests))]
         rows_of: dict[bytes, list[int]] = {}
         for row, request in enumerate(self._requests):
             rows_of.setdefault(request.ids.astype(np.int64).tobytes(), []).append(row)
-        return [rows[start : start + self._max_rows] for rows in rows_of.values() for start in range(0, len(rows), self._max_rows)]
+        most = min(self._max_rows, sorted(map(len, rows_of.values()))[len(rows_of) // 2])
+        return [rows[start : start + most] for rows in rows_of.values() for start in range(0, len(rows), most)]
 
     def _hold(self, held_R: np.ndarray) -> None:
         self._held_R = held_R
@@ -254,7 +254,7 @@ class Decoding:
         ids_P1, positions_P1 = (F.pad(numbers_R, (0, filled_up(rows) - rows))[:, None] for numbers_R in (ids_R, positions_R))
         self._hidden_RD = self._lm.hidden(ids_P1, positions=positions_P1, layout=step)[:rows, 0]
         live = self._held_R[self._live_N[self._held_R]]
-        self._meter.backbone(len(live), pairs=int(self._cache.lengths_N[live].sum()), keys=self._cache.seen(live))
+        self._meter.backbone(len(live), pairs=int(self._cache.lengths_N[live].sum()), seen=self._cache.seen(live), keys=self._cache.keys)
 
 
 def filled_up(rows: int) -> int:

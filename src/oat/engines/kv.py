@@ -20,8 +20,9 @@ PAGE = 8
 """Tokens of a page."""
 _SLACK = 1.03
 """Pages are moved together when those up to the last one in use are this many times those in use."""
-_ROUND = 8
-"""Blocks of pages come in multiples of this, so that where threads share an elementwise kernel, they part between whole vectors."""
+_WHOLE = 8
+"""Where shapes are fixed, blocks come in multiples of so many pages, so that where threads share an elementwise kernel, they part between whole
+vectors."""
 _NONE = -1
 
 
@@ -43,14 +44,17 @@ class Storage:
 class Pages:
     """Pages that up to `readers` rows read, at the front of a storage or, counted backwards, at its end.
 
+    Args:
+        multiple: the block is a multiple of so many pages.
+
     Attributes:
         used: pages up to the last one in use; the free ones between them count.
         live: pages in use.
         rows_PG: (capacity, readers) the rows that read a page, -1 for none.
     """
 
-    def __init__(self, readers: int, storage: Storage, *, backwards: bool = False):
-        self.readers, self.storage, self.backwards = readers, storage, backwards
+    def __init__(self, readers: int, storage: Storage, *, multiple: int = 1, backwards: bool = False):
+        self.readers, self.storage, self.multiple, self.backwards = readers, storage, multiple, backwards
         self.used = self.live = 0
         self.rows_PG = np.full((storage.capacity, readers), _NONE)
         self._free: list[int] = []
@@ -59,7 +63,7 @@ class Pages:
     @property
     def block(self) -> int:
         """Pages that a step computes with."""
-        return -(-self.used // _ROUND) * _ROUND
+        return -(-self.used // self.multiple) * self.multiple
 
     @property
     def has_gaps(self) -> bool:
@@ -142,23 +146,23 @@ class PagedCache:
         readers: most rows that share a prompt; 1: nothing is shared.
         pages: most pages in use at once.
         dtype: what is held and computed with.
+        fixed: no page is shared, and shapes of elementwise kernels are such that threads round alike.
 
     Attributes:
         lengths_N: tokens of each row that have a place; 0 for a row that is not here.
     """
 
-    def __init__(self, most_N: np.ndarray, readers: int, pages: int, dtype: torch.dtype):
+    def __init__(self, most_N: np.ndarray, readers: int, pages: int, dtype: torch.dtype, *, fixed: bool = False):
         self.pages, self.dtype = pages, dtype
         self._most_pages_N = -(-most_N // PAGE)
         self._most = min(pages, int(self._most_pages_N.sum()))
-        blocks = -(-self._most // _ROUND) + (1 if readers > 1 else 0)
-        self._storage = Storage(blocks * _ROUND, dtype)
-        self.own, self.shared = Pages(1, self._storage), Pages(readers, self._storage, backwards=True)
+        multiple = _WHOLE if fixed else 1
+        self._storage = Storage(-(-self._most // multiple) * multiple, dtype)
+        self.own, self.shared = Pages(1, self._storage, multiple=multiple), Pages(readers, self._storage, backwards=True)
         shape = len(most_N), int(self._most_pages_N.max())
         self._entries_NJ, self._is_shared_NJ = np.full(shape, _NONE), np.zeros(shape, dtype=bool)
         self._count_N = np.zeros(len(most_N), dtype=np.int64)
         self.lengths_N = np.zeros(len(most_N), dtype=np.int64)
-        self._seen = self._computed = 0
 
     @property
     def room(self) -> int:
@@ -166,9 +170,9 @@ class PagedCache:
         return self.pages - self.own.live - self.shared.live
 
     @property
-    def padding(self) -> float:
-        """Share of the keys, of all steps so far, that belong to no token."""
-        return 1 - self._seen / max(1, self._computed)
+    def keys(self) -> int:
+        """Keys that a step computes with."""
+        return PAGE * (self.own.block + self.shared.block)
 
     @property
     def page_bytes(self) -> int:
@@ -269,8 +273,6 @@ class PagedCache:
         shared_RJ = self.own.block + self.shared.within_block(page_RJ) * self.shared.readers + reader_RJ
         entries_RJ = np.where(self._is_shared_NJ[rows], shared_RJ, entries_RJ)
         entries = entries_RJ[np.arange(entries_RJ.shape[1]) < counts_R[:, None]]
-        self._seen += self.seen(rows)
-        self._computed += PAGE * (self.own.block + self.shared.block)
         empty_PC = np.where(np.arange(PAGE) < filled_P[:, None], 0.0, -np.inf)
         return entries, np.concatenate([[0], np.cumsum(counts_R)[:-1]]), empty_PC.astype(np.float32)
 

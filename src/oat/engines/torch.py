@@ -46,7 +46,6 @@ class TorchEngine:
 
     Attributes:
         threads: may be set at any time.
-        padding: share of the keys that the newest batch computed with and that belong to no token.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class TorchEngine:
         self._page_bytes = {id(lm): _page_bytes(lm) for lm in {id(lm): lm for lm in slots.values()}.values()}
         self._pages = {model: int(cache_gb * _GB / size) for model, size in self._page_bytes.items()}
         self._meters = {id(lm): Meter(lm, self._page_bytes[id(lm)] / PAGE) for lm in slots.values()}
-        self.padding = 0.0
         self.threads = threads
         self._slots = dict(slots)
         self._versions = {id(lm): 0 for lm in slots.values()}
@@ -111,8 +109,7 @@ class TorchEngine:
 
     def work(self) -> Work:
         """What the steps of `generate` took since this was first called, and the least they could; that first call measures the machine."""
-        works = [meter.work(self._thread_count) for meter in self._meters.values()]
-        return Work(sum(work.seconds for work in works), sum(work.least_s for work in works))
+        return sum((meter.work(self._thread_count) for meter in self._meters.values()), Work())
 
     def choose_threads(self, rows: int) -> None:
         """Set `threads` to the number on which so many requests, of a few tokens each, are answered soonest."""
@@ -222,7 +219,6 @@ class TorchEngine:
                     raise EngineError(f"the weights of slot `{slot}` were replaced while it was generating; load between two calls of `generate`")
                 with self._computing(lm), self._meters[id(lm)].clock():
                     finished = decoding.step()
-                self.padding = decoding.padding
                 for row, reason in finished:
                     yield decoding.completion(row, indices[row], reason, version)
 
