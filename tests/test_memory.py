@@ -60,6 +60,26 @@ def test_parts_by_hand(world: World, tmp_path: Path) -> None:
     assert torch.ones(1).sum().item() == 1
 
 
+def test_how_tokens_are_drawn_is_in_the_estimate(tmp_path: Path) -> None:
+    """With as many tokens as rows of the head, raw log-probabilities are the sampled ones only at temperature 1 and without truncation."""
+    from real_shapes import Shape, write_config, write_model
+
+    config = LlamaConfig(**SMALL, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True)
+    shape = Shape(config, tokens=config.vocab_size)
+    write_model(shape, tmp_path / "model")
+    file = write_config(shape, "grpo", tmp_path, 1)
+    found = []
+    for flags in ([], ["--sampling.temperature", "0.7"], ["--sampling.top_k", "50"]):
+        config, origins = load_config(file, [*flags, "--algorithm.samples", "256"])
+        found.append(estimate(resolve(config, origins), prompt=shape.prompt).phases)
+    plain, warm, few = found
+    logits = 4 * 30_000
+    assert warm["sampling"] >= plain["sampling"] + 256 * logits
+    assert few["sampling"] >= warm["sampling"]
+    assert warm["forward and backward"] > plain["forward and backward"] + 100 * logits
+    assert few["forward and backward"] == warm["forward and backward"]
+
+
 def test_oat_check(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = world.config("grpo", tmp_path)
     assert oat("check", config) == 0

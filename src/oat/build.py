@@ -125,7 +125,8 @@ def _chosen(config: Config, objective: Objective, learner: Learner, engine: Torc
     }
 
 
-def _sampling(config: Config, requires: Requires) -> Sampling:
+def make_sampling(config: Config, requires: Requires) -> Sampling:
+    """As the actor samples."""
     sampling = _plain_sampling(config)
     return replace(sampling, keep_sets=requires.ratio_based and sampling.truncates)
 
@@ -142,7 +143,7 @@ def _actors(
 ) -> tuple[boxes.Actor, boxes.Actor]:
     """The actor that samples, for evaluation; and the one that training learns from: the same, or that of recorded responses."""
     environment = load_symbol(config.sampling.environment)() if config.sampling.environment else None
-    actor = Actor(renderer, engine, _sampling(config, requires), seeds, environment=environment, scorer=scorer)
+    actor = Actor(renderer, engine, make_sampling(config, requires), seeds, environment=environment, scorer=scorer)
     if not config.prompts.responses:
         return actor, actor
     return actor, RecordedActor(renderer, config.prompts.responses, config.prompts.score_key)
@@ -188,7 +189,7 @@ def make_learner(
         seeds=seeds,
     )
     if c.micro_batch_tokens == "auto":
-        learner.micro_batch_tokens = measure_tokens(learner, objective, config)
+        learner.micro_batch_tokens = measure_tokens(learner, objective, config, make_sampling(config, objective.requires))
     return learner
 
 

@@ -8,14 +8,14 @@ operation; what the allocator keeps of freed memory (with large models it gives 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from oat.algorithms.base import Objective
-from oat.build import make_ensemble, make_learner, make_prompts, make_renderer, needed_models
+from oat.build import make_ensemble, make_learner, make_prompts, make_renderer, make_sampling, needed_models
 from oat.check import TorchEngineConfig, make_explorer, make_objective
 from oat.config import Config
 from oat.engines.decoding import cache_dtype, filled_up
@@ -29,7 +29,7 @@ from oat.learner.limits import GB, LiveBytes, row_of
 from oat.lm import CausalLM, outlines
 from oat.models import load_models, load_slots
 from oat.seeds import Seeds
-from oat.types import Batch, Trajectory
+from oat.types import Batch, Sampling, Trajectory
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,10 @@ def estimate(config: Config, prompt: int) -> Estimate:
         learner = make_learner(config, objective, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
         learned = sum(parameter.nbytes for name in learner.trained for parameter in learner.models[name].trainable().values())
         slots = load_slots(config, lms, {*objective.requires.slots, *explorer.needs}, seeds)
-        rows = _rows(config, objective, lms["policy"], prompt)
-        phases = {} if config.prompts.responses else {"sampling": _sampling(config, slots["sampler"], rows, live)}
+        sampling = make_sampling(config, objective.requires)
+        alike = replace(sampling, keep_sets=False, temperature=0.5) if sampling.keep_sets else sampling  # kept sets depend on values, and take less
+        rows = _rows(alike, objective, lms["policy"], prompt)
+        phases = {} if config.prompts.responses else {"sampling": _sampling(config, sampling, slots["sampler"], rows, live)}
         kept = [tensor.clone() for tensor in lms["policy"].trainable().values()] if config.learner.sync_every > 1 else []
         weights = live.live
         for _ in range(1 if config.stop.max_steps == 1 else 2):
@@ -80,12 +82,12 @@ def estimate(config: Config, prompt: int) -> Estimate:
     return Estimate(parts, phases)
 
 
-def _rows(config: Config, objective: Objective, lm: CausalLM, prompt: int) -> list[Trajectory]:
+def _rows(sampling: Sampling, objective: Objective, lm: CausalLM, prompt: int) -> list[Trajectory]:
     """The rows of a step, each as long as it can get, with the prompts of their groups in common."""
     plan, samples = objective.plan(0), sum(objective.plan(0).samples.values())
-    most = prompt + config.sampling.max_new_tokens
+    most = prompt + sampling.max_new_tokens
     width = most if lm.context_length is None else min(most, lm.context_length)
-    return [row_of(width, width - prompt, number // samples) for number in range(plan.prompts * samples)]
+    return [row_of(width, width - prompt, number // samples, sampling) for number in range(plan.prompts * samples)]
 
 
 def _micro_batches(learner: Learner, objective: Objective, rows: Sequence[Trajectory]) -> list[list[Trajectory]]:
@@ -118,7 +120,7 @@ def _learning(learner: Learner, objective: Objective, passes: Sequence[list[Traj
     return {**phases, "optimiser": live.peak}
 
 
-def _sampling(config: Config, lm: CausalLM, rows: Sequence[Trajectory], live: LiveBytes) -> int:
+def _sampling(config: Config, sampling: Sampling, lm: CausalLM, rows: Sequence[Trajectory], live: LiveBytes) -> int:
     """A pass over as many prompts as go together, then the draws of all rows at once, both beside the cache."""
     cache = _cache_bytes(config, lm, rows)
     live.peak = live.live
@@ -130,7 +132,10 @@ def _sampling(config: Config, lm: CausalLM, rows: Sequence[Trajectory], live: Li
         width = lm.module.get_output_embeddings().in_features
         hidden = torch.zeros(filled_up(most), width, device=lm.device, dtype=next(lm.module.parameters()).dtype)
         logits = lm.head(hidden)[:most].float()
-        token_logps(logits, inverse_cdf(logits, torch.zeros(most, dtype=torch.float64, device=lm.device)))
+        drawable = logits / 2 if sampling.truncates or sampling.temperature != 1 else logits
+        if sampling.truncates:  # which tokens are left depends on values, so the copies that find them are imitated
+            drawable = torch.full_like(drawable.clone(), 0).scatter(1, torch.zeros(most, 1, dtype=torch.long, device=lm.device), 0)
+        token_logps(logits, inverse_cdf(drawable, torch.zeros(most, dtype=torch.float64, device=lm.device)))
     return live.peak + cache
 
 

@@ -85,6 +85,10 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
+KEPT_LIMIT = 1024
+"""Most ids of a recorded kept set."""
+
+
 @dataclass(frozen=True, eq=False)
 class KeptSets:
     """The tokens that could be drawn, for each of T tokens: `ids[offsets[t]:offsets[t + 1]]`."""

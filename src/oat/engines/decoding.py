@@ -21,10 +21,8 @@ from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits
 from oat.lm import CausalLM
 from oat.roofline import Meter
-from oat.types import Completion, FinishReason, KeptSets, Request
+from oat.types import KEPT_LIMIT, Completion, FinishReason, KeptSets, Request
 
-KEPT_LIMIT = 1024
-"""Most ids of a recorded kept set."""
 PASS_TOKENS = 16_384
 """Most tokens of a forward pass over whole sequences."""
 _ENTER_SHARE = 1 / 16

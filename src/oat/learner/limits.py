@@ -23,7 +23,7 @@ from oat.config import Config
 from oat.errors import ConfigError
 from oat.learner.learner import Learner
 from oat.threads import candidates, fastest
-from oat.types import Segment, Trajectory
+from oat.types import KEPT_LIMIT, KeptSets, Sampling, Segment, Trajectory
 
 GB = 10**9
 _MEASURED_TOKENS, _MEASURED_ROWS = 32, 8
@@ -61,7 +61,7 @@ class LiveBytes(TorchDispatchMode):
         self.live -= self._sizes.pop(place)
 
 
-def measure_tokens(learner: Learner, objective: Objective, config: Config) -> int:
+def measure_tokens(learner: Learner, objective: Objective, config: Config, sampling: Sampling) -> int:
     """Most tokens of one pass of an objective within `compute.memory_gb`.
 
     Rows are as long as the longest prompt allowed (or, without `prompts.max_tokens`, as a response) and a response together; more of them than a
@@ -81,7 +81,7 @@ def measure_tokens(learner: Learner, objective: Objective, config: Config) -> in
     budget = int(config.compute.memory_gb * GB) - _held(learner)
 
     def attempt(rows: int) -> int:
-        return _pass_bytes(learner, objective, [row_of(width, trained, number) for number in range(rows)])
+        return _pass_bytes(learner, objective, [row_of(width, trained, number, sampling) for number in range(rows)])
 
     rows = most_within(attempt, most_rows, budget)
     if rows == 0:
@@ -95,7 +95,8 @@ def measure_tokens(learner: Learner, objective: Objective, config: Config) -> in
 
 def choose_threads(learner: Learner, objective: Objective) -> int:
     """The number of threads on which a small pass, forward and backward, is soonest done."""
-    rows = [row_of(_MEASURED_TOKENS, _MEASURED_TOKENS // 2, number) for number in range(_MEASURED_ROWS)]
+    few = Sampling(_MEASURED_TOKENS // 2)
+    rows = [row_of(_MEASURED_TOKENS, few.max_new_tokens, number, few) for number in range(_MEASURED_ROWS)]
     parameters = sum(parameter.numel() for part in learner.trained.values() for parameter in part.model.module.parameters())
     return fastest(lambda: _pass(learner, objective, rows), candidates(parameters))
 
@@ -142,12 +143,17 @@ def _held(learner: Learner) -> int:
     return sum(weights.values()) + 2 * sum(moments)
 
 
-def row_of(width: int, trained: int, number: int) -> Trajectory:
-    """A row of so many tokens, the last of them trained; rows of different numbers have different prompts; ids 0 and 1."""
+def row_of(width: int, trained: int, number: int, sampling: Sampling) -> Trajectory:
+    """A row of so many tokens, the last of them trained, as if sampled so; rows of different numbers have different prompts; ids 0 and 1.
+
+    A kept set is as large as `sampling.top_k`, or, where only probabilities bound it, as it may be.
+    """
     prompt = np.array([number >> min(place, 62) & 1 for place in range(width - trained)], dtype=np.int32)
     ids, zeros = np.zeros(trained, dtype=np.int32), np.zeros(trained, dtype=np.float32)
-    response = Segment("model", ids, np.ones(trained, dtype=bool), np.zeros(trained, dtype=np.int32), zeros, zeros)
-    return Trajectory("sampler", (Segment("context", prompt), response), "length", "")
+    size = min(sampling.top_k or KEPT_LIMIT, KEPT_LIMIT)
+    kept = KeptSets(np.zeros(trained * size, dtype=np.int32), np.arange(trained + 1) * size) if sampling.keep_sets else None
+    response = Segment("model", ids, np.ones(trained, dtype=bool), np.zeros(trained, dtype=np.int32), zeros, zeros, kept)
+    return Trajectory("sampler", (Segment("context", prompt), response), "length", "", sampling.temperature)
 
 
 def _storages(values: Any) -> Iterable[torch.UntypedStorage]:

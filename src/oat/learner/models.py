@@ -90,16 +90,15 @@ class LanguageModel:
 
     def _sampled(self, rows: Sequence[Trajectory], ids: torch.Tensor) -> Functional:
         temperatures = torch.cat([torch.full((int(row.trained.sum()),), row.temperature, device=ids.device) for row in rows])
-        kept_ids, starts = kept_sets(rows)
-        kept, bounds = torch.from_numpy(kept_ids).to(ids.device), torch.from_numpy(starts).to(ids.device)
-        counts = bounds.diff()
+        kept_ids, bounds = kept_sets(rows)
+        kept, counts = torch.from_numpy(kept_ids).to(ids.device), np.diff(bounds)
 
         def sampled(logits: torch.Tensor, tokens: slice) -> torch.Tensor:
             sets = None
             if len(kept):
-                token_of = torch.arange(len(counts[tokens]), device=ids.device).repeat_interleave(counts[tokens])
-                first, last = int(bounds[tokens.start]), int(bounds[tokens.start + len(counts[tokens])])
-                sets = (kept[first:last], token_of)
+                here = counts[tokens]
+                token_of = torch.from_numpy(np.arange(len(here)).repeat(here)).to(ids.device)
+                sets = (kept[bounds[tokens.start] : bounds[tokens.start + len(here)]], token_of)
             return sampled_logps(logits, ids[tokens], temperatures[tokens], self.num_tokens, sets)
 
         return sampled
