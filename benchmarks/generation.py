@@ -32,7 +32,7 @@ def compare(size: str, dtype: str, repetitions: int, peers: str | None, vllm: st
     """One row of the table: rates by side, settings, versions."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
-        sides, settings, versions = {}, {}, {}
+        sides, settings, versions = {}, {"oat": {"max_rows": 256}}, {}
 
         def begin(name: str, python: str, script: str) -> Side:
             side = stack.enter_context(Side(python, script))
@@ -44,12 +44,13 @@ def compare(size: str, dtype: str, repetitions: int, peers: str | None, vllm: st
         sides["oat"] = (ours, {"verb": "generate", "rows": 256, **load})
         if peers is not None:
             theirs = begin("transformers", peers, "transformers_side.py")
+            theirs.ask("generate", rows=BATCHES[0], seed=0, **{**load, "prompt_count": BATCHES[0] // load["samples"]})
             best, tried = _best_batch(lambda rows: rate([theirs.ask("generate", rows=rows, seed=0, **load)]))
             settings["transformers"] = {"batch": best, "tried": tried}
             sides["transformers"] = (theirs, {"verb": "generate", "rows": best, **load})
         if vllm is not None:
             served = begin("vllm", vllm, "vllm_side.py")
-            settings["vllm"] = {"compiled": versions["vllm"].pop("compiled")}
+            settings["vllm"] = versions["vllm"].pop("settings")
             served.ask("generate", rows=256, seed=0, **load)
             sides["vllm"] = (served, {"verb": "generate", "rows": 256, **load})
         answers = in_turns(sides, repetitions)
@@ -65,9 +66,8 @@ def _best_batch(rate_of: Callable[[int], float]) -> tuple[int, dict[int, float]]
     """The fastest number of rows in a batch, and all that were tried."""
     best, tried = best_of(BATCHES, rate_of)
     if best == BATCHES[0]:
-        best, fewer = best_of([best, *SMALLER], lambda rows: tried.get(rows) or rate_of(rows))
-        tried |= fewer
-    return best, tried
+        tried |= best_of([best, *SMALLER], lambda rows: tried.get(rows) or rate_of(rows))[1]
+    return max(tried, key=lambda rows: tried[rows]), tried
 
 
 def growth(size: str, repetitions: int, requests: Sequence[int] = (64, 512), cap: int = 128) -> dict[str, Any]:
@@ -80,7 +80,12 @@ def growth(size: str, repetitions: int, requests: Sequence[int] = (64, 512), cap
             side.ask(**load, seed=0)
         answers = in_turns({name: (side, load) for name, load in loads.items()}, repetitions)
     seconds = {name: median(answer["seconds"] for answer in given) for name, given in answers.items()}
-    return {"size": size, "seconds": seconds, "ratio": seconds[str(requests[-1])] / seconds[str(requests[0])], "versions": versions}
+    measured = {
+        "counts": dict(zip(seconds, requests, strict=True)),
+        "seconds": seconds,
+        "ratio": seconds[str(requests[-1])] / seconds[str(requests[0])],
+    }
+    return {"size": size, **measured, "settings": {"oat": {"max_rows": 256}}, "versions": {"oat": versions}}
 
 
 def main() -> None:

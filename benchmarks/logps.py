@@ -27,7 +27,8 @@ def compare(width: int, tokens: int = 4096, repetitions: int = 3, vocabulary: in
         ways = ("whole", "chunked")
         answers = in_turns({way: (side, {"verb": "run", "way": way}) for way in ways}, repetitions)
     measured = {name: {way: median(answer[name] for answer in answers[way]) for way in ways} for name in ("seconds", "extra_gb")}
-    return {**shape, "tokens": tokens, **measured, "errors": errors, "versions": versions}
+    settings = {"oat": {"tokens": tokens, "chunk": versions.pop("chunk")}}
+    return {**shape, **measured, "errors": errors, "settings": settings, "versions": {"oat": versions}}
 
 
 def main() -> None:

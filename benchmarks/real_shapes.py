@@ -175,12 +175,13 @@ def compare(shape: Shape, algorithm: str, folder: Path, threads: int, imports: i
 def rows(shapes: Sequence[str], algorithms: Sequence[str], threads: int) -> Iterator[dict[str, Any]]:
     """A row for every shape and algorithm."""
     imports = measure(["-c", IMPORTS])
-    versions = {"oat": version("oat-align"), "torch": torch.__version__, "transformers": version("transformers")}
+    versions = {"oat": {"oat": version("oat-align"), "torch": torch.__version__, "transformers": version("transformers")}}
     for name in shapes:
         with tempfile.TemporaryDirectory() as folder:
             write_model(SHAPES[name], Path(folder) / "model")
             for algorithm in algorithms:
-                yield {"shape": name, "versions": versions, **compare(SHAPES[name], algorithm, Path(folder), threads, imports)}
+                settings = {"oat": {"lora": SHAPES[name].lora or "none", "micro_batch_size": 8}}
+                yield {"shape": name, "settings": settings, "versions": versions, **compare(SHAPES[name], algorithm, Path(folder), threads, imports)}
 
 
 def main() -> None:

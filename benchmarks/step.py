@@ -25,7 +25,7 @@ from task import make_model
 
 MICRO = {"5M": (1, 4, 16, 64), "50M": (1, 2, 4), "tiny": (2, 4)}
 """Micro-batches, in rows, of which TRL gets its best."""
-MADE = {"5M": (256, 64), "50M": (64,), "tiny": (8,)}
+MADE = {"5M": (64, 256), "50M": (64,), "tiny": (8,)}
 """Rows generated together, of which it gets its best."""
 PROMPTS = {"5M": 64, "50M": 16, "tiny": 2}
 LOAD = {"samples": 4, "cap": 128}

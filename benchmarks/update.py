@@ -80,23 +80,23 @@ def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[di
     return {"micro": micro, "made": made}, settings
 
 
-def growth(size: str, repetitions: int, tokens: Sequence[int] = (8192, 65536)) -> dict[str, Any]:
-    """How the time of an update grows with the tokens of its batch."""
+def growth(size: str, repetitions: int, tokens: int = 8192, copies: Sequence[int] = (1, 8)) -> dict[str, Any]:
+    """How the time of an update grows with its batch: about so many tokens, and copies of them."""
     seconds, found = {}, {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
         sides = {}
-        for count in tokens:
+        for count in copies:
             side = stack.enter_context(Side(sys.executable, "oat_side.py"))
             versions = side.ask("open", model=folder, threads=THREADS)
-            side.ask("learn", prompt_count=count // 4 // 168, samples=4, micro_tokens=MICRO_TOKENS[size], **LENGTHS)
+            side.ask("learn", prompt_count=tokens // 4 // 168, samples=4, micro_tokens=MICRO_TOKENS[size], copies=count, **LENGTHS)
             found[str(count)] = side.ask("update")["tokens"]
             sides[str(count)] = (side, {"verb": "update"})
         answers = in_turns(sides, repetitions)
     seconds = {name: median(answer["seconds"] for answer in given) for name, given in answers.items()}
-    first, last = str(tokens[0]), str(tokens[-1])
-    ratio = seconds[last] / seconds[first] / (found[last] / found[first]) * tokens[-1] / tokens[0]
-    return {"size": size, "tokens": found, "seconds": seconds, "ratio": ratio, "versions": versions}
+    settings = {"micro_batch_tokens": MICRO_TOKENS[size]}
+    ratio = seconds[str(copies[-1])] / seconds[str(copies[0])]
+    return {"size": size, "counts": found, "seconds": seconds, "ratio": ratio, "settings": {"oat": settings}, "versions": {"oat": versions}}
 
 
 def main() -> None:

