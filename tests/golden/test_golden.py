@@ -5,14 +5,17 @@ A change that is meant to change numerics makes them anew with make.py, and says
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import make
 import numpy as np
 import pytest
+import torch
 
 from oat.engines.torch import TorchEngine
+from oat.functional import products
 from oat.lm import load_lm, load_tokenizer
 from oat.seeds import Seeds
 from oat.types import Request, Sampling
@@ -64,6 +67,28 @@ PATHS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("algorithm", make.ALGORITHMS)
 def test_other_paths(algorithm: str, changes: dict[str, Any], tmp_path: Path) -> None:
     assert_near(make.replay(algorithm, tmp_path, {"learner": changes}), GOLDEN[algorithm])
+
+
+@pytest.fixture
+def by_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All products in float32, however small, on whatever processor."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this build of torch has no oneDNN")
+    calls, product = [], products._onednn
+    monkeypatch.setattr(products, "_LEAST", 1)
+    monkeypatch.setattr(products, "_is_faster", lambda: True)
+    monkeypatch.setattr(products, "_onednn", lambda *tensors: calls.append(1) or product(*tensors))
+    yield
+    assert len(calls) > 100
+
+
+@pytest.mark.parametrize("algorithm", make.ALGORITHMS)
+def test_products_by_onednn(algorithm: str, by_onednn: None, tmp_path: Path) -> None:
+    assert_near(make.replay(algorithm, tmp_path), GOLDEN[algorithm])
+
+
+def test_deterministic_tokens_by_onednn(by_onednn: None) -> None:
+    test_deterministic_tokens_are_those_of_the_padded_engine()
 
 
 def test_another_learning_rate_is_noticed(tmp_path: Path) -> None:
