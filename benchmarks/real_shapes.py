@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 
 from oat.build import resolve
 from oat.config import load_config
-from oat.memory import estimate
+from oat.memory import Lengths, estimate
 
 GB = 10**9
 IMPORTS = "import torch, transformers, peft, oat.cli, oat.build, oat.loop, oat.rundir, oat.tracking"
@@ -163,7 +163,7 @@ def compare(shape: Shape, algorithm: str, folder: Path, threads: int, imports: i
     file = write_config(shape, algorithm, folder, threads)
     config, origins = load_config(file)
     config = resolve(config, origins)
-    estimated = estimate(config, shape.prompt)
+    estimated = estimate(config, Lengths(shape.prompt))
     peak = measure(["-m", "oat", "train", str(file)])
     rows = (folder / algorithm / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     seconds = {name: json.loads(rows[-1])[f"time/{name}_s"] for name in ("sample", "learn", "step")}

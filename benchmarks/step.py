@@ -23,7 +23,7 @@ from peers import THREADS, Side, best_of, in_turns, medians, rate, spread
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
-MICRO = {"5M": (1, 4, 16, 64), "50M": (1, 2, 4), "tiny": (2, 4)}
+MICRO = {"5M": (1, 4, 16, 64), "50M": (1, 2, 4, 8), "tiny": (2, 4)}
 """Micro-batches, in rows, of which TRL gets its best."""
 MADE = {"5M": (64, 256), "50M": (64,), "tiny": (8,)}
 """Rows generated together, of which it gets its best."""
@@ -61,6 +61,9 @@ def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[di
     rows, fewer = load["prompt_count"] * load["samples"], {**load, "prompt_count": max(1, load["prompt_count"] // 4)}
     with Side(peers, "trl_side.py") as side:
         side.ask("open", model=folder, threads=THREADS)
+
+        side.ask("train", micro=1, **{**load, "prompt_count": 1})  # the first step of a process is slower
+        side.ask("step")
 
         def attempt(load: dict[str, int], micro: int, made: int | None) -> float:
             side.ask("train", micro=micro, made=made, **load)

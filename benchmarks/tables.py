@@ -92,13 +92,14 @@ def update_rows(trl: str, vllm: str) -> Rows:
         "ratio (at 152k at most 0.5)",
         "padding: `oat`, TRL",
         "of `oat`'s attention",
+        "gradient norm: `oat`, TRL",
         "with",
     ]
     for size in ("5M", "50M", "150k"):
         row = update.compare(size, REPETITIONS, trl)
         rates, memory, padding = row["tokens_per_second"], row["update_gb"], row["padding"]
         yield [
-            "5M, vocabulary 152k" if size == "150k" else size,
+            f"{'5M, vocabulary 152k' if size == '150k' else size}, {row['prompt_count'] * row['samples']} rows",
             _whole(rates["oat"]),
             _whole(rates["trl"]),
             _ratio(row, rates, "trl"),
@@ -106,6 +107,7 @@ def update_rows(trl: str, vllm: str) -> Rows:
             f"{memory['oat'] / memory['trl']:.2f}",
             f"{padding['oat']:.0%}, {padding['trl']:.0%}",
             f"{row['attention_padding']['oat']:.0%}",
+            f"{row['grad_norm']['oat']:.4g}, {row['grad_norm']['trl']:.4g}",
             _with(row),
         ]
 

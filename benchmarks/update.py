@@ -67,6 +67,9 @@ def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[di
     with Side(peers, "trl_side.py") as side:
         side.ask("open", model=folder, threads=THREADS)
 
+        side.ask("train", micro=1, **{**load, "prompt_count": 1})  # the first step of a process is slower
+        side.ask("step")
+
         def attempt(micro: int, made: int) -> float:
             side.ask("train", micro=micro, made=made, **load)
             answer = side.ask("step")

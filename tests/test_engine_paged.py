@@ -65,6 +65,16 @@ def test_rows_enter_while_others_are_decoded(lms, family, decodings):
     assert [completion.ids.tolist() for completion in completions] == [completion.ids.tolist() for completion in at_once]
 
 
+@pytest.mark.parametrize("each", [8, 20])
+def test_rows_enter_also_where_a_prompt_has_as_many_as_there_are_places(lms, decodings, each):
+    requests = crowd(prompts=4, each=each)
+    completions = run(build_engine(lms["llama"], max_rows=8), requests)
+    assert_right(lms["llama"], requests, completions)
+    held = [rows for _, rows, _ in decodings]
+    assert max(map(len, held)) == 8
+    assert sum(bool(set(old) & set(new) and set(new) - set(old)) for old, new in itertools.pairwise(held)) > each
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_full_cache_sends_the_youngest_rows_back(lms, family, decodings, monkeypatch):
     requests = crowd(prompts=8, each=2)

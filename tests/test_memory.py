@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from oat.build import resolve
 from oat.config import load_config
 from oat.lm import load_lm, outlines
-from oat.memory import estimate
+from oat.memory import Lengths, estimate
 
 BENCHMARKS = str(Path(__file__).parent.parent / "benchmarks")
 BESIDE_GB = 0.12
@@ -51,7 +51,7 @@ def test_an_outline_has_the_shapes_of_the_model(world: World) -> None:
 
 def test_parts_by_hand(world: World, tmp_path: Path) -> None:
     config, origins = load_config(world.config("dpo", tmp_path))
-    found = estimate(resolve(config, origins), prompt=8)
+    found = estimate(resolve(config, origins), Lengths(8))
     weights = sum(tensor.nbytes for tensor in load_lm(str(world.folder / "model")).module.parameters())
     assert found.parts["weights that learn"] == weights
     assert weights <= found.parts["other weights"] < 1.2 * weights
@@ -69,15 +69,27 @@ def test_how_tokens_are_drawn_is_in_the_estimate(tmp_path: Path) -> None:
     write_model(shape, tmp_path / "model")
     file = write_config(shape, "grpo", tmp_path, 1)
     found = []
-    for flags in ([], ["--sampling.temperature", "0.7"], ["--sampling.top_k", "50"]):
+    for flags in ([], ["--sampling.temperature", "0.7"], ["--sampling.top_k", "50"], ["--sampling.top_p", "0.9"]):
         config, origins = load_config(file, [*flags, "--algorithm.samples", "256"])
-        found.append(estimate(resolve(config, origins), prompt=shape.prompt).phases)
-    plain, warm, few = found
+        found.append(estimate(resolve(config, origins), Lengths(shape.prompt)).phases)
+    plain, warm, few, nucleus = found
     logits = 4 * 30_000
     assert warm["sampling"] >= plain["sampling"] + 256 * logits
+    assert nucleus["sampling"] > few["sampling"] + 5 * 256 * logits
     assert few["sampling"] >= warm["sampling"]
     assert warm["forward and backward"] > plain["forward and backward"] + 100 * logits
     assert few["forward and backward"] == warm["forward and backward"]
+
+
+def test_an_evaluation_is_in_the_estimate(world: World, tmp_path: Path) -> None:
+    """Many held-out prompts fill the engine, whatever a step of training asks of it; and its cache comes on top of weights and moments."""
+    config, origins = load_config(world.config("grpo", tmp_path))
+    config = resolve(config, origins)
+    few, many = (estimate(config, Lengths(8, count, 24)) for count in (1, 400))
+    assert "evaluation" not in estimate(config, Lengths(8)).phases
+    assert many.phases["evaluation"] > 10 * few.phases["evaluation"] - 9 * sum(few.parts[name] for name in few.parts if name != "keys and values")
+    assert many.parts["keys and values"] > few.parts["keys and values"]
+    assert many.phases["sampling"] == few.phases["sampling"]
 
 
 def test_oat_check(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

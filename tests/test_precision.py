@@ -302,10 +302,10 @@ def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path)
     assert learner.micro_batch_tokens == 12 * 8
     assert all(parameter.grad is None for parameter in learner.models["policy"].trainable().values())
     objective = run.objectives[0]
-    needed = limits._held(learner) + limits._pass_bytes(learner, objective, [limits.row_of(8, 4, number, Sampling(4)) for number in range(5)])
+    needed = limits._held(learner) + limits._pass_bytes(learner, objective, [limits.row_of(8, 4, number) for number in range(5)])
 
     def measured(memory: float) -> int:
-        return measure_tokens(learner, objective, replace(config, compute=replace(config.compute, memory_gb=memory / GB)), Sampling(4))
+        return measure_tokens(learner, objective, replace(config, compute=replace(config.compute, memory_gb=memory / GB)), Sampling(4), 16)
 
     assert measured(needed + 1) in (4 * 8, 5 * 8)
     assert measured(needed + 1) == measured(needed + 1)

@@ -189,7 +189,8 @@ def make_learner(
         seeds=seeds,
     )
     if c.micro_batch_tokens == "auto":
-        learner.micro_batch_tokens = measure_tokens(learner, objective, config, make_sampling(config, objective.requires))
+        sampling = make_sampling(config, objective.requires)
+        learner.micro_batch_tokens = measure_tokens(learner, objective, config, sampling, renderer.num_tokens)
     return learner
 
 

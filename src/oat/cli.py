@@ -100,8 +100,8 @@ def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
 
     config, origins = load_config(arguments.target, flags)
     config = resolve(config, origins)
-    lines, prompt = outline(config)
-    print("\n".join([f"oat check: {arguments.target} is sound", *lines, *(memory_lines(config, prompt) if arguments.memory else [])]))
+    lines, lengths = outline(config)
+    print("\n".join([f"oat check: {arguments.target} is sound", *lines, *(memory_lines(config, lengths) if arguments.memory else [])]))
     return 0
 
 

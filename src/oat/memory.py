@@ -7,8 +7,8 @@ Counted in bytes of tensors, beyond what the process holds after its imports. No
 operation; what the allocator keeps of freed memory (with large models it gives all back, `oat.malloc`); data, ledger, texts.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from oat.config import Config
 from oat.engines.decoding import cache_dtype, filled_up
 from oat.engines.decoding import passes as in_passes
 from oat.engines.kv import PAGE
+from oat.engines.torch import fixed_rows
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf
 from oat.learner.batching import micro_batches
@@ -29,7 +30,7 @@ from oat.learner.limits import GB, LiveBytes, row_of
 from oat.lm import CausalLM, outlines
 from oat.models import load_models, load_slots
 from oat.seeds import Seeds
-from oat.types import Batch, Sampling, Trajectory
+from oat.types import Batch, Plan, Sampling, Trajectory
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,17 @@ class Estimate:
         return max(self.phases.values())
 
 
-def estimate(config: Config, prompt: int) -> Estimate:
-    """The memory of a resolved configuration's run.
+@dataclass(frozen=True)
+class Lengths:
+    """Of a run's prompts: tokens of the longest; and of those held out, their number and tokens of the longest."""
 
-    Args:
-        prompt: tokens of its longest prompt.
+    prompt: int
+    held_out: int = 0
+    held_out_prompt: int = 0
+
+
+def estimate(config: Config, lengths: Lengths) -> Estimate:
+    """The memory of a resolved configuration's run.
 
     Raises:
         ConfigError, ModelError: a part cannot be made as configured.
@@ -66,28 +73,58 @@ def estimate(config: Config, prompt: int) -> Estimate:
         learner = make_learner(config, objective, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
         learned = sum(parameter.nbytes for name in learner.trained for parameter in learner.models[name].trainable().values())
         slots = load_slots(config, lms, {*objective.requires.slots, *explorer.needs}, seeds)
-        sampling = make_sampling(config, objective.requires)
-        alike = replace(sampling, keep_sets=False, temperature=0.5) if sampling.keep_sets else sampling  # kept sets depend on values, and take less
-        rows = _rows(alike, objective, lms["policy"], prompt)
-        phases = {} if config.prompts.responses else {"sampling": _sampling(config, sampling, slots["sampler"], rows, live)}
+        sampling, loads = make_sampling(config, objective.requires), _loads(config, explorer.widen(objective.plan(0)), lengths, lms["policy"])
         kept = [tensor.clone() for tensor in lms["policy"].trainable().values()] if config.learner.sync_every > 1 else []
-        weights = live.live
-        for _ in range(1 if config.stop.max_steps == 1 else 2):
-            phases |= _learning(learner, objective, _micro_batches(learner, objective, rows), live)
+        weights, has_one_step = live.live, config.stop.max_steps == 1
+        first = {name: load for name, load in loads.items() if name == "sampling" and has_one_step}
+        phases = _sampling(config, sampling, slots["sampler"], first, live)
+        for _ in range(1 if has_one_step else 2):
+            phases |= _learning(learner, objective, _micro_batches(learner, objective, _rows(sampling, objective, lms["policy"], lengths)), live)
         if slots["sampler"] is not lms["policy"]:
             phases["new weights"] = live.live + sum(tensor.nbytes for tensor in slots["sampler"].tensors().values())
+        later = {name: load for name, load in loads.items() if name not in phases}
+        phases |= _sampling(config, sampling, slots["sampler"], later, live)
         parts = {"weights that learn": learned, "other weights": weights - learned, "moments of AdamW": live.live - weights}
-        parts["keys and values"] = _cache_bytes(config, slots["sampler"], rows)
+        parts["keys and values"] = max((_cache_bytes(config, slots["sampler"], load) for load in loads.values()), default=0)
         del kept
     return Estimate(parts, phases)
 
 
-def _rows(sampling: Sampling, objective: Objective, lm: CausalLM, prompt: int) -> list[Trajectory]:
-    """The rows of a step, each as long as it can get, with the prompts of their groups in common."""
-    plan, samples = objective.plan(0), sum(objective.plan(0).samples.values())
-    most = prompt + sampling.max_new_tokens
-    width = most if lm.context_length is None else min(most, lm.context_length)
-    return [row_of(width, width - prompt, number // samples, sampling) for number in range(plan.prompts * samples)]
+@dataclass(frozen=True)
+class _Load:
+    """What the engine is given at once: so many prompts, samples of each, and tokens of each prompt and of each response."""
+
+    prompts: int
+    samples: int
+    prompt: int
+    response: int
+
+
+def _loads(config: Config, plan: Plan, lengths: Lengths, lm: CausalLM) -> dict[str, _Load]:
+    """By part of a step."""
+
+    def load(prompts: int, samples: int, prompt: int) -> _Load:
+        return _Load(prompts, samples, prompt, _width(lm, prompt, config.sampling.max_new_tokens) - prompt)
+
+    loads = {} if config.prompts.responses else {"sampling": load(plan.prompts, sum(plan.samples.values()), lengths.prompt)}
+    if config.evaluation is not None and lengths.held_out:
+        loads["evaluation"] = load(lengths.held_out, max(config.evaluation.samples, 1), lengths.held_out_prompt)
+    return loads
+
+
+def _width(lm: CausalLM, prompt: int, response: int) -> int:
+    """Tokens of a sequence when it is at its longest."""
+    return prompt + response if lm.context_length is None else min(prompt + response, lm.context_length)
+
+
+def _rows(sampling: Sampling, objective: Objective, lm: CausalLM, lengths: Lengths) -> list[Trajectory]:
+    """The rows of a step, each as long as it can get, with the prompts of their groups in common.
+
+    What is computed of kept sets depends on values; another temperature takes as much.
+    """
+    plan, width = objective.plan(0), _width(lm, lengths.prompt, sampling.max_new_tokens)
+    samples, temperature = sum(plan.samples.values()), 0.5 if sampling.keep_sets else sampling.temperature
+    return [row_of(width, width - lengths.prompt, number // samples, temperature) for number in range(plan.prompts * samples)]
 
 
 def _micro_batches(learner: Learner, objective: Objective, rows: Sequence[Trajectory]) -> list[list[Trajectory]]:
@@ -120,32 +157,47 @@ def _learning(learner: Learner, objective: Objective, passes: Sequence[list[Traj
     return {**phases, "optimiser": live.peak}
 
 
-def _sampling(config: Config, sampling: Sampling, lm: CausalLM, rows: Sequence[Trajectory], live: LiveBytes) -> int:
-    """A pass over as many prompts as go together, then the draws of all rows at once, both beside the cache."""
-    cache = _cache_bytes(config, lm, rows)
-    live.peak = live.live
-    prompts = list({row.segments[0].ids.tobytes(): row.segments[0].ids for row in rows}.values())
-    together = next(iter(in_passes(np.array([len(ids) for ids in prompts]))))
-    with torch.no_grad():
-        lm.hidden_of([prompts[number] for number in together])
-        most = min(len(rows), TorchEngineConfig(**config.engine.options).max_rows)
-        width = lm.module.get_output_embeddings().in_features
-        hidden = torch.zeros(filled_up(most), width, device=lm.device, dtype=next(lm.module.parameters()).dtype)
-        logits = lm.head(hidden)[:most].float()
-        drawable = logits / 2 if sampling.truncates or sampling.temperature != 1 else logits
-        if sampling.truncates:  # which tokens are left depends on values, so the copies that find them are imitated
-            drawable = torch.full_like(drawable.clone(), 0).scatter(1, torch.zeros(most, 1, dtype=torch.long, device=lm.device), 0)
-        token_logps(logits, inverse_cdf(drawable, torch.zeros(most, dtype=torch.float64, device=lm.device)))
-    return live.peak + cache
+def _sampling(config: Config, sampling: Sampling, lm: CausalLM, loads: Mapping[str, _Load], live: LiveBytes) -> dict[str, int]:
+    """By load: a pass over as many prompts as go together, then the draws of all rows at once, both beside the cache."""
+    phases = {}
+    for name, load in loads.items():
+        cache, rows = _cache_bytes(config, lm, load), _together(config, load)
+        live.peak = live.live
+        some = next(iter(in_passes(np.full(-(-rows // load.samples), load.prompt))))
+        with torch.no_grad():
+            lm.hidden_of([np.zeros(load.prompt, dtype=np.int32)] * len(some))
+            width = lm.module.get_output_embeddings().in_features
+            hidden = torch.zeros(filled_up(rows), width, device=lm.device, dtype=next(lm.module.parameters()).dtype)
+            _draw(lm.head(hidden)[:rows].float(), sampling)
+        phases[name] = live.peak + cache
+    return phases
 
 
-def _cache_bytes(config: Config, lm: CausalLM, rows: Sequence[Trajectory]) -> int:
-    """Pages of a step's rows when all are at their longest, within `engine.cache_gb`; a common prompt's full pages once."""
+def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
+    """As the engine does it; which tokens truncation leaves depends on values, so the tensors that find them are imitated."""
+    drawable_RV = logits_RV / 2 if sampling.truncates or sampling.temperature != 1 else logits_RV
+    if sampling.truncates:
+        some_RV = drawable_RV.clone()
+        if sampling.top_p < 1 and sampling.top_k == 0:
+            ranked = some_RV.sort(dim=-1, descending=True, stable=True)
+            held = [ranked, exact_RV := ranked.values.double(), mass_RV := exact_RV.exp(), mass_RV.cumsum(-1), mass_RV - exact_RV]
+            del ranked, exact_RV, mass_RV, held
+        drawable_RV = torch.full_like(some_RV, 0).scatter(1, logits_RV.new_zeros(len(logits_RV), 1, dtype=torch.long), 0)
+    token_logps(logits_RV, inverse_cdf(drawable_RV, logits_RV.new_zeros(len(logits_RV), dtype=torch.float64)))
+
+
+def _together(config: Config, load: _Load) -> int:
+    """Rows that are decoded at once."""
     options = TorchEngineConfig(**config.engine.options)
-    together = rows[: options.max_rows]
-    whole, shared = (len(together[0].ids) + PAGE - 1) // PAGE, len(together[0].segments[0].ids) // PAGE
-    prompts = len({row.segments[0].ids.tobytes() for row in together})
-    pages = len(together) * (whole - shared) + prompts * shared
+    return fixed_rows(options.max_rows) if options.deterministic else min(load.prompts * load.samples, options.max_rows)
+
+
+def _cache_bytes(config: Config, lm: CausalLM, load: _Load) -> int:
+    """Pages of rows that are all at their longest, within `engine.cache_gb`; a common prompt's full pages once, if any are shared."""
+    options, rows = TorchEngineConfig(**config.engine.options), _together(config, load)
+    whole = -(-(load.prompt + load.response) // PAGE)
+    shared = load.prompt // PAGE if load.samples > 1 and not options.deterministic else 0
+    pages = rows * (whole - shared) + -(-rows // load.samples) * shared
     return min(int(options.cache_gb * GB), pages * PAGE * _key_bytes(lm))
 
 
@@ -169,8 +221,8 @@ class _Keys:
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
 
-def outline(config: Config) -> tuple[list[str], int]:
-    """What a resolved configuration would run, in lines; and the tokens of its longest prompt.
+def outline(config: Config) -> tuple[list[str], Lengths]:
+    """What a resolved configuration would run, in lines; and the lengths of its prompts.
 
     Raises:
         OatError: prompts or tokenizer cannot be read, or what the model's own settings rule out.
@@ -180,7 +232,7 @@ def outline(config: Config) -> tuple[list[str], int]:
         lm = load_models(config, (), seeds)["policy"]
         renderer = make_renderer(config, lm)
         prompts, held_out, notes, _ = make_prompts(config, renderer, lm.context_length, seeds)
-    longest = max(len(renderer.prompt(prompt.messages)) for prompt in prompts.all())
+    longest, held_out_longest = (max((len(renderer.prompt(prompt.messages)) for prompt in some), default=0) for some in (prompts.all(), held_out))
     plan = make_explorer(config, objective.requires).widen(objective.plan(0))
     responses = plan.prompts * sum(plan.samples.values())
     parameters = sum(parameter.numel() for parameter in lm.module.parameters())
@@ -190,12 +242,12 @@ def outline(config: Config) -> tuple[list[str], int]:
         f"  prompts   {prompts.size}, at most {longest} tokens long; {len(held_out)} held out",
         f"  a step    {plan.prompts} prompts, {responses} responses of at most {config.sampling.max_new_tokens} tokens",
         *(f"  note      {note}" for note in notes),
-    ], longest
+    ], Lengths(longest, len(held_out), held_out_longest)
 
 
-def memory_lines(config: Config, prompt: int) -> list[str]:
+def memory_lines(config: Config, lengths: Lengths) -> list[str]:
     """The estimate as a table."""
-    found = estimate(config, prompt)
+    found = estimate(config, lengths)
     lines = ["memory of tensors, GB (10^9 bytes), beyond the process after its imports (about 0.5)"]
     for title, sizes in (("held", found.parts), ("most at once", found.phases)):
         lines += [f"  {title}", *(f"    {name:<22}{size / GB:9.3f}" for name, size in sizes.items() if size)]

@@ -120,14 +120,16 @@ class Decoding:
         """Rows with the same prompt, at most `max_rows` together; each row by itself when shapes are fixed.
 
         A step computes with as many readers of every shared page as the largest group has. So a prompt with more rows than half of the prompts
-        have, as one that the data repeats, is several groups.
+        have, as one that the data repeats, is several groups. A group enters whole; so where some rows have to wait, none takes more than a
+        quarter of the places.
         """
         if self._fixed:
             return [[row] for row in range(len(self._requests))]
         rows_of: dict[bytes, list[int]] = {}
         for row, request in enumerate(self._requests):
             rows_of.setdefault(request.ids.astype(np.int64).tobytes(), []).append(row)
-        most = min(self._max_rows, sorted(map(len, rows_of.values()))[len(rows_of) // 2])
+        places = self._max_rows if len(self._requests) <= self._max_rows else max(1, self._max_rows // 4)
+        most = min(places, sorted(map(len, rows_of.values()))[len(rows_of) // 2])
         return [rows[start : start + most] for rows in rows_of.values() for start in range(0, len(rows), most)]
 
     def _hold(self, held_R: np.ndarray) -> None:
@@ -145,8 +147,9 @@ class Decoding:
             group = self._waiting[0]
             length = int(self._lengths_N[group[0]] + self._made_N[group[0]])
             needed = self._cache.pages_for(group, length)
-            if needed + held // 4 > self._cache.room:
-                if held or entering or len(group) == 1:
+            in_use = self._max_rows - free
+            if needed + (0 if self._fixed else in_use // 4) > self._cache.room:
+                if in_use or len(group) == 1:
                     break
                 self._waiting.popleft()
                 self._waiting.extendleft([row] for row in reversed(group))

@@ -96,7 +96,7 @@ class TorchEngine:
         self._is_stop_V = np.isin(np.arange(num_tokens), list(stop_ids))
         self._decode = decode
         self._deterministic = deterministic
-        self._max_rows = max(_power_above(max_rows), _LEAST_ROWS) if deterministic else max_rows
+        self._max_rows = fixed_rows(max_rows) if deterministic else max_rows
         self._context_length = context_length
 
     def version(self, slot: str) -> int:
@@ -295,6 +295,11 @@ class TorchEngine:
             hidden_TD = lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans, width=width))[0]
             logps_T = chunked_head(hidden_TD, lm.head, raw, _power_below(_HEAD_LOGITS // lm.vocab_rows))["raw"].cpu().numpy()
         return [logps_T[span.start : span.stop - 1].copy() for span in spans]
+
+
+def fixed_rows(max_rows: int) -> int:
+    """Rows of every batch of an engine that is deterministic."""
+    return max(_power_above(max_rows), _LEAST_ROWS)
 
 
 def _check_sampling(what: str, sampling: Sampling) -> None:

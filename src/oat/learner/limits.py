@@ -61,11 +61,15 @@ class LiveBytes(TorchDispatchMode):
         self.live -= self._sizes.pop(place)
 
 
-def measure_tokens(learner: Learner, objective: Objective, config: Config, sampling: Sampling) -> int:
+def measure_tokens(learner: Learner, objective: Objective, config: Config, sampling: Sampling, num_tokens: int) -> int:
     """Most tokens of one pass of an objective within `compute.memory_gb`.
 
     Rows are as long as the longest prompt allowed (or, without `prompts.max_tokens`, as a response) and a response together; more of them than a
     step has are not tried.
+
+    Args:
+        sampling: what a row has of it, its temperature and kept sets, counts too.
+        num_tokens: size of the tokenizer.
 
     Raises:
         ConfigError: not even one row fits.
@@ -80,8 +84,10 @@ def measure_tokens(learner: Learner, objective: Objective, config: Config, sampl
     most_rows = max(1, min(step, config.learner.micro_batch_size or step))
     budget = int(config.compute.memory_gb * GB) - _held(learner)
 
+    most_kept = min(sampling.top_k or KEPT_LIMIT, KEPT_LIMIT, num_tokens) if sampling.keep_sets else 0
+
     def attempt(rows: int) -> int:
-        return _pass_bytes(learner, objective, [row_of(width, trained, number, sampling) for number in range(rows)])
+        return _pass_bytes(learner, objective, [row_of(width, trained, number, sampling.temperature, most_kept) for number in range(rows)])
 
     rows = most_within(attempt, most_rows, budget)
     if rows == 0:
@@ -95,8 +101,7 @@ def measure_tokens(learner: Learner, objective: Objective, config: Config, sampl
 
 def choose_threads(learner: Learner, objective: Objective) -> int:
     """The number of threads on which a small pass, forward and backward, is soonest done."""
-    few = Sampling(_MEASURED_TOKENS // 2)
-    rows = [row_of(_MEASURED_TOKENS, few.max_new_tokens, number, few) for number in range(_MEASURED_ROWS)]
+    rows = [row_of(_MEASURED_TOKENS, _MEASURED_TOKENS // 2, number) for number in range(_MEASURED_ROWS)]
     parameters = sum(parameter.numel() for part in learner.trained.values() for parameter in part.model.module.parameters())
     return fastest(lambda: _pass(learner, objective, rows), candidates(parameters))
 
@@ -143,17 +148,17 @@ def _held(learner: Learner) -> int:
     return sum(weights.values()) + 2 * sum(moments)
 
 
-def row_of(width: int, trained: int, number: int, sampling: Sampling) -> Trajectory:
-    """A row of so many tokens, the last of them trained, as if sampled so; rows of different numbers have different prompts; ids 0 and 1.
+def row_of(width: int, trained: int, number: int, temperature: float = 1.0, kept: int = 0) -> Trajectory:
+    """A row of so many tokens, the last of them trained; rows of different numbers have different prompts; ids 0 and 1.
 
-    A kept set is as large as `sampling.top_k`, or, where only probabilities bound it, as it may be.
+    Args:
+        kept: ids in the kept set of each token; 0: none are recorded.
     """
     prompt = np.array([number >> min(place, 62) & 1 for place in range(width - trained)], dtype=np.int32)
     ids, zeros = np.zeros(trained, dtype=np.int32), np.zeros(trained, dtype=np.float32)
-    size = min(sampling.top_k or KEPT_LIMIT, KEPT_LIMIT)
-    kept = KeptSets(np.zeros(trained * size, dtype=np.int32), np.arange(trained + 1) * size) if sampling.keep_sets else None
-    response = Segment("model", ids, np.ones(trained, dtype=bool), np.zeros(trained, dtype=np.int32), zeros, zeros, kept)
-    return Trajectory("sampler", (Segment("context", prompt), response), "length", "", sampling.temperature)
+    sets = KeptSets(np.tile(np.arange(kept, dtype=np.int32), trained), np.arange(trained + 1) * kept) if kept else None
+    response = Segment("model", ids, np.ones(trained, dtype=bool), np.zeros(trained, dtype=np.int32), zeros, zeros, sets)
+    return Trajectory("sampler", (Segment("context", prompt), response), "length", "", temperature)
 
 
 def _storages(values: Any) -> Iterable[torch.UntypedStorage]:
