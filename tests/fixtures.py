@@ -1,5 +1,6 @@
 """What tests of whole runs share: a tiny model with its data, configurations of it, and processes that end as they like."""
 
+import importlib
 import json
 import os
 import signal
@@ -180,21 +181,35 @@ def forked(action: Callable[[], int], log: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def kill_at(owner: Any, name: str, call: int, *, after: bool = False) -> None:
-    """Make this process die, as of `kill -9`, at the given call (from 1) of `owner.name`: before it runs, or after it returned.
+def named(place: str) -> tuple[Any, str]:
+    """The owner and the name of "module:owner.name"."""
+    module, _, names = place.partition(":")
+    *owners, name = names.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    return owner, name
+
+
+def kill_at(owner: Any, name: str, call: int, *, after: bool = False, signals: Sequence[int] = (signal.SIGKILL,)) -> None:
+    """Make this process die, as of `kill -9`, or get other signals, at the given call (from 1) of `owner.name`: before it runs, or after it returned.
 
     For a forked child only.
     """
     original, calls = getattr(owner, name), 0
 
+    def strike() -> None:
+        for number in signals:
+            os.kill(os.getpid(), number)
+
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == call and not after:
-            os.kill(os.getpid(), signal.SIGKILL)
+            strike()
         result = original(*args, **kwargs)
-        if calls == call:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if calls == call and after:
+            strike()
         return result
 
     setattr(owner, name, counted)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oat.errors import ConfigError, OatError
+from oat.interruption import Interrupted
 
 _HELP = "flags over the configuration, for example --learner.learning_rate 1e-4"
 
@@ -33,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (sqlite3.DatabaseError, OSError) as error:
         print(f"oat {arguments.command}: {type(error).__name__}: {error}; mend this and run the same command again", file=sys.stderr)
         return 1
+    except Interrupted as end:
+        print(f"oat {arguments.command}: {end.name} ended the run; the same command goes on where it stopped", file=sys.stderr)
+        return end.exit_code
     except KeyboardInterrupt:
         print(f"oat {arguments.command}: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
@@ -83,10 +87,12 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
     with open_run(config, origins) as run:
         print("\n".join(f"oat train: {line}" for line in (f"{run.stop.last or 'endless'} steps in {config.run_dir}", *run.notes)), flush=True)
         report = lambda step, values: print(step_line(step, run.stop.last, values), flush=True)  # noqa: E731
-        if arguments.profile is None:
-            reason = train(run, report)
-        else:
-            reason, trace = train_traced(run, report, Path(config.run_dir) / "profile", arguments.profile)
+        with run.interruption.heard():
+            if arguments.profile is None:
+                reason, trace = train(run, report), None
+            else:
+                reason, trace = train_traced(run, report, Path(config.run_dir) / "profile", arguments.profile)
+        if arguments.profile is not None:
             where = f"the trace is {trace}; open it in Perfetto or chrome://tracing" if trace else "no trace: the run had no second step"
             print(f"oat train: {where}")
     print(f"oat train: finished, {reason}; the run lies in {config.run_dir}; write its model with: oat export {config.run_dir} OUT")

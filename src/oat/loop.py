@@ -15,6 +15,7 @@ import torch
 from oat.algorithms.base import Objective
 from oat.boxes import Checkpoints, Collector, Evaluation, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
 from oat.errors import OracleError
+from oat.interruption import Interrupted, Interruption
 from oat.metrics import Metrics
 from oat.seeds import Seeds
 
@@ -30,6 +31,7 @@ class Run:
         start: metrics of row 0 that are known before the first step.
         notes: sentences for people, before the first step.
         chosen: settings that the configuration left open, by (section, field), as they were fixed when the run was built.
+        interruption: how it is asked to end before its end.
     """
 
     objectives: Sequence[Objective]
@@ -47,6 +49,7 @@ class Run:
     start: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
     chosen: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    interruption: Interruption = field(default_factory=Interruption)
 
 
 def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> str:
@@ -56,11 +59,14 @@ def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> str:
         report: called with (step, metrics) after each step.
     Returns:
         Why it ended.
+    Raises:
+        Interrupted: it was asked to end before that; the state between two steps is on disk.
     """
-    start = restore(run)
+    start = saved = restore(run)
     run.tracking.open(start)
     if start == 0:
-        metrics = evaluate(run, 0, due=run.evaluation is not None)
+        with run.interruption.at_once():
+            metrics = evaluate(run, 0, due=run.evaluation is not None)
         metrics.add(run.start)
         run.tracking.row(0, metrics.values)
         report(0, metrics.values)
@@ -70,7 +76,7 @@ def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> str:
         metrics, plan = Metrics(), run.plans(step)
         due += plan.questions
         with clock(metrics, "time/step_s"):
-            with clock(metrics, "time/sample_s"):
+            with clock(metrics, "time/sample_s"), or_saved(run, step, is_saved=step == saved):
                 metrics.add(run.collector.fill(step, plan, due))
                 feedback = run.ledger.take(step, plan.questions)
             with clock(metrics, "time/learn_s"):
@@ -85,8 +91,8 @@ def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> str:
         metrics.add(evaluate(run, step, due=run.evaluation is not None and (run.evaluation.due(step) or reason is not None)).values)
         run.tracking.row(step, metrics.values, feedback)
         if run.checkpoints.due(step) or reason is not None:
-            run.tracking.flush()
-            save(run, step)
+            save(run, step, states(run))
+            saved = step
         report(step, metrics.values)
     return reason
 
@@ -105,12 +111,30 @@ def evaluate(run: Run, step: int, *, due: bool) -> Metrics:
     return metrics
 
 
-def save(run: Run, step: int) -> None:
-    """A checkpoint of every stateful part: tensors by "part/name", the rest as JSON."""
+@contextmanager
+def or_saved(run: Run, step: int, *, is_saved: bool) -> Iterator[None]:
+    """A run that is asked to end ends within it, with a checkpoint of the state before this step."""
+    before = states(run)
+    try:
+        with run.interruption.at_once():
+            yield
+    except Interrupted:
+        if not is_saved:
+            save(run, step, before)
+        raise
+
+
+def states(run: Run) -> dict[str, dict[str, Any]]:
+    """What every stateful part holds now, by part; tensors are those that learning overwrites, and no copies."""
+    return {part: box.state for part, box in run.parts.items()}
+
+
+def save(run: Run, step: int, states: Mapping[str, Mapping[str, Any]]) -> None:
+    """A checkpoint of these states: tensors by "part/name", the rest as JSON; the rows of metrics up to it are on disk before it is."""
+    run.tracking.flush()
     tensors: dict[str, torch.Tensor] = {}
     plain: dict[str, dict[str, Any]] = {}
-    for part, box in run.parts.items():
-        state = box.state
+    for part, state in states.items():
         tensors |= {f"{part}/{name}": value for name, value in state.items() if isinstance(value, torch.Tensor)}
         plain[part] = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
     run.checkpoints.save(step, tensors, plain)

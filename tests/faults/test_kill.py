@@ -3,7 +3,6 @@
 The child that dies is forked from this warm process; `kill_at` ends it with SIGKILL at a named call, so no handler of ours runs.
 """
 
-import importlib
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, oat
+from fixtures import World, forked, kill_at, named, oat
 
 
 @dataclass(frozen=True)
@@ -96,12 +95,7 @@ def test_a_killed_run_is_the_unbroken_run(world: World, tmp_path: Path, unbroken
     config, run_dir = world.config(moment.algorithm, tmp_path), tmp_path / "run"
 
     def arm() -> None:
-        module, _, names = moment.place.partition(":")
-        *owners, name = names.split(".")
-        owner: Any = importlib.import_module(module)
-        for part in owners:
-            owner = getattr(owner, part)
-        kill_at(owner, name, moment.call, after=moment.after)
+        kill_at(*named(moment.place), moment.call, after=moment.after)
 
     assert train(config, run_dir, moment.flags, arm) == -signal.SIGKILL, (tmp_path / "log").read_text()
     assert train(config, run_dir, moment.flags) == 0, (tmp_path / "log").read_text()

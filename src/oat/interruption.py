@@ -1,0 +1,70 @@
+"""A run that is asked to end before its end: by SIGTERM, or by Ctrl-C.
+
+While a step samples and waits for answers, the first signal ends it at once: nothing has moved yet that a checkpoint holds, and what was asked and
+answered is in the ledger. Later in a step, and during an evaluation, it waits for the boundary between two steps. A second Ctrl-C ends the process
+where it stands, as a kill would; that costs the work since the last checkpoint, and no answer. Another SIGTERM changes nothing, since whoever ends
+processes may send several.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run ends at a boundary between two steps, which is on disk.
+
+    Attributes:
+        exit_code: 75 for SIGTERM ("try again"), 130 for Ctrl-C.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.name, self.exit_code = signal.Signals(number).name, 75 if number == signal.SIGTERM else 130
+
+
+class Interruption:
+    """What a run knows of signals; nothing, unless they are `heard`."""
+
+    def __init__(self) -> None:
+        self._asked: int | None = None
+        self._at_once = False
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Within it signals are the run's; only the main thread can hear them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within it a signal, also one that came before, ends the run.
+
+        Raises:
+            Interrupted: at any place within.
+        """
+        self._at_once = True
+        try:
+            if self._asked is not None:
+                raise Interrupted(self._asked)
+            yield
+        finally:
+            self._at_once = False
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._asked is not None:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        self._asked = number
+        if self._at_once:
+            raise Interrupted(number)

@@ -1,0 +1,97 @@
+"""A run that is told to end: SIGTERM and Ctrl-C, at named moments; then the same command ends in the unbroken run, bitwise."""
+
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fixtures import World, forked, kill_at, named, oat
+
+from oat.export import digest_run
+from oat.interruption import Interrupted, Interruption
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Signals that arrive when a call (from 1) of module.owner.name begins, and the steps that are on disk then."""
+
+    algorithm: str
+    place: str
+    call: int
+    saved: int
+    signals: tuple[int, ...] = (signal.SIGTERM,)
+    code: int = 75
+
+
+MOMENTS = {
+    "before the first question": Moment("dpo", "oat.collector:Collector.fill", 1, 0),
+    "while it samples": Moment("grpo", "oat.actor:Actor.sample", 8, 3),
+    "while it asks": Moment("dpo", "oat.ledger:Ledger._record", 11, 3),
+    "while it learns": Moment("grpo", "oat.learner.learner:Learner.update", 3, 3),
+    "in the first evaluation": Moment("grpo", "oat.evaluate:Evaluation._answer", 1, 0),
+    "in a later evaluation": Moment("dpo", "oat.evaluate:Evaluation._answer", 3, 2),
+    "in a save": Moment("grpo", "oat.checkpoint:Checkpoints._publish", 1, 2),
+    "by Ctrl-C": Moment("dpo", "oat.learner.learner:Learner.update", 3, 3, (signal.SIGINT,), 130),
+    "by Ctrl-C twice": Moment("dpo", "oat.learner.learner:Learner.update", 4, 2, (signal.SIGINT, signal.SIGINT), 130),
+    "by SIGTERM twice": Moment("dpo", "oat.learner.learner:Learner.update", 3, 3, (signal.SIGTERM, signal.SIGTERM)),
+}
+
+
+def train(config: Path, run_dir: Path, before: Callable[[], None] = lambda: None) -> int:
+    def action() -> int:
+        before()
+        return oat("train", config, "--run_dir", run_dir)
+
+    return forked(action, run_dir.parent / "log")
+
+
+@pytest.fixture(scope="module")
+def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    found = {}
+    for algorithm in ("dpo", "grpo"):
+        folder = tmp_path_factory.mktemp("unbroken")
+        assert train(world.config(algorithm, folder), folder / "run") == 0, (folder / "log").read_text()
+        found[algorithm] = digest_run(folder / "run")
+    return found
+
+
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
+def test_an_interrupted_run_is_the_unbroken_run(world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]], moment: Moment) -> None:
+    config, run_dir = world.config(moment.algorithm, tmp_path), tmp_path / "run"
+    assert train(config, run_dir, lambda: kill_at(*named(moment.place), moment.call, signals=moment.signals)) == moment.code
+    log = (tmp_path / "log").read_text()
+    assert "Traceback" not in log
+    assert "the same command goes on" in log
+    pointer = run_dir / "checkpoints" / "latest"
+    assert (int(pointer.read_text().strip().removeprefix("step_")) if pointer.exists() else 0) == moment.saved
+    assert train(config, run_dir) == 0, (tmp_path / "log").read_text()
+    assert digest_run(run_dir) == unbroken[moment.algorithm]
+
+
+def test_signals_are_heard_within_only() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    interruption = Interruption()
+    with interruption.heard():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted) as end, interruption.at_once():
+            raise AssertionError("it was asked to end before this")
+        assert (end.value.name, end.value.exit_code) == ("SIGTERM", 75)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_another_thread_hears_nothing_and_takes_nothing() -> None:
+    before, found = signal.getsignal(signal.SIGTERM), []
+
+    def elsewhere() -> None:
+        with Interruption().heard():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [before]
