@@ -1,0 +1,103 @@
+"""Data brings no code along (R11): the source has nothing that runs what it reads, and a pickle in a run or a model is never opened."""
+
+import ast
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from fixtures import World, oat
+
+import oat as package
+from oat.config import _Loader
+
+ROOT = Path(package.__file__).parent
+MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
+REVIEWED = {("config.py", "yaml.load")}
+"""With a loader that is a SafeLoader, which is checked below."""
+
+
+def dotted(node: ast.expr) -> str:
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else "?"
+
+
+def runs_data(source: str) -> set[str]:
+    """What in a source could run what it reads."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] in MODULES}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {node.module} if node.module.split(".")[0] in MODULES else names & CALLS
+        elif isinstance(node, ast.Call):
+            found |= {dotted(node.func)} & CALLS
+            asked = {word.arg for word in node.keywords if not (isinstance(word.value, ast.Constant) and word.value.value is False)}
+            found |= asked & {"shell", "allow_pickle", "trust_remote_code"}
+    return found
+
+
+def test_the_reader_of_sources_sees_them() -> None:
+    bad = "import pickle\nfrom torch import load\nimport os, torch\neval(a)\ntorch.load(f)\nrun(c, shell=True)\nnp.load(f, allow_pickle=x)\n"
+    assert runs_data(bad) == {"pickle", "torch.load", "eval", "shell", "allow_pickle"}
+    assert runs_data("model.eval()\nre.compile(a)\nload(p, trust_remote_code=False)\nfrom json import load\n") == set()
+
+
+def test_the_source_runs_nothing_that_it_reads() -> None:
+    found = {(str(file.relative_to(ROOT)), what) for file in ROOT.rglob("*.py") for what in runs_data(file.read_text(encoding="utf-8"))}
+    assert found == REVIEWED
+    assert issubclass(_Loader, yaml.SafeLoader)
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, canary: Path):
+        self.canary = canary
+
+    def __reduce__(self) -> object:
+        return os.mkdir, (str(self.canary),)
+
+
+@pytest.fixture(scope="module")
+def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    assert oat("train", world.config("dpo", folder, {"stop.max_steps": 2})) == 0
+    return folder / "dpo"
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("command", ["train", "eval", "export", "digest"])
+def test_a_pickle_in_a_run_is_never_opened(finished: Path, tmp_path: Path, name: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In place of a file of its checkpoint, with a manifest that vouches for it, and beside the files."""
+    run_dir, canary = tmp_path / "run", tmp_path / "canary"
+    shutil.copytree(finished, run_dir)
+    bomb = pickle.dumps(Bomb(canary))
+    (checkpoint,) = (run_dir / "checkpoints").glob("step_*")
+    for place in (checkpoint / name, *(folder / other for folder in (run_dir, checkpoint) for other in ("optimizer.pt", "pytorch_model.bin", "rng.pkl"))):
+        place.write_bytes(bomb)
+    if name != "manifest.json":
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        manifest[name] = {"sha256": hashlib.sha256(bomb).hexdigest(), "bytes": len(bomb)}
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    arguments = {"train": [run_dir / "config.yaml", "--run_dir", run_dir], "export": [run_dir, tmp_path / "out"]}.get(command, [run_dir])
+    assert oat(command, *arguments) in (1, 2)
+    assert "step_00000002" in capsys.readouterr().err
+    assert not canary.exists()
+    pickle.loads(bomb)
+    assert canary.exists()
+
+
+def test_a_pickle_in_a_model_is_never_opened(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, canary = tmp_path / "model", tmp_path / "canary"
+    shutil.copytree(world.folder / "model", model)
+    (model / "model.safetensors").unlink()
+    (model / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(canary)))
+    assert oat("train", world.config("dpo", tmp_path), "--model.path", model) == 2
+    assert "safetensors" in capsys.readouterr().err
+    assert not canary.exists()
