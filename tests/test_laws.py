@@ -109,7 +109,7 @@ def test_boxes_do_not_know_each_other(box: str) -> None:
 
 @pytest.mark.parametrize("name", ["loop", "collector"])
 def test_the_loop_knows_protocols_only(name: str) -> None:
-    allowed = ("torch", "oat.boxes", "oat.metrics", "oat.seeds", "oat.types", "oat.errors", *PROTOCOLS)
+    allowed = ("torch", "oat.boxes", "oat.interruption", "oat.metrics", "oat.seeds", "oat.types", "oat.errors", *PROTOCOLS)
     assert foreign(imports(ROOT / f"{name}.py"), *allowed) == set()
 
 

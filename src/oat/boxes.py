@@ -116,6 +116,8 @@ class Stop(Protocol):
 
 
 class Checkpoints(Protocol):
+    saved: int
+
     def due(self, step: int) -> bool: ...
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Path: ...
@@ -124,8 +126,8 @@ class Checkpoints(Protocol):
 
 
 class Tracking(Protocol):
-    def open(self, step: int) -> None:
-        """Cut what is written back to the cursor."""
+    def open(self, step: int, *, is_closed: bool = True) -> None:
+        """Cut what is written back to the cursor, whose own row may still have to come."""
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None: ...
 

@@ -31,10 +31,13 @@ class Checkpoints:
         directory: the run's `checkpoints` folder.
         every: steps between two saves.
         keep_last: how many stay.
+
+    Attributes:
+        saved: the step of the newest one that this process has written or read; 0 for none.
     """
 
     def __init__(self, directory: Path, *, every: int, keep_last: int):
-        self.directory, self.every, self.keep_last = directory, every, keep_last
+        self.directory, self.every, self.keep_last, self.saved = directory, every, keep_last, 0
 
     def due(self, step: int) -> bool:
         """Whether one is due after `step` updates."""
@@ -63,6 +66,7 @@ class Checkpoints:
         sync_to_disk(new)
         self._publish(new, final)
         self._prune(final)
+        self.saved = step
         return final
 
     def load(self) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None:
@@ -83,7 +87,8 @@ class Checkpoints:
                 state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
                 if state.pop("schema") != SCHEMA_VERSION:
                     raise CheckpointError(f"{folder}: written by another version of oat; continue the run with that version")
-                return state.pop("step"), safetensors.torch.load_file(folder / "tensors.safetensors"), state
+                self.saved = state.pop("step")
+                return self.saved, safetensors.torch.load_file(folder / "tensors.safetensors"), state
             problems.append(f"{self.directory / name}: {problem}")
             warnings.warn(f"{problems[-1]}; trying the checkpoint before it", stacklevel=2)
         if problems:

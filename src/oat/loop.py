@@ -18,6 +18,13 @@ from oat.errors import OracleError
 from oat.interruption import Interrupted, Interruption
 from oat.metrics import Metrics
 from oat.seeds import Seeds
+from oat.types import Feedback
+
+
+Report = Callable[[int, dict[str, float]], None]
+
+ROW = "row"
+"""In a checkpoint, beside the parts: metrics of a row that is still to be closed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +59,7 @@ class Run:
     interruption: Interruption = field(default_factory=Interruption)
 
 
-def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> str:
+def train(run: Run, report: Report) -> str:
     """Bring a run to its end, from its newest checkpoint.
 
     Args:
@@ -60,23 +67,24 @@ def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> str:
     Returns:
         Why it ended.
     Raises:
-        Interrupted: it was asked to end before that; the state between two steps is on disk.
+        Interrupted: it was asked to end before that; where it stood is on disk.
     """
-    start = saved = restore(run)
-    run.tracking.open(start)
-    if start == 0:
-        with run.interruption.at_once():
-            metrics = evaluate(run, 0, due=run.evaluation is not None)
-        metrics.add(run.start)
-        run.tracking.row(0, metrics.values)
-        report(0, metrics.values)
-    due = sum(run.plans(step).questions for step in range(start))
-    step, reason = start, run.stop.reason(start, run.ledger.queries_before(start))
+    step, row = restore(run)
+    run.tracking.open(step, is_closed=row is None)
+    due = sum(run.plans(before).questions for before in range(step))
+    if row is not None:
+        metrics = Metrics()
+        metrics.add(row)
+        reason = close_step(run, step, metrics, run.ledger.take(step - 1, run.plans(step - 1).questions), report)
+    else:
+        if step == 0:
+            open_rows(run, report)
+        reason = run.stop.reason(step, run.ledger.queries_before(step))
     while reason is None:
         metrics, plan = Metrics(), run.plans(step)
         due += plan.questions
         with clock(metrics, "time/step_s"):
-            with clock(metrics, "time/sample_s"), or_saved(run, step, is_saved=step == saved):
+            with clock(metrics, "time/sample_s"), or_saved(run, step):
                 metrics.add(run.collector.fill(step, plan, due))
                 feedback = run.ledger.take(step, plan.questions)
             with clock(metrics, "time/learn_s"):
@@ -87,13 +95,28 @@ def train(run: Run, report: Callable[[int, dict[str, float]], None]) -> str:
                 run.weights.sync(run.learner, version=step + 1)
         metrics.add({"oracle/reasked": run.ledger.reasked, "weights/version": run.weights.sampler_version})
         step += 1
-        reason = run.stop.reason(step, feedback.queries)
+        reason = close_step(run, step, metrics, feedback, report)
+    return reason
+
+
+def open_rows(run: Run, report: Report) -> None:
+    """Row 0: the start."""
+    with run.interruption.at_once():
+        metrics = evaluate(run, 0, due=run.evaluation is not None)
+    metrics.add(run.start)
+    run.tracking.row(0, metrics.values)
+    report(0, metrics.values)
+
+
+def close_step(run: Run, step: int, metrics: Metrics, feedback: Feedback, report: Report) -> str | None:
+    """What follows the update that made it so many: evaluation, row, checkpoint. Returns why the run ends here, or None."""
+    reason = run.stop.reason(step, feedback.queries)
+    with or_saved(run, step, metrics.values):
         metrics.add(evaluate(run, step, due=run.evaluation is not None and (run.evaluation.due(step) or reason is not None)).values)
-        run.tracking.row(step, metrics.values, feedback)
-        if run.checkpoints.due(step) or reason is not None:
-            save(run, step, states(run))
-            saved = step
-        report(step, metrics.values)
+    run.tracking.row(step, metrics.values, feedback)
+    if run.checkpoints.due(step) or reason is not None:
+        save(run, step, states(run))
+    report(step, metrics.values)
     return reason
 
 
@@ -112,15 +135,19 @@ def evaluate(run: Run, step: int, *, due: bool) -> Metrics:
 
 
 @contextmanager
-def or_saved(run: Run, step: int, *, is_saved: bool) -> Iterator[None]:
-    """A run that is asked to end ends within it, with a checkpoint of the state before this step."""
-    before = states(run)
+def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Iterator[None]:
+    """A run that is asked to end ends within it, with a checkpoint of the state before it, unless there is one.
+
+    Args:
+        row: metrics of a row that is not closed yet.
+    """
+    before, known = states(run), None if row is None else dict(row)
     try:
         with run.interruption.at_once():
             yield
     except Interrupted:
-        if not is_saved:
-            save(run, step, before)
+        if run.checkpoints.saved != step:
+            save(run, step, before, known)
         raise
 
 
@@ -129,28 +156,29 @@ def states(run: Run) -> dict[str, dict[str, Any]]:
     return {part: box.state for part, box in run.parts.items()}
 
 
-def save(run: Run, step: int, states: Mapping[str, Mapping[str, Any]]) -> None:
-    """A checkpoint of these states: tensors by "part/name", the rest as JSON; the rows of metrics up to it are on disk before it is."""
+def save(run: Run, step: int, states: Mapping[str, Mapping[str, Any]], row: Mapping[str, float] | None = None) -> None:
+    """A checkpoint of these states: tensors by "part/name", the rest as JSON; the rows of metrics up to it, but one that it holds, are on disk before."""
     run.tracking.flush()
     tensors: dict[str, torch.Tensor] = {}
     plain: dict[str, dict[str, Any]] = {}
     for part, state in states.items():
         tensors |= {f"{part}/{name}": value for name, value in state.items() if isinstance(value, torch.Tensor)}
         plain[part] = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
-    run.checkpoints.save(step, tensors, plain)
+    run.checkpoints.save(step, tensors, plain if row is None else {**plain, ROW: row})
 
 
-def restore(run: Run) -> int:
-    """Load the newest checkpoint into every part, and every slot of the engines; returns the step to go on with."""
-    step = 0
+def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
+    """Load the newest checkpoint into every part, and every slot of the engines; returns the step to go on with, and a row that is to be closed first."""
+    step, row = 0, None
     loaded = run.checkpoints.load()
     if loaded is not None:
         step, tensors, plain = loaded
+        row = plain.pop(ROW, None)
         for part, box in run.parts.items():
             mine = {name.removeprefix(f"{part}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{part}/")}
             box.load_state({**plain[part], **mine})
     run.weights.restore(run.learner)
-    return step
+    return step, row
 
 
 @contextmanager

@@ -5,15 +5,12 @@ evaluate. Tracing slows a run and changes none of its results.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
-from oat.loop import Run, train
-
-Report = Callable[[int, dict[str, float]], None]
+from oat.loop import Report, Run, train
 
 
 def train_traced(run: Run, report: Report, directory: Path, steps: int) -> tuple[str, Path | None]:

@@ -22,11 +22,16 @@ class Tracking:
         self.samples = samples
         self.files: dict[str, TextIO] = {}
 
-    def open(self, step: int) -> None:
-        """Cut both streams back to the cursor and go on behind it; a run that begins at step 0 writes row 0 anew, so it keeps none."""
+    def open(self, step: int, *, is_closed: bool = True) -> None:
+        """Cut both streams back to the cursor and go on behind it; a run that begins at step 0 writes row 0 anew, so it keeps none.
+
+        Args:
+            is_closed: whether the cursor's own row is behind us; otherwise it comes next.
+        """
+        kept_rows = step + is_closed if step > 0 else 0
         for name, path in self.paths.items():
             if path.exists():
-                kept = [line for line in path.read_bytes().splitlines(keepends=True) if step > 0 and _belongs(line, step)]
+                kept = [line for line in path.read_bytes().splitlines(keepends=True) if _belongs(line, kept_rows)]
                 write_atomically(path, b"".join(kept).decode("utf-8"))
             self.files[name] = path.open("a", encoding="utf-8")
 
@@ -58,10 +63,10 @@ def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
     return "  ".join([f"step {step}" + (f"/{last}" if last else ""), *(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)])
 
 
-def _belongs(line: bytes, step: int) -> bool:
-    """Whether a line is whole and of a row that stands at or before the cursor."""
+def _belongs(line: bytes, kept_rows: int) -> bool:
+    """Whether a line is whole and of one of the first rows."""
     try:
-        return line.endswith(b"\n") and json.loads(line.decode("utf-8"))["step"] <= step
+        return line.endswith(b"\n") and json.loads(line.decode("utf-8"))["step"] < kept_rows
     except (ValueError, KeyError, TypeError):
         return False
 

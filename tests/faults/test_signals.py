@@ -1,5 +1,6 @@
 """A run that is told to end: SIGTERM and Ctrl-C, at named moments; then the same command ends in the unbroken run, bitwise."""
 
+import json
 import signal
 import threading
 from collections.abc import Callable
@@ -32,6 +33,7 @@ MOMENTS = {
     "while it learns": Moment("grpo", "oat.learner.learner:Learner.update", 3, 3),
     "in the first evaluation": Moment("grpo", "oat.evaluate:Evaluation._answer", 1, 0),
     "in a later evaluation": Moment("dpo", "oat.evaluate:Evaluation._answer", 3, 2),
+    "in the last evaluation": Moment("grpo", "oat.evaluate:Evaluation._write", 3, 4),
     "in a save": Moment("grpo", "oat.checkpoint:Checkpoints._publish", 1, 2),
     "by Ctrl-C": Moment("dpo", "oat.learner.learner:Learner.update", 3, 3, (signal.SIGINT,), 130),
     "by Ctrl-C twice": Moment("dpo", "oat.learner.learner:Learner.update", 4, 2, (signal.SIGINT, signal.SIGINT), 130),
@@ -68,6 +70,18 @@ def test_an_interrupted_run_is_the_unbroken_run(world: World, tmp_path: Path, un
     assert (int(pointer.read_text().strip().removeprefix("step_")) if pointer.exists() else 0) == moment.saved
     assert train(config, run_dir) == 0, (tmp_path / "log").read_text()
     assert digest_run(run_dir) == unbroken[moment.algorithm]
+
+
+def test_a_row_that_was_left_open_is_written_once(world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]) -> None:
+    """Ended in an evaluation, continued, killed after the row and before the next checkpoint, continued."""
+    config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
+    assert train(config, run_dir, lambda: kill_at(*named("oat.learner.learner:Learner.update"), 1, signals=(signal.SIGTERM,))) == 75
+    assert (run_dir / "checkpoints" / "latest").read_text() == "step_00000001\n"
+    assert train(config, run_dir, lambda: kill_at(*named("oat.learner.learner:Learner.update"), 1)) == -signal.SIGKILL
+    assert train(config, run_dir) == 0
+    steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(5))
+    assert digest_run(run_dir) == unbroken["dpo"]
 
 
 def test_signals_are_heard_within_only() -> None:
