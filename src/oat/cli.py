@@ -62,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     export = command("export", _export, "write a run's policy as a model directory that transformers loads")
     export.add_argument("run", metavar="RUN")
     export.add_argument("out", metavar="OUT")
+    ledger = command("ledger", _ledger, "say what a run asked, of whom, and what came back; or write its answers as a data set")
+    ledger.add_argument("run", metavar="RUN")
+    ledger.add_argument("--check", action="store_true", help="hold the file against itself; exit code 1 if it is not sound")
+    ledger.add_argument("--export", metavar="FILE", help="write the answers to FILE, .jsonl or .parquet")
+    ledger.add_argument("--layout", default="preference", metavar="preference|scored", help="of the exported rows, as TRL reads them")
     digest = command("digest", _digest, "print hashes of a run; two runs with equal hashes are equal")
     digest.add_argument("run", metavar="RUN")
     bench = command("bench", _bench, "measure what this machine can do: bandwidth, matrix products, and what they mean for a model")
@@ -140,6 +145,23 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> int:
     step = export_run(Path(arguments.run), Path(arguments.out))
     print(f"oat export: the policy after {step} steps is in {arguments.out}")
     return 0
+
+
+def _ledger(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.accounts import accounts_table, export_answers, problems
+
+    run_dir = Path(arguments.run)
+    if arguments.export is not None:
+        rows = export_answers(run_dir, Path(arguments.export), arguments.layout)
+        print(f"oat ledger: {rows} rows are in {arguments.export}")
+        return 0
+    print(accounts_table(run_dir))
+    found = problems(run_dir) if arguments.check else []
+    for problem in found:
+        print(f"oat ledger: {run_dir}: {problem}", file=sys.stderr)
+    if arguments.check and not found:
+        print("the ledger is sound")
+    return 1 if found else 0
 
 
 def _digest(arguments: argparse.Namespace, _: list[str]) -> int:

@@ -45,7 +45,7 @@ class Ledger:
         self.pending: dict[tuple[str, str], _Pending] = {}
         self.groups: dict[tuple[str, int, int], list[Group]] = {}
         self.lost: list[Asked] = []
-        self.reasked = 0
+        self.reasked = store.asked_again()
         self.warned: set[str] = set()
         self._recover()
 
@@ -111,6 +111,8 @@ class Ledger:
         """Submit what was lost. Steps that have a record need none of it, so a finished run, or a replay of one, asks nothing."""
         lost, self.lost = self.lost, []
         self.reasked += len(lost)
+        with self.store:
+            self.store.count_again(row.id for row in lost)
         self._submit(lost)
 
     def _submit(self, rows: Sequence[Asked]) -> None:

@@ -16,7 +16,10 @@ from oat import wire
 from oat.errors import LedgerError
 from oat.types import Answer, Group, Key, Message, Question
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+
+_MIGRATIONS = {2: ("ALTER TABLE questions ADD COLUMN again INTEGER NOT NULL DEFAULT 0",)}
+"""What brings a ledger from a schema version to the next one."""
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -29,6 +32,7 @@ CREATE TABLE questions (
     id INTEGER PRIMARY KEY, purpose TEXT, step INTEGER, round INTEGER, occurrence INTEGER, number INTEGER,
     position INTEGER NOT NULL, member INTEGER NOT NULL, kind TEXT NOT NULL, oracle TEXT NOT NULL,
     prompt TEXT NOT NULL, candidates TEXT NOT NULL, picks TEXT NOT NULL, known TEXT NOT NULL, features BLOB, ticket TEXT,
+    again INTEGER NOT NULL DEFAULT 0,
     UNIQUE (purpose, step, round, occurrence, number));
 CREATE TABLE answers (
     question INTEGER PRIMARY KEY REFERENCES questions, vals TEXT NOT NULL, marks TEXT NOT NULL, label INTEGER,
@@ -46,6 +50,47 @@ _TAKEABLE = "q.purpose = ? AND q.step <= ? AND a.question IS NOT NULL AND t.ques
 
 _MOUNTS = Path("/proc/self/mounts")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs"}
+
+
+_CONTRADICTIONS = {
+    """SELECT r.purpose, r.step, r.round FROM rounds r LEFT JOIN questions q ON (q.purpose, q.step, q.round) = (r.purpose, r.step, r.round)
+        GROUP BY r.purpose, r.step, r.round HAVING COUNT(q.id) != r.questions""": "a round has more or fewer questions than were asked",
+    "SELECT t.purpose, t.step, t.position FROM taken t LEFT JOIN answers a ON a.question = t.question WHERE a.question IS NULL": (
+        "a step learned from a question without an answer"
+    ),
+    "SELECT q.id FROM questions q LEFT JOIN texts x ON x.hash = q.prompt WHERE x.hash IS NULL": "the prompt of a question is missing",
+    "SELECT q.id FROM questions q, json_each(q.candidates) c LEFT JOIN texts x ON x.hash = c.value WHERE x.hash IS NULL": (
+        "a candidate of a question is missing"
+    ),
+    "SELECT t.purpose, t.step FROM taken t LEFT JOIN takes k ON (k.purpose, k.step) = (t.purpose, t.step) WHERE k.step IS NULL": (
+        "a step learned from questions and has no record"
+    ),
+}
+"""Rows that a sound ledger does not have, and what they mean."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What was asked of one oracle for one purpose: numbers of questions, but for `queries` (priced items), `cost` and `seconds`.
+
+    Attributes:
+        taken: those that steps learned from, or evaluations read.
+        tied, abstained, failed: with such a mark on any of their values.
+        again: how often one was asked once more after a kill.
+    """
+
+    purpose: str
+    oracle: str
+    asked: int
+    answered: int
+    taken: int
+    tied: int
+    abstained: int
+    failed: int
+    again: int
+    queries: int
+    cost: float
+    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +132,14 @@ class Store:
                 for statement in _SCHEMA.split(";\n"):
                     self.db.execute(statement)
                 self.db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
-        row = self.db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
-        if row != (str(SCHEMA_VERSION),):
-            found = row[0] if row else "unknown"
+            row = self.db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+            found = int(row[0]) if row and row[0].isdigit() else "unknown"
+            while found in _MIGRATIONS:
+                for statement in _MIGRATIONS[found]:
+                    self.db.execute(statement)
+                found += 1
+                self.db.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(found),))
+        if found != SCHEMA_VERSION:
             raise LedgerError(
                 f"{self.path}: schema version {found}, this program writes {SCHEMA_VERSION}; continue the run with the version that made it"
             )
@@ -172,6 +222,41 @@ class Store:
         values, marks, label, queries, cost, by, seconds = self.db.execute(sql, (asked.id,)).fetchone()
         return Answer(asked.question.key, tuple(json.loads(values)), tuple(json.loads(marks)), queries, cost, by, seconds), label
 
+    def count_again(self, ids: Iterable[int]) -> None:
+        """These questions are asked once more, after a kill."""
+        self.db.executemany("UPDATE questions SET again = again + 1 WHERE id = ?", [(id,) for id in ids])
+
+    def asked_again(self) -> int:
+        """How often a question was asked once more, of every purpose."""
+        return self._one("SELECT COALESCE(SUM(again), 0) FROM questions", ())
+
+    def answered(self) -> list[Asked]:
+        """Every answered question, in the order they were asked."""
+        return self._questions("a.question IS NOT NULL", (), order="q.purpose, q.step, q.round, q.position")
+
+    def accounts(self) -> list[Account]:
+        """What was asked of whom and what came back, by purpose and oracle."""
+        marked = ", ".join(f"""COALESCE(SUM(a.marks LIKE '%"{mark}"%'), 0)""" for mark in ("tie", "abstain", "failed"))
+        sql = f"""SELECT q.purpose, q.oracle, COUNT(*), COUNT(a.question), COUNT(t.question), {marked}, SUM(q.again), COALESCE(SUM(a.queries), 0),
+            COALESCE(SUM(a.cost), 0.0), COALESCE(SUM(a.seconds), 0.0)
+            FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
+            GROUP BY q.purpose, q.oracle ORDER BY q.purpose DESC, q.oracle"""
+        return [Account(*row) for row in self.db.execute(sql)]
+
+    def problems(self) -> list[str]:
+        """What is wrong with the file, in sentences; empty for a sound ledger."""
+        found = [f"SQLite says: {line}" for (line,) in self.db.execute("PRAGMA integrity_check") if line != "ok"]
+        found += [f"table {table}, row {row}: points to a row of {to} that is not there" for table, row, to, _ in self.db.execute("PRAGMA foreign_key_check")]
+        for name, data in self.db.execute("SELECT hash, data FROM blobs"):
+            if hashlib.sha256(data).hexdigest() != name:
+                found.append(f"blob {name[:12]}: its content has another hash")
+        for name, text in self.db.execute("SELECT hash, text FROM texts"):
+            if _text_name(text) != name:
+                found.append(f"text {name[:12]}: its content has another hash")
+        for sql, what in _CONTRADICTIONS.items():
+            found += [f"{what}: {' '.join(map(str, row))}" for row in self.db.execute(sql)]
+        return found
+
     def spent(self, purpose: str) -> int:
         """Priced items answered so far."""
         sql = "SELECT COALESCE(SUM(a.queries), 0) FROM answers a JOIN questions q ON q.id = a.question WHERE q.purpose = ?"
@@ -208,7 +293,7 @@ class Store:
         return number
 
     def _add_text(self, text: str) -> str:
-        name = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        name = _text_name(text)
         self.db.execute("INSERT OR IGNORE INTO texts VALUES (?, ?)", (name, text))
         return name
 
@@ -237,6 +322,10 @@ class Store:
             None if features is None else wire.decode(features),
         )
         return Asked(id, question, member, ticket)
+
+
+def _text_name(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _refuse_network(path: Path) -> None:
