@@ -32,7 +32,9 @@ def accounts_table(run_dir: Path) -> str:
     with closing(_ledger(run_dir)) as store:
         rows = [list(_COLUMNS), *(_cells(account) for account in store.accounts())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    return "\n".join("  ".join(_justified(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(_justified(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows
+    )
 
 
 def problems(run_dir: Path) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 from oat.errors import CheckpointError
 
@@ -83,12 +84,13 @@ class Checkpoints:
         for name in reversed(names):
             problem = verify(self.directory / name)
             if problem is None:
-                folder = self.directory / name
-                state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-                if state.pop("schema") != SCHEMA_VERSION:
-                    raise CheckpointError(f"{folder}: written by another version of oat; continue the run with that version")
-                self.saved = state.pop("step")
-                return self.saved, safetensors.torch.load_file(folder / "tensors.safetensors"), state
+                try:
+                    step, tensors, state = _read(self.directory / name)
+                except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+                    problem = f"{type(error).__name__}: {error}"
+                else:
+                    self.saved = step
+                    return step, tensors, state
             problems.append(f"{self.directory / name}: {problem}")
             warnings.warn(f"{problems[-1]}; trying the checkpoint before it", stacklevel=2)
         if problems:
@@ -128,6 +130,13 @@ def verify(folder: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _read(folder: Path) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]]:
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    if state.pop("schema") != SCHEMA_VERSION:
+        raise CheckpointError(f"{folder}: written by another version of oat; continue the run with that version")
+    return state.pop("step"), safetensors.torch.load_file(folder / "tensors.safetensors"), state
 
 
 def _with_own_storage(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,9 +1,9 @@
 """A run that is asked to end before its end: by SIGTERM, or by Ctrl-C.
 
-While a step samples and waits for answers, and while an evaluation does, the first signal ends it at once: nothing moves there that a checkpoint holds,
-and what was asked and answered is in the ledger. A step that has begun to learn learns to its end first. A second Ctrl-C ends the process where it
-stands, as a kill would; that costs the work since the last checkpoint, and no answer. Another SIGTERM changes nothing, since whoever ends processes may
-send several.
+While a step samples and waits for answers, and while an evaluation does, the first signal ends it at once: nothing moves there that a checkpoint
+holds, and what was asked and answered is in the ledger. A step that has begun to learn learns to its end first. A second Ctrl-C ends the process
+where it stands, as a kill would; that costs the work since the last checkpoint, and no answer. Another SIGTERM changes nothing, since whoever ends
+processes may send several.
 """
 
 import signal

@@ -20,7 +20,6 @@ from oat.metrics import Metrics
 from oat.seeds import Seeds
 from oat.types import Feedback
 
-
 Report = Callable[[int, dict[str, float]], None]
 
 ROW = "row"
@@ -157,7 +156,11 @@ def states(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def save(run: Run, step: int, states: Mapping[str, Mapping[str, Any]], row: Mapping[str, float] | None = None) -> None:
-    """A checkpoint of these states: tensors by "part/name", the rest as JSON; the rows of metrics up to it, but one that it holds, are on disk before."""
+    """A checkpoint of these states: tensors by "part/name", the rest as JSON; before it, the rows of metrics up to it are brought to disk.
+
+    Args:
+        row: metrics of the last of them, if it is still to be closed.
+    """
     run.tracking.flush()
     tensors: dict[str, torch.Tensor] = {}
     plain: dict[str, dict[str, Any]] = {}
@@ -168,7 +171,7 @@ def save(run: Run, step: int, states: Mapping[str, Mapping[str, Any]], row: Mapp
 
 
 def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
-    """Load the newest checkpoint into every part, and every slot of the engines; returns the step to go on with, and a row that is to be closed first."""
+    """Load the newest checkpoint into every part, and every slot of the engines; returns the step to go on with, and a row to be closed first."""
     step, row = 0, None
     loaded = run.checkpoints.load()
     if loaded is not None:

@@ -246,7 +246,10 @@ class Store:
     def problems(self) -> list[str]:
         """What is wrong with the file, in sentences; empty for a sound ledger."""
         found = [f"SQLite says: {line}" for (line,) in self.db.execute("PRAGMA integrity_check") if line != "ok"]
-        found += [f"table {table}, row {row}: points to a row of {to} that is not there" for table, row, to, _ in self.db.execute("PRAGMA foreign_key_check")]
+        found += [
+            f"table {table}, row {row}: points to a row of {to} that is not there"
+            for table, row, to, _ in self.db.execute("PRAGMA foreign_key_check")
+        ]
         for name, data in self.db.execute("SELECT hash, data FROM blobs"):
             if hashlib.sha256(data).hexdigest() != name:
                 found.append(f"blob {name[:12]}: its content has another hash")

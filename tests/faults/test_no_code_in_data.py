@@ -79,7 +79,10 @@ def test_a_pickle_in_a_run_is_never_opened(finished: Path, tmp_path: Path, name:
     shutil.copytree(finished, run_dir)
     bomb = pickle.dumps(Bomb(canary))
     (checkpoint,) = (run_dir / "checkpoints").glob("step_*")
-    for place in (checkpoint / name, *(folder / other for folder in (run_dir, checkpoint) for other in ("optimizer.pt", "pytorch_model.bin", "rng.pkl"))):
+    for place in (
+        checkpoint / name,
+        *(folder / other for folder in (run_dir, checkpoint) for other in ("optimizer.pt", "pytorch_model.bin", "rng.pkl")),
+    ):
         place.write_bytes(bomb)
     if name != "manifest.json":
         manifest = json.loads((checkpoint / "manifest.json").read_text())

@@ -1,0 +1,115 @@
+"""What `oat ledger` says of a run, and the data sets it writes."""
+
+import json
+import shutil
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+from fixtures import World, forked, kill_at, named, oat
+
+from oat.store import _MIGRATIONS, SCHEMA_VERSION, Store
+
+
+@pytest.fixture(scope="module")
+def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of four steps of four questions and three evaluations of four prompts, sampled twice and greedily, each."""
+    folder = tmp_path_factory.mktemp("runs")
+    for algorithm in ("dpo", "grpo"):
+        assert oat("train", world.config(algorithm, folder)) == 0
+    return folder
+
+
+def table(run_dir: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> list[dict[str, str]]:
+    assert oat("ledger", run_dir, *flags) == 0
+    head, *rows = (line.split() for line in capsys.readouterr().out.splitlines() if line != "the ledger is sound")
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def test_the_table_counts_by_purpose_and_oracle(runs: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    train, evaluation = table(runs / "grpo", capsys, "--check")
+    assert (train["purpose"], train["asked"], train["answered"], train["taken"], train["queries"]) == ("train", "16", "16", "16", "48")
+    assert (evaluation["purpose"], evaluation["asked"], evaluation["queries"]) == ("eval", "24", str(3 * 4 * 3))
+    assert (train["failed"], train["again"], train["cost"]) == ("0", "0", "0.00")
+
+
+def test_what_a_kill_left_unanswered_is_counted(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, log = world.config("grpo", tmp_path), tmp_path / "log"
+    place = named("oat.ledger:Ledger._submit")
+    assert forked(lambda: kill_at(*place, 4) or oat("train", config), log) == -signal.SIGKILL
+    assert forked(lambda: oat("train", config), log) == 0
+    again = {row["purpose"]: int(row["again"]) for row in table(tmp_path / "grpo", capsys)}
+    assert again == {"train": 4, "eval": 0}
+    rows = [json.loads(line) for line in (tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["oracle/reasked"] == 4
+
+
+def test_preferences_and_scores_as_data(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from datasets import load_dataset
+
+    for algorithm, ending in (("dpo", "jsonl"), ("grpo", "parquet")):
+        out = tmp_path / f"{algorithm}.{ending}"
+        assert oat("ledger", runs / algorithm, "--export", out) == 0
+        rows = list(load_dataset("json" if ending == "jsonl" else "parquet", data_files=str(out), split="train", cache_dir=str(tmp_path / "cache")))
+        assert f"{len(rows)} rows are in" in capsys.readouterr().out
+        assert 0 < len(rows) <= 16
+        for row in rows:
+            assert row["prompt"][0]["role"] == "user"
+            best, worst = (side[0]["content"].count("a") + 0.1 * side[0]["content"].count("b") for side in (row["chosen"], row["rejected"]))
+            assert best > worst
+    assert oat("ledger", runs / "grpo", "--export", tmp_path / "scored.jsonl", "--layout", "scored") == 0
+    scored = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
+    assert len(scored) == 48
+    assert all(
+        row["score"] == pytest.approx(row["completion"][0]["content"].count("a") + 0.1 * row["completion"][0]["content"].count("b")) for row in scored
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(("--export", "a.csv"), "ends in .jsonl or .parquet"), (("--export", "a.jsonl", "--layout", "pairs"), "one of preference, scored")],
+)
+def test_what_cannot_be_written(runs: Path, flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert oat("ledger", runs / "dpo", *flags) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_no_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert oat("ledger", tmp_path) == 1
+    assert "has no ledger.sqlite; give the directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("UPDATE texts SET text = 'other' WHERE rowid = 1", "its content has another hash"),
+        ("UPDATE blobs SET data = x'00' WHERE rowid = 1", "its content has another hash"),
+        ("DELETE FROM answers WHERE question = 30", "learned from a question without an answer"),
+        ("DELETE FROM questions WHERE id = 30", "more or fewer questions"),
+        ("DELETE FROM takes WHERE step = 2", "has no record"),
+        ("DELETE FROM texts", "a candidate of a question is missing"),
+    ],
+)
+def test_a_ledger_that_contradicts_itself_is_found(runs: Path, tmp_path: Path, damage: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(runs / "grpo", tmp_path / "run")
+    with sqlite3.connect(tmp_path / "run" / "ledger.sqlite") as database:
+        database.execute(damage)
+    database.close()
+    assert oat("ledger", tmp_path / "run", "--check") == 1
+    assert words in capsys.readouterr().err
+
+
+def test_a_ledger_of_the_schema_before_goes_on(runs: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(_MIGRATIONS) == {SCHEMA_VERSION - 1}
+    shutil.copytree(runs / "grpo", tmp_path / "run")
+    with sqlite3.connect(tmp_path / "run" / "ledger.sqlite") as database:
+        database.execute("ALTER TABLE questions DROP COLUMN again")
+        database.execute("UPDATE meta SET value = '2' WHERE name = 'schema'")
+    database.close()
+    before, after = Store(runs / "grpo" / "ledger.sqlite"), Store(tmp_path / "run" / "ledger.sqlite")
+    assert after.digest() == before.digest()
+    assert after.accounts() == before.accounts()
+    before.close()
+    after.close()
+    assert table(tmp_path / "run", capsys)[0]["asked"] == "16"
