@@ -5,8 +5,9 @@ along for half precision, uses them: twice the operations a second on a Zen 5, a
 
 1. Which of the two computes depends on the processor, the precision and the size of the product, never on a measurement, so that a run that goes on
    is rounded as before.
-2. oneDNN makes a kernel for every shape, of half precision too, in half a millisecond and half a megabyte, and 1,024 are kept. Here 128 are, unless
-   the environment says otherwise; whoever meets a new shape at every turn, as the engine does, rounds up.
+2. oneDNN makes a kernel for every shape, of half precision too, in half a millisecond and half a megabyte, and 1,024 are kept. Here 16 are, unless
+   the environment says otherwise: as many as a pass goes over again and again. Whoever meets a new shape at every turn, as the engine does, rounds
+   up.
 """
 
 import functools
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # oneDNN's own, and torch's on top of it
-    os.environ.setdefault(_cache, "128")
+    os.environ.setdefault(_cache, "16")
 
 _LEAST = 2**21
 """Multiplications below which a call of oneDNN costs more than it saves."""
