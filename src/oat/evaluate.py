@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from oat.boxes import Actor, Ledger
-from oat.checkpoint import write_atomically
 from oat.errors import LedgerError, OatError
 from oat.estimates import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
+from oat.files import write_atomically
 from oat.seeds import Seeds
 from oat.types import Feedback, Group, Item, Key, Kind, Mark, Prompt, Question, Sampling, Trajectory
 

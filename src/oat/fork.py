@@ -11,8 +11,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from oat.checkpoint import Checkpoints, sync_to_disk, write_atomically
+from oat.checkpoint import Checkpoints
 from oat.errors import ConfigError
+from oat.files import sync_to_disk, write_atomically
 from oat.loop import ROW
 from oat.store import Store
 
