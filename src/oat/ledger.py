@@ -128,8 +128,7 @@ class Ledger:
             with self._writing, self.store:
                 expired = self.store.takeable_ids(purpose, oldest - 1, -1)
                 ids = self.store.takeable_ids(purpose, step, count, oldest)
-                rows = [self.waiting.pop(id) if id in self.waiting else self.store.by_id(id) for id in ids]
-                found = self.store.answers(rows)
+                found = self._found(ids)
                 self.store.add_take(purpose, step, ids, expired, self._refused(found))
                 self._keep(found, step)
                 for id in expired:
@@ -140,6 +139,21 @@ class Ledger:
         self._warn_of_silence(purpose, step, items)
         self._forget(purpose, step)
         return Feedback(step, items, self.store.take_spent(purpose, step).price.queries, self.store.num_expired(purpose, step))
+
+    def give_up(self, step: int, purpose: str) -> None:
+        """Close a step of a purpose that failed: nobody waits any more for what is unanswered, which counts as failed, and the record of the step has
+        no answers. Those that came are known to later questions; what an oracle still says is left aside."""
+        with self._collecting, self._writing:
+            with self.store:
+                open = [row for row in self.store.unanswered() if row.question.key.purpose == purpose]
+                answers = [_whole(row, _valueless(_rest(row.question, row.cached), "failed", row.question.oracle)) for row in open]
+                self.store.add_answers([(row.id, answer, None) for row, answer in zip(open, answers, strict=True)])
+                closed = self.store.takeable_ids(purpose, step, -1)
+                self.store.add_take(purpose, step, [], closed)
+                self._keep(self._found(closed), step)
+            self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
+            self.lost = [row for row in self.lost if row.question.key.purpose != purpose]
+        self._forget(purpose, step)
 
     def spent(self, purpose: str = "train") -> int:
         """Priced items answered so far."""
@@ -197,6 +211,10 @@ class Ledger:
         unpaid = [row for row, answer, _ in found if "unpaid" in answer.marks]
         prices = [price_of(self._oracle(row.question.oracle), _rest(row.question, row.cached)) for row in unpaid]
         return min(prices, key=lambda price: (price.queries, price.tokens, price.cost), default=None)
+
+    def _found(self, ids: Sequence[int]) -> list[_Found]:
+        """Answered questions with their answers; they wait no more."""
+        return self.store.answers([self.waiting.pop(id) if id in self.waiting else self.store.by_id(id) for id in ids])
 
     def _keep(self, found: Sequence[_Found], step: int) -> None:
         for row, answer, _ in found:
