@@ -188,6 +188,10 @@ class Checkpoints:
         except _Damaged as damage:
             raise CheckpointError(f"{self.directory / names[-1]}: {damage}; {listed}") from damage
 
+    def row(self, step: int) -> dict[str, float]:
+        """The metrics of the row that a step's checkpoint stands behind; none of one that is still to be closed."""
+        return _row(self.directory / [name for name in self._names() if _place(name)[0] == step][-1])
+
     def best(self) -> int:
         """The step of the checkpoint whose row had the highest `best_metric`.
 
@@ -337,12 +341,17 @@ def _read(folder: Path) -> Loaded:
         raise _Damaged(f"{type(error).__name__}: {error}") from error
 
 
+def _row(folder: Path) -> dict[str, float]:
+    """The metrics of the row that a checkpoint stands behind; none where they cannot be read."""
+    try:
+        return dict(json.loads((folder / "state.json").read_text(encoding="utf-8"))["metrics"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def _metric(folder: Path, name: str) -> float | None:
     """A metric of the row that a checkpoint stands behind; None without a finite one."""
-    try:
-        value = json.loads((folder / "state.json").read_text(encoding="utf-8"))["metrics"][name]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    value = _row(folder).get(name)
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 
