@@ -18,6 +18,7 @@ import torch
 import yaml
 
 from oat.learner.learner import Learner
+from oat.store import Asked, Store
 from oat.types import Group, Key, Kind, Message, Prompt, Question, Segment, Trajectory
 
 ALPHABET = "0123456789+=ab"
@@ -104,6 +105,12 @@ def make_model(folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0
     config = LlamaConfig(vocab_size=len(vocabulary) + 2, max_position_embeddings=64, **shape)
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def recorded(store: Store, purpose: str, step: int, round: int = 0) -> list[Asked]:
+    """The questions of a round as they stand in the ledger."""
+    sql = "SELECT id FROM questions WHERE (purpose, step, round) = (?, ?, ?) ORDER BY position"
+    return [store.by_id(id) for (id,) in store.db.execute(sql, (purpose, step, round))]
 
 
 def make_group(occurrence: int, *texts: str, reference: str | None = None, columns: dict[str, Any] | None = None) -> Group:

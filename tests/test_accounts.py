@@ -4,10 +4,11 @@ import json
 import shutil
 import signal
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fixtures import World, forked, kill_at, make_group, make_questions, named, oat
+from fixtures import World, forked, kill_at, make_group, make_questions, named, oat, recorded
 
 from oat import schema
 from oat.accounts import accounts
@@ -54,13 +55,13 @@ def test_two_oracles_that_were_asked_the_same(tmp_path: Path, capsys: pytest.Cap
         questions = make_questions(groups, "score", number, oracle=oracle)
         with store:
             store.add_round("train", number, 0, groups, questions, [0])
-            (row,) = store.round_questions("train", number, 0)
+            (row,) = recorded(store, "train", number)
             store.add_answers([(row.id, Answer(row.question.key, values, ("ok",) * 3, 3, by=oracle), None)])
     with store:
         groups = [make_group(1, "d", "e")]
         for number, (oracle, p) in enumerate({"first": 0.9, "second": 0.8}.items()):
             store.add_round("eval", number, 0, groups, make_questions(groups, "compare", number, oracle=oracle, purpose="eval"), [0])
-            (row,) = store.round_questions("eval", number, 0)
+            (row,) = recorded(store, "eval", number)
             store.add_answers([(row.id, Answer(row.question.key, (p,), ("ok",), 1, by=oracle), 0)])
     store.close()
     assert oat("ledger", tmp_path) == 0
@@ -124,7 +125,10 @@ def test_no_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("DELETE FROM texts", "a candidate of a question is missing"),
         ("DELETE FROM blobs", "the trajectories of a round are missing"),
         ("DELETE FROM taken WHERE position = 1", "neither waiting nor taken"),
-        ("UPDATE purses SET queries = queries + 1", "not those of the purse"),
+        ("UPDATE purses SET queries = queries + 1", "a purse does not have the sum of its answers: train"),
+        ("UPDATE purses SET taken_tokens = 1 WHERE purpose = 'eval'", "a purse does not have the sum of its answers: eval"),
+        ("UPDATE answers SET cost = 0.5 WHERE question = 30", "a purse does not have the sum of its answers"),
+        ("DELETE FROM purses WHERE purpose = 'eval'", "a purpose has questions and no purse: eval"),
     ],
 )
 def test_a_ledger_that_contradicts_itself_is_found(runs: Path, tmp_path: Path, damage: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,12 +160,37 @@ def test_a_ledger_of_an_older_schema_goes_on(runs: Path, tmp_path: Path, version
             database.execute(statement)
         database.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(version),))
     database.close()
-    before, after = Store(runs / "grpo" / "ledger.sqlite"), Store(tmp_path / "run" / "ledger.sqlite")
+    file = tmp_path / "run" / "ledger.sqlite"
+    content = file.read_bytes()
+    assert oat("ledger", tmp_path / "run") == 0
+    assert file.read_bytes() == content, "who only looks changes nothing"
+    before, after = Store(runs / "grpo" / "ledger.sqlite", read_only=True), Store(file)
     assert after.digest() == before.digest()
     assert accounts(after) == accounts(before)
     assert [after.committed(purpose) for purpose in ("train", "eval")] == [before.committed(purpose) for purpose in ("train", "eval")]
     before.close()
     after.close()
+    assert file.read_bytes() != content
     assert oat("train", tmp_path / "run" / "config.yaml", "--run_dir", tmp_path / "run", "--stop.max_steps", "6") == 0
     capsys.readouterr()
     assert table(tmp_path / "run", capsys, "--check")[0]["asked"] == "24"
+
+
+def test_what_steps_cost_is_known_after_a_migration(tmp_path: Path) -> None:
+    """Step 1 learned from nothing; what was spent until then is what step 0 had spent."""
+    store = Store(tmp_path / "ledger.sqlite")
+    for step, costs in enumerate([(0.5, 0.25), (), (2.0,)]):
+        groups = [make_group(10 * step + number, "a", "b") for number in range(len(costs))]
+        with store:
+            store.add_round("train", step, 0, groups, make_questions(groups, "compare", step, oracle="o"), range(len(costs)))
+            rows = recorded(store, "train", step)
+            store.add_answers((row.id, Answer(row.question.key, (0.9,), ("ok",), 1, cost), 0) for row, cost in zip(rows, costs, strict=True))
+            store.add_take("train", step, [row.id for row in rows])
+    digest = store.digest()
+    for statement in OLDER[2]:
+        store.db.execute(statement)
+    store.db.execute("UPDATE meta SET value = '2' WHERE name = 'schema'")
+    store.close()
+    with closing(Store(tmp_path / "ledger.sqlite", read_only=True)) as store:
+        assert [store.take_spent("train", step).price.cost for step in range(3)] == [0.75, 0.75, 2.75]
+        assert store.digest() == digest

@@ -61,7 +61,7 @@ def test_what_is_beyond_it_is_not_asked(tmp_path: Path) -> None:
     ask(ledger, 0, 0, 1, 2, 3)
     feedback = ledger.take(0, 4)
     assert [item.answer.marks for item in feedback.items] == [("ok",)] * 3 + [("unpaid",)]
-    assert (len(asked), ledger.spent(), feedback.items[3].label, feedback.items[3].answer.queries) == (6, 6, None, 0)
+    assert (len(asked), ledger.store.spent("train").queries, feedback.items[3].label, feedback.items[3].answer.queries) == (6, 6, None, 0)
     assert ledger.spent_before(1) == Spent(Price(6), refused=Price(2))
     assert Budget(queries=7).used_up(ledger.spent_before(1)) is not None
     assert Budget(queries=8).used_up(ledger.spent_before(1)) is None, "a run that is made longer goes on"
@@ -73,7 +73,7 @@ def test_a_cheaper_question_behind_a_dear_one_is_still_paid(tmp_path: Path) -> N
     groups = [make_group(0, "a", "b", "c"), make_group(1, "d", "e"), make_group(2, "f")]
     ledger.ask(0, 0, groups, make_questions(groups, "score", 0, oracle="o"))
     assert [set(item.answer.marks) for item in ledger.take(0, 3).items] == [{"ok"}, {"unpaid"}, {"ok"}]
-    assert ledger.spent() == 4
+    assert ledger.store.spent("train").queries == 4
 
 
 @pytest.mark.parametrize("budget", [Budget(tokens=250), Budget(cost=2.5), Budget(queries=2)])
@@ -130,7 +130,7 @@ def test_64_concurrent_askers_spend_it_exactly(tmp_path: Path, limit: int, figur
         thread.join()
     assert errors == []
     asked = askers * rounds * 5
-    assert (paid[0], ledger.spent(), asked > limit) == (limit, limit, True)
+    assert (paid[0], ledger.store.spent("train").queries, asked > limit) == (limit, limit, True)
     assert contradictions(ledger.store) == []
     figure(f"{paid[0]:,} of {limit:,} queries spent by {askers} threads that asked {asked:,}")
 
@@ -169,4 +169,4 @@ def test_a_failed_evaluation_counts_in_its_purse(tmp_path: Path) -> None:
     ledger = opened(tmp_path, Judge([]), Budget())
     groups = [make_group(0, "a", "b"), make_group(1, "a", "b")]
     ledger.ask(0, 0, groups, make_questions(groups, "compare", 0, oracle="o", purpose="eval"), "eval")
-    assert (ledger.spent("eval"), ledger.committed("eval")) == (0, 2)
+    assert (ledger.store.spent("eval").queries, ledger.committed("eval")) == (0, 2)

@@ -75,7 +75,7 @@ def test_of_a_half_known_question_only_the_rest_is_asked(opened: Callable[..., L
     assert (item.answer.values, item.answer.marks, item.answer.queries) == ((3.0, 2.0, 4.0, 1.0), ("ok",) * 4, 2)
     assert counted.asked == [("p0", "a"), ("p0", "bb"), ("p0", "ccc"), ("p0", "dddd")]
     assert item.question.candidates == ("ccc", "bb", "dddd", "a")
-    assert ledger.spent() == 4
+    assert ledger.store.spent("train").queries == 4
 
 
 def test_repeats_are_answers_of_their_own_and_then_a_mean(opened: Callable[..., Ledger]) -> None:
@@ -117,7 +117,7 @@ def test_purposes_share_no_answers(opened: Callable[..., Ledger]) -> None:
     ledger = opened(CallableOracle(counted.score, "counted"))
     step(ledger, 0, make_group(0, "a"), kind="score", purpose="eval")
     assert step(ledger, 0, make_group(0, "a"), kind="score").queries == 1
-    assert (len(counted.asked), ledger.spent("eval")) == (2, 1)
+    assert (len(counted.asked), ledger.store.spent("eval").queries) == (2, 1)
 
 
 def test_an_answer_is_known_once_a_step_took_it(opened: Callable[..., Ledger]) -> None:

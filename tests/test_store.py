@@ -4,13 +4,13 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from fixtures import make_group, make_questions
+from fixtures import make_group, make_questions, recorded
 
 from oat import store as store_module
 from oat import wire
 from oat.accounts import contradictions
 from oat.errors import LedgerError
-from oat.store import Store
+from oat.store import Asked, Store
 from oat.types import Answer, Price, Question
 
 
@@ -27,8 +27,12 @@ def add(store: Store, step: int, round: int, *occurrences: int, purpose: str = "
     return questions
 
 
+def takeable(store: Store, step: int, limit: int, oldest: int = 0) -> list[Asked]:
+    return [store.by_id(id) for id in store.takeable_ids("train", step, limit, oldest)]
+
+
 def answer(store: Store, step: int, round: int, *places: int, p: float = 0.9, label: int | None = 0, queries: int = 2) -> None:
-    rows = store.round_questions("train", step, round)
+    rows = recorded(store, "train", step, round)
     with store:
         store.add_answers([(rows[place].id, Answer(rows[place].question.key, (p,), ("ok",), queries, by="o"), label) for place in places])
 
@@ -38,7 +42,7 @@ def test_what_goes_in_comes_out(store: Store) -> None:
     questions = make_questions(groups[::-1], "compare", 2, 1, oracle="o")
     with store:
         store.add_round("train", 2, 1, groups, questions, [1, 0])
-    found = store.round_questions("train", 2, 1)
+    found = recorded(store, "train", 2, 1)
     assert [row.question for row in found] == questions
     assert [row.member for row in found] == [1, 0]
     assert wire.encode(store.groups("train", 2, 1)) == wire.encode(groups)
@@ -62,11 +66,11 @@ def test_takeable_is_answered_untaken_and_not_of_the_future_in_the_order_asked(s
     add(store, 2, 0, 6)
     answer(store, 2, 0, 0)
     answer(store, 0, 0, 2, 0)
-    assert [row.question.key.occurrence for row in store.takeable("train", 1, 9)] == [5, 3]
+    assert [row.question.key.occurrence for row in takeable(store, 1, 9)] == [5, 3]
     assert (store.num_takeable("train", 1), store.num_takeable("train", 2), store.num_takeable("eval", 2)) == (2, 3, 0)
     with store:
-        store.add_take("train", 1, [row.id for row in store.takeable("train", 1, 1)])
-    assert [row.question.key.occurrence for row in store.takeable("train", 2, 9)] == [3, 6]
+        store.add_take("train", 1, [row.id for row in takeable(store, 1, 1)])
+    assert [row.question.key.occurrence for row in takeable(store, 2, 9)] == [3, 6]
     assert [row.question.key.occurrence for row in store.taken("train", 1)] == [5]
     assert store.take_spent("train", 1).price == Price(6)
 
@@ -74,7 +78,7 @@ def test_takeable_is_answered_untaken_and_not_of_the_future_in_the_order_asked(s
 def test_taken_rows_keep_their_recorded_order(store: Store) -> None:
     add(store, 0, 0, 0, 1, 2)
     answer(store, 0, 0, 0, 1, 2)
-    ids = [row.id for row in store.takeable("train", 0, 9)]
+    ids = [row.id for row in takeable(store, 0, 9)]
     with store:
         store.add_take("train", 0, [ids[2], ids[0], ids[1]])
     assert [row.question.key.occurrence for row in store.taken("train", 0)] == [2, 0, 1]
@@ -83,7 +87,7 @@ def test_taken_rows_keep_their_recorded_order(store: Store) -> None:
 def test_a_question_is_taken_once(store: Store) -> None:
     add(store, 0, 0, 0)
     answer(store, 0, 0, 0)
-    (row,) = store.takeable("train", 0, 9)
+    (row,) = takeable(store, 0, 9)
     with store:
         store.add_take("train", 0, [row.id])
     with pytest.raises(sqlite3.IntegrityError), store:
@@ -95,7 +99,7 @@ def test_the_first_answer_wins(store: Store) -> None:
     add(store, 0, 0, 0)
     answer(store, 0, 0, 0, p=0.9, label=0)
     answer(store, 0, 0, 0, p=0.1, label=1, queries=50)
-    (row,) = store.round_questions("train", 0, 0)
+    (row,) = recorded(store, "train", 0, 0)
     kept, label = store.answer(row)
     assert (kept.values, label, store.spent("train")) == ((0.9,), 0, Price(2))
 
@@ -105,7 +109,7 @@ def test_what_is_too_old_is_recorded_and_not_handed_out(store: Store) -> None:
     add(store, 2, 0, 2)
     answer(store, 0, 0, 0, 1)
     answer(store, 2, 0, 0)
-    fresh, old = store.takeable("train", 2, 9, oldest=1), store.takeable("train", 0, -1)
+    fresh, old = takeable(store, 2, 9, oldest=1), takeable(store, 0, -1)
     assert ([row.question.key.occurrence for row in fresh], store.num_takeable("train", 2, oldest=1)) == ([2], 1)
     with store:
         store.add_take("train", 2, [row.id for row in fresh], [row.id for row in old])
@@ -122,7 +126,7 @@ def test_trajectories_go_once_nothing_will_read_them_again(store: Store) -> None
     for step, take in ((0, 0), (1, 2)):
         answer(store, step, 0, 0)
         with store:
-            store.add_take("train", take, [row.id for row in store.takeable("train", take, 9)])
+            store.add_take("train", take, [row.id for row in takeable(store, take, 9)])
 
     def dropped(step: int) -> int:
         with store:
@@ -147,7 +151,7 @@ def test_a_ledger_is_cut_back(tmp_path: Path) -> None:
             add(store, step, 0, 0, purpose="eval")
             answer(store, step, 0, 0, 1)
             with store:
-                store.add_take("train", step, [row.id for row in store.takeable("train", step, 1)])
+                store.add_take("train", step, [row.id for row in takeable(store, step, 1)])
                 store.add_cached("train", "o", f"item {step}", 0, 0.5, "ok", step)
         return store
 
@@ -156,7 +160,7 @@ def test_a_ledger_is_cut_back(tmp_path: Path) -> None:
     with long:
         long.cut(1, evaluated=True)
     assert long.digest() == short.digest()
-    assert [row.question for row in long.takeable("train", 5, 9)] == [row.question for row in short.takeable("train", 5, 9)]
+    assert [row.question for row in takeable(long, 5, 9)] == [row.question for row in takeable(short, 5, 9)]
     assert (long.spent("train"), long.committed("train")) == (Price(4), Price(4))
     assert (long.cached("train", "o", "item 0"), long.cached("train", "o", "item 1")) == ([(0.5, "ok")], [])
     assert contradictions(long) == []
@@ -191,7 +195,7 @@ def test_the_digest_knows_content_only(tmp_path: Path) -> None:
             for table in ("waiting", "questions", "rounds"):
                 store.db.execute(f"DELETE FROM {table}")
         add(store, 0, 0, 0, 1)
-        rows = store.round_questions("train", 0, 0)
+        rows = recorded(store, "train", 0, 0)
         with store:
             if late:
                 store.set_tickets([("ticket", 1.0, rows[0].id)])

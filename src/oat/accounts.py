@@ -164,7 +164,7 @@ def _ledger(run_dir: Path) -> Store:
     path = run_dir / "ledger.sqlite"
     if not path.exists():
         raise LedgerError(f"{run_dir}: has no ledger.sqlite; give the directory that `oat train` named")
-    return Store(path)
+    return Store(path, read_only=True)
 
 
 def _alike(kind: str, values: list[float], marks: list[str], others: list[float], their_marks: list[str]) -> list[bool]:

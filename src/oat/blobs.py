@@ -23,19 +23,21 @@ def pack(groups: Sequence[Group]) -> bytes:
     """
     prompts, trajectories = [group.prompt for group in groups], [t for group in groups for t in group.trajectories]
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
+    parts: tuple[list[np.ndarray], ...] = tuple([] for _ in _COLUMNS)
+    there = [_sort(segment, parts) for segment in segments]
     kept = [segment.kept for segment in segments if segment.kept is not None]
     plain = {
         "prompts": [(p.row, p.occurrence, [(m.role, m.content) for m in p.messages], p.reference) for p in prompts],
         "groups": [len(group.trajectories) for group in groups],
         "trajectories": [(t.slot, t.finish_reason, t.text, t.temperature, t.reward, len(t.segments)) for t in trajectories],
-        "segments": [(s.author, len(s.ids), _there(s)) for s in segments],
+        "segments": [(s.author, len(s.ids), bits) for s, bits in zip(segments, there, strict=True)],
         "kept": [len(sets.ids) for sets in kept],
     }
     try:
         text = msgspec.msgpack.encode(plain)
     except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"a round does not travel ({error}); send 64-bit numbers and Unicode strings") from error
-    arrays = {name: _end_to_end([getattr(s, name) for s in segments], dtype) for name, dtype in _COLUMNS.items()}
+    arrays = {name: _end_to_end(each, dtype) for (name, dtype), each in zip(_COLUMNS.items(), parts, strict=True)}
     arrays["kept_ids"] = _end_to_end([sets.ids.astype(np.int32, copy=False) for sets in kept], np.int32)
     arrays["kept_offsets"] = _end_to_end([sets.offsets.astype(np.int64, copy=False) for sets in kept], np.int64)
     return wire.encode({"plain": text, "columns": [prompt.columns for prompt in prompts], "arrays": arrays})
@@ -63,11 +65,24 @@ def unpack(data: bytes) -> list[Group]:
         raise WireError(f"these bytes are no round of trajectories ({error}); they were cut or made by another program") from error
 
 
-def _end_to_end(parts: Sequence[np.ndarray | None], dtype: Any) -> np.ndarray:
-    there = [part for part in parts if part is not None]
-    if any(part.dtype != dtype or part.ndim != 1 for part in there):
+def _sort(s: Segment, parts: tuple[list[np.ndarray], ...]) -> int:
+    """Add the arrays of a segment to their columns; returns a bit for each that it has, in the order of the columns, and one for its kept sets."""
+    bits = 0 if s.kept is None else 1 << len(_COLUMNS)
+    for bit, part in enumerate((s.ids, s.mask, s.versions, s.raw_logps, s.sampled_logps)):
+        if part is not None:
+            parts[bit].append(part)
+            bits |= 1 << bit
+    return bits
+
+
+def _end_to_end(parts: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+    try:
+        whole = np.concatenate(parts, dtype=dtype, casting="no") if parts else np.zeros(0, dtype)
+    except (TypeError, ValueError):
+        whole = None
+    if whole is None or whole.ndim != 1:
         raise WireError(f"a round has an array that is not flat {np.dtype(dtype).name}; make it as oat.types says")
-    return np.concatenate(there) if there else np.zeros(0, dtype)
+    return whole
 
 
 def _segments(plain: dict[str, Any], arrays: dict[str, np.ndarray]) -> Iterator[Segment]:
@@ -84,12 +99,6 @@ def _segments(plain: dict[str, Any], arrays: dict[str, np.ndarray]) -> Iterator[
         values: dict[str, Any] = {name: cut(name, size) if there & 1 << bit else None for bit, name in enumerate(_COLUMNS)}
         kept = KeptSets(cut("kept_ids", next(kept_sizes)), cut("kept_offsets", size + 1)) if there & 1 << len(_COLUMNS) else None
         yield Segment(author, kept=kept, **values)
-
-
-def _there(s: Segment) -> int:
-    """A bit for each array that a segment has, in the order of the columns, and one for its kept sets."""
-    arrays = 1 | (s.mask is not None) << 1 | (s.versions is not None) << 2 | (s.raw_logps is not None) << 3 | (s.sampled_logps is not None) << 4
-    return arrays | (s.kept is not None) << 5
 
 
 def _next(values: Iterator[Any], number: int) -> tuple[Any, ...]:

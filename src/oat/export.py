@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -104,8 +105,7 @@ def digest_run(run_dir: Path) -> dict[str, str]:
     state.pop("stop", None)  # hours
     state.get("evaluation", {}).pop("seconds", None)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    store = Store(run_dir / "ledger.sqlite")
-    try:
+    with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
         return {
             "weights": _tensor_digest(weights),
             "optimiser": _tensor_digest(others),
@@ -113,8 +113,6 @@ def digest_run(run_dir: Path) -> dict[str, str]:
             "metrics": _text_digest(json.dumps(repeatable(row), sort_keys=True) for row in rows),
             "ledger": store.digest(),
         }
-    finally:
-        store.close()
 
 
 def _tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:

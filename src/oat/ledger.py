@@ -116,15 +116,15 @@ class Ledger:
             self.waiting.update({row.id: row for row in recorded})
             self._submit([row for row, answer in zip(recorded, known, strict=True) if answer is None])
 
-    def take(self, step: int, count: int, seconds: float | None = None, purpose: str = "train") -> Feedback:
+    def take(self, step: int, count: int, purpose: str = "train") -> Feedback:
         """The answers a step learns from: its record if it has one, else the next `count` takeable questions, recorded first.
 
-        Waits until `count` are takeable, nothing is pending, or `seconds` (by default, in training, `max_wait_s`) are over; then records what it
-        has. Answers that are older than `max_age` are recorded as too late, and not handed out.
+        Waits until `count` are takeable, nothing is pending, or, in training, `max_wait_s` are over; then records what it has. Answers
+        that are older than `max_age` are recorded as too late, and not handed out.
         """
         if not self.has_taken(step, purpose):
             oldest = 0 if self.max_age is None or purpose != "train" else step - self.max_age
-            self._settle(purpose, step, count, oldest, seconds if seconds is not None else self.max_wait_s if purpose == "train" else math.inf)
+            self._settle(purpose, step, count, oldest, self.max_wait_s if purpose == "train" else math.inf)
             with self._writing, self.store:
                 expired = self.store.takeable_ids(purpose, oldest - 1, -1)
                 ids = self.store.takeable_ids(purpose, step, count, oldest)
@@ -154,10 +154,6 @@ class Ledger:
             self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
             self.lost = [row for row in self.lost if row.question.key.purpose != purpose]
         self._forget(purpose, step)
-
-    def spent(self, purpose: str = "train") -> int:
-        """Priced items answered so far."""
-        return self.store.spent(purpose).queries
 
     def committed(self, purpose: str) -> int:
         """Priced items of what was taken, and the most that everything asked since may still take."""
@@ -404,7 +400,8 @@ def _checked(pending: _Pending, answer: Answer) -> Answer:
     if unknown := set(answer.marks) - set(get_args(Mark)):
         raise OracleError(f"oracle {name} marked question {question.key} with {unknown}; the marks are {', '.join(get_args(Mark))}")
     low, high = (0.0, 1.0) if question.kind == "compare" else (-sys.float_info.max, sys.float_info.max)
-    values = tuple(float(value) if isinstance(value, Real) else math.nan for value in answer.values)
+    is_plain = all(type(value) is float for value in answer.values)
+    values = answer.values if is_plain else tuple(float(value) if isinstance(value, Real) else math.nan for value in answer.values)
     for value, given, mark in zip(values, answer.values, answer.marks, strict=True):
         if mark == "ok" and not low <= value <= high:
             meaning = "a probability between 0 and 1" if question.kind == "compare" else "a finite score"
@@ -415,4 +412,4 @@ def _checked(pending: _Pending, answer: Answer) -> Answer:
             f"oracle {name} took {took} for question {question.key}, which was to cost at most {most}; its method `price` must name the most, or "
             "the budget would not hold"
         )
-    return replace(answer, values=values)
+    return answer if is_plain else replace(answer, values=values)

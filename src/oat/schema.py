@@ -67,6 +67,9 @@ MIGRATIONS = {
         "ALTER TABLE takes ADD COLUMN tokens INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE takes ADD COLUMN cost REAL NOT NULL DEFAULT 0",
         "ALTER TABLE takes ADD COLUMN refused TEXT",
+        """UPDATE takes SET cost = s.cost FROM (SELECT k.purpose, k.step, SUM(TOTAL(a.cost)) OVER (PARTITION BY k.purpose ORDER BY k.step) AS cost
+            FROM takes k LEFT JOIN taken t ON (t.purpose, t.step) = (k.purpose, k.step) LEFT JOIN answers a ON a.question = t.question
+            GROUP BY k.purpose, k.step) s WHERE (takes.purpose, takes.step) = (s.purpose, s.step)""",
         *map(_table, ("kept_rounds", "waiting", "waiting_in_order", "purses", "cache")),
         *RECOUNTS,
     ),
@@ -93,7 +96,14 @@ CONTRADICTIONS = {
         WHERE (t.question IS NULL) = (w.question IS NULL)""": "a question is neither waiting nor taken, or both",
     """SELECT w.question FROM waiting w LEFT JOIN answers a ON a.question = w.question
         WHERE (a.question IS NOT NULL) != w.answered""": "a waiting question is marked answered and is not, or the other way round",
-    """SELECT q.purpose FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN purses p ON p.purpose = q.purpose GROUP BY q.purpose
-        HAVING COALESCE(SUM(a.queries), 0) != COALESCE(MAX(p.queries), 0)""": "the queries of the answers are not those of the purse",
+    """SELECT p.purpose FROM purses p LEFT JOIN questions q ON q.purpose = p.purpose LEFT JOIN answers a ON a.question = q.id
+        LEFT JOIN taken t ON t.question = q.id GROUP BY p.purpose HAVING TOTAL(a.queries) != p.queries OR TOTAL(a.tokens) != p.tokens
+        OR TOTAL(CASE WHEN t.question IS NOT NULL THEN a.queries END) != p.taken_queries
+        OR TOTAL(CASE WHEN t.question IS NOT NULL THEN a.tokens END) != p.taken_tokens
+        OR ABS(TOTAL(a.cost) - p.cost) > 1e-6 * (1 + p.cost)
+        OR ABS(TOTAL(CASE WHEN t.question IS NOT NULL THEN a.cost END) - p.taken_cost) > 1e-6 * (1 + p.cost)""": (
+        "a purse does not have the sum of its answers"
+    ),
+    "SELECT DISTINCT purpose FROM questions WHERE purpose NOT IN (SELECT purpose FROM purses)": "a purpose has questions and no purse",
 }
 """Rows that a sound ledger does not have, and what they mean."""

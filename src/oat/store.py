@@ -10,6 +10,7 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ _TAKEABLE = "w.purpose = ? AND w.answered = 1 AND w.step BETWEEN ? AND ?"
 _MOUNTS = Path("/proc/self/mounts")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs"}
 
+
+_SCALARS = {str, int, float, bool, type(None)}
+"""Come back from JSON as they were."""
 
 Known = tuple[float, Mark] | None
 """What is known of a value before anyone is asked; None: nothing."""
@@ -64,40 +68,65 @@ class Asked:
 class Store:
     """The tables of one run.
 
+    Args:
+        read_only: the file stays as it is; one of an older schema version is read from a copy in memory.
+
     Raises:
         LedgerError: the file is of another schema version, is no ledger, or lies on a network file system.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, read_only: bool = False):
         _refuse_network(path)
         self.path = path
         try:
-            self.db = sqlite3.connect(path, isolation_level=None, timeout=30.0, check_same_thread=False)
-            self.db.execute("PRAGMA journal_mode = WAL")
-            self.db.execute("PRAGMA synchronous = FULL")
-            self._open()
+            if read_only:
+                self._open_read_only()
+            else:
+                self.db = _connect(str(path))
+                self.db.execute("PRAGMA journal_mode = WAL")
+                self.db.execute("PRAGMA synchronous = FULL")
+                self._bring_up_to_date()
         except sqlite3.DatabaseError as error:
             is_denied = isinstance(error, sqlite3.OperationalError)
             hint = "make room or mend what is wrong there" if is_denied else "restore it from a copy"
             raise LedgerError(f"{path}: the ledger cannot be opened ({error}); {hint}, or start a new run directory") from error
 
-    def _open(self) -> None:
+        found = self._version()
+        if found != schema.VERSION:
+            raise LedgerError(
+                f"{self.path}: schema version {found or 'unknown'}, this program writes {schema.VERSION}; continue the run with the version that "
+                "made it"
+            )
+
+    def _open_read_only(self) -> None:
+        self.db = _connect(f"{self.path.absolute().as_uri()}?mode=ro")
+        if self._version() in schema.MIGRATIONS:
+            file, self.db = self.db, _connect(":memory:")
+            with closing(file):
+                file.backup(self.db)
+            self._bring_up_to_date()
+
+    def _bring_up_to_date(self) -> None:
         with self:
-            if not self.db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            found = self._version()
+            if found is None:
                 for statement in schema.TABLES.split(";\n"):
                     self.db.execute(statement)
                 self.db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(schema.VERSION),))
-            row = self.db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
-            found = int(row[0]) if row and row[0].isdigit() else "unknown"
             while found in schema.MIGRATIONS:
                 for statement in schema.MIGRATIONS[found]:
                     self.db.execute(statement)
                 found += 1
                 self.db.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(found),))
-        if found != schema.VERSION:
-            raise LedgerError(
-                f"{self.path}: schema version {found}, this program writes {schema.VERSION}; continue the run with the version that made it"
-            )
+
+    def _version(self) -> int | None:
+        """Of the schema; 0 where the file does not say, None where it has no tables."""
+        if not self.db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            return None
+        if not self.db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            return 0
+        row = self.db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+        return int(row[0]) if row and row[0].isdigit() else 0
 
     def __enter__(self) -> "Store":
         """Begin a transaction; an error within it undoes all of it.
@@ -164,17 +193,18 @@ class Store:
         first = self._one("SELECT COALESCE(MAX(id), 0) FROM questions", ()) + 1
         for position, (question, member, term) in enumerate(zip(questions, members, terms or [Terms()] * len(questions), strict=True)):
             written = [prompt_text(question), *question.candidates]
-            prompt, *candidates = names = [text_name(text) for text in written]
-            texts.update(zip(names, written, strict=True))
+            texts.update({text: text_name(text) for text in written if text not in texts})
+            prompt, *candidates = [texts[text] for text in written]
             key, picks = question.key, _written(question.picks)
             place = (first + position, key.purpose, key.step, key.round, key.occurrence, key.index, position, member)
             features = None if question.features is None else wire.encode(question.features)
-            content = (prompt, json.dumps(candidates), picks, _plain(question.known), features, _plain(term.cached))
+            content = (prompt, _plain(candidates), picks, _plain(question.known), features, _plain(term.cached))
             rows.append((*place, question.kind, question.oracle, *content))
-            known = replace(question, columns=json.loads(written[0])["columns"]) if question.columns else question
-            asked.append(Asked(first + position, known, member, None, None, term.cached))
+            if not all(type(value) in _SCALARS for value in question.columns.values()):
+                question = replace(question, columns=json.loads(written[0])["columns"])
+            asked.append(Asked(first + position, question, member, None, None, term.cached))
             waiting.append((first + position, purpose, step, round, position, term.price.queries, term.price.tokens, term.price.cost))
-        self.db.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", texts.items())
+        self.db.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", [(name, text) for text, name in texts.items()])
         columns = "id, purpose, step, round, occurrence, number, position, member, kind, oracle, prompt, candidates, picks, known, features, cached"
         self.db.executemany(f"INSERT INTO questions ({columns}) VALUES ({', '.join('?' * 16)})", rows)
         self.db.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)", waiting)
@@ -207,9 +237,6 @@ class Store:
         unused = "DELETE FROM blobs WHERE hash = ? AND NOT EXISTS (SELECT 1 FROM rounds WHERE kept = 1 AND groups = blobs.hash)"
         return self.db.executemany(unused, blobs).rowcount if blobs else 0
 
-    def round_questions(self, purpose: str, step: int, round: int) -> list[Asked]:
-        return self._questions("", "(q.purpose, q.step, q.round) = (?, ?, ?)", (purpose, step, round))
-
     def unanswered(self) -> list[Asked]:
         """Every intent without an answer, of every purpose, oldest first."""
         return self._questions("JOIN waiting w ON w.question = q.id", "w.answered = 0", ())
@@ -218,17 +245,13 @@ class Store:
         return self._one(f"SELECT COUNT(*) FROM waiting w WHERE {_TAKEABLE}", (purpose, oldest, step))
 
     def takeable_ids(self, purpose: str, step: int, limit: int, oldest: int = 0) -> list[int]:
-        """As `takeable`, without reading them."""
+        """Answered questions of rounds from `oldest` up to `step` that no step has taken, in the order they were asked; limit -1: all."""
         sql = f"SELECT w.question FROM waiting w WHERE {_TAKEABLE} ORDER BY w.step, w.round, w.position LIMIT ?"
         return [id for (id,) in self.db.execute(sql, (purpose, oldest, step, limit))]
 
     def by_id(self, id: int) -> Asked:
         (row,) = self._questions("", "q.id = ?", (id,))
         return row
-
-    def takeable(self, purpose: str, step: int, limit: int, oldest: int = 0) -> list[Asked]:
-        """Answered questions of rounds from `oldest` up to `step` that no step has taken, in the order they were asked."""
-        return self._questions("JOIN waiting w ON w.question = q.id", _TAKEABLE, (purpose, oldest, step), limit)
 
     def taken(self, purpose: str, step: int) -> list[Asked]:
         """The questions that a step trains on, in recorded order."""
@@ -373,12 +396,10 @@ class Store:
         number: int = self.db.execute(sql, values).fetchone()[0]
         return number
 
-    def _questions(
-        self, join: str, condition: str, values: Sequence[Any], limit: int = -1, order: str = "q.step, q.round, q.position"
-    ) -> list[Asked]:
+    def _questions(self, join: str, condition: str, values: Sequence[Any], order: str = "q.step, q.round, q.position") -> list[Asked]:
         columns = f"q.id, {_KEY}, q.kind, q.oracle, x.text, q.candidates, q.picks, q.known, q.features, q.member, q.ticket, q.sent, q.cached"
-        sql = f"SELECT {columns} FROM questions q JOIN texts x ON x.hash = q.prompt {join} WHERE {condition} ORDER BY {order} LIMIT ?"
-        found = [(*row[:9], json.loads(row[9]), *row[10:]) for row in self.db.execute(sql, (*values, limit)).fetchall()]
+        sql = f"SELECT {columns} FROM questions q JOIN texts x ON x.hash = q.prompt {join} WHERE {condition} ORDER BY {order}"
+        found = [(*row[:9], json.loads(row[9]), *row[10:]) for row in self.db.execute(sql, values).fetchall()]
         texts = self._texts({name for row in found for name in row[9]})
         return [self._asked(texts, *row) for row in found]
 
@@ -408,6 +429,10 @@ class Store:
             None if features is None else wire.decode(features),
         )
         return Asked(id, question, member, ticket, sent, tuple(None if known is None else (known[0], known[1]) for known in _values(cached)))
+
+
+def _connect(address: str) -> sqlite3.Connection:
+    return sqlite3.connect(address, uri=address.startswith("file:"), isolation_level=None, timeout=30.0, check_same_thread=False)
 
 
 @functools.lru_cache(4096)

@@ -270,7 +270,7 @@ class Question:
         """The question about some of a group's samples."""
         prompt, asked = group.prompt, [group.trajectories[pick] for pick in picks]
         known = tuple(trajectory.reward for trajectory in asked if trajectory.reward is not None)
-        return cls(key, kind, prompt.messages, tuple(t.text for t in asked), picks, prompt.reference, prompt.columns, oracle, known)
+        return cls(key, kind, prompt.messages, tuple(t.text for t in asked), picks, prompt.reference, dict(prompt.columns), oracle, known)
 
 
 @dataclass(frozen=True)
