@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 from oat.budget import Budget
 from oat.cache import Cache
 from oat.errors import OatError, OracleError
-from oat.oracles.base import Oracle, is_cacheable, price_of
+from oat.oracles.base import Oracle, is_cacheable, price_of, version_of
 from oat.seeds import Seeds
 from oat.store import Asked, Known, Store, Terms
 from oat.types import UNASKED, Answer, Feedback, Group, Item, Mark, Price, Question, Spent
@@ -82,7 +82,8 @@ class Ledger:
         self.store, self.oracles, self.seeds, self.labels, self.deadline_s = store, oracles, seeds, labels, deadline_s
         self.max_wait_s, self.max_age, self.budgets = math.inf if max_wait_s is None else max_wait_s, max_age, budgets or {}
         self.heed = heed
-        self.cache, self.keep_groups = Cache(store, repeats) if repeats else None, keep_groups
+        versions = {name: version_of(oracle) for name, oracle in oracles.items()}
+        self.cache, self.keep_groups = Cache(store, repeats, versions) if repeats else None, keep_groups
         self.pending: dict[tuple[str, str], _Pending] = {}
         self.groups: dict[tuple[str, int, int], list[Group]] = {}
         self.waiting: dict[int, Asked] = {}
