@@ -1,9 +1,9 @@
 """Answers that are used again: what an oracle said once about a text, or a pair of texts, it need not be paid to say twice.
 
 An item is one priced thing under its canonical name: the purpose, the oracle and its version, the prompt with everything the oracle sees of it, and
-a candidate, or two in either order. What is kept is the value, a score or the probability that the first of the two wins (of the other order one minus
-it), and never a label: labels are drawn anew for each question. An item may be asked several times before its answers are used again (`repeats`); what
-is known of it then is their mean.
+a candidate, or two in either order. What is kept is the value, a score or the probability that the first of the two wins (of the other order one
+minus it), and never a label: labels are drawn anew for each question. An item may be asked several times before its answers are used again
+(`repeats`); what is known of it then is their mean.
 
 An item becomes known when a step takes its answer, not when the answer comes. So what is known at a round depends on recorded steps only, and a run
 that is continued decides as the unbroken one; besides, the decision is stored with the question. Purposes share nothing: an evaluation costs what it
