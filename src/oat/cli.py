@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run", metavar="RUN")
     export.add_argument("out", metavar="OUT")
     export.add_argument("--step", metavar="N|best", help="of the checkpoint; by default the newest. best: with the highest checkpoint.best_metric")
+    export.add_argument("--adapter", action="store_true", help="of a run with LoRA the adapter alone, for PEFT, instead of the merged model")
     ledger = command("ledger", _ledger, "say what a run asked, of whom, and what came back; or write its answers as a data set")
     ledger.add_argument("run", metavar="RUN")
     ledger.add_argument("--check", action="store_true", help="hold the file against itself; exit code 1 if it is not sound")
@@ -154,7 +155,7 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> int:
         if not which.isdecimal():
             raise ConfigError(f"--step is {which!r}; give the step of a checkpoint, or best")
         which = int(which)
-    step = export_run(Path(arguments.run), Path(arguments.out), which)
+    step = export_run(Path(arguments.run), Path(arguments.out), which, adapter=arguments.adapter)
     print(f"oat export: the policy after {step} steps is in {arguments.out}")
     return 0
 
