@@ -13,6 +13,7 @@ from oat.accounts import accounts
 from oat.config import to_yaml
 from oat.settings import Config
 from oat.store import Store
+from oat.types import UNASKED
 
 _LIBRARIES = ("oat-align", "torch", "transformers", "peft")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -72,7 +73,7 @@ def _sources(run_dir: Path, config: Config) -> str:
     paths = [config.prompts.path] if isinstance(config.prompts.path, str) else [p if isinstance(p, str) else p.path for p in config.prompts.path]
     lines = [f"* Prompts: {', '.join(f'`{_public(path)}`' for path in paths)}"]
     with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
-        for account in accounts(store):
+        for account in [account for account in accounts(store) if account.oracle != UNASKED]:
             cost = f", at a cost of {account.cost:,.2f}" if account.cost else ""
             work = _PURPOSES.get(account.purpose, account.purpose)
             lines.append(f"* Oracle `{_public(account.oracle)}`, {work}: {account.queries:,} queries for {account.answered:,} answers{cost}")
