@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", action="store_true", help="bytes, operations and tokens a second as one JSON object")
     quickstart = command("quickstart", _quickstart, "train, align and compare a tiny model on this machine in a few minutes")
     quickstart.add_argument("--out", default="quickstart", metavar="DIR")
+    quickstart.add_argument("--seed", type=int, default=0, metavar="N", help="of the data, the start and the runs")
     return parser
 
 
@@ -196,4 +197,4 @@ def _bench(arguments: argparse.Namespace, _: list[str]) -> int:
 def _quickstart(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.quickstart import quickstart
 
-    return quickstart(Path(arguments.out))
+    return quickstart(Path(arguments.out), arguments.seed)
