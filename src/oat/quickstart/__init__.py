@@ -44,7 +44,7 @@ _PLACES = {
 
 
 def quickstart(out: Path, seed: int = SEED) -> int:
-    """Make everything in the folder `out`, or go on with what an earlier call, of the same seed, left there; prints progress, results, and where everything lies.
+    """Make everything in the folder `out`, or go on with what an earlier call, of the same seed, left there; prints progress, results, and places.
 
     Returns:
         The exit code, 0.
