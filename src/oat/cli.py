@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run", metavar="RUN")
     export.add_argument("out", metavar="OUT")
     export.add_argument("--step", metavar="N|best", help="of the checkpoint; by default the newest. best: with the highest checkpoint.best_metric")
+    export.add_argument("--adapter", action="store_true", help="of a run with LoRA the adapter alone, for PEFT, instead of the merged model")
     ledger = command("ledger", _ledger, "say what a run asked, of whom, and what came back; or write its answers as a data set")
     ledger.add_argument("run", metavar="RUN")
     ledger.add_argument("--check", action="store_true", help="hold the file against itself; exit code 1 if it is not sound")
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", action="store_true", help="bytes, operations and tokens a second as one JSON object")
     quickstart = command("quickstart", _quickstart, "train, align and compare a tiny model on this machine in a few minutes")
     quickstart.add_argument("--out", default="quickstart", metavar="DIR")
+    quickstart.add_argument("--seed", type=int, default=0, metavar="N", help="of the data, the start and the runs")
     return parser
 
 
@@ -154,7 +156,7 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> int:
         if not which.isdecimal():
             raise ConfigError(f"--step is {which!r}; give the step of a checkpoint, or best")
         which = int(which)
-    step = export_run(Path(arguments.run), Path(arguments.out), which)
+    step = export_run(Path(arguments.run), Path(arguments.out), which, adapter=arguments.adapter)
     print(f"oat export: the policy after {step} steps is in {arguments.out}")
     return 0
 
@@ -195,4 +197,4 @@ def _bench(arguments: argparse.Namespace, _: list[str]) -> int:
 def _quickstart(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.quickstart import quickstart
 
-    return quickstart(Path(arguments.out))
+    return quickstart(Path(arguments.out), arguments.seed)

@@ -158,7 +158,7 @@ def _with(config: Config, section: str, name: str, value: Any) -> Config:
 def _is_unused(directory: Path) -> bool:
     """Whether a directory is empty, or holds only what a start leaves behind that failed or was killed before its first question."""
     left = {file.name for file in directory.iterdir()}
-    if not left <= {"lock", ".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))}:
+    if not left <= {"lock", "given", ".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))}:
         return False
     if "ledger.sqlite" not in left:
         return True

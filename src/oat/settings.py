@@ -83,7 +83,7 @@ class RenderConfig:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    max_new_tokens: Count
+    max_new_tokens: Count = 256
     """Most tokens of a response."""
     temperature: NonNegative = 1.0
     """Divides the logits; 0 is greedy."""
@@ -133,7 +133,7 @@ class OracleConfig:
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    learning_rate: NonNegative
+    learning_rate: NonNegative = 1e-6
     """Of AdamW, at the top of the schedule."""
     critic_learning_rate: NonNegative | None = None
     """Of the critic, where the algorithm has one; by default the policy's."""
@@ -267,16 +267,16 @@ class StopConfig:
     checkpoint counts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     run_dir: str
     """Where the run lives; by default `runs/` and the name of the configuration file."""
     model: ModelConfig
     prompts: PromptsConfig
-    sampling: SamplingConfig
+    sampling: SamplingConfig = SamplingConfig()
     oracle: OracleConfig
     algorithm: Component
-    learner: LearnerConfig
+    learner: LearnerConfig = LearnerConfig()
     stop: StopConfig
     seed: int = 0
     """Of everything random in the run."""

@@ -46,6 +46,8 @@ def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:
 def _built(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
     if inspect.isclass(found):
         return _construct(found, name, options)
+    if hasattr(found, "submit"):
+        return _sound(found, name)
     if not callable(found):
         raise ConfigError(f"the oracle {name} is {type(found).__name__}, neither a function nor a class; name a reward function or an oracle class")
     if options:
@@ -85,9 +87,7 @@ def _keywords(cls: type) -> set[str] | None:
 
 
 def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
-    missing = [attribute for attribute in ("submit", "collect") if not callable(getattr(cls, attribute, None))]
-    if missing:
-        raise ConfigError(f"the oracle {name} lacks {' and '.join(missing)}; see the Oracle protocol in oat/oracles/base.py")
+    _check_methods(cls, name)
     signature, takes = inspect.signature(cls), _keywords(cls)
     for option in options:
         if takes is not None and option not in takes:
@@ -96,7 +96,17 @@ def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
         signature.bind(**options)
     except TypeError as error:
         raise ConfigError(f"the oracle {name} cannot be built: {error}; give it among the oracle's options") from error
-    oracle = cls(**options)
+    return _sound(cls(**options), name)
+
+
+def _check_methods(oracle: Any, name: str) -> None:
+    missing = [method for method in ("submit", "collect") if not callable(getattr(oracle, method, None))]
+    if missing:
+        raise ConfigError(f"the oracle {name} lacks {' and '.join(missing)}; see the Oracle protocol in oat/oracles/base.py")
+
+
+def _sound(oracle: Any, name: str) -> Oracle:
+    _check_methods(oracle, name)
     if getattr(oracle, "answers", None) not in ("compare", "score") or not isinstance(getattr(oracle, "durable", None), bool):
         raise ConfigError(f'the oracle {name} must have `answers`, "compare" or "score", and `durable`, true or false; see oat/oracles/base.py')
     return oracle
