@@ -70,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add_argument("--check", action="store_true", help="hold the file against itself; exit code 1 if it is not sound")
     ledger.add_argument("--export", metavar="FILE", help="write the answers to FILE, .jsonl or .parquet")
     ledger.add_argument("--layout", default="preference", metavar="preference|scored", help="of the exported rows, as TRL reads them")
+    plot = command("plot", _plot, "plot a metric of runs; those that differ only in their seed become one line with a band")
+    plot.add_argument("runs", metavar="RUN", nargs="+")
+    plot.add_argument("--metric", metavar="NAME", help="of docs/metrics.md; by default eval/sampled, or reward/mean, or loss/total")
+    plot.add_argument("--against", default="steps", metavar="steps|queries|tokens|time", help="the axis; by default steps")
+    plot.add_argument("--out", default="plot.png", metavar="FILE.png", help="the numbers go beside it, as FILE.csv; FILE.csv writes them alone")
     digest = command("digest", _digest, "print hashes of a run; two runs with equal hashes are equal")
     digest.add_argument("run", metavar="RUN")
     bench = command("bench", _bench, "measure what this machine can do: bandwidth, matrix products, and what they mean for a model")
@@ -174,6 +179,14 @@ def _ledger(arguments: argparse.Namespace, _: list[str]) -> int:
     if arguments.check and not found:
         print("the ledger is sound")
     return 1 if found else 0
+
+
+def _plot(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.plot import plot_runs
+
+    files = plot_runs([Path(run) for run in arguments.runs], Path(arguments.out), arguments.metric, arguments.against)
+    print(f"oat plot: {' and '.join(map(str, files))} {'is' if len(files) == 1 else 'are'} written")
+    return 0
 
 
 def _digest(arguments: argparse.Namespace, _: list[str]) -> int:
