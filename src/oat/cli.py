@@ -90,8 +90,8 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.config import load_config
     from oat.loop import train
     from oat.profile import train_traced
+    from oat.progress import shown
     from oat.rundir import open_run
-    from oat.tracking import step_line
 
     if arguments.profile is not None and arguments.profile < 1:
         raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
@@ -99,8 +99,7 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
     config = resolve(config, origins)
     with open_run(config, origins, arguments.source) as run:
         print("\n".join(f"oat train: {line}" for line in (f"{run.stop.last or 'endless'} steps in {config.run_dir}", *run.notes)), flush=True)
-        report = lambda step, values: print(step_line(step, run.stop.last, values), flush=True)  # noqa: E731
-        with run.interruption.heard():
+        with run.interruption.heard(), shown(run, config) as report:
             if arguments.profile is None:
                 reason, trace = train(run, report), None
             else:
