@@ -176,6 +176,8 @@ class Tracking(Protocol):
 
     def flush(self) -> None: ...
 
+    def close(self) -> None: ...
+
 
 Plans = Callable[[int], Plan]
 """The plan of each step, pure."""

@@ -46,8 +46,9 @@ class LoadedRun:
     @property
     def environment(self) -> list[dict[str, Any]]:
         """With what its rows were made: one entry for each process that worked on it, the first one first (docs/watching.md)."""
-        file = self.path / "environment.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        from oat.provenance import entries
+
+        return entries(self.path / "environment.json")
 
     @property
     def metrics(self) -> Table:
