@@ -4,6 +4,7 @@ in `environment.json`."""
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -75,10 +76,10 @@ class Tracking:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        for file in self.files.values():
-            file.close()
-        if self.board is not None:
-            self.board.close()
+        """What could not be written was said when it was written, so that closing says nothing over it."""
+        for close in (*(file.close for file in self.files.values()), *([self.board.close] if self.board is not None else [])):
+            with suppress(OSError):
+                close()
 
     def _tell(self) -> None:
         """Write down what this process is, once: when a run begins, or else with the first row, so that who has nothing to add changes no file."""
