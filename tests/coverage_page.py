@@ -44,6 +44,7 @@ FEATURES = {
     110: "gradient accumulation equals one big batch",
     113: "save rules: so many stay, the newest among them, and it gives equal logits",
     114: "resume: an equal loss curve",
+    118: "logging: its groups of keys, and what they are called here",
     125: "end to end on a CPU",
 }
 

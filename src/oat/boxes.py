@@ -182,6 +182,8 @@ class Tracking(Protocol):
 
     def flush(self) -> None: ...
 
+    def close(self) -> None: ...
+
 
 Plans = Callable[[int], Plan]
 """The plan of each step, pure."""

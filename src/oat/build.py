@@ -41,6 +41,7 @@ from oat.oracles.registry import build_oracle
 from oat.oracles.router import OneOracle
 from oat.plugins import load_symbol
 from oat.prompts import Prompts
+from oat.provenance import environment_of
 from oat.render import Renderer
 from oat.runtime.local import over_wire
 from oat.seeds import Seeds
@@ -109,7 +110,7 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
         evaluation=evaluation,
         alarms=alarms,
         checkpoints=Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)),
-        tracking=Tracking(directory, samples=config.tracking.samples),
+        tracking=_tracking(config, directory),
         parts=parts,
         start={"prompts/dropped": dropped},
         chosen=_chosen(config, objective, learner, engine),
@@ -138,6 +139,11 @@ def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], aske
     common: dict[str, Any] = {"labels": o.labels, "deadline_s": o.deadline_s, "max_wait_s": o.max_wait_s, "max_age": o.max_answer_age}
     common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, "heed": heed}
     return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, **common)
+
+
+def _tracking(config: Config, directory: Path) -> Tracking:
+    t = config.tracking
+    return Tracking(directory, samples=t.samples, environment=partial(environment_of, config.seed), tensorboard=t.tensorboard)
 
 
 def _chosen(config: Config, objective: Objective, learner: Learner, engine: TorchEngine) -> dict[tuple[str, str], Any]:

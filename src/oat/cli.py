@@ -71,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add_argument("--check", action="store_true", help="hold the file against itself; exit code 1 if it is not sound")
     ledger.add_argument("--export", metavar="FILE", help="write the answers to FILE, .jsonl or .parquet")
     ledger.add_argument("--layout", default="preference", metavar="preference|scored", help="of the exported rows, as TRL reads them")
+    plot = command("plot", _plot, "plot a metric of runs; those that differ only in their seed become one line with a band")
+    plot.add_argument("runs", metavar="RUN", nargs="+")
+    plot.add_argument("--metric", metavar="NAME", help="of docs/metrics.md; by default eval/sampled, or reward/mean, or loss/total")
+    plot.add_argument("--against", default="steps", metavar="steps|queries|tokens|time", help="the axis; by default steps")
+    plot.add_argument("--out", default="plot.png", metavar="FILE.png", help="the numbers go beside it, as FILE.csv; FILE.csv writes them alone")
     digest = command("digest", _digest, "print hashes of a run; two runs with equal hashes are equal")
     digest.add_argument("run", metavar="RUN")
     bench = command("bench", _bench, "measure what this machine can do: bandwidth, matrix products, and what they mean for a model")
@@ -87,8 +92,8 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.config import load_config
     from oat.loop import train
     from oat.profile import train_traced
+    from oat.progress import shown
     from oat.rundir import open_run
-    from oat.tracking import step_line
 
     if arguments.profile is not None and arguments.profile < 1:
         raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
@@ -96,8 +101,7 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
     config = resolve(config, origins)
     with open_run(config, origins, arguments.source) as run:
         print("\n".join(f"oat train: {line}" for line in (f"{run.stop.last or 'endless'} steps in {config.run_dir}", *run.notes)), flush=True)
-        report = lambda step, values: print(step_line(step, run.stop.last, values), flush=True)  # noqa: E731
-        with run.interruption.heard():
+        with run.interruption.heard(), shown(run, config) as report:
             if arguments.profile is None:
                 reason, trace = train(run, report), None
             else:
@@ -176,6 +180,14 @@ def _ledger(arguments: argparse.Namespace, _: list[str]) -> int:
     if arguments.check and not found:
         print("the ledger is sound")
     return 1 if found else 0
+
+
+def _plot(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.plot import plot_runs
+
+    files = plot_runs([Path(run) for run in arguments.runs], Path(arguments.out), arguments.metric, arguments.against)
+    print(f"oat plot: {' and '.join(map(str, files))} {'is' if len(files) == 1 else 'are'} written")
+    return 0
 
 
 def _digest(arguments: argparse.Namespace, _: list[str]) -> int:

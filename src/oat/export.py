@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 
 from oat.card import model_card
-from oat.checkpoint import Checkpoints, write_atomically
+from oat.checkpoint import Checkpoints
 from oat.config import load_config
 from oat.errors import CheckpointError, ConfigError
+from oat.files import write_atomically
 from oat.learner.models import frozen_checksum
 from oat.lm import load_tokenizer, save_lm
 from oat.lora import load_model, merged, save_adapter

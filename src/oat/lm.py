@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from oat.attention import NAME, Layout, Packed, pack, pack_groups
 from oat.errors import ModelError, did_you_mean
@@ -208,15 +209,16 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
         can_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
         if _OUTLINED.get():
             return _outline(where, config, _DTYPES[dtype], device, can_sdpa=can_sdpa)
-        module, info = AutoModelForCausalLM.from_pretrained(
-            where,
-            config=config,
-            dtype=_DTYPES[dtype],
-            attn_implementation="sdpa" if can_sdpa else "eager",
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with _without_bars():
+            module, info = AutoModelForCausalLM.from_pretrained(
+                where,
+                config=config,
+                dtype=_DTYPES[dtype],
+                attn_implementation="sdpa" if can_sdpa else "eager",
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
     except ModelError:
         raise
     except _LIBRARY_ERRORS as error:
@@ -250,8 +252,19 @@ def outlines() -> Iterator[None]:
 
 def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
     """Write model and tokenizer as transformers does: config, safetensors, tokenizer files; `load_lm` and `AutoModelForCausalLM` read them."""
-    lm.module.save_pretrained(directory)
+    with _without_bars():
+        lm.module.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Within it transformers draws no progress bars of its own."""
+    before = transformers_logging.set_tqdm_hook(lambda make, args, kwargs: make(*args, **{**kwargs, "disable": True}))
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(before)
 
 
 def _locate(path: str) -> str:

@@ -36,7 +36,7 @@ FORKS = (
 )
 """Those that may change in a fork, but for the algorithm's name. What a checkpoint or a ledger holds belongs to the others, or they were measured."""
 
-_WRITTEN = ("lock", "ledger.sqlite*", "checkpoints", "checkpoints/step_*", "evaluations")
+_WRITTEN = ("lock", "ledger.sqlite*", "checkpoints", "checkpoints/step_*", "evaluations", "tensorboard")
 """What is written to where it stands; other files are replaced."""
 
 CHOSEN = {("compute", "threads"): None, ("engine", "threads"): None, ("learner", "micro_batch_tokens"): "auto", ("render", "date"): None}
@@ -67,6 +67,7 @@ def open_run(config: Config, origins: Origins, source: str | None = None) -> Ite
             yield run
         finally:
             run.ledger.close()
+            run.tracking.close()
 
 
 def _made(directory: Path) -> bool:

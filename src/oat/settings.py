@@ -236,6 +236,8 @@ class CheckpointConfig:
 class TrackingConfig:
     samples: Whole = 4
     """Groups written to samples.jsonl every step."""
+    tensorboard: bool = False
+    """Also write the metrics for TensorBoard, into RUN/tensorboard: `tensorboard --logdir runs` shows them. Needs `oat-align[tensorboard]`."""
     keep_trajectories: bool = False
     """Keep trajectories in the ledger when every kept checkpoint is past them, so that the run can be replayed from its start."""
 
