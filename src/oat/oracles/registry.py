@@ -25,14 +25,24 @@ _NAMED: dict[str, Callable[..., Any]] = {
 def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:
     """The oracle of this name: one of ours, or a user's as `path/to/file.py:Name` or `package.module:Name`.
 
+    Raises:
+        ConfigError: an unknown name, code that cannot be loaded, or as `make_oracle`.
+    """
+    return make_oracle(_found(name), name, options)
+
+
+def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
+    """The oracle that a function or a class is.
+
     A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, else a `CallableOracle`. A class
     that implements the `Oracle` protocol is constructed with the options as keywords.
 
+    Args:
+        name: stands in messages and in `Answer.by`.
+
     Raises:
-        ConfigError: an unknown name, an option that the oracle does not take or misses, a class that is no oracle, or code that cannot be
-            loaded.
+        ConfigError: neither a function nor a class, a class that is no oracle, or an option that it does not take or misses.
     """
-    found = _found(name)
     if inspect.isclass(found):
         return _construct(found, name, options)
     if not callable(found):
