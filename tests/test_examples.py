@@ -2,7 +2,10 @@
 
 import json
 import re
+import runpy
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
@@ -14,6 +17,28 @@ from oat.plugins import load_symbol
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LOOP = EXAMPLES / "00_loop.py"
+LEARNED = {
+    "01_custom_reward.py": (r"mean reward: (\S+) in the first step, (\S+) in the last", 0.6),
+    "02_custom_oracle.py": (r"log-probability of a preferred answer: (\S+) in the first step, (\S+) in the last", 1.5),
+    "04_custom_loss.py": (r"mean reward: (\S+) in the first step, (\S+) in the last", 0.6),
+    "05_environment.py": (r"found in two guesses: (\S+)% in the first step, (\S+)% in the last", 40),
+}
+"""What an example prints about its first step and its last, and by how much that rises at least."""
+Started = Callable[..., str]
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Started:
+    """Runs a file as `python FILE FLAGS` does, and gives what it prints."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def start(name: str, *flags: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *flags])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return start
 
 
 def test_the_loop_without_a_framework_has_the_losses_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +79,45 @@ def test_the_loop_is_short_and_needs_no_framework() -> None:
         "oat.functional.sampling",
         "oat.seeds",
     }
+
+
+def test_the_loop_shows_what_is_learned(started: Started) -> None:
+    first, *_, last = re.findall(r"^step +\d+ .* reward (\S+)   a=", started("00_loop.py"), flags=re.MULTILINE)
+    assert float(first) < 0.2
+    assert float(last) > 0.9
+
+
+EXTENSIONS = sorted(file.name for file in EXAMPLES.glob("*.py") if file != LOOP)
+
+
+def test_there_is_one_of_each_kind() -> None:
+    assert len(EXTENSIONS) == 5
+    assert {*EXTENSIONS} - {*LEARNED} == {"03_custom_explorer.py"}
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_an_extension_runs_and_names_itself_in_its_configuration(name: str, started: Started) -> None:
+    assert "step 2/2 " in started(name, "--stop.max_steps", "2")
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    named = re.findall(r'"\{__file__\}:(\w+)"', text)
+    assert named
+    for symbol in named:
+        assert load_symbol(f"{EXAMPLES / name}:{symbol}").__doc__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEARNED)
+def test_an_extension_learns(name: str, started: Started) -> None:
+    said, least = LEARNED[name]
+    found = re.search(said, started(name))
+    assert found is not None
+    assert float(found[2]) - float(found[1]) >= least
+
+
+def test_the_explorer_asks_about_two_of_six(started: Started) -> None:
+    found = re.search(
+        r"(\d+) answers were asked about, of 384 sampled; (\d+)% of the pairs were ties", started("03_custom_explorer.py", "--stop.max_steps=2")
+    )
+    assert found is not None
+    assert int(found[1]) <= 384 / 3
+    assert int(found[2]) < 50

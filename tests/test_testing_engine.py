@@ -1,5 +1,7 @@
 """`FakeEngine` in the place of a real engine: the actor cannot tell, and an environment of one's own is played without a model."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from tiny_models import CHARACTERS, build_tokenizer
 from oat.actor import Actor
 from oat.engines.base import checksum
 from oat.environments.base import Turn
+from oat.plugins import load_symbol
 from oat.render import Renderer
 from oat.runtime.local import over_wire
 from oat.seeds import Seeds
@@ -75,3 +78,16 @@ def test_an_environment_is_played_without_a_model() -> None:
     assert (trajectory.reward, trajectory.text, trajectory.finish_reason) == (6.0, "a", "stop")
     assert trajectory.ids.tolist() == [*ids("zabababcabca"), END]
     assert trajectory.trained.tolist() == [c == "1" for c in "0110011100011"]
+
+
+@pytest.mark.parametrize(("guesses", "reward", "read"), [("2", 1.0, ""), ("13", 1.0, "+"), ("32", 0.0, "-"), ("11", 0.0, "+"), (".2", 0.0, "?")])
+def test_the_environment_of_the_examples(guesses: str, reward: float, read: str) -> None:
+    """The secret is 2 where it is guessed at once, then 3, then 1."""
+    environment = load_symbol(f"{Path(__file__).parent.parent / 'examples' / '05_environment.py'}:HigherLower")()
+    secret = {"2": 2, "13": 3, "32": 1, "11": 3, ".2": 1}[guesses]
+    state, said = environment.reset(Prompt(1, 0, (Message("user", "g"),), columns={"secret": secret}), np.random.default_rng(0)), ""
+    for number, guess in enumerate(guesses, 1):
+        turn = environment.step(state, guess)
+        state, said = turn.state, said + (turn.message.content if turn.message else "")
+        assert (turn.message is None) == (number == len(guesses))
+    assert (turn.reward, said) == (reward, read)

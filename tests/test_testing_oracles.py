@@ -164,6 +164,11 @@ class WithoutTickets(Broken):
         return [answer for _, answer in super().collect(tickets, seconds)]
 
 
+class Silent(Broken):
+    def collect(self, tickets: Any, seconds: float) -> Any:
+        return None
+
+
 class Fragile(Broken):
     def spoilt(self, answer: Answer) -> Answer:
         return replace(answer, values=(1 / answer.values[0],))
@@ -187,8 +192,9 @@ class Fragile(Broken):
         (Repeating(), r"for tickets that were answered; return each answer once"),
         (Eager(), r"collect returned the ticket '0', asked for \['6'\]; return those only, once"),
         (WithoutTickets(), r"collect returned Answer\(.*; return \(ticket, Answer\) pairs"),
+        (Silent(), r"collect raised TypeError: 'NoneType' object is not iterable; repair that"),
         (Fragile(), r"collect raised ZeroDivisionError: float division by zero \(.*test_testing_oracles.py:\d+\)"),
-        (Broken(late=lambda question: None if question.candidates[0] == "" else 0), r"no answer to question .* '', 'four'\) within 0.2 s; answer or"),
+        (Broken(late=lambda question: None if question.candidates[0] == "" else 0), r"no answer to question .* '', 'four'\) within 0.2 s; answer it"),
         (FakeOracle(lambda question: 1.5, answers="compare"), r"is 1.5; give a probability from 0 to 1"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, FakeOracle) else "",
@@ -222,6 +228,10 @@ def test_own_questions_are_asked() -> None:
     check_oracle(reward, [make_question(chat, "4", "5", answer="4"), make_question(chat, "6", occurrence=1, answer="6")])
     with pytest.raises(ContractError, match="there is nothing to ask; give questions of the kind 'score'"):
         check_oracle(reward, [])
+    with pytest.raises(ContractError, match="reference and columns are for made-up questions"):
+        check_oracle(reward, [make_question(chat, "4")], columns={"answer": "4"})
+    with pytest.raises(ContractError, match=r"FakeOracle: is made already, and nothing reads the options \{'late': 3\}"):
+        check_oracle(FakeOracle(lambda question: 1.0), options={"late": 3})
 
 
 def test_a_fake_oracle_is_late_out_of_order_and_silent_as_scripted() -> None:

@@ -22,7 +22,7 @@ def check_explorer(explorer: Any, kind: Kind = "compare", *, plan: Plan | None =
 
     Found are: a choice that differs for the same groups, scores and seed (randomness that is not the generator's, something kept between calls);
     changes in what it was given; questions about other texts than those it picked, about no group or one group twice, of another kind, or about two
-    equal texts; and a plan without room for them.
+    equal texts; and a plan that is none.
 
     Args:
         explorer: a class as configurations name it, or that name.
@@ -50,9 +50,8 @@ class _Check(Part):
     def fresh(self) -> Explorer:
         """As a run makes it."""
         settings = getattr(self.cls, "Config", None)
-        self.require(
-            settings is not None or not self.options, f"takes no options, and {', '.join(self.options)} were given; add a dataclass `Config`"
-        )
+        takes = settings is not None or not self.options
+        self.require(takes, f"takes no options, and {', '.join(self.options)} were given; add a dataclass `Config`")
         made: Explorer = self.call("__init__", lambda: self.cls(self.kind, *([settings(**self.options)] if settings else [])))
         return made
 
@@ -66,9 +65,8 @@ class _Check(Part):
         before = wire.encode(plan)
         one, two = (self.call("widen", self.fresh().widen, plan) for _ in range(2))
         self.require(wire.encode(plan) == before, "widen changed the plan that it was given; return another: dataclasses.replace(plan, ...)")
-        self.require(
-            isinstance(one, Plan) and one == two, f"widen returned {one} and then {two} for one plan; return a Plan, a function of the argument"
-        )
+        is_same = isinstance(one, Plan) and one == two
+        self.require(is_same, f"widen returned {one} and then {two} for one plan; return a Plan, a function of the argument")
         counts = [one.prompts, one.questions, *one.samples.values()]
         is_whole = all(isinstance(count, int) and count > 0 for count in counts)
         self.require(is_whole, f"widen returned {one}; prompts, samples and questions are whole numbers above 0")
@@ -107,9 +105,8 @@ class _Check(Part):
 
     def question(self, question: Question, group: Group, explorer: Explorer) -> None:
         where, size = f"question {question.key}", len(group.trajectories)
-        self.require(
-            question.kind == self.kind, f"{where} is of the kind {question.kind!r}, and {self.kind!r} is wanted; pass on the kind of __init__"
-        )
+        is_kind = question.kind == self.kind
+        self.require(is_kind, f"{where} is of the kind {question.kind!r}, and {self.kind!r} is wanted; pass on the kind of __init__")
         in_range = all(isinstance(pick, int) and 0 <= pick < size for pick in question.picks) and len(question.picks) > 0
         self.require(in_range, f"{where} picks {question.picks} of {size} responses; pick places from 0 to {size - 1}, as plain int")
         texts = tuple(group.trajectories[pick].text for pick in question.picks)
@@ -123,14 +120,10 @@ class _Check(Part):
             self.require(is_askable, f"{where} compares {texts[0]!r} with itself; choose another pair, or address it to oat.types.UNASKED")
         if question.oracle == ENSEMBLE:
             is_known = ENSEMBLE in explorer.needs and len(question.known) == len(texts)
-            self.require(
-                is_known, f"{where} is for the ensemble; put {ENSEMBLE!r} in `needs`, and what it believes, one value a candidate, in `known`"
-            )
+            self.require(is_known, f"{where} is for the ensemble; put {ENSEMBLE!r} in `needs`, and its belief, one value a candidate, in `known`")
         if question.features is not None:
-            shape = np.shape(question.features)
-            self.require(
-                shape == (len(texts), _FEATURES), f"{where} has features of shape {shape}; give one row a candidate, {(len(texts), _FEATURES)}"
-            )
+            shape, meant = np.shape(question.features), (len(texts), _FEATURES)
+            self.require(shape == meant, f"{where} has features of shape {shape}; give one row a candidate, {meant}")
 
 
 def _scores(groups: Sequence[Group], needs: frozenset[str], generator: np.random.Generator) -> dict[str, list[np.ndarray]]:

@@ -47,14 +47,14 @@ def check_oracle(
         ConfigError, OracleError: the oracle cannot be built, or what our own wrapper of functions found.
     """
     name = oracle if isinstance(oracle, str) else getattr(oracle, "__qualname__", type(oracle).__name__)
-    if isinstance(oracle, str):
-        built = build_oracle(oracle, options or {})
-    else:
-        built = oracle if hasattr(oracle, "submit") and not isinstance(oracle, type) else make_oracle(oracle, name, options or {})
+    is_made = hasattr(oracle, "submit") and not isinstance(oracle, type)
+    built = build_oracle(oracle, options or {}) if isinstance(oracle, str) else oracle if is_made else make_oracle(oracle, name, options or {})
     ask = _Asking(built, name, seconds)
+    ask.require(not (is_made and options), f"is made already, and nothing reads the options {options}; make it with them, or give the class")
+    given = questions is not None and (reference is not None or columns)
+    ask.require(not given, "reference and columns are for made-up questions, and nothing reads them here; put them into yours with make_question")
     asked = list(questions) if questions is not None else _questions(built, reference, dict(columns or {}))
-    if not asked:
-        raise ContractError(f"{name}: there is nothing to ask; give questions of the kind {built.answers!r}")
+    ask.require(asked, f"there is nothing to ask; give questions of the kind {built.answers!r}")
     first = ask(asked)
     if is_cacheable(built):
         _check_same(name, "asked again, with other keys", asked, first, ask(_renamed(asked, 1_000)), tolerance)
@@ -83,15 +83,15 @@ class _Asking(Part):
             f"submit returned {str(tickets)[:80]} for {len(questions)} questions; return a list with one string a question, each different",
         )
         open_ = dict(zip(tickets, questions, strict=True))
-        answers = self._collect(tickets[-1:], open_)
-        answers |= self._collect([ticket for ticket in tickets if ticket not in answers], open_)
+        answers = self.call("collect", self._collect, tickets[-1:], open_)
+        answers |= self.call("collect", self._collect, tickets[:-1], open_)
         again = self.call("collect", self.oracle.collect, tickets, 0.0)
         self.require(not again, f"collect returned {str(again)[:80]} for tickets that were answered; return each answer once")
         for question, encoded in zip(questions, before, strict=True):
             unchanged = wire.encode(question) == encoded
             self.require(unchanged, f"the question {_shown(question)} was changed by it; work on copies of columns and messages")
         for ticket, question in open_.items():
-            self._check(question, answers[ticket])
+            self.call("an answer", self._check, question, answers[ticket])
         return [answers[ticket] for ticket in tickets]
 
     def _collect(self, tickets: Sequence[str], asked: Mapping[str, Question]) -> dict[str, Answer]:
@@ -99,17 +99,14 @@ class _Asking(Part):
         until = time.monotonic() + self.seconds
         while open_ := [ticket for ticket in tickets if ticket not in answers]:
             left = until - time.monotonic()
-            question = asked[open_[0]]
-            self.require(
-                left > 0, f"no answer to {_shown(question)} within {self.seconds:g} s; answer or mark it failed, or check with more `seconds`"
-            )
+            late = f"no answer to {_shown(asked[open_[0]])} within {self.seconds:g} s"
+            self.require(left > 0, f"{late}; answer it, mark it failed, or check with more `seconds`")
             for found in self.call("collect", self.oracle.collect, open_, min(left, _PATIENCE_S)):
                 is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Answer)
                 self.require(is_pair, f"collect returned {str(found)[:80]}; return (ticket, Answer) pairs")
                 ticket, answer = found
-                self.require(
-                    ticket in open_ and ticket not in answers, f"collect returned the ticket {ticket!r}, asked for {open_}; return those only, once"
-                )
+                is_due = ticket in open_ and ticket not in answers
+                self.require(is_due, f"collect returned the ticket {ticket!r}, asked for {open_}; return those only, once")
                 answers[ticket] = answer
         return answers
 

@@ -38,7 +38,7 @@ def tiny_run(
 
     Args:
         config: the text of a YAML file without `model`, `prompts.path` and `run_dir`.
-        prompts: texts, or records whose further columns go to oracles.
+        prompts: texts, or records with a `prompt`, whose further columns go to oracles.
         characters: that a response may hold beside those of the prompts.
         flags: over the configuration, as on the command line.
         folder: gets `model`, `prompts.jsonl`, `config.yaml` and `run`; by default a new one among the machine's temporary files, which stays.
