@@ -21,7 +21,7 @@ oracles, large models), has these settings, and the same losses; a test compares
     learner: {learning_rate: 5e-3}
     stop: {max_steps: 40}
 
-Axes, as suffixes of names: B prompts, G answers a prompt, N = B * G answers, L tokens of a prompt, T tokens of an answer, V vocabulary.
+Axes, as suffixes of names: B prompts, G answers a prompt, N = B * G answers, L tokens so far, T tokens of an answer, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -100,7 +100,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
         answers_NT = sample(model, prompts_BL, np.array(keys, dtype=np.uint64), end)
         texts = tokenizer.batch_decode(answers_NT, skip_special_tokens=True)
 
-        # Score, and compare each answer with the others to its prompt. Better than their mean is above 0, worse is below: the advantage.
+        # Score, and compare each answer with all G to its prompt: (reward - mean) / standard deviation, the advantage. Better than usual is above 0.
         rewards_N = torch.tensor(reward([prompt for prompt in PROMPTS for _ in range(G)], texts))
         advantages_N = group_advantages(rewards_N, group_of_N, len(PROMPTS))
 
@@ -110,8 +110,9 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
         with torch.no_grad():
             old_logps_NT = logps_of(model, prompts_BL, answers_NT)
 
-        # Loss and update, twice with the same answers. The second time the weights are no longer those that sampled, so each token is weighed by how
-        # much more probable it has become (the ratio); and where that leaves 1 by more than CLIP, the token has moved far enough and is left alone.
+        # Loss and update. A token's term is - advantage * ratio, where ratio is how many times as probable it is now as when it was sampled: whoever
+        # makes that loss smaller makes tokens of good answers more probable, and those of bad ones less. It is done twice with the same answers. The
+        # first time every ratio is 1; the second time a token whose ratio has left 1 by more than CLIP has moved far enough, and is left alone.
         losses, norms = [], []
         for _ in range(EPOCHS):
             logps_NT = logps_of(model, prompts_BL, answers_NT)
@@ -119,7 +120,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
             loss = (terms_NT * mask_NT).sum() / mask_NT.sum()
             optimiser.zero_grad()
             loss.backward()
-            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))  # no step is larger for one strange batch
             optimiser.step()
             losses.append(loss.item())
         yield {"loss": sum(losses) / EPOCHS, "grad_norm": sum(norms) / EPOCHS, "reward": rewards_N.mean().item(), "texts": texts}

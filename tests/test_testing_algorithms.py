@@ -241,6 +241,11 @@ class OtherSlot(GRPO):
         return replace(super().plan(step), samples={"reference": 4})
 
 
+class Lonely(DPO):
+    def plan(self, step: int) -> Plan:
+        return replace(super().plan(step), samples={"sampler": 1})
+
+
 class Untrained(GRPO):
     def __init__(self, config: GRPOConfig):
         super().__init__(config)
@@ -326,6 +331,7 @@ def test_a_state_that_comes_back_passes() -> None:
         (OddMetric, r"the metric user/ratio is joined by 'mean'; it is a mean over K, N or U, or max, min"),
         (OtherPlans, r"plan\(0\) is Plan\(prompts=1,.* and then Plan\(prompts=2,.*; return a Plan, a function of the step"),
         (OtherSlot, r"plan\(0\) samples from \{'reference'\}, and requires.slots is \{'sampler'\}; name them there"),
+        (Lonely, r"plan\(0\) is Plan\(.*; a comparison needs 2 samples a prompt, or more"),
         (Untrained, r"wants \{'policy'\}, and requires.models is \{'reference'\}; name every trained model there"),
         (Judged, r"requires.models names judge; a run has policy, reference, critic, ensemble"),
         (Scaled, r"after load_state it makes other batches or losses than the one whose state that was; put all that it keeps"),

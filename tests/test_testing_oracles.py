@@ -218,6 +218,14 @@ def test_what_is_wrong_with_a_function_is_said() -> None:
             check_oracle(function)
 
 
+def test_a_function_that_changes_its_columns_is_found() -> None:
+    def reward(prompts: list, completions: list, nums: list) -> list[float]:
+        return [float(len(text) > numbers.pop()) for text, numbers in zip(completions, nums, strict=True)]
+
+    with pytest.raises(ContractError, match=r"reward: question train/0/0/0/0 .* was changed by it; work on copies of columns"):
+        check_oracle(reward, [make_question("2+2=", "4", "5", nums=[6, 4, 1])])
+
+
 def test_own_questions_are_asked() -> None:
     chat = [Message("system", "add"), Message("user", "2+2=")]
 

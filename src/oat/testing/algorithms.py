@@ -75,6 +75,7 @@ class _Check(Part):
     def fresh(self) -> Objective:
         settings = self.call("Config", lambda: self.cls.Config(**self.options))
         made: Objective = self.call("__init__", self.cls, settings)
+        made.recorded_is_old = True
         return made
 
     def members(self) -> None:
@@ -106,6 +107,8 @@ class _Check(Part):
             counts = [one.prompts, one.questions, *one.samples.values()]
             is_whole = all(isinstance(count, int) and count > 0 for count in counts) and len(counts) > 2
             self.require(is_whole, f"plan({step}) is {one}; prompts, samples and questions are whole numbers above 0")
+            enough = sum(one.samples.values()) > 1 or objective.requires.feedback == "score"
+            self.require(enough, f"plan({step}) is {one}; a comparison needs 2 samples a prompt, or more")
             unnamed = set(one.samples) - objective.requires.slots
             self.require(not unnamed, f"plan({step}) samples from {unnamed}, and requires.slots is {set(objective.requires.slots)}; name them there")
 

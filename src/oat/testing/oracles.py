@@ -89,7 +89,7 @@ class _Asking(Part):
         self.require(not again, f"collect returned {str(again)[:80]} for tickets that were answered; return each answer once")
         for question, encoded in zip(questions, before, strict=True):
             unchanged = wire.encode(question) == encoded
-            self.require(unchanged, f"the question {_shown(question)} was changed by it; work on copies of columns and messages")
+            self.require(unchanged, f"{_shown(question)} was changed by it; work on copies of columns and messages")
         for ticket, question in open_.items():
             self.call("an answer", self._check, question, answers[ticket])
         return [answers[ticket] for ticket in tickets]
