@@ -96,8 +96,10 @@ def test_there_is_one_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize("name", EXTENSIONS)
-def test_an_extension_runs_and_names_itself_in_its_configuration(name: str, started: Started) -> None:
-    assert "step 2/2 " in started(name, "--stop.max_steps", "2")
+def test_an_extension_runs_and_names_itself_in_its_configuration(name: str, started: Started, tmp_path: Path) -> None:
+    started(name, "--stop.max_steps", "2")
+    (metrics,) = tmp_path.glob("*/run/metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == 3
     text = (EXAMPLES / name).read_text(encoding="utf-8")
     named = re.findall(r'"\{__file__\}:(\w+)"', text)
     assert named
