@@ -78,6 +78,10 @@ class WireError(OatError, ValueError):
     """Bytes that are not an encoded value of ours."""
 
 
+class ContractError(OatError, AssertionError):
+    """An oracle, explorer or algorithm does not keep its protocol, as `oat.testing` found."""
+
+
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """A sentence that names the nearest valid name, or lists the valid ones.
 

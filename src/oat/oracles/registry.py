@@ -28,22 +28,29 @@ _NAMED: dict[str, Callable[..., Any]] = {
 def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:
     """The oracle of this name: one of ours, or a user's as `path/to/file.py:Name` or `package.module:Name`.
 
-    A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, else a `CallableOracle`. A class
-    that implements the `Oracle` protocol is constructed with the options as keywords.
-
     Raises:
-        ConfigError: an unknown name, an option that the oracle does not take or misses, a class that is no oracle, or code that cannot be
-            loaded.
+        ConfigError: an unknown name, code that cannot be loaded, or as `make_oracle`.
     """
     found = _found(name)
-    oracle = _built(found, name, options)
+    oracle = make_oracle(found, name, options)
     if name not in _NAMED and not hasattr(oracle, "version"):
         with contextlib.suppress(AttributeError):  # a class may have no room for it
             oracle.version = _hash_of_source(found)  # type: ignore[attr-defined]
     return oracle
 
 
-def _built(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
+def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
+    """The oracle that a function or a class is.
+
+    A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, else a `CallableOracle`. A class
+    that implements the `Oracle` protocol is constructed with the options as keywords.
+
+    Args:
+        name: stands in messages and in `Answer.by`.
+
+    Raises:
+        ConfigError: neither a function nor a class, a class that is no oracle, or an option that it does not take or misses.
+    """
     if inspect.isclass(found):
         return _construct(found, name, options)
     if hasattr(found, "submit"):
