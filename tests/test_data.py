@@ -17,7 +17,7 @@ from oat import wire
 from oat.config import convert
 from oat.data import Source, read_prompts
 from oat.errors import ConfigError, DataError
-from oat.settings import EvaluationConfig, PromptsConfig, RenderConfig
+from oat.settings import EvaluationConfig, OracleConfig, PromptsConfig, RenderConfig
 from oat.types import Message
 
 RECORDS = [{"prompt": f'{n}+{n}=\n, "quoted"', "answer": str(2 * n), "note": "é☃"} for n in range(5)]
@@ -410,7 +410,7 @@ def test_the_first_records_and_no_more_are_read(tmp_path):
 def test_the_settings_that_the_page_shows_exist():
     page = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)]
-    sections = {"prompts": PromptsConfig, "evaluation": EvaluationConfig, "render": RenderConfig}
+    sections = {"prompts": PromptsConfig, "evaluation": EvaluationConfig, "render": RenderConfig, "oracle": OracleConfig}
     assert {section for block in blocks for section in block} == set(sections)
     for block in blocks:
         for section, fields in block.items():

@@ -10,7 +10,7 @@ stand, plain or conversational, and so is ShareGPT's.
 | unpaired preference | `prompt`, `completion`, `label` | that column | `completion`, worth 1 where the label is true, else 0 |
 | stepwise supervision | `prompt`, `completions`, `labels` | that column | none: no algorithm here learns from steps |
 | language modelling | `messages` | the messages before the last one, an assistant's | `completion`: the last message |
-| language modelling | `text` | none | `completion`: the text |
+| language modelling, plain text | `text` | none | `completion`: the text |
 
 `messages` and ShareGPT's `conversations` also take the place of `prompt` where there is no such column. A message is {"role", "content"} or
 ShareGPT's {"from", "value"}.
