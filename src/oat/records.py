@@ -32,7 +32,7 @@ from oat.errors import DataError, did_you_mean
 from oat.plugins import load_symbol
 
 _MAX_FIELD = 2**31 - 1
-_ROWS = 1024
+_ROWS = 128
 """Of a Parquet file, that are in memory at once."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
@@ -145,7 +145,7 @@ class _Csv(_Jsonl):
         """The values of each record, or what is wrong with it; after that reading goes on with the next line."""
         csv.field_size_limit(_MAX_FIELD)
         while True:
-            start, before = lines.place, reader.line_num
+            start, before = lines.place, lines.row
             try:
                 values = next(reader)
             except StopIteration:
@@ -156,7 +156,7 @@ class _Csv(_Jsonl):
             except DataError as error:
                 values = error
             if values:
-                yield start, reader.line_num, values
+                yield start, lines.row, values
 
     def _at(self, file: BinaryIO, place: int, row: int) -> Any:
         lines = _Lines(file, self.path)
