@@ -78,6 +78,19 @@ def test_responses_by_hand():
     assert (renamed[0].messages, renamed[0].columns) == ((Message("user", "2+2"),), {"prompt": "other", "completion": [plain]})
 
 
+def test_a_text_has_no_turns(world, tmp_path, capsys):
+    path = write_jsonl(tmp_path / "data.jsonl", [{"text": "12+a"}] * 4)
+    changes = {"prompts": {"path": str(path)}, "algorithm": {"name": "sft", "prompts": 2}, "oracle.name": "recorded", "evaluation": None}
+    config = world.config("sft", tmp_path, {**changes, "stop.max_steps": 1})
+    assert oat("train", config) == 0
+    sample = json.loads((tmp_path / "sft" / "samples.jsonl").read_text().splitlines()[0])
+    row = json.loads((tmp_path / "sft" / "metrics.jsonl").read_text().splitlines()[1])
+    assert (sample["prompt"], row["response/length"], row["rows/trained"]) == ([], 4, 1), "the first token has nothing before it; the end is learned"
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ eos_token }}{% endfor %}")
+    assert oat("train", config, "--render.template", tmp_path / "chat.jinja", "--run_dir", tmp_path / "chat") == 2
+    assert f"{path}:1: field 'text': expected messages, since a chat template is set, got a text" in capsys.readouterr().err
+
+
 def test_what_is_not_rendered_is_counted():
     call = {"role": "assistant", "tool_calls": [{"name": "f"}]}
     records = [

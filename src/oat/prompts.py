@@ -174,7 +174,8 @@ class _Fit:
         )
 
     def _num_tokens(self, prompt: Prompt) -> int:
-        if not prompt.messages and self.renderer.template is None:
+        if not prompt.messages:
+            self._check_text(prompt)
             return 0
         try:
             return len(self.renderer.prompt(prompt.messages))
@@ -182,6 +183,12 @@ class _Fit:
             form = self.layout.format
             field = form.prompt or form.columns[0] if form else self.layout.prompt_key
             raise DataError(f"{self.source.name}:{prompt.row}: field {field!r}: the prompt cannot be rendered: {error}") from error
+
+    def _check_text(self, prompt: Prompt) -> None:
+        """A text that is learned whole has no prompt, and no turns."""
+        if self.renderer.template is not None:
+            place = f"{self.source.name}:{prompt.row}: field 'text'"
+            raise DataError(f"{place}: expected messages, since a chat template is set, got a text; remove `render.template`, or write messages")
 
 
 class _Pool:
