@@ -12,6 +12,7 @@ from oat.types import Message
 
 QUESTION = [{"role": "user", "content": "1+1"}]
 ANSWERED = [*QUESTION, {"role": "assistant", "content": "2"}]
+CALL = {"role": "assistant", "tool_calls": [{"name": "f"}]}
 
 
 def read(records, **options):
@@ -48,6 +49,9 @@ def test_records_of_no_format(records, message):
         ({"prompt": "a", "chosen": ANSWERED[:1], "rejected": "b"}, ("chosen", "rejected"), "field 'chosen': expected a response, .*got user"),
         ({"prompt": "a", "completion": "b", "label": "x"}, ("completion",), "field 'label': expected true or false, got 'x'"),
         ({"text": " "}, ("completion",), "field 'text': expected text, got none"),
+        ({"messages": [*QUESTION, CALL]}, ("completion",), "field 'completion': expected text in every message of a response, got none"),
+        ({"prompt": "a", "completion": [ANSWERED[1], ANSWERED[1]]}, ("completion",), "got two of its messages in a row; join them"),
+        ({"prompt": "a", "completion": [CALL, {"role": "tool", "content": "1"}, ANSWERED[1]]}, ("completion",), "tool calls are not rendered"),
     ],
 )
 def test_responses_that_are_none(record, responses, message):
@@ -92,9 +96,8 @@ def test_a_text_has_no_turns(world, tmp_path, capsys):
 
 
 def test_what_is_not_rendered_is_counted():
-    call = {"role": "assistant", "tool_calls": [{"name": "f"}]}
     records = [
-        {"prompt": [QUESTION[0], call, {"role": "tool", "name": "f", "content": "1"}]},
+        {"prompt": [QUESTION[0], CALL, {"role": "tool", "name": "f", "content": "1"}]},
         {"prompt": "a", "tools": []},
         {"prompt": "a", "tools": ["f"]},
     ]
@@ -116,3 +119,19 @@ def test_unpaired_preferences_are_learned_where_their_label_is_true(world, tmp_p
     assert (row["rows/trained"], row["reward/mean"]) == (3, 0.5)
     assert oat("train", config, "--algorithm.threshold", "0", "--run_dir", tmp_path / "all") == 0
     assert json.loads((tmp_path / "all" / "metrics.jsonl").read_text().splitlines()[1])["rows/trained"] == 6
+
+
+def test_a_response_that_cannot_be_rendered_names_its_record(world, tmp_path, capsys):
+    path = write_jsonl(tmp_path / "data.jsonl", [{"prompt": "1", "completion": "a"}] * 4)
+    (tmp_path / "thinks.jinja").write_text(
+        "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}a<think>{% endif %}"
+    )
+    changes = {
+        "prompts": {"path": str(path), "shuffle": False},
+        "algorithm": {"name": "sft", "prompts": 2},
+        "oracle.name": "recorded",
+        "evaluation": None,
+    }
+    config = world.config("sft", tmp_path, {**changes, "render.template": str(tmp_path / "thinks.jinja"), "stop.max_steps": 1})
+    assert oat("train", config) == 2
+    assert "record 1: field 'completion': the response cannot be rendered: the template's prompt opens <think>" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import numpy as np
 
 from oat.engines.base import Engine
 from oat.environments.base import Environment
+from oat.errors import DataError, TemplateError
 from oat.features import Scorer
 from oat.formats import scores_of
 from oat.render import Renderer
@@ -176,20 +177,24 @@ class RecordedActor:
 
     def _responses(self, prompt: Prompt) -> tuple[Trajectory, ...]:
         scores = scores_of(prompt.columns, self.columns, self.score_key, f"record {prompt.row}")
-        responses = [self._response(prompt, prompt.columns[name]) for name in self.columns]
-        return tuple(replace(response, reward=score) for response, score in zip(responses, scores, strict=True))
+        return tuple(replace(self._response(prompt, name), reward=score) for name, score in zip(self.columns, scores, strict=True))
 
-    def _response(self, prompt: Prompt, value: str | list[dict[str, str]]) -> Trajectory:
-        if not prompt.messages:
-            assert isinstance(value, str), "only a text has no prompt"
-            ids = np.concatenate([self.renderer.prompt([Message("user", value)]), self.renderer.response("")])
-            return Trajectory(
-                "recorded", (Segment("context", ids[:1]), Segment("model", ids[1:], mask=np.ones(len(ids) - 1, dtype=bool))), "stop", value
-            )
-        messages = [Message("assistant", value)] if isinstance(value, str) else [Message(**message) for message in value]
-        ids, mask = self.renderer.loss_mask([*prompt.messages, *messages], prompt=len(prompt.messages))
+    def _response(self, prompt: Prompt, name: str) -> Trajectory:
+        value: str | list[dict[str, str]] = prompt.columns[name]
+        try:
+            ids, mask = self._rendered(prompt, value)
+        except TemplateError as error:
+            raise DataError(f"record {prompt.row}: field {name!r}: the response cannot be rendered: {error}") from error
         bounds = np.flatnonzero(np.diff(mask)) + 1
         segments = []
         for part, trained in zip(np.split(ids, bounds), np.split(mask, bounds), strict=True):
             segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
-        return Trajectory("recorded", tuple(segments), "stop", messages[-1].content)
+        return Trajectory("recorded", tuple(segments), "stop", value if isinstance(value, str) else value[-1]["content"])
+
+    def _rendered(self, prompt: Prompt, value: str | list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
+        if not prompt.messages:
+            assert isinstance(value, str), "only a text has no prompt"
+            ids = np.concatenate([self.renderer.prompt([Message("user", value)]), self.renderer.response("")])
+            return ids, np.arange(len(ids)) > 0
+        messages = [Message("assistant", value)] if isinstance(value, str) else [Message(**message) for message in value]
+        return self.renderer.loss_mask([*prompt.messages, *messages], prompt=len(prompt.messages))

@@ -27,7 +27,7 @@ Not handled: images; texts to continue online without `prompt_key: text`.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice, pairwise, takewhile
 from typing import Any
 
 from oat.errors import DataError, did_you_mean
@@ -279,7 +279,14 @@ def _ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
 
 def _response(value: Any, prompt: tuple[Message, ...], where: str) -> str | list[dict[str, str]]:
     """A response as text, or as messages from the assistant's first to its last, without the prompt where they repeat it."""
-    return value if isinstance(value, str) else [_plain(message) for message in _messages_of(value, prompt, where)]
+    if isinstance(value, str):
+        return value
+    messages = _messages_of(value, prompt, where)
+    if not all(message.content.strip() for message in messages):
+        raise DataError(f"{where}: expected text in every message of a response, got none (tool calls are not rendered); remove the record")
+    if any(first.role == second.role == "assistant" for first, second in pairwise(messages)):
+        raise DataError(f"{where}: expected that somebody answers the assistant, got two of its messages in a row; join them")
+    return [_plain(message) for message in messages]
 
 
 def _messages_of(value: Any, prompt: tuple[Message, ...], where: str) -> tuple[Message, ...]:
