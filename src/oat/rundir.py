@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from oat.build import build, resolve
-from oat.checkpoint import Checkpoints, write_atomically
+from oat.checkpoint import Checkpoints
 from oat.config import Origins, dump, load_config, to_yaml
 from oat.errors import ConfigError
+from oat.files import write_atomically
 from oat.fork import begin_fork, copy_state, origin_of
 from oat.lm import load_tokenizer
 from oat.loop import Run
