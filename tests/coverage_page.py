@@ -22,6 +22,7 @@ FEATURES = {
     14: "SFT learner",
     15: "rejection sampling",
     28: "GRPO advantages",
+    53: "reward functions in TRL's signature",
     85: "GSM8K oracle",
     86: "countdown oracle",
     89: "Bernoulli feedback",

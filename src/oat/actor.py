@@ -8,8 +8,9 @@ import numpy as np
 
 from oat.engines.base import Engine
 from oat.environments.base import Environment
-from oat.errors import DataError
+from oat.errors import DataError, TemplateError
 from oat.features import Scorer
+from oat.formats import scores_of
 from oat.render import Renderer
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, Completion, FinishReason, Group, Message, Prompt, Request, Sampling, Segment, Trajectory, Work
@@ -153,9 +154,9 @@ class RecordedActor:
     """The actor of offline data: responses that stand in the records become trajectories, without a version or log-probabilities.
 
     Args:
-        columns: of the responses: a string, or a list of messages that ends with an assistant's; the assistant's tokens behind the prompt
-            are trained.
-        score_key: column of their scores, one number each; without it the first response is worth 1 and the others 0.
+        columns: of the responses, as `formats.Layout` leaves them: the assistant's tokens behind the prompt are trained; of a text without a
+            prompt all but the first.
+        score_key: column of their scores, as `formats.scores_of` reads it.
     """
 
     def __init__(self, renderer: Renderer, columns: Sequence[str], score_key: str | None = None):
@@ -175,35 +176,25 @@ class RecordedActor:
         return Work()
 
     def _responses(self, prompt: Prompt) -> tuple[Trajectory, ...]:
-        where = f"record {prompt.row}"
-        for name in (*self.columns, *([self.score_key] if self.score_key else [])):
-            if name not in prompt.columns:
-                raise DataError(f"{where}: field {name!r}: expected in every record, got none; it has {', '.join(sorted(prompt.columns))}")
-        scores: Sequence[Any] = prompt.columns[self.score_key] if self.score_key else [1.0] + [0.0] * (len(self.columns) - 1)
-        scores = scores if isinstance(scores, list) else [scores]
-        if len(scores) != len(self.columns) or not all(isinstance(score, int | float) for score in scores):
-            raise DataError(f"{where}: field {self.score_key!r}: expected {len(self.columns)} numbers, one a response, got {scores!r}")
-        responses = [self._response(prompt, prompt.columns[name], f"{where}: field {name!r}") for name in self.columns]
-        return tuple(replace(response, reward=float(score)) for response, score in zip(responses, scores, strict=True))
+        scores = scores_of(prompt.columns, self.columns, self.score_key, f"record {prompt.row}")
+        return tuple(replace(self._response(prompt, name), reward=score) for name, score in zip(self.columns, scores, strict=True))
 
-    def _response(self, prompt: Prompt, value: Any, where: str) -> Trajectory:
-        messages = _messages(value, where)
-        if messages[: len(prompt.messages)] == list(prompt.messages):
-            messages = messages[len(prompt.messages) :]
-        if not messages or messages[0].role != "assistant" or messages[-1].role != "assistant":
-            raise DataError(f"{where}: expected a response, or messages that end with an assistant's, got {value!r}; name another column")
-        ids, mask = self.renderer.loss_mask([*prompt.messages, *messages], prompt=len(prompt.messages))
+    def _response(self, prompt: Prompt, name: str) -> Trajectory:
+        value: str | list[dict[str, str]] = prompt.columns[name]
+        try:
+            ids, mask = self._rendered(prompt, value)
+        except TemplateError as error:
+            raise DataError(f"record {prompt.row}: field {name!r}: the response cannot be rendered: {error}") from error
         bounds = np.flatnonzero(np.diff(mask)) + 1
         segments = []
         for part, trained in zip(np.split(ids, bounds), np.split(mask, bounds), strict=True):
             segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
-        return Trajectory("recorded", tuple(segments), "stop", messages[-1].content)
+        return Trajectory("recorded", tuple(segments), "stop", value if isinstance(value, str) else value[-1]["content"])
 
-
-def _messages(value: Any, where: str) -> list[Message]:
-    if isinstance(value, str):
-        return [Message("assistant", value)]
-    try:
-        return [Message(entry["role"], entry["content"]) for entry in value]
-    except (TypeError, KeyError) as error:
-        raise DataError(f"{where}: expected a string or a list of messages with role and content, got {value!r}; name another column") from error
+    def _rendered(self, prompt: Prompt, value: str | list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
+        if not prompt.messages:
+            assert isinstance(value, str), "only a text has no prompt"
+            ids = np.concatenate([self.renderer.prompt([Message("user", value)]), self.renderer.response("")])
+            return ids, np.arange(len(ids)) > 0
+        messages = [Message("assistant", value)] if isinstance(value, str) else [Message(**message) for message in value]
+        return self.renderer.loss_mask([*prompt.messages, *messages], prompt=len(prompt.messages))

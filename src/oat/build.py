@@ -23,6 +23,7 @@ from oat.errors import ConfigError
 from oat.evaluate import Evaluation, Judge, Mode, Records, Trigger, Wanted
 from oat.explore.base import Explorer
 from oat.features import Scorer
+from oat.formats import UNPAIRED
 from oat.interruption import Interruption
 from oat.learner.ensemble import Ensemble
 from oat.learner.learner import Learner
@@ -75,7 +76,7 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
     explorer = make_explorer(config, objective.requires)
     lms = load_models(config, needed_models(config, objective.requires, explorer), seeds)
     renderer = make_renderer(config, lms["policy"])
-    prompts, held_out, notes, dropped = make_prompts(config, renderer, lms["policy"].context_length, seeds)
+    prompts, held_out, notes, left_out = make_prompts(config, renderer, lms["policy"].context_length, seeds, directory)
     ensemble = make_ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
     learner = wired(make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite"), tuple(type(o) for o in objectives))
@@ -112,7 +113,7 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
         checkpoints=Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)),
         tracking=_tracking(config, directory),
         parts=parts,
-        start={"prompts/dropped": dropped},
+        start=left_out,
         chosen=_chosen(config, objective, learner, engine),
         notes=(*device_notes(config.compute.profile), *notes),
         interruption=interruption,
@@ -314,19 +315,33 @@ def _judges(config: Config, trained: Oracle) -> dict[str, tuple[str, Oracle]]:
     return found
 
 
-def make_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds) -> tuple[Prompts, list[Prompt], tuple[str, ...], int]:
-    """The prompts of training, those of evaluation, and of both together: what people should know, and how many were dropped."""
+def make_prompts(
+    config: Config, renderer: Renderer, context: int | None, seeds: Seeds, directory: Path | None = None
+) -> tuple[Prompts, list[Prompt], tuple[str, ...], dict[str, float]]:
+    """The prompts of training, those of evaluation, and of both together: what people should know, and how many were left out, as metrics.
+
+    Args:
+        directory: of the run, for copies of what can only be read in order.
+    """
     p, e = config.prompts, config.evaluation
     entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
     sources = [Source(entry) if isinstance(entry, str) else Source(entry.path, entry.weight, entry.split) for entry in entries]
     common: dict[str, Any] = {"prompt_key": p.prompt_key, "reference_key": p.reference_key, "max_tokens": p.max_tokens}
+    common |= {"on_bad_record": p.on_bad_record, "folder": directory}
     room = _room(config.sampling, context)
     own: dict[str, Any] = {"room": context if p.responses else room, "max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle}
-    prompts = Prompts(sources, renderer, seeds, **own, **common)
-    if e is None:
-        return prompts, [], prompts.notes, prompts.dropped
-    held_out = Prompts([Source(e.path, split=e.split)], renderer, seeds, room=room, max_prompts=e.max_prompts, **common)
-    return prompts, held_out.all(), (*prompts.notes, *held_out.notes), prompts.dropped + held_out.dropped
+    prompts = Prompts(sources, renderer, seeds, responses=p.responses, score_key=p.score_key, **own, **common)
+    if UNPAIRED in prompts.formats and len(p.responses) == 1 and config.algorithm.options.get("threshold", 0) is None:
+        raise ConfigError(
+            f"{config.algorithm.name} would learn every response, also those whose label is false (the data are unpaired preferences); set "
+            "algorithm.threshold: 1 to learn the others alone, or 0 for all"
+        )
+    read = [prompts]
+    if e is not None:
+        read.append(Prompts([Source(e.path, split=e.split)], renderer, seeds, room=room, max_prompts=e.max_prompts, **common))
+    notes = tuple(note for each in read for note in each.notes)
+    left_out: dict[str, float] = {"prompts/dropped": sum(each.dropped for each in read), "prompts/skipped": sum(each.skipped for each in read)}
+    return prompts, [prompt for each in read[1:] for prompt in each.all()], notes, left_out
 
 
 def _room(sampling: SamplingConfig, context: int | None) -> int | None:

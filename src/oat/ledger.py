@@ -245,7 +245,9 @@ class Ledger:
             self.reasked += len(lost)
             with self.store:
                 self.store.count_again(row.id for row in lost)
-            self._submit(lost)
+            samples = [self._group(row).trajectories for row in lost]
+            ids = [tuple(of[pick].completion for pick in row.question.picks) for row, of in zip(lost, samples, strict=True)]
+            self._submit([replace(row, question=replace(row.question, ids=each)) for row, each in zip(lost, ids, strict=True)])
 
     def _submit(self, rows: Sequence[Asked]) -> None:
         for name in sorted({row.question.oracle for row in rows}):
@@ -335,12 +337,15 @@ class Ledger:
         return None if probability == 0.5 else int(probability < 0.5)
 
     def _item(self, row: Asked, answer: Answer, label: int | None) -> Item:
+        return Item(self._group(row), row.question, answer, label)
+
+    def _group(self, row: Asked) -> Group:
         key = row.question.key
         place = (key.purpose, key.step, key.round)
         groups = self.groups.get(place)
         if groups is None:
             groups = self.groups[place] = self.store.groups(*place)
-        return Item(groups[row.member], row.question, answer, label)
+        return groups[row.member]
 
     def _warn_of_silence(self, purpose: str, step: int, items: Sequence[Item]) -> None:
         """Say once what would otherwise only be counted: an oracle that answers nothing leaves a run that learns nothing."""
@@ -377,7 +382,8 @@ def _rest(question: Question, cached: Sequence[Known]) -> Question:
     def of(values: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(values[place] for place in places) if values else values
 
-    return replace(question, candidates=of(question.candidates), picks=of(question.picks), known=of(question.known))
+    q = question
+    return replace(q, candidates=of(q.candidates), picks=of(q.picks), known=of(q.known), ids=of(q.ids))
 
 
 def _whole(asked: Asked, rest: Answer) -> Answer:

@@ -235,7 +235,7 @@ def outline(config: Config) -> tuple[list[str], Lengths]:
         lm = load_models(config, (), seeds)["policy"]
         renderer = make_renderer(config, lm)
         prompts, held_out, notes, _ = make_prompts(config, renderer, lm.context_length, seeds)
-    longest, held_out_longest = (max((len(renderer.prompt(prompt.messages)) for prompt in some), default=0) for some in (prompts.all(), held_out))
+    longest, held_out_longest = prompts.longest, max((len(renderer.prompt(prompt.messages)) for prompt in held_out), default=0)
     plan = make_explorer(config, objective.requires).widen(objective.plan(0))
     responses = plan.prompts * sum(plan.samples.values())
     parameters = sum(parameter.numel() for parameter in lm.module.parameters())

@@ -76,6 +76,7 @@ NAMES = {
     "policy/ratio_max": "largest probability ratio of a trained token",
     "policy/ratio_min": "smallest probability ratio of a trained token",
     "prompts/dropped": "row 0: prompts left out because they are longer than prompts.max_tokens, of training and evaluation together",
+    "prompts/skipped": "row 0: malformed records left out (prompts.on_bad_record: skip), of training and evaluation together",
     "response/length": "mean tokens of a response",
     "response/tokens": "tokens of the step's responses together",
     "response/truncated_frac": "share of responses cut by the length limit",

@@ -55,8 +55,10 @@ class PromptsConfig:
     """Split of a dataset; None is `train`."""
     max_prompts: Count | None = None
     """Read the first so many records, of each source."""
+    on_bad_record: Literal["stop", "skip"] = "stop"
+    """A malformed record ends the run before it starts, or is left out and counted (`prompts/skipped`); also one of `evaluation`."""
     prompt_key: str = "prompt"
-    """Column of the prompt: a string, or a list of messages with role and content."""
+    """Column of the prompt: a string, or a list of messages; or of a whole conversation. Without it TRL's other formats are known (docs/data.md)."""
     reference_key: str | None = None
     """Column of the reference answer or response; None when there is none."""
     max_tokens: Count | None = None
@@ -66,9 +68,10 @@ class PromptsConfig:
     shuffle: bool = True
     """A new order, from the seed, every epoch."""
     responses: tuple[str, ...] = ()
-    """Columns of recorded responses, the best first: offline data, nothing is sampled in training. Empty: the policy answers."""
+    """Columns of recorded responses, the best first: offline data, nothing is sampled in training. With the oracle `recorded` they default to
+    TRL's: chosen and rejected, or completion. Otherwise, empty, the policy answers."""
     score_key: str | None = None
-    """Column of their scores, for the oracle `recorded`; by default the first response is worth 1 and the others 0."""
+    """Column of their scores, for the oracle `recorded`; by default the first response is worth 1 and the others 0, and one with a `label` 1 or 0."""
 
 
 @dataclass(frozen=True)

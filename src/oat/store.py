@@ -439,6 +439,7 @@ class Store:
             oracle,
             _values(known),
             None if features is None else wire.decode(features),
+            content.get("is_chat", False),
         )
         return Asked(id, question, member, ticket, sent, tuple(None if known is None else (known[0], known[1]) for known in _values(cached)))
 
@@ -468,7 +469,9 @@ def _values(text: str) -> tuple[Any, ...]:
 
 def prompt_text(question: Question) -> str:
     """What is asked about, but for the candidates, in canonical form."""
-    content = {"messages": [[m.role, m.content] for m in question.messages], "reference": question.reference, "columns": question.columns}
+    messages = [[m.role, m.content] for m in question.messages]
+    content: dict[str, Any] = {"messages": messages, "reference": question.reference, "columns": question.columns}
+    content |= {"is_chat": True} if question.is_chat else {}
     return json.dumps(content, ensure_ascii=False, sort_keys=True)
 
 

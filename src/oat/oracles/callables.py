@@ -1,9 +1,10 @@
 """Plain functions as oracles: TRL's reward signature, and its sibling for comparisons.
 
 Departures from TRL:
-1. A prompt that is one user message is passed as a string, with its completions as strings, whichever way the data wrote it.
-2. NaN is an error. "No reward" is None.
-3. `completion_ids` and `trainer_state` are not passed: a reward is a function of text and data.
+1. NaN is an error. "No reward" is None.
+2. `completion_ids` are passed to functions that name them, and not within **kwargs: their answers are no function of the text, and are never used
+   again for another response.
+3. `trainer_state`, `log_extra`, `log_metric` and `environments` are not passed: a reward is a function of responses and data.
 4. `reference` holds the configured reference, beside the column it comes from.
 """
 
@@ -19,16 +20,17 @@ from threading import Thread
 from typing import Any
 
 from oat.errors import OracleError
-from oat.types import Answer, Kind, Mark, Message, Question
+from oat.types import Answer, Kind, Mark, Question
 
 
 class CallableOracle:
     """A function `reward(prompts, completions, **columns) -> list[float | None]`, sync or async, as an oracle of scores.
 
-    All candidates of all questions that are collected together go into one call, question by question. A prompt is a string when it is one
-    user message, and its completions are strings; otherwise it is a list of {"role", "content"} and each completion a list of one assistant
+    All candidates of all questions that are collected together go into one call, question by question. A prompt that the data give as text is a
+    string, and so are its completions; one that they give as messages is a list of {"role", "content"} and each completion a list of one assistant
     message. Columns are lists with one entry a completion (None where a record has no such field); the function gets those that it names, or
-    all when it takes **kwargs. None in what it returns is no reward ("abstain").
+    all when it takes **kwargs. `completion_ids`, if it names them, are lists of token ids, the end of turn included. None in what it returns is no
+    reward ("abstain").
 
     Args:
         name: stands in messages and in `Answer.by`.
@@ -40,6 +42,7 @@ class CallableOracle:
     def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
         self.name = name
+        self.cacheable = "completion_ids" not in (_parameters(function) or ())
         self._pending: dict[str, tuple[Question, float]] = {}
         self._calls: list[tuple[list[str], Future[list[Answer]]]] = []
         self._ready: dict[str, Answer] = {}
@@ -106,11 +109,12 @@ class CallableOracle:
         asked = [question for question in questions for _ in question.candidates]
         texts = [text for question in questions for text in question.candidates]
         completions = [_completion(question, text) for question, text in zip(asked, texts, strict=True)]
-        return self._call(asked, {"completions": completions})
+        ids = {} if self.cacheable else {"completion_ids": [ids.tolist() for question in questions for ids in question.ids]}
+        return self._call(asked, {"completions": completions, **ids})
 
     def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]]) -> list[float | None]:
         """One value for each of `asked`, whose candidates are given under the function's own names."""
-        offered = {**_columns(asked), "prompts": [_prompt(question.messages) for question in asked], **candidates}
+        offered = {**_columns(asked), "prompts": [_prompt(question) for question in asked], **candidates}
         arguments = self._accepted(offered)
         try:
             returned = self.function(**arguments)
@@ -126,10 +130,10 @@ class CallableOracle:
         return [self._number(value, place) for place, value in enumerate(values)]
 
     def _accepted(self, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        try:
-            parameters = inspect.signature(self.function).parameters.values()
-        except ValueError:  # some built-in functions have no signature
+        found = _parameters(self.function)
+        if found is None:
             return offered
+        parameters = found.values()
         named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         missing = [p.name for p in named if p.default is p.empty and p.name not in offered]
         if missing:
@@ -190,18 +194,25 @@ async def _wait(result: Awaitable[Any]) -> Any:
     return await result
 
 
-def _is_plain(messages: Sequence[Message]) -> bool:
-    return len(messages) == 1 and messages[0].role == "user"
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # some built-in functions have no signature
+        return None
 
 
-def _prompt(messages: Sequence[Message]) -> str | list[dict[str, str]]:
-    if _is_plain(messages):
-        return messages[0].content
-    return [{"role": message.role, "content": message.content} for message in messages]
+def _is_plain(question: Question) -> bool:
+    return not question.is_chat and len(question.messages) == 1 and question.messages[0].role == "user"
+
+
+def _prompt(question: Question) -> str | list[dict[str, str]]:
+    if _is_plain(question):
+        return question.messages[0].content
+    return [{"role": message.role, "content": message.content} for message in question.messages]
 
 
 def _completion(question: Question, text: str) -> str | list[dict[str, str]]:
-    return text if _is_plain(question.messages) else [{"role": "assistant", "content": text}]
+    return text if _is_plain(question) else [{"role": "assistant", "content": text}]
 
 
 def _columns(asked: Sequence[Question]) -> dict[str, list[Any]]:
