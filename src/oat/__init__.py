@@ -1,17 +1,19 @@
 """Online alignment of language models: sample, choose, ask, learn, repeat.
 
 oat.Trainer(model="org/name", oracle=reward, prompts="prompts.jsonl", algorithm="grpo").train()
+oat.load_run("runs/grpo").metrics
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from oat.reading import load_run
     from oat.trainer import Trainer
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "load_run"]
 
-_HOMES = {"Trainer": "oat.trainer"}
+_HOMES = {"Trainer": "oat.trainer", "load_run": "oat.reading"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ import filecmp
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from oat.config import Origins, convert
 from oat.errors import ConfigError, DataError
 from oat.export import export_run
 from oat.interruption import Interrupted
-from oat.loop import train
+from oat.loop import Report, Run, train
+from oat.progress import shown
+from oat.reading import read_rows
 from oat.rundir import open_run
 from oat.settings import Config
 
@@ -40,6 +42,7 @@ class Trainer:
         tokenizer: of a model that is given as an object.
         run_dir: by default `runs/` and the algorithm's name.
         callbacks: called after every step, in order.
+        quiet: print nothing; otherwise what `oat train` prints.
         sections: every other section and field of a configuration (`src/oat/settings.py`): `learner={"learning_rate": 1e-5}`, `seed=1`.
 
     Raises:
@@ -56,6 +59,7 @@ class Trainer:
         tokenizer: Any = None,
         run_dir: str | Path | None = None,
         callbacks: Iterable[Callback] = (),
+        quiet: bool = False,
         **sections: Any,
     ):
         tree = {
@@ -72,7 +76,7 @@ class Trainer:
             tree["prompts"].setdefault("epochs", 1)
         self._given: dict[str, Any] = {}
         self._files: dict[str, Any] = {}
-        self._tokenizer, self.callbacks = tokenizer, tuple(callbacks)
+        self._tokenizer, self.callbacks, self.quiet = tokenizer, tuple(callbacks), quiet
         name = tree["algorithm"].get("name")
         self.run_dir = Path(run_dir or Path("runs") / (name if isinstance(name, str) else getattr(name, "__name__", "run")))
         for section, file in (("model", "model"), ("prompts", "prompts.jsonl"), ("evaluation", "evaluation.jsonl")):
@@ -90,11 +94,12 @@ class Trainer:
             Interrupted: it was ended by a signal; where it stood is on disk, and the same lines go on.
         """
         self._write_given()
-        with self._named(), open_run(self.config, self._origins) as run, run.interruption.heard():
+        with self._named(), open_run(self.config, self._origins) as run, run.interruption.heard(), self._shown(run) as show:
             asked = False
 
             def report(step: int, metrics: dict[str, float]) -> None:
                 nonlocal asked
+                show(step, metrics)
                 if any([callback(step, dict(metrics)) is True for callback in self.callbacks]):
                     asked = True
                     run.interruption.ask()
@@ -106,11 +111,13 @@ class Trainer:
                     raise
                 return "a callback ended it"
 
+    def _shown(self, run: Run) -> AbstractContextManager[Report]:
+        return nullcontext(lambda step, metrics: None) if self.quiet else shown(run, self.config)
+
     @property
     def metrics(self) -> list[dict[str, float]]:
         """One row a step, from row 0; empty before the first."""
-        file = self.run_dir / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+        return read_rows(self.run_dir / "metrics.jsonl")
 
     def save_model(self, out: str | Path, step: int | None = None) -> int:
         """Write the policy of a checkpoint, by default the newest, as a directory that transformers loads; returns its step.
