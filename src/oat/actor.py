@@ -8,7 +8,7 @@ import numpy as np
 
 from oat.engines.base import Engine
 from oat.environments.base import Environment
-from oat.errors import DataError
+from oat.errors import DataError, did_you_mean
 from oat.features import Scorer
 from oat.render import Renderer
 from oat.seeds import Seeds
@@ -167,6 +167,17 @@ class RecordedActor:
         """One group a prompt, with its recorded responses in the order of the columns."""
         return [Group(prompt, self._responses(prompt)) for prompt in prompts]
 
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Look at the columns of every record; nothing becomes tokens.
+
+        Raises:
+            DataError: one is missing, or holds no response or no score.
+        """
+        for prompt in prompts:
+            self._scores(prompt)
+            for name in self.columns:
+                self._messages(prompt, name)
+
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
         assert not needs, "check.py refuses an explorer that needs scores of recorded responses"
         return {}
@@ -175,29 +186,42 @@ class RecordedActor:
         return Work()
 
     def _responses(self, prompt: Prompt) -> tuple[Trajectory, ...]:
-        where = f"record {prompt.row}"
-        for name in (*self.columns, *([self.score_key] if self.score_key else [])):
-            if name not in prompt.columns:
-                raise DataError(f"{where}: field {name!r}: expected in every record, got none; it has {', '.join(sorted(prompt.columns))}")
-        scores: Sequence[Any] = prompt.columns[self.score_key] if self.score_key else [1.0] + [0.0] * (len(self.columns) - 1)
-        scores = scores if isinstance(scores, list) else [scores]
-        if len(scores) != len(self.columns) or not all(isinstance(score, int | float) for score in scores):
-            raise DataError(f"{where}: field {self.score_key!r}: expected {len(self.columns)} numbers, one a response, got {scores!r}")
-        responses = [self._response(prompt, prompt.columns[name], f"{where}: field {name!r}") for name in self.columns]
-        return tuple(replace(response, reward=float(score)) for response, score in zip(responses, scores, strict=True))
+        responses = [self._response(prompt, self._messages(prompt, name)) for name in self.columns]
+        return tuple(replace(response, reward=float(score)) for response, score in zip(responses, self._scores(prompt), strict=True))
 
-    def _response(self, prompt: Prompt, value: Any, where: str) -> Trajectory:
+    def _scores(self, prompt: Prompt) -> Sequence[Any]:
+        if self.score_key is None:
+            return [1.0] + [0.0] * (len(self.columns) - 1)
+        found = _column(prompt, self.score_key)
+        scores = found if isinstance(found, list) else [found]
+        if len(scores) != len(self.columns) or not all(isinstance(score, int | float) for score in scores):
+            where = f"record {prompt.row}: field {self.score_key!r}"
+            raise DataError(f"{where}: expected {len(self.columns)} numbers, one a response, got {scores!r}")
+        return scores
+
+    def _messages(self, prompt: Prompt, name: str) -> list[Message]:
+        """A response without the prompt that may stand before it."""
+        value, where = _column(prompt, name), f"record {prompt.row}: field {name!r}"
         messages = _messages(value, where)
         if messages[: len(prompt.messages)] == list(prompt.messages):
             messages = messages[len(prompt.messages) :]
         if not messages or messages[0].role != "assistant" or messages[-1].role != "assistant":
             raise DataError(f"{where}: expected a response, or messages that end with an assistant's, got {value!r}; name another column")
+        return messages
+
+    def _response(self, prompt: Prompt, messages: Sequence[Message]) -> Trajectory:
         ids, mask = self.renderer.loss_mask([*prompt.messages, *messages], prompt=len(prompt.messages))
         bounds = np.flatnonzero(np.diff(mask)) + 1
         segments = []
         for part, trained in zip(np.split(ids, bounds), np.split(mask, bounds), strict=True):
             segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
         return Trajectory("recorded", tuple(segments), "stop", messages[-1].content)
+
+
+def _column(prompt: Prompt, name: str) -> Any:
+    if name not in prompt.columns:
+        raise DataError(f"record {prompt.row}: field {name!r}: expected in every record, got none; {did_you_mean(name, prompt.columns)}")
+    return prompt.columns[name]
 
 
 def _messages(value: Any, where: str) -> list[Message]:

@@ -59,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     check = command("check", _check, "say what a configuration would run, and refuse what `oat train` would refuse; no weights are loaded")
     check.add_argument("target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it")
     check.add_argument("--memory", action="store_true", help="also estimate how much memory it needs")
+    check.add_argument("--show-tokens", action="store_true", help="also print an example of what is learned from, token by token")
+    for sub in (train, check):
+        sub.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML, and do nothing else")
     evaluate = command("eval", _eval, "evaluate a run's newest checkpoint, or the start model of a configuration")
     evaluate.add_argument("target", metavar="RUN|CONFIG", help="a run directory or a YAML file; --section.field value flags go over it")
     export = command("export", _export, "write a run's policy as a model directory that transformers loads")
@@ -81,17 +84,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build import resolve
-    from oat.config import load_config
-    from oat.loop import train
-    from oat.profile import train_traced
-    from oat.rundir import open_run
-    from oat.tracking import step_line
+    from oat.check import resolve
+    from oat.config import load_config, to_yaml
 
     if arguments.profile is not None and arguments.profile < 1:
         raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
     config, origins = load_config(arguments.target, flags)
     config = resolve(config, origins)
+    if arguments.print_config:
+        print(to_yaml(config), end="")
+        return 0
+    from oat.loop import train
+    from oat.profile import train_traced
+    from oat.rundir import open_run
+    from oat.tracking import step_line
+
     with open_run(config, origins, arguments.source) as run:
         print("\n".join(f"oat train: {line}" for line in (f"{run.stop.last or 'endless'} steps in {config.run_dir}", *run.notes)), flush=True)
         report = lambda step, values: print(step_line(step, run.stop.last, values), flush=True)  # noqa: E731
@@ -108,14 +115,18 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 
 def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build import resolve
-    from oat.config import load_config
-    from oat.memory import memory_lines, outline
+    from oat.check import resolve
+    from oat.config import load_config, to_yaml
 
     config, origins = load_config(arguments.target, flags)
     config = resolve(config, origins)
-    lines, lengths = outline(config)
-    print("\n".join([f"oat check: {arguments.target} is sound", *lines, *(memory_lines(config, lengths) if arguments.memory else [])]))
+    if arguments.print_config:
+        print(to_yaml(config), end="")
+        return 0
+    from oat.outline import outline
+
+    lines = outline(config, origins, with_tokens=arguments.show_tokens, with_memory=arguments.memory)
+    print("\n".join([f"oat check: {arguments.target} is sound", *lines]))
     return 0
 
 

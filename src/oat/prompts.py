@@ -35,6 +35,7 @@ class Prompts:
 
     Attributes:
         size: prompts of all sources together: an epoch.
+        longest: rendered ids of the longest prompt.
         dropped: prompts left out because they are too long.
         notes: one sentence for people about each source that lost prompts.
 
@@ -60,7 +61,7 @@ class Prompts:
         if not 0 <= shard[0] < shard[1]:
             raise DataError(f"there is no shard {shard[0]} of {shard[1]}; give (rank, count) with 0 <= rank < count")
         sources = _sources(source)
-        self.dropped = 0
+        self.dropped = self.longest = 0
         self.notes: tuple[str, ...] = ()
         self._pools: list[_Pool] = []
         for number, one in enumerate(sources):
@@ -69,6 +70,7 @@ class Prompts:
             fitting = [(prompt, size) for prompt, size in sized if max_tokens is None or size <= max_tokens]
             self._count_dropped(one, len(read), len(fitting), max_tokens)
             _check_room(one, fitting, room)
+            self.longest = max(self.longest, *(size for _, size in fitting))
             self._pools.append(_Pool([prompt for prompt, _ in fitting], seeds, number, shuffle))
         self.size = sum(len(pool.prompts) for pool in self._pools)
         self._weights = [one.weight for one in sources]

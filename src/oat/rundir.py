@@ -11,22 +11,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from oat.build import build, resolve
+from oat.build import build, resolve, surround
 from oat.checkpoint import Checkpoints, write_atomically
-from oat.config import Origins, dump, load_config, to_yaml
+from oat.config import Origins, blaming, dump, load_config, to_yaml
 from oat.errors import ConfigError
-from oat.fork import begin_fork, copy_state, origin_of
+from oat.fork import Origin, begin_fork, copy_state, origin_of
 from oat.lm import load_tokenizer
 from oat.loop import Run
+from oat.memory import lengths_of, refuse_too_large
 from oat.render import reads_date
 from oat.settings import Component, Config
 from oat.store import Store
 
 FREE: tuple[str, ...] = (
     *("run_dir", "stop", "tracking", "checkpoint", "alarms", "compute.serialise"),
-    *("oracle.deadline_s", "oracle.max_wait_s", "learner.on_nonfinite", "learner.max_skips"),
+    *("oracle.deadline_s", "oracle.max_wait_s", "learner.on_nonfinite", "learner.max_skips", "compute.memory_gb"),
 )
-"""Fields, or whole sections, that may change when a run is continued."""
+"""Fields, or whole sections, that may change when a run is continued; the memory only where nothing was measured by it."""
 
 FORKS = (
     *("seed", "sampling", "algorithm", "evaluation", "oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "learner.learning_rate"),
@@ -102,21 +103,56 @@ def _open(config: Config, directory: Path, origins: Origins, source: str | None)
     file = directory / "config.yaml"
     if source is not None:
         begin_fork(source, directory)
-    if file.exists() or source is not None:
-        config = _as_stored(config, origins, file if file.exists() else origin_of(directory).run / "config.yaml", is_fork=not file.exists())
-    elif not _is_unused(directory):
-        raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
-    if config.render.template is not None and config.render.date is None and reads_date(config.render.template, load_tokenizer(config.model.path)):
-        config = replace(config, render=replace(config.render, date=datetime.date.today()))
+    config = _settled(config, directory, origins, origin_of(directory) if source is not None and not file.exists() else None)
     if source is not None and not file.exists():
         stored = resolve(load_config(origin_of(directory).run / "config.yaml")[0], {})
         copy_state(directory, same_judges=stored.evaluation == config.evaluation)
     Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
-    run = build(config)
+    around = surround(config, origins)
+    refuse_too_large(config, lengths_of(around), origins)
+    run = build(config, around=around, origins=origins)
     for (section, name), value in run.chosen.items():
         config = _with(config, section, name, value)
     write_atomically(file, to_yaml(config))
     return run
+
+
+def settled(config: Config, origins: Origins) -> Config:
+    """The configuration that `oat train` would run, with what is fixed in the run that its directory holds. Everything is left as it is.
+
+    Raises:
+        ConfigError, CheckpointError: as `open_run`.
+    """
+    directory = Path(config.run_dir)
+    made = [place for place in (directory, *directory.parents) if not place.exists()]
+    _made(directory)
+    lock = directory / "lock"
+    left = [lock] if not lock.exists() else []
+    try:
+        with _locked(directory):
+            Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
+            return _settled(config, directory, origins, None)
+    finally:
+        for file in left:
+            file.unlink()
+        for place in made:
+            place.rmdir()
+
+
+def _settled(config: Config, directory: Path, origins: Origins, origin: Origin | None) -> Config:
+    """With what was fixed when the run of this directory, or the one that it is a fork of, began; and with the day, where a template reads it."""
+    file = directory / "config.yaml"
+    if file.exists() or origin is not None:
+        config = _as_stored(config, origins, file if origin is None else origin.run / "config.yaml", is_fork=origin is not None)
+    elif not _is_unused(directory):
+        raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
+    if config.render.template is None or config.render.date is not None:
+        return config
+    with blaming(config, origins, "model.path"):
+        tokenizer = load_tokenizer(config.model.path)
+    with blaming(config, origins, "render.template"):
+        is_dated = reads_date(config.render.template, tokenizer)
+    return replace(config, render=replace(config.render, date=datetime.date.today())) if is_dated else config
 
 
 def _as_stored(config: Config, origins: Origins, file: Path, *, is_fork: bool) -> Config:
@@ -126,10 +162,11 @@ def _as_stored(config: Config, origins: Origins, file: Path, *, is_fork: bool) -
         ConfigError: it differs from the run's in what may not change.
     """
     stored = resolve(load_config(file)[0], {})
+    free = [field for field in FREE if field != "compute.memory_gb" or config.learner.micro_batch_tokens != "auto"]
     for (section, name), left_open in CHOSEN.items():
         if _setting(config, section, name) == left_open:
             config = _with(config, section, name, _setting(stored, section, name))
-    differences = [line for line in _differences(dump(stored), dump(config)) if not _is_any(line.split(": ")[0], FREE)]
+    differences = [line for line in _differences(dump(stored), dump(config)) if not _is_any(line.split(": ")[0], free)]
     fixed = ("algorithm.name", "sampling.environment", *(["algorithm.prompts"] if stored.prompts.epochs else []))
     refused = [line for line in differences if not _is_any(field := line.split(": ")[0], FORKS) or field in fixed]
     if is_fork and refused:

@@ -12,13 +12,13 @@ import inspect
 import math
 import numbers
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import islice
 from threading import Thread
 from typing import Any
 
-from oat.errors import OracleError
+from oat.errors import ConfigError, OracleError, did_you_mean
 from oat.types import Answer, Kind, Mark, Message, Question
 
 
@@ -36,6 +36,8 @@ class CallableOracle:
 
     answers: Kind = "score"
     durable = False
+    given: tuple[str, ...] = ("prompts", "completions")
+    """What every call has, beside the columns."""
 
     def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
@@ -68,6 +70,19 @@ class CallableOracle:
         for ticket in there:
             del self._pending[ticket]
         return [(ticket, self._ready.pop(ticket)) for ticket in there]
+
+    def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
+        """Hold what the function needs against the columns of the data.
+
+        Raises:
+            ConfigError: it has a parameter that is neither a column nor given to every function.
+        """
+        offered = {*columns, *self.given, *(["reference"] if has_reference else [])}
+        missing = [name for name in self._needed() if name not in offered]
+        if missing:
+            raise ConfigError(
+                f"its parameter `{missing[0]}` is neither a column of the data nor a configured reference; {did_you_mean(missing[0], offered)}"
+            )
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
         """Begin one call for what no call has, and wait for the first that ends. What a call says of others than these is kept for them."""
@@ -120,12 +135,10 @@ class CallableOracle:
         return [self._number(value, place) for place, value in enumerate(values)]
 
     def _accepted(self, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        try:
-            parameters = inspect.signature(self.function).parameters.values()
-        except ValueError:  # some built-in functions have no signature
+        parameters = self._parameters()
+        if parameters is None:
             return offered
-        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        missing = [p.name for p in named if p.default is p.empty and p.name not in offered]
+        missing = [name for name in self._needed() if name not in offered]
         if missing:
             raise OracleError(
                 f"{self.name} needs `{missing[0]}`, which is neither a column of the data nor a configured reference; "
@@ -133,7 +146,17 @@ class CallableOracle:
             )
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             return offered
-        return {p.name: offered[p.name] for p in named if p.name in offered}
+        return {p.name: offered[p.name] for p in parameters if p.name in offered and p.kind is not p.VAR_POSITIONAL}
+
+    def _parameters(self) -> list[inspect.Parameter] | None:
+        try:
+            return list(inspect.signature(self.function).parameters.values())
+        except ValueError:  # some built-in functions have no signature
+            return None
+
+    def _needed(self) -> list[str]:
+        """Parameters without which the function cannot be called."""
+        return [p.name for p in self._parameters() or () if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
     def _number(self, value: Any, place: int) -> float | None:
         if value is None:
@@ -156,6 +179,7 @@ class CallableComparison(CallableOracle):
     """
 
     answers: Kind = "compare"
+    given: tuple[str, ...] = ("prompts", "first", "second")
 
     def _items(self, question: Question) -> int:
         return 1
