@@ -72,7 +72,8 @@ def resolve(config: Config, origins: Origins) -> Config:
         if section in names and component.name not in names[section] and not (section == "explorer" and ":" in component.name):
             place = where((section, "name"), origins)
             raise ConfigError(f"{place}: there is no {section} {component.name!r}; {did_you_mean(component.name, names[section])}")
-        parts[section] = Component(component.name, _options(section, component, cls, origins))
+        with blaming(config, origins, section):
+            parts[section] = Component(component.name, _options(section, component, cls, origins))
     given = set(config.algorithm.options)
     config = _with_judges(replace(config, **parts))
     named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
@@ -130,11 +131,7 @@ def _options(section: str, component: Component, cls: type, origins: Origins) ->
             readers = [name for name, other in ALGORITHMS.items() if section == "algorithm" and option in other.Config.__dataclass_fields__]
             hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
             raise unknown_field((section, option), fields, origins, hint)
-    try:
-        return dataclasses.asdict(convert(cls, component.options, (section,), origins))
-    except ConfigError as error:
-        place = where((section,), origins)
-        raise error if place in str(error) or ":" in str(error).split(" ")[0] else ConfigError(f"{place}: {error}") from None
+    return dataclasses.asdict(convert(cls, component.options, (section,), origins))
 
 
 def judges_of(config: Config) -> dict[str, OracleConfig | Component]:

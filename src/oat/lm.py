@@ -6,11 +6,13 @@ scales or caps its logits is refused when it is loaded. Weights are read from sa
 
 import copy
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
 _HEAD_TOLERANCE, _HALF_TOLERANCE = 1e-4, 5e-2
+_LARGEST_HEAD = 10**8
+"""Bytes, as the format has it."""
 _NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 """A mask of four axes keeps transformers from making one of its own; a layout does not look at it."""
 
@@ -212,6 +216,8 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
         can_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
         if _OUTLINED.get():
             return _outline(where, path, config, _DTYPES[dtype], device, can_sdpa=can_sdpa)
+        if os.path.isdir(where):
+            described(where, path)
         module = _from_files(where, path, config, dtype=_DTYPES[dtype], attn_implementation="sdpa" if can_sdpa else "eager")
     except ModelError:
         raise
@@ -281,26 +287,31 @@ def _remove_noise(config: Any) -> None:
                 setattr(part, name, 0.0)
 
 
-def _from_files(where: str, path: str, config: Any, **options: Any) -> Any:
+def _from_files(where: str | None, path: str, config: Any, **options: Any) -> Any:
     """The module with its weights, all of which the files have.
+
+    Args:
+        where: None: the weights are among the options.
 
     Raises:
         ModelError: some are missing, or of another shape.
     """
-    verbosity = logging.get_verbosity()
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # what it would report on several lines is raised here
+    logging.disable_progress_bar()
     try:
-        module, info = AutoModelForCausalLM.from_pretrained(
+        module, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
             where,
             config=config,
             use_safetensors=True,
-            trust_remote_code=False,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **options,
         )
     finally:
         logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ModelError(f"the weights of {path} lack {len(missing)} tensors, for example `{missing[0]}`; give a checkpoint of the whole model")
@@ -310,12 +321,42 @@ def _from_files(where: str, path: str, config: Any, **options: Any) -> Any:
     return module
 
 
+def described(where: str, path: str) -> dict[str, Tensor]:
+    """What the safetensors files of a directory hold, as tensors without memory; only the heads of the files are read.
+
+    Raises:
+        ModelError: there are none, or one is damaged.
+    """
+    single, index = Path(where, "model.safetensors"), Path(where, "model.safetensors.index.json")
+    file, found = single, dict[str, Tensor]()
+    try:
+        has_index = index.exists() and not single.exists()
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if has_index else [single.name]
+        for file in (Path(where, name) for name in names):
+            with file.open("rb") as stream:
+                size = int.from_bytes(stream.read(8), "little")
+                head = json.loads(stream.read(min(size, _LARGEST_HEAD)))
+            head.pop("__metadata__", None)
+            end = 8 + size + max((tensor["data_offsets"][1] for tensor in head.values()), default=0)
+            if file.stat().st_size != end:
+                raise ValueError(f"it has {file.stat().st_size} bytes, and its head says {end}")
+            found |= {key: torch.empty(tensor["shape"], device="meta") for key, tensor in head.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(
+            f"the weights of {path} cannot be read ({file.name}: {reason}); give safetensors files as `save_pretrained` writes them"
+        ) from error
+    return found
+
+
 def _outline(where: str, path: str, config: Any, dtype: torch.dtype, device: torch.device | str, *, can_sdpa: bool) -> CausalLM:
-    """A model without weights; that its code lets our attention in is believed. Of files that lie here the names and shapes of tensors are read,
-    where Accelerate is installed, which transformers needs for that; nothing is fetched."""
-    if os.path.isdir(where) and importlib.util.find_spec("accelerate"):
+    """A model without weights; that its code lets our attention in is believed. The names and shapes of tensors in files that lie here are held
+    against it where Accelerate is installed, which transformers needs for that; nothing is fetched."""
+    if os.path.isdir(where):
         with unset_fake_temporarily():
-            _from_files(where, path, copy.deepcopy(config), dtype=dtype, device_map="meta")
+            held = described(where, path)
+            if importlib.util.find_spec("accelerate"):
+                _from_files(None, path, copy.deepcopy(config), dtype=dtype, device_map="meta", state_dict=held)
     kind = "sdpa" if can_sdpa else "eager"
     with torch.device(device):
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=kind, trust_remote_code=False)

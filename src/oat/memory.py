@@ -9,6 +9,7 @@ operation; what the allocator keeps of freed memory (with large models it gives 
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from oat.algorithms.base import Objective
 from oat.build import Surroundings, make_ensemble, make_learner, make_renderer, make_sampling, needed_models, needed_slots
 from oat.check import TorchEngineConfig, make_explorer, make_objective
-from oat.config import Origins, where
+from oat.config import Origins, blaming, where
 from oat.engines.decoding import cache_dtype, filled_up
 from oat.engines.decoding import passes as in_passes
 from oat.engines.kv import PAGE
@@ -38,6 +39,7 @@ from oat.types import Batch, Plan, Sampling, Trajectory
 
 SURE = 0.85
 """Of an estimate: a run takes at least as much."""
+TOGETHER = "all of these together"
 _COPIES, _SAVED = 20, 16
 """More copies of the weights than a run has, and of what goes into and comes out of every matrix than a pass keeps."""
 
@@ -87,24 +89,32 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins) -> None
     """
     given = config.compute.memory_gb
     limit = free_memory(config.compute.profile) if given is None else int(given * GB)
-    if config.learner.micro_batch_tokens == "auto" or limit is None or _at_most(config, lengths) <= limit:
+    if config.learner.micro_batch_tokens == "auto" or limit is None:
         return
+    with blaming(config, origins, "model.reference"):
+        if _at_most(config, lengths) <= limit:
+            return
     found = estimate(config, lengths)
     if SURE * found.peak <= limit:
         return
     has = "{limit} GB of memory are free" if given is None else "compute.memory_gb is {limit}"
+    peaks: dict[str, int] = {}
     fits: list[str] = []
-    others: list[str] = []
-    for changes, smaller in _smaller(config, lengths):
-        try:
-            peak = estimate(smaller, lengths).peak
-        except OatError:  # this model, or this installation, cannot
-            continue
-        (fits if SURE * peak <= limit else others).append(f"{changes} ({peak / GB:.3g} GB)")
-    advice = f"it would fit with {', or with '.join(fits)}" if fits else f"it would not fit either with {' or '.join(others)}; take a smaller model"
+    for changes, smaller in _smaller(config, lengths, found.part):
+        if changes == TOGETHER and fits:
+            break
+        with suppress(OatError):  # what this model, or this installation, cannot
+            peaks[changes] = estimate(smaller, lengths).peak
+            fits += [f"{changes} ({peaks[changes] / GB:.3g} GB)"] if SURE * peaks[changes] <= limit else []
+    least = min(peaks.values(), default=found.peak) / GB
+    advice = (
+        f"it would fit with {', or with '.join(fits)}"
+        if fits
+        else f"it would not fit with {', '.join(peaks)} either ({least:.3g} GB); take a smaller model"
+    )
     raise ConfigError(
         f"{where(('compute', 'memory_gb'), origins)}: {has.format(limit=f'{limit / GB:.3g}')}, and this run needs about {found.peak / GB:.3g} GB for "
-        f"tensors ({found.part}): {advice}; to go on all the same, set compute.memory_gb to {1.1 * found.peak / GB:.2g} or more"
+        f"tensors ({found.part}): {advice}; to go on all the same, set compute.memory_gb to {1.1 * found.peak / GB:.3g} or more"
     )
 
 
@@ -147,25 +157,28 @@ def _at_most(config: Config, lengths: Lengths) -> int:
     return 4 * (_COPIES * weights + _SAVED * tokens * (a_token + seen))
 
 
-def _smaller(config: Config, lengths: Lengths) -> Iterator[tuple[str, Config]]:
-    """The run with less at once, each with what is changed."""
-    learner, row = config.learner, lengths.prompt + config.sampling.max_new_tokens
-    few = replace(learner, micro_batch_tokens=row)
-    options = {**config.engine.options, "max_rows": 16}
-    yield f"learner.micro_batch_tokens: {row}", replace(config, learner=few)
-    yield "learner.gradient_checkpointing: true", replace(config, learner=replace(learner, gradient_checkpointing=True))
+def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
+    """The run with less alive in that part of a step, with what is changed; then with all of it changed."""
+    learner, row, changed = config.learner, lengths.prompt + config.sampling.max_new_tokens, config
+    if part in ("sampling", "evaluation"):
+        fewer = {**config.engine.options, "max_rows": 16}
+        changed = replace(changed, engine=replace(config.engine, options=fewer))
+        yield "engine.max_rows: 16", changed
+    else:
+        changed = replace(changed, learner=replace(learner, micro_batch_tokens=row))
+        yield f"learner.micro_batch_tokens: {row}", changed
+        if not learner.gradient_checkpointing:
+            yield "learner.gradient_checkpointing: true", replace(config, learner=replace(learner, gradient_checkpointing=True))
+            changed = replace(changed, learner=replace(changed.learner, gradient_checkpointing=True))
     if config.model.lora is None:
-        yield "model.lora: {rank: 8}", replace(config, model=replace(config.model, lora=LoraConfig(rank=8)))
-    yield "engine.max_rows: 16", replace(config, engine=replace(config.engine, options=options))
-    yield "checkpoint.background: false", replace(config, checkpoint=replace(config.checkpoint, background=False))
-    least = replace(
-        config,
-        model=replace(config.model, lora=config.model.lora or LoraConfig(rank=8)),
-        learner=replace(few, gradient_checkpointing=True),
-        engine=replace(config.engine, options=options),
-        checkpoint=replace(config.checkpoint, background=False),
-    )
-    yield "all of these together", least
+        lora = replace(config.model, lora=LoraConfig())
+        yield "model.lora: {rank: 8}", replace(config, model=lora)
+        changed = replace(changed, model=lora)
+    if part == "beside a checkpoint":
+        waiting = replace(config.checkpoint, background=False)
+        yield "checkpoint.background: false", replace(config, checkpoint=waiting)
+        changed = replace(changed, checkpoint=waiting)
+    yield TOGETHER, changed
 
 
 def estimate(config: Config, lengths: Lengths) -> Estimate:

@@ -5,8 +5,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -55,13 +55,12 @@ def open_run(config: Config, origins: Origins, source: str | None = None) -> Ite
         ConfigError: another process works in the directory, or it holds a run of another configuration; the message lists the differences.
     """
     directory = Path(config.run_dir)
-    is_new = _made(directory)
+    made = _made(directory)
     with _locked(directory):
         try:
             run = _open(config, directory, origins, source)
         except BaseException:
-            if is_new:
-                shutil.rmtree(directory)
+            _unmake(made)
             raise
         try:
             yield run
@@ -69,8 +68,9 @@ def open_run(config: Config, origins: Origins, source: str | None = None) -> Ite
             run.ledger.close()
 
 
-def _made(directory: Path) -> bool:
-    """Make the directory, unless it is there; returns whether it was made. In one that is there, everything must be writable that a run writes to.
+def _made(directory: Path) -> list[Path]:
+    """Make the directory, unless it is there; returns it and those above it that were made. In one that is there, everything must be writable that a
+    run writes to.
 
     Raises:
         ConfigError: names what this user may not write.
@@ -78,14 +78,23 @@ def _made(directory: Path) -> bool:
     try:
         if directory.exists() and not directory.is_dir():
             raise ConfigError(f"{directory} is a file; give another --run_dir")
-        is_new = not directory.exists()
+        made = [place for place in (directory, *directory.parents) if not place.exists()]
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be made ({error.strerror}: {error.filename}); give a --run_dir where you may write") from error
     for path in (directory, *(found for name in _WRITTEN for found in directory.glob(name))):
         if not os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK):
             raise ConfigError(f"{path} cannot be written by this user, and a run in {directory} must; change its rights, or give another --run_dir")
-    return is_new
+    return made
+
+
+def _unmake(made: Sequence[Path]) -> None:
+    """Remove directories that were made for a run that is none, unless somebody else has begun to use one."""
+    for place in made[:1]:
+        shutil.rmtree(place)
+    with suppress(OSError):
+        for place in made[1:]:
+            place.rmdir()
 
 
 @contextmanager
@@ -124,19 +133,16 @@ def settled(config: Config, origins: Origins) -> Config:
         ConfigError, CheckpointError: as `open_run`.
     """
     directory = Path(config.run_dir)
-    made = [place for place in (directory, *directory.parents) if not place.exists()]
-    _made(directory)
-    lock = directory / "lock"
-    left = [lock] if not lock.exists() else []
+    made, lock = _made(directory), directory / "lock"
+    is_new = not lock.exists()
     try:
         with _locked(directory):
             Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
             return _settled(config, directory, origins, None)
     finally:
-        for file in left:
-            file.unlink()
-        for place in made:
-            place.rmdir()
+        if is_new:
+            lock.unlink()
+        _unmake(made)
 
 
 def _settled(config: Config, directory: Path, origins: Origins, origin: Origin | None) -> Config:
