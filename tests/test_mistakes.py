@@ -62,6 +62,11 @@ class Oracle:
     collect = submit
 
 
+class Broken(Oracle):
+    def __init__(self, *kind):
+        raise KeyError("key")
+
+
 class Game:
     def reset(self, prompt, generator):
         return {}
@@ -378,6 +383,31 @@ TOO_LARGE = {
     ),
 }
 
+CODE_OF_USERS = {
+    "an oracle that cannot be made": wrong(
+        ("reward.py:reward", "mine.py:Broken"), said=("@name: mine", "oracle.name is 'mine.py:Broken'", "KeyError: 'key'", "repair its constructor")
+    ),
+    "a class that is no oracle": wrong(("reward.py:reward", "mine.py:Game"), said=("@name: mine", "lacks submit and collect", "oracles/base.py")),
+    "a file that fails": wrong(
+        ("reward.py:reward", "broken.py:reward"),
+        said=("@name: broken", "broken.py fails when imported", "ZeroDivisionError", "line 2"),
+        prepare=lambda: write("broken.py", "\n1 / 0\n"),
+    ),
+    "a class that is no environment": wrong(
+        PLAYED[0], (PLAYED[1][0], PLAYED[1][1].replace("Game", "Oracle")), said=("@environment:", "lacks reset and step")
+    ),
+    "an environment that cannot be made": wrong(
+        PLAYED[0],
+        (PLAYED[1][0], PLAYED[1][1].replace("Game", "Broken")),
+        said=("@environment:", "sampling.environment is", "KeyError", "needs none"),
+    ),
+    "an explorer that cannot be made": wrong(
+        DPO,
+        ("stop:", "explorer:\n  name: mine.py:Broken\nstop:"),
+        said=("@name: mine", "explorer.name is 'mine.py:Broken'", "repair its constructor"),
+    ),
+}
+
 KINDS = {
     "typo": TYPOS,
     "unread": UNREAD,
@@ -387,6 +417,7 @@ KINDS = {
     "template": TEMPLATES,
     "vocabulary": VOCABULARIES,
     "memory": TOO_LARGE,
+    "code": CODE_OF_USERS,
 }
 
 

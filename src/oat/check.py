@@ -16,7 +16,7 @@ from oat.algorithms.direct import BNF, DPO, IPO, RobustDPO, SimPO, SLiC
 from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig
 from oat.algorithms.supervised import SFT
 from oat.config import Origins, blaming, convert, unknown_field, where
-from oat.errors import ConfigError, did_you_mean
+from oat.errors import ConfigError, OatError, did_you_mean
 from oat.evaluate import RECORD
 from oat.explore.base import Explorer
 from oat.explore.rules import NoExploration
@@ -84,7 +84,9 @@ def resolve(config: Config, origins: Origins) -> Config:
     if issubclass(algorithm.Config, DrGRPOConfig):
         config = _with_max_length(config, origins)
     objective = make_objective(config)
-    _check(config, objective, make_explorer(config, objective.requires), origins)
+    with blaming(config, origins, "explorer.name"):
+        built = make_explorer(config, objective.requires)
+    _check(config, objective, built, origins)
     config = _with_schedule(_with_samples(config, given, origins), origins)
     if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
         config = replace(config, learner=replace(config.learner, micro_batch_size=8))
@@ -121,7 +123,13 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
         return NoExploration(requires.feedback)
     cls: Callable[..., Explorer] = load_symbol(config.explorer.name)
     settings = getattr(cls, "Config", None)
-    return cls(requires.feedback, *([convert(settings, config.explorer.options, ("explorer",), {})] if settings else []))
+    given = [convert(settings, config.explorer.options, ("explorer",), {})] if settings else []
+    try:
+        return cls(requires.feedback, *given)
+    except OatError:
+        raise
+    except Exception as error:  # it raises what it likes
+        raise ConfigError(f"the explorer cannot be made: {type(error).__name__}: {error}; repair its constructor (oat/explore/base.py)") from error
 
 
 def _options(section: str, component: Component, cls: type, origins: Origins) -> dict[str, Any]:

@@ -152,7 +152,8 @@ def _at_most(config: Config, lengths: Lengths) -> int:
     width = max(lengths.prompt, lengths.held_out_prompt) + config.sampling.max_new_tokens
     recorded = (lm.context_length or width) if config.prompts.responses else 0
     width = max(width, recorded)
-    tokens = max(rows, evaluated, fixed_rows(TorchEngineConfig(**config.engine.options).max_rows)) * width
+    options = TorchEngineConfig(**config.engine.options)
+    tokens = max(rows, evaluated, fixed_rows(options.max_rows) if options.deterministic else 0) * width
     seen = width * lm.module.config.get_text_config().num_attention_heads * lm.module.config.get_text_config().num_hidden_layers
     return 4 * (_COPIES * weights + _SAVED * tokens * (a_token + seen))
 

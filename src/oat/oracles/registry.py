@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oat.errors import ConfigError, did_you_mean
+from oat.errors import ConfigError, OatError, did_you_mean
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.rules.countdown import countdown
@@ -77,7 +77,12 @@ def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
         signature.bind(**options)
     except TypeError as error:
         raise ConfigError(f"the oracle {name} cannot be built: {error}; give it among the oracle's options") from error
-    oracle = cls(**options)
+    try:
+        oracle = cls(**options)
+    except OatError:
+        raise
+    except Exception as error:  # it raises what it likes
+        raise ConfigError(f"the oracle {name} cannot be made: {type(error).__name__}: {error}; repair its constructor, or its options") from error
     if getattr(oracle, "answers", None) not in ("compare", "score") or not isinstance(getattr(oracle, "durable", None), bool):
         raise ConfigError(f'the oracle {name} must have `answers`, "compare" or "score", and `durable`, true or false; see oat/oracles/base.py')
     return oracle
