@@ -209,7 +209,7 @@ MISTAKES: dict[str, tuple[str, list[str], list[str]]] = {
     "a nucleus of nothing": ("5e-4", ["--sampling.top_p", "0"], ["--sampling.top_p: ", "> 0"]),
     "no prompt a step": ("5e-4", ["--algorithm.prompts", "0"], ["--algorithm.prompts: ", "at least 1"]),
     "no mini-batch": ("5e-4", ["--algorithm.minibatches", "0"], ["--algorithm.minibatches: ", "at least 1"]),
-    "a group of one": ("5e-4", ["--algorithm.samples", "1"], ["run.yaml:9: ", "algorithm.samples is 1", "at least 2"]),
+    "a group of one": ("5e-4", ["--algorithm.samples", "1"], ["--algorithm.samples: ", "algorithm.samples is 1", "at least 2"]),
     "an evaluation of nothing": (
         "5e-4",
         ["--evaluation", "{path: train.jsonl, samples: 0, greedy: false}"],

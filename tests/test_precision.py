@@ -336,7 +336,6 @@ def test_auto_is_stored_and_never_measured_again(world: World, tmp_path: Path) -
     ("changes", "words"),
     [
         ({"learner.micro_batch_tokens": "auto"}, "learner.micro_batch_tokens is 'auto': set compute.memory_gb"),
-        ({"compute.memory_gb": 2}, "nothing reads compute.memory_gb"),
         ({"learner.micro_batch_tokens": 0}, "Expected `int` >= 1"),
         ({"learner.micro_batch_tokens": "some"}, "learner.micro_batch_tokens"),
         ({"learner.autocast": "float16"}, "learner.autocast"),

@@ -1,7 +1,8 @@
 """From a resolved configuration to boxes. The only place that knows all of them; `check.py` resolves, and knows the rules between settings."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from oat.budget import Budget
 from oat.check import ALGORITHMS, BUILTIN, TorchEngineConfig, judges_of, make_explorer, make_objective, resolve, watched_metrics
 from oat.checkpoint import Checkpoints
 from oat.collector import Collector
+from oat.config import Origins, blaming
 from oat.data import Source
 from oat.engines.torch import TorchEngine
+from oat.environments.base import Environment, build_environment
 from oat.errors import ConfigError
 from oat.evaluate import Evaluation, Judge, Mode, Records, Trigger, Wanted
 from oat.explore.base import Explorer
@@ -31,16 +34,16 @@ from oat.learner.limits import choose_threads, measure_tokens
 from oat.learner.models import Critic, LanguageModel, Model
 from oat.learner.optim import OptimiserSettings
 from oat.ledger import Ledger
-from oat.lm import CausalLM, load_tokenizer
+from oat.lm import CausalLM, is_outlined, load_tokenizer, outlines
 from oat.loop import Run
-from oat.models import device_notes, load_models, load_slots, slot_dtypes
+from oat.models import check_reference, check_tokenizer, device_notes, load_models, load_slots, slot_dtypes
 from oat.oracles.answers import load_answers
 from oat.oracles.base import Oracle, names_price
 from oat.oracles.builtin import KnownOracle
+from oat.oracles.callables import CallableOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle
 from oat.oracles.router import OneOracle
-from oat.plugins import load_symbol
 from oat.prompts import Prompts
 from oat.provenance import environment_of
 from oat.render import Renderer
@@ -50,19 +53,86 @@ from oat.settings import Config, GoldConfig, OracleConfig, SamplingConfig, Sourc
 from oat.stop import Stop
 from oat.store import Store
 from oat.tracking import Tracking
-from oat.types import ENSEMBLE, Plan, Prompt, Requires, Sampling
+from oat.types import ENSEMBLE, Plan, Requires, Sampling
 from oat.weights import Holder, Weights
 
 __all__ = ["ALGORITHMS", "TorchEngineConfig", "build", "resolve"]
 
 EnsembleParts = tuple[EnsembleLearning, Ensemble, Scorer]
+Judges = dict[str, tuple[str, Oracle]]
+"""The oracles that evaluations ask, by purpose, each with its address."""
+Blame = Callable[[str], AbstractContextManager[None]]
+"""`blaming`, of one configuration."""
 
 
-def build(config: Config, *, directory: Path | None = None) -> Run:
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """Everything of a run that needs no weights: what is read, and who answers.
+
+    Attributes:
+        held_out: the prompts of evaluation, if there is any.
+        asked: the oracle that training asks, by its address.
+    """
+
+    renderer: Renderer
+    prompts: Prompts
+    held_out: Prompts | None
+    environment: Environment | None
+    asked: dict[str, Oracle]
+    judges: Judges
+
+    @property
+    def sources(self) -> list[Prompts]:
+        """All that is read."""
+        return [self.prompts, *([self.held_out] if self.held_out else [])]
+
+
+def surround(config: Config, origins: Origins | None = None, *, folder: Path | None = None, has_opponent: bool = False) -> Surroundings:
+    """What is around the models of a resolved configuration. Of the policy only its configuration is read.
+
+    Args:
+        folder: of the run, for copies of what can only be read in order.
+        has_opponent: responses are compared with those of another model, so that an oracle that compares needs no references.
+
+    Raises:
+        OatError: a part cannot be made as configured.
+    """
+    seeds, objective, blame = Seeds(config.seed), make_objective(config), partial(blaming, config, origins or {})
+    with outlines(), blame("model.path"):
+        lm = load_models(config, (), seeds)["policy"]
+        tokenizer = load_tokenizer(config.model.path)
+    with blame("render.template"):
+        renderer = make_renderer(config, lm, tokenizer)
+    with blame("model.path"):
+        check_tokenizer(lm, renderer)
+    with blame("prompts.path"):
+        prompts = _training_prompts(config, renderer, lm.context_length, seeds, folder)
+    held_out: Prompts | None = None
+    if config.evaluation is not None:
+        with blame("evaluation.path"):
+            held_out = _held_out_prompts(config, renderer, lm.context_length, seeds, folder)
+    with blame("sampling.environment"):
+        environment = build_environment(config.sampling.environment) if config.sampling.environment else None
+    with blame("oracle.name"):
+        asked, oracle = _asked(config, objective.requires)
+        _check_price(config, asked)
+        _check_columns(oracle, prompts)
+    with blame("evaluation.oracle"):
+        judges = _judges(config, oracle)
+        if not has_opponent and config.prompts.reference_key is None and any(judge.answers == "compare" for _, judge in judges.values()):
+            raise ConfigError("evaluation by a comparing oracle is a win rate against reference responses; set prompts.reference_key")
+        for _, judge in judges.values():
+            if held_out is not None:
+                _check_columns(judge, held_out)
+    return Surroundings(renderer, prompts, held_out, environment, asked, judges)
+
+
+def build(config: Config, *, directory: Path | None = None, around: Surroundings | None = None, origins: Origins | None = None) -> Run:
     """The boxes of a resolved configuration.
 
     Args:
         directory: where the run lives, if not in `config.run_dir`.
+        around: what is around its models, if that is there already.
 
     Raises:
         OatError: a part cannot be made as configured.
@@ -71,22 +141,23 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
     directory.mkdir(parents=True, exist_ok=True)
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
+    around, blame = around or surround(config, origins, folder=directory), partial(blaming, config, origins or {})
     seeds, wired = Seeds(config.seed), partial(_wired, config)
     objective = make_objective(config)
     explorer = make_explorer(config, objective.requires)
-    lms = load_models(config, needed_models(config, objective.requires, explorer), seeds)
-    renderer = make_renderer(config, lms["policy"])
-    prompts, held_out, notes, left_out = make_prompts(config, renderer, lms["policy"].context_length, seeds, directory)
-    ensemble = make_ensemble(explorer, lms, seeds)
+    renderer, prompts, asked, judges = around.renderer, around.prompts, around.asked, around.judges
+    lms = _models(config, objective.requires, explorer, renderer, seeds, blame)
+    with blame("explorer.name"):
+        ensemble = make_ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
-    learner = wired(make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite"), tuple(type(o) for o in objectives))
-    engine, scorer = wired(_engine(config, objective.requires, explorer, lms, renderer, seeds)), ensemble[2] if ensemble else None
-    actor, trained = (wired(box) for box in _actors(config, objective.requires, renderer, engine, scorer, seeds))
-    asked, judges = _oracles(config, objective.requires)
+    with blame("model.path"):
+        learner = wired(make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite"), tuple(type(o) for o in objectives))
+        engine, scorer = wired(_engine(config, objective.requires, explorer, lms, renderer, seeds)), ensemble[2] if ensemble else None
+    actor, trained = (wired(box) for box in _actors(config, objective.requires, around, engine, scorer, seeds))
     believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {}
     served = {name: wired(oracle) for name, oracle in {**asked, **dict(judges.values()), **believed}.items()}
     interruption = Interruption()
-    ledger = _ledger(config, directory, served, next(iter(asked)), seeds, interruption.heed)
+    ledger = _ledger(config, directory, served, seeds, interruption.heed)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
@@ -96,7 +167,7 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
     weights, alarms = _weights(config, engine, wired(scorer) if scorer else None), _alarms(config, objective)
     ahead: dict[str, Any] = {"plans": plans, "last": last, "max_outstanding": config.oracle.max_outstanding}
     collector = Collector(prompts, trained, explorer, OneOracle(next(iter(asked))), ledger, seeds, **ahead)
-    evaluation = _evaluation(config, held_out, actor, ledger, judges, renderer, seeds, directory)
+    evaluation = _evaluation(config, around, actor, ledger, seeds, directory)
     parts: dict[str, boxes.Stateful] = {"learner": learner, "weights": weights, "prompts": prompts, "collector": collector, "stop": stop}
     parts |= {"alarms": alarms, **dict(zip(("objective", ENSEMBLE), objectives, strict=False)), **({"evaluation": evaluation} if evaluation else {})}
     return Run(
@@ -113,9 +184,9 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
         checkpoints=Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)),
         tracking=_tracking(config, directory),
         parts=parts,
-        start=left_out,
+        start=_left_out(around.sources),
         chosen=_chosen(config, objective, learner, engine),
-        notes=(*device_notes(config.compute.profile), *notes),
+        notes=(*device_notes(config.compute.profile), *(note for source in around.sources for note in source.notes)),
         interruption=interruption,
     )
 
@@ -124,16 +195,34 @@ def _wired(config: Config, box: Any, local: tuple[type, ...] = ()) -> Any:
     return over_wire(box, local=local) if config.compute.serialise else box
 
 
+def _models(config: Config, requires: Requires, explorer: Explorer, renderer: Renderer, seeds: Seeds, blame: Blame) -> dict[str, CausalLM]:
+    with blame("model.reference" if config.model.reference else "model.path"):
+        lms = load_models(config, needed_models(config, requires, explorer), seeds)
+        if config.model.reference and "reference" in lms:
+            check_reference(lms["reference"], config.model.reference, renderer)
+    return lms
+
+
 def _budget(config: Config) -> Budget:
     return Budget(config.stop.max_queries, config.stop.max_tokens, config.stop.max_cost)
 
 
-def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], asked: str, seeds: Seeds, heed: Callable[[], None]) -> Ledger:
-    o, budget, e = config.oracle, _budget(config), config.evaluation
-    if not names_price(oracles[asked]) and (budget.tokens is not None or budget.cost is not None):
-        field = "stop.max_tokens" if budget.tokens is not None else "stop.max_cost"
-        raise ConfigError(f"{field} is set, and the oracle {asked} does not say what a question costs; give it a method `price`, or remove it")
-    budgets = {"train": budget}
+def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
+    """Of all that is read, as metrics."""
+    return {"prompts/dropped": sum(source.dropped for source in sources), "prompts/skipped": sum(source.skipped for source in sources)}
+
+
+def _check_price(config: Config, asked: Mapping[str, Oracle]) -> None:
+    budget = _budget(config)
+    for name, oracle in asked.items():
+        if not names_price(oracle) and (budget.tokens is not None or budget.cost is not None):
+            field = "stop.max_tokens" if budget.tokens is not None else "stop.max_cost"
+            raise ConfigError(f"{field} is set, and the oracle {name} does not say what a question costs; give it a method `price`, or remove it")
+
+
+def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, heed: Callable[[], None]) -> Ledger:
+    o, e = config.oracle, config.evaluation
+    budgets = {"train": _budget(config)}
     if e is not None:
         gold = e.gold.max_queries if isinstance(e.gold, GoldConfig) else None
         budgets |= {"eval": Budget(e.max_queries), "gold": Budget(gold)}
@@ -149,7 +238,7 @@ def _tracking(config: Config, directory: Path) -> Tracking:
 
 def _chosen(config: Config, objective: Objective, learner: Learner, engine: TorchEngine) -> dict[tuple[str, str], Any]:
     """What is found once, when a run is created, and then stays: as given, or as measured now."""
-    if config.compute.threads is None and config.compute.profile == "cpu":
+    if config.compute.threads is None and config.compute.profile == "cpu" and not is_outlined():
         torch.set_num_threads(choose_threads(learner, objective))
     return {
         ("learner", "micro_batch_tokens"): learner.micro_batch_tokens,
@@ -169,22 +258,22 @@ def make_sampling(config: Config, requires: Requires) -> Sampling:
     return replace(sampling, keep_sets=requires.ratio_based and sampling.truncates)
 
 
-def make_renderer(config: Config, lm: CausalLM) -> Renderer:
-    render = config.render
-    stop, eos_ids = config.sampling.stop, lm.eos_ids
-    tokenizer = load_tokenizer(config.model.path)
-    return Renderer(tokenizer, template=render.template, system=render.system, date=render.date, stop=stop, eos_ids=eos_ids)
+def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Renderer:
+    """With the policy's tokenizer, unless it is given."""
+    render, has_turns = config.render, config.sampling.environment is not None
+    common: dict[str, Any] = {"stop": config.sampling.stop, "eos_ids": lm.eos_ids, "has_turns": has_turns}
+    tokenizer = tokenizer or load_tokenizer(config.model.path)
+    return Renderer(tokenizer, template=render.template, system=render.system, date=render.date, **common)
 
 
 def _actors(
-    config: Config, requires: Requires, renderer: Renderer, engine: TorchEngine, scorer: Scorer | None, seeds: Seeds
+    config: Config, requires: Requires, around: Surroundings, engine: TorchEngine, scorer: Scorer | None, seeds: Seeds
 ) -> tuple[boxes.Actor, boxes.Actor]:
     """The actor that samples, for evaluation; and the one that training learns from: the same, or that of recorded responses."""
-    environment = load_symbol(config.sampling.environment)() if config.sampling.environment else None
-    actor = Actor(renderer, engine, make_sampling(config, requires), seeds, environment=environment, scorer=scorer)
+    actor = Actor(around.renderer, engine, make_sampling(config, requires), seeds, environment=around.environment, scorer=scorer)
     if not config.prompts.responses:
         return actor, actor
-    return actor, RecordedActor(renderer, config.prompts.responses, config.prompts.score_key)
+    return actor, RecordedActor(around.renderer, config.prompts.responses, config.prompts.score_key)
 
 
 def _plain_sampling(config: Config) -> Sampling:
@@ -258,7 +347,7 @@ def _engine(config: Config, requires: Requires, explorer: Explorer, lms: Mapping
         deterministic=options.deterministic,
         threads=options.threads,
     )
-    if options.threads is None and config.compute.profile == "cpu":
+    if options.threads is None and config.compute.profile == "cpu" and not is_outlined():
         plan = make_objective(config).plan(0)
         engine.choose_threads(max(1, plan.prompts * sum(plan.samples.values())))
     return engine
@@ -285,8 +374,8 @@ def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds)
     return EnsembleLearning(settings), fresh(), Scorer(backbone, fresh())
 
 
-def _oracles(config: Config, requires: Requires) -> tuple[dict[str, Oracle], dict[str, tuple[str, Oracle]]]:
-    """The oracle that training asks, by its address; and those that evaluations ask, by purpose, each with its address."""
+def _asked(config: Config, requires: Requires) -> tuple[dict[str, Oracle], Oracle]:
+    """The oracle that training asks, by its address; and the one of that name, from whose scores its preferences may be made."""
     kind = requires.feedback
     assert kind != "none", "an objective without feedback asks no oracle"
     name = config.oracle.name
@@ -298,10 +387,16 @@ def _oracles(config: Config, requires: Requires) -> tuple[dict[str, Oracle], dic
         if kind == "score":
             raise ConfigError(f"oracle {name} compares pairs, and {config.algorithm.name} learns from scores; use a scoring oracle")
         asked = {f"{name}/preferences": Preferences(oracle, config.oracle.scale)}
-    return asked, _judges(config, oracle)
+    return asked, oracle
 
 
-def _judges(config: Config, trained: Oracle) -> dict[str, tuple[str, Oracle]]:
+def _check_columns(oracle: Oracle, prompts: Prompts) -> None:
+    """A function gets the columns that it names; of a class's methods nothing is known."""
+    if isinstance(oracle, CallableOracle):
+        oracle.check_columns(prompts.columns, prompts.has_references)
+
+
+def _judges(config: Config, trained: Oracle) -> Judges:
     """Two sections of one name and equal options are one oracle; with other options the address says whose it is."""
     made: dict[str, tuple[Mapping[str, Any], Oracle]] = {config.oracle.name: (config.oracle.options, trained)}
     found = {}
@@ -315,33 +410,31 @@ def _judges(config: Config, trained: Oracle) -> dict[str, tuple[str, Oracle]]:
     return found
 
 
-def make_prompts(
-    config: Config, renderer: Renderer, context: int | None, seeds: Seeds, directory: Path | None = None
-) -> tuple[Prompts, list[Prompt], tuple[str, ...], dict[str, float]]:
-    """The prompts of training, those of evaluation, and of both together: what people should know, and how many were left out, as metrics.
-
-    Args:
-        directory: of the run, for copies of what can only be read in order.
-    """
-    p, e = config.prompts, config.evaluation
+def _training_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None) -> Prompts:
+    p = config.prompts
     entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
     sources = [Source(entry) if isinstance(entry, str) else Source(entry.path, entry.weight, entry.split) for entry in entries]
-    common: dict[str, Any] = {"prompt_key": p.prompt_key, "reference_key": p.reference_key, "max_tokens": p.max_tokens}
-    common |= {"on_bad_record": p.on_bad_record, "folder": directory}
-    room = _room(config.sampling, context)
-    own: dict[str, Any] = {"room": context if p.responses else room, "max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle}
-    prompts = Prompts(sources, renderer, seeds, responses=p.responses, score_key=p.score_key, **own, **common)
+    own: dict[str, Any] = {"max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle, "folder": folder, **_columns(config)}
+    own |= {"responses": p.responses, "score_key": p.score_key, "room": context if p.responses else _room(config.sampling, context)}
+    prompts = Prompts(sources, renderer, seeds, **own)
     if UNPAIRED in prompts.formats and len(p.responses) == 1 and config.algorithm.options.get("threshold", 0) is None:
         raise ConfigError(
             f"{config.algorithm.name} would learn every response, also those whose label is false (the data are unpaired preferences); set "
             "algorithm.threshold: 1 to learn the others alone, or 0 for all"
         )
-    read = [prompts]
-    if e is not None:
-        read.append(Prompts([Source(e.path, split=e.split)], renderer, seeds, room=room, max_prompts=e.max_prompts, **common))
-    notes = tuple(note for each in read for note in each.notes)
-    left_out: dict[str, float] = {"prompts/dropped": sum(each.dropped for each in read), "prompts/skipped": sum(each.skipped for each in read)}
-    return prompts, [prompt for each in read[1:] for prompt in each.all()], notes, left_out
+    return prompts
+
+
+def _held_out_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None) -> Prompts:
+    e = config.evaluation
+    assert e is not None, "asked for where there is one"
+    own: dict[str, Any] = {"room": _room(config.sampling, context), "max_prompts": e.max_prompts, "folder": folder, **_columns(config)}
+    return Prompts([Source(e.path, split=e.split)], renderer, seeds, **own)
+
+
+def _columns(config: Config) -> dict[str, Any]:
+    p = config.prompts
+    return {"prompt_key": p.prompt_key, "reference_key": p.reference_key, "max_tokens": p.max_tokens, "on_bad_record": p.on_bad_record}
 
 
 def _room(sampling: SamplingConfig, context: int | None) -> int | None:
@@ -364,21 +457,10 @@ def _alarms(config: Config, objective: Objective) -> Alarms:
     return Alarms(rules_of(config.alarms, watched_metrics(config, objective)), config.alarms.max_roll_backs)
 
 
-def _evaluation(
-    config: Config,
-    prompts: list[Prompt],
-    actor: boxes.Actor,
-    ledger: Ledger,
-    judges: Mapping[str, tuple[str, Oracle]],
-    renderer: Renderer,
-    seeds: Seeds,
-    directory: Path,
-) -> Evaluation | None:
-    e = config.evaluation
-    if e is None:
+def _evaluation(config: Config, around: Surroundings, actor: boxes.Actor, ledger: Ledger, seeds: Seeds, directory: Path) -> Evaluation | None:
+    e, held_out = config.evaluation, around.held_out
+    if e is None or held_out is None:
         return None
-    if config.prompts.reference_key is None and any(oracle.answers == "compare" for _, oracle in judges.values()):
-        raise ConfigError("evaluation by a comparing oracle is a win rate against reference responses; set prompts.reference_key")
     purses = {"eval": e.max_queries, "gold": e.gold.max_queries if isinstance(e.gold, GoldConfig) else None}
     sampling = _plain_sampling(config)
     modes = []
@@ -388,14 +470,14 @@ def _evaluation(
         modes.append(Mode("greedy", 1, Sampling(sampling.max_new_tokens, temperature=0.0, stop=sampling.stop)))
     names = {"prompt_key": config.prompts.prompt_key, "generator": Path(config.run_dir).name}
     return Evaluation(
-        prompts,
+        held_out.all(),
         actor,
         ledger,
         modes,
-        [Judge(purpose, address, oracle.answers, purses[purpose]) for purpose, (address, oracle) in judges.items()],
+        [Judge(purpose, address, oracle.answers, purses[purpose]) for purpose, (address, oracle) in around.judges.items()],
         slot=e.slot,
         trigger=Trigger(e.every, e.every_queries or 0, e.every_hours or 0.0),
         wanted=Wanted(e.intervals, e.pass_at, e.success, e.majority_at, load_answers(e.answers) if e.answers else None),
-        records=Records(directory / "evaluations", decode=renderer.decode, **names),
+        records=Records(directory / "evaluations", decode=around.renderer.decode, **names),
         seeds=seeds,
     )

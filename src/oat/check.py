@@ -15,8 +15,8 @@ from oat.algorithms.base import OF_RESPONSES, Objective
 from oat.algorithms.direct import BNF, DPO, IPO, RobustDPO, SimPO, SLiC
 from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig
 from oat.algorithms.supervised import SFT
-from oat.config import Origins, convert, unknown_field, where
-from oat.errors import ConfigError, did_you_mean
+from oat.config import Origins, blaming, convert, unknown_field, where
+from oat.errors import ConfigError, OatError, did_you_mean
 from oat.evaluate import RECORD
 from oat.explore.base import Explorer
 from oat.explore.rules import NoExploration
@@ -61,7 +61,8 @@ def resolve(config: Config, origins: Origins) -> Config:
         ConfigError: names the place, the field, and what to do.
     """
     algorithm = algorithm_class(config.algorithm.name, origins)
-    explorer = NoExploration if config.explorer.name == "none" or ":" not in config.explorer.name else load_symbol(config.explorer.name)
+    with blaming(config, origins, "explorer.name"):
+        explorer = load_symbol(config.explorer.name) if ":" in config.explorer.name else NoExploration
     choices = getattr(explorer, "Config", NoOptions)
     known: dict[str, type] = {"engine": TorchEngineConfig, "explorer": choices, "router": NoOptions, "algorithm": algorithm.Config}
     names = {"engine": ["torch"], "explorer": ["none"], "router": ["one"]}
@@ -71,17 +72,22 @@ def resolve(config: Config, origins: Origins) -> Config:
         if section in names and component.name not in names[section] and not (section == "explorer" and ":" in component.name):
             place = where((section, "name"), origins)
             raise ConfigError(f"{place}: there is no {section} {component.name!r}; {did_you_mean(component.name, names[section])}")
-        parts[section] = Component(component.name, _options(section, component, cls, origins))
+        with blaming(config, origins, section):
+            parts[section] = Component(component.name, _options(section, component, cls, origins))
     given = set(config.algorithm.options)
     config = _with_judges(replace(config, **parts))
-    _check_oracle(("oracle",), config.oracle, origins)
-    for purpose, judge in judges_of(config).items():
-        _check_oracle(("evaluation", "gold" if purpose == "gold" else "oracle"), judge, origins)
+    named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
+    named |= {f"evaluation.{'gold' if purpose == 'gold' else 'oracle'}": judge for purpose, judge in judges_of(config).items()}
+    for section, judge in named.items():
+        with blaming(config, origins, f"{section}.name"):
+            _check_oracle(tuple(section.split(".")), judge, origins)
     if issubclass(algorithm.Config, DrGRPOConfig):
         config = _with_max_length(config, origins)
     objective = make_objective(config)
     config = _with_responses(config, objective)
-    _check(config, objective, make_explorer(config, objective.requires), origins)
+    with blaming(config, origins, "explorer.name"):
+        built = make_explorer(config, objective.requires)
+    _check(config, objective, built, origins)
     config = _with_schedule(_with_samples(config, given, origins), origins)
     if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
         config = replace(config, learner=replace(config.learner, micro_batch_size=8))
@@ -94,7 +100,10 @@ def algorithm_class(name: str, origins: Origins) -> Any:
         return ALGORITHMS[name]
     place = where(("algorithm", "name"), origins)
     if ":" in name:
-        found = load_symbol(name)
+        try:
+            found = load_symbol(name)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: algorithm.name is {name!r}: {error}") from error
         if Objective not in getattr(found, "__mro__", ()) or not dataclasses.is_dataclass(getattr(found, "Config", None)):
             raise ConfigError(f"{place}: {name} is no algorithm; subclass Objective of oat/algorithms/base.py, with a dataclass `Config` in it")
         return found
@@ -115,7 +124,13 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
         return NoExploration(requires.feedback)
     cls: Callable[..., Explorer] = load_symbol(config.explorer.name)
     settings = getattr(cls, "Config", None)
-    return cls(requires.feedback, *([convert(settings, config.explorer.options, ("explorer",), {})] if settings else []))
+    given = [convert(settings, config.explorer.options, ("explorer",), {})] if settings else []
+    try:
+        return cls(requires.feedback, *given)
+    except OatError:
+        raise
+    except Exception as error:  # it raises what it likes
+        raise ConfigError(f"the explorer cannot be made: {type(error).__name__}: {error}; repair its constructor (oat/explore/base.py)") from error
 
 
 def _options(section: str, component: Component, cls: type, origins: Origins) -> dict[str, Any]:
@@ -125,11 +140,7 @@ def _options(section: str, component: Component, cls: type, origins: Origins) ->
             readers = [name for name, other in ALGORITHMS.items() if section == "algorithm" and option in other.Config.__dataclass_fields__]
             hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
             raise unknown_field((section, option), fields, origins, hint)
-    try:
-        return dataclasses.asdict(convert(cls, component.options, (section,), origins))
-    except ConfigError as error:
-        place = where((section,), origins)
-        raise error if place in str(error) or ":" in str(error).split(" ")[0] else ConfigError(f"{place}: {error}") from None
+    return dataclasses.asdict(convert(cls, component.options, (section,), origins))
 
 
 def judges_of(config: Config) -> dict[str, OracleConfig | Component]:
@@ -423,7 +434,6 @@ def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[
         ("learner", "critic_learning_rate"): "critic" not in requires.models,
         ("learner", "schedule_steps"): config.learner.schedule == "constant",
         ("learner", "max_skips"): config.learner.on_nonfinite == "stop",
-        ("compute", "memory_gb"): config.learner.micro_batch_tokens is None,
         ("render", "date"): config.render.template in (None, "chatml"),
         ("checkpoint", "best_metric"): not config.checkpoint.keep_best,
         ("alarms", "max_roll_backs"): not any(getattr(config.alarms, name).action == "roll_back" for name in METRICS),

@@ -59,8 +59,14 @@ def _parser() -> argparse.ArgumentParser:
     check = command("check", _check, "say what a configuration would run, and refuse what `oat train` would refuse; no weights are loaded")
     check.add_argument("target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it")
     check.add_argument("--memory", action="store_true", help="also estimate how much memory it needs")
+    check.add_argument("--show-tokens", action="store_true", help="also print an example of what is learned from, token by token")
+    for sub in (train, check):
+        sub.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML, and do nothing else")
     evaluate = command("eval", _eval, "evaluate a run's newest checkpoint, or the start model of a configuration")
-    evaluate.add_argument("target", metavar="RUN|CONFIG", help="a run directory or a YAML file; --section.field value flags go over it")
+    evaluate.add_argument(
+        "target", metavar="RUN|CONFIG", help="a run directory or a YAML file; with --against also a model; --section.field value flags go over it"
+    )
+    evaluate.add_argument("--against", metavar="B", help="instead, the win rate over another run, configuration or model on the same prompts")
     export = command("export", _export, "write a run's policy as a model directory that transformers loads")
     export.add_argument("run", metavar="RUN")
     export.add_argument("out", metavar="OUT")
@@ -88,17 +94,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build import resolve
-    from oat.config import load_config
-    from oat.loop import train
-    from oat.profile import train_traced
-    from oat.progress import shown
-    from oat.rundir import open_run
+    from oat.check import resolve
+    from oat.config import load_config, to_yaml
 
     if arguments.profile is not None and arguments.profile < 1:
         raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
     config, origins = load_config(arguments.target, flags)
     config = resolve(config, origins)
+    if arguments.print_config:
+        print(to_yaml(config), end="")
+        return 0
+    from oat.loop import train
+    from oat.profile import train_traced
+    from oat.progress import shown
+    from oat.rundir import open_run
+
     with open_run(config, origins, arguments.source) as run:
         print("\n".join(f"oat train: {line}" for line in (f"{run.stop.last or 'endless'} steps in {config.run_dir}", *run.notes)), flush=True)
         with run.interruption.heard(), shown(run, config) as report:
@@ -114,23 +124,29 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 
 def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build import resolve
-    from oat.config import load_config
-    from oat.memory import memory_lines, outline
+    from oat.check import resolve
+    from oat.config import load_config, to_yaml
 
     config, origins = load_config(arguments.target, flags)
     config = resolve(config, origins)
-    lines, lengths = outline(config)
-    print("\n".join([f"oat check: {arguments.target} is sound", *lines, *(memory_lines(config, lengths) if arguments.memory else [])]))
+    if arguments.print_config:
+        print(to_yaml(config), end="")
+        return 0
+    from oat.outline import outline
+
+    lines = outline(config, origins, with_tokens=arguments.show_tokens, with_memory=arguments.memory)
+    print("\n".join([f"oat check: {arguments.target} is sound", *lines]))
     return 0
 
 
 def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.build import build, resolve
     from oat.config import load_config
-    from oat.export import policy_weights
+    from oat.export import take_up_policy
     from oat.loop import evaluate
 
+    if arguments.against is not None:
+        return _compare(arguments, flags)
     target = Path(arguments.target)
     is_run = target.is_dir()
     config, origins = load_config(target / "config.yaml" if is_run else target, flags)
@@ -141,15 +157,20 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
     with told.heard(), told.at_once(), tempfile.TemporaryDirectory() as scratch:
         run, step = build(config, directory=Path(scratch)), 0
         if is_run:
-            step, weights, tensors, _ = policy_weights(target)
-            run.learner.load_weights("policy", weights)
-            kept = {name.removeprefix("weights/"): tensor for name, tensor in tensors.items() if name.startswith("weights/")}
-            run.parts["weights"].load_state({"version": step, **kept})
-            run.weights.restore(run.learner)
+            step = take_up_policy(run, target)
         metrics = evaluate(run, step, due=True)
         run.ledger.close()
     print(json.dumps({"step": step, **{name: value for name, value in metrics.values.items() if name.startswith("eval/")}}))
     return 1 if "eval/failed" in metrics.values else 0
+
+
+def _compare(arguments: argparse.Namespace, flags: list[str]) -> int:
+    from oat.against import compare_models
+
+    told = Interruption()
+    with told.heard(), told.at_once():
+        print(json.dumps(compare_models(arguments.target, arguments.against, flags)))
+    return 0
 
 
 def _export(arguments: argparse.Namespace, _: list[str]) -> int:

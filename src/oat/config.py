@@ -6,18 +6,22 @@ The tree itself is in `oat.settings`. A field nobody reads is an error that name
 import dataclasses
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 import msgspec
 import yaml
 
-from oat.errors import ConfigError, did_you_mean
+from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError, did_you_mean
 from oat.settings import Component, Config
 
 Origins = dict[tuple[str, ...], str]
 """Where each field was set: "file.yaml:12" or "--learner.learning_rate"."""
+
+
+_FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
 
 
 class _Loader(yaml.SafeLoader):
@@ -99,6 +103,29 @@ def where(path: tuple[str, ...], origins: Origins) -> str:
         if path[:length] in origins:
             return origins[path[:length]]
     return origins.get((), "the configuration")
+
+
+@contextmanager
+def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
+    """What is refused within it says where the field stands whose value is at fault: the one that it begins with, or else `field`.
+
+    An error about data names file and row first, so there the field comes last.
+    """
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error} ({field}, {where(tuple(field.split('.')), origins)})") from error
+    except (ConfigError, EngineError, ModelError, TemplateError) as error:
+        if any(str(error).startswith(f"{place}: ") for place in origins.values()):
+            raise
+        named = _FIELD.match(str(error))
+        if named and hasattr(config, named[0].split(".")[0]):
+            raise type(error)(f"{where(tuple(named[0].split('.')), origins)}: {error}") from error
+        value: Any = config
+        for name in field.split("."):
+            value = getattr(value, name, None)
+        is_said = f" is {value!r}" if isinstance(value, str) else ""
+        raise type(error)(f"{where(tuple(field.split('.')), origins)}: {field}{is_said}: {error}") from error
 
 
 def dump(config: Config) -> dict[str, Any]:

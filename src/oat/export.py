@@ -17,6 +17,7 @@ from oat.errors import CheckpointError, ConfigError
 from oat.files import write_atomically
 from oat.learner.models import frozen_checksum
 from oat.lm import load_tokenizer, save_lm
+from oat.loop import Run
 from oat.lora import load_model, merged, save_adapter
 from oat.metrics import repeatable
 from oat.render import Renderer
@@ -55,6 +56,24 @@ def policy_weights(
     step, tensors, state = loaded
     prefix = "learner/policy/weights/"
     return step, {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}, tensors, state
+
+
+def take_up_policy(run: Run, run_dir: Path) -> int:
+    """Give a run's boxes the policy of the newest checkpoint of another run of the same model, and its slots the weights that they had; returns the
+    checkpoint's step.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint yet, or the model is not the one that was trained.
+    """
+    step, weights, tensors, state = policy_weights(run_dir)
+    frozen = state["learner"]["frozen"]["policy"]
+    if run.parts["learner"].state["frozen"]["policy"] != frozen:
+        raise CheckpointError(f"the model is not the one that the adapter of {run_dir} was trained beside; put its files back as they were")
+    run.learner.load_weights("policy", weights)
+    kept = {name.removeprefix("weights/"): tensor for name, tensor in tensors.items() if name.startswith("weights/")}
+    run.parts["weights"].load_state({"version": step, **kept})
+    run.weights.restore(run.learner)
+    return step
 
 
 def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False) -> int:

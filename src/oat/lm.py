@@ -4,20 +4,24 @@ Supported is a model whose logits are its output embeddings applied to the last 
 scales or caps its logits is refused when it is loaded. Weights are read from safetensors only, and no code that comes with a model is run.
 """
 
+import copy
+import importlib.util
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers.utils import logging as transformers_logging
+from transformers.utils import logging
 
 from oat.attention import NAME, Layout, Packed, pack, pack_groups
 from oat.errors import ModelError, did_you_mean
@@ -27,6 +31,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
 _HEAD_TOLERANCE, _HALF_TOLERANCE = 1e-4, 5e-2
+_LARGEST_HEAD = 10**8
+"""Bytes, as the format has it."""
 _NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 """A mask of four axes keeps transformers from making one of its own; a layout does not look at it."""
 
@@ -194,7 +200,8 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
         dtype: "float32", "bfloat16" or "float16".
 
     Raises:
-        ModelError: there is none, it cannot be read, tensors are missing, or its logits are not its head applied to its hidden states.
+        ModelError: there is none, it cannot be read, tensors are missing or of another shape, or its logits are not its head applied to its
+            hidden states.
     """
     if dtype not in _DTYPES:
         raise ModelError(f"no dtype `{dtype}` for a model: {did_you_mean(dtype, _DTYPES)}")
@@ -208,24 +215,14 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
         _remove_noise(config)
         can_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
         if _OUTLINED.get():
-            return _outline(where, config, _DTYPES[dtype], device, can_sdpa=can_sdpa)
-        with _without_bars():
-            module, info = AutoModelForCausalLM.from_pretrained(
-                where,
-                config=config,
-                dtype=_DTYPES[dtype],
-                attn_implementation="sdpa" if can_sdpa else "eager",
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
+            return _outline(where, path, config, _DTYPES[dtype], device, can_sdpa=can_sdpa)
+        if os.path.isdir(where):
+            described(where, path)
+        module = _from_files(where, path, config, dtype=_DTYPES[dtype], attn_implementation="sdpa" if can_sdpa else "eager")
     except ModelError:
         raise
     except _LIBRARY_ERRORS as error:
         raise _refusal("model", path, error) from error
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise ModelError(f"the weights of {path} lack {len(missing)} tensors, for example `{missing[0]}`; give a checkpoint of the whole model")
     quicken(module)
     lm = CausalLM(module.eval().to(device))
     _check_head(lm, path)
@@ -250,6 +247,11 @@ def outlines() -> Iterator[None]:
         _OUTLINED.reset(token)
 
 
+def is_outlined() -> bool:
+    """Whether this runs within `outlines`."""
+    return _OUTLINED.get()
+
+
 def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
     """Write model and tokenizer as transformers does: config, safetensors, tokenizer files; `load_lm` and `AutoModelForCausalLM` read them."""
     with _without_bars():
@@ -260,11 +262,11 @@ def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
 @contextmanager
 def _without_bars() -> Iterator[None]:
     """Within it transformers draws no progress bars of its own."""
-    before = transformers_logging.set_tqdm_hook(lambda make, args, kwargs: make(*args, **{**kwargs, "disable": True}))
+    before = logging.set_tqdm_hook(lambda make, args, kwargs: make(*args, **{**kwargs, "disable": True}))
     try:
         yield
     finally:
-        transformers_logging.set_tqdm_hook(before)
+        logging.set_tqdm_hook(before)
 
 
 def _locate(path: str) -> str:
@@ -296,31 +298,133 @@ def _remove_noise(config: Any) -> None:
                 setattr(part, name, 0.0)
 
 
-def _outline(where: str, config: Any, dtype: torch.dtype, device: torch.device | str, *, can_sdpa: bool) -> CausalLM:
-    """A model without weights; that its code lets our attention in is believed."""
+def _from_files(where: str | None, path: str, config: Any, **options: Any) -> Any:
+    """The module with its weights, all of which the files have.
+
+    Args:
+        where: None: the weights are among the options.
+
+    Raises:
+        ModelError: some are missing, or of another shape.
+    """
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # what it would report on several lines is raised here
+    logging.disable_progress_bar()
+    try:
+        module, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+            where,
+            config=config,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ModelError(f"the weights of {path} lack {len(missing)} tensors, for example `{missing[0]}`; give a checkpoint of the whole model")
+    for name, held, expected in sorted(info["mismatched_keys"]):
+        shapes = f"`{name}` has the shape {tuple(held)} in the files of {path}, and {tuple(expected)} by its config.json"
+        raise ModelError(f"{shapes}; put back the config.json that belongs to the weights")
+    return module
+
+
+def described(where: str, path: str) -> dict[str, Tensor]:
+    """What the safetensors files of a directory hold, as tensors without memory; only the heads of the files are read.
+
+    Raises:
+        ModelError: there are none, or one is damaged.
+    """
+    single, index = Path(where, "model.safetensors"), Path(where, "model.safetensors.index.json")
+    file, found = single, dict[str, Tensor]()
+    try:
+        has_index = index.exists() and not single.exists()
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if has_index else [single.name]
+        for file in (Path(where, name) for name in names):
+            with file.open("rb") as stream:
+                size = int.from_bytes(stream.read(8), "little")
+                head = json.loads(stream.read(min(size, _LARGEST_HEAD)))
+            head.pop("__metadata__", None)
+            end = 8 + size + max((tensor["data_offsets"][1] for tensor in head.values()), default=0)
+            if file.stat().st_size != end:
+                raise ValueError(f"it has {file.stat().st_size} bytes, and its head says {end}")
+            found |= {key: torch.empty(tensor["shape"], device="meta") for key, tensor in head.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(
+            f"the weights of {path} cannot be read ({file.name}: {reason}); give safetensors files as `save_pretrained` writes them"
+        ) from error
+    return found
+
+
+def _outline(where: str, path: str, config: Any, dtype: torch.dtype, device: torch.device | str, *, can_sdpa: bool) -> CausalLM:
+    """A model without weights; that its code lets our attention in is believed. The names and shapes of tensors in files that lie here are held
+    against it where Accelerate is installed, which transformers needs for that; nothing is fetched."""
+    if os.path.isdir(where):
+        with unset_fake_temporarily():
+            held = described(where, path)
+            if importlib.util.find_spec("accelerate"):
+                _from_files(None, path, copy.deepcopy(config), dtype=dtype, device_map="meta", state_dict=held)
     kind = "sdpa" if can_sdpa else "eager"
     with torch.device(device):
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=kind, trust_remote_code=False)
-    try:
+    with suppress(OSError):  # without the file it is what the model's own configuration says
         module.generation_config = GenerationConfig.from_pretrained(where)
-    except OSError:  # a model may come without
-        module.generation_config = None
+    lm = CausalLM(module.eval(), takes_layouts=can_sdpa)
+    _check_outlined_head(lm, path)
     if can_sdpa:
         module.set_attn_implementation(NAME)
     quicken(module)
-    return CausalLM(module.eval(), takes_layouts=can_sdpa)
+    return lm
 
 
 @torch.no_grad()
 def _check_head(lm: CausalLM, path: str) -> None:
     """The logits that we compute are the model's own."""
-    if lm.module.get_output_embeddings() is None:
-        raise ModelError(f"{path} is a `{lm.model_type}` without output embeddings; give a model that generates text")
+    _check_has_head(lm, path)
     ids = torch.arange(min(8, lm.vocab_rows), device=lm.device)[None]
     try:
         difference = (lm.head(lm.hidden(ids)) - lm.module(input_ids=ids).logits).abs().max().item()
     except _LIBRARY_ERRORS as error:
         raise ModelError(f"a `{lm.model_type}` cannot be followed ({error}); give a plain causal language model") from error
+    _refuse_other_logits(lm, path, difference)
+
+
+@torch.no_grad()
+def _check_outlined_head(lm: CausalLM, path: str) -> None:
+    """The same without weights: the backbone gives hidden states of ours, and the head is a small one."""
+    _check_has_head(lm, path)
+    head, ids = lm.module.get_output_embeddings(), torch.zeros(1, 2, dtype=torch.long, device=lm.device)
+    with unset_fake_temporarily():
+        hidden = torch.linspace(-4, 4, 2 * head.in_features).view(1, 2, -1)
+        small = torch.nn.Linear(head.in_features, 3, bias=False)
+        torch.nn.init.ones_(small.weight)
+
+        def ours(module: Any, given: Any, made: Any) -> Any:
+            made.last_hidden_state = hidden
+            return made
+
+        hook = lm.module.base_model.register_forward_hook(ours)
+        lm.module.set_output_embeddings(small)
+        try:
+            difference = (lm.module(input_ids=ids, use_cache=False).logits - small(hidden)).abs().max().item()
+        except _LIBRARY_ERRORS:  # whether it can be followed is seen with its weights
+            return
+        finally:
+            hook.remove()
+            lm.module.set_output_embeddings(head)
+    _refuse_other_logits(lm, path, difference)
+
+
+def _check_has_head(lm: CausalLM, path: str) -> None:
+    if lm.module.get_output_embeddings() is None:
+        raise ModelError(f"{path} is a `{lm.model_type}` without output embeddings; give a model that generates text")
+
+
+def _refuse_other_logits(lm: CausalLM, path: str, difference: float) -> None:
     if not difference <= _HEAD_TOLERANCE:
         raise ModelError(
             f"the logits of a `{lm.model_type}` are not its head applied to its last hidden states (they differ by {difference:.3g}): it scales "

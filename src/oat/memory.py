@@ -1,4 +1,4 @@
-"""How much memory a run needs, before it begins: `oat check CONFIG --memory`.
+"""How much memory a run needs, before it begins: `oat check CONFIG --memory`, and the refusal of what clearly does not fit.
 
 The run's own models, learner and engine are made of tensors that have a shape and no memory (`oat.lm.outlines`), and do what a step does with its
 longest rows; what is alive at once is counted. Nothing is loaded, so the answer takes seconds for any model.
@@ -7,20 +7,25 @@ Counted in bytes of tensors, beyond what the process holds after its imports. No
 operation; what the allocator keeps of freed memory (with large models it gives all back, `oat.malloc`); data, ledger, texts.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from oat.algorithms.base import Objective
-from oat.build import make_ensemble, make_learner, make_prompts, make_renderer, make_sampling, needed_models, needed_slots
+from oat.build import Surroundings, make_ensemble, make_learner, make_renderer, make_sampling, needed_models, needed_slots
 from oat.check import TorchEngineConfig, make_explorer, make_objective
+from oat.config import Origins, blaming, where
 from oat.engines.decoding import cache_dtype, filled_up
 from oat.engines.decoding import passes as in_passes
 from oat.engines.kv import PAGE
 from oat.engines.torch import fixed_rows
+from oat.errors import ConfigError, OatError
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf
 from oat.learner.batching import micro_batches
@@ -29,8 +34,14 @@ from oat.learner.limits import GB, LiveBytes, row_of
 from oat.lm import CausalLM, outlines
 from oat.models import load_models, load_slots
 from oat.seeds import Seeds
-from oat.settings import Config
+from oat.settings import Config, LoraConfig
 from oat.types import Batch, Plan, Sampling, Trajectory
+
+SURE = 0.85
+"""Of an estimate: a run takes at least as much."""
+TOGETHER = "all of these together"
+_COPIES, _SAVED = 20, 16
+"""More copies of the weights than a run has, and of what goes into and comes out of every matrix than a pass keeps."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,11 @@ class Estimate:
     def peak(self) -> int:
         return max(self.phases.values())
 
+    @property
+    def part(self) -> str:
+        """Where the most is alive."""
+        return max(self.phases, key=lambda name: self.phases[name])
+
 
 @dataclass(frozen=True)
 class Lengths:
@@ -57,6 +73,113 @@ class Lengths:
     prompt: int
     held_out: int = 0
     held_out_prompt: int = 0
+
+
+def lengths_of(around: Surroundings) -> Lengths:
+    """Of the prompts that a run reads."""
+    held_out = around.held_out
+    return Lengths(around.prompts.longest, *((held_out.size, held_out.longest) if held_out else ()))
+
+
+def refuse_too_large(config: Config, lengths: Lengths, origins: Origins) -> None:
+    """Hold the estimate against `compute.memory_gb`, or against the memory that is free. A small run is not even estimated.
+
+    Raises:
+        ConfigError: it clearly does not fit; says which settings would make it fit, and how to go on all the same.
+    """
+    given = config.compute.memory_gb
+    limit = free_memory(config.compute.profile) if given is None else int(given * GB)
+    if config.learner.micro_batch_tokens == "auto" or limit is None:
+        return
+    with blaming(config, origins, "model.reference"):
+        if _at_most(config, lengths) <= limit:
+            return
+    found = estimate(config, lengths)
+    if SURE * found.peak <= limit:
+        return
+    has = "{limit} GB of memory are free" if given is None else "compute.memory_gb is {limit}"
+    peaks: dict[str, int] = {}
+    fits: list[str] = []
+    for changes, smaller in _smaller(config, lengths, found.part):
+        if changes == TOGETHER and fits:
+            break
+        with suppress(OatError):  # what this model, or this installation, cannot
+            peaks[changes] = estimate(smaller, lengths).peak
+            fits += [f"{changes} ({peaks[changes] / GB:.3g} GB)"] if SURE * peaks[changes] <= limit else []
+    least = min(peaks.values(), default=found.peak) / GB
+    advice = (
+        f"it would fit with {', or with '.join(fits)}"
+        if fits
+        else f"it would not fit with {', '.join(peaks)} either ({least:.3g} GB); take a smaller model"
+    )
+    raise ConfigError(
+        f"{where(('compute', 'memory_gb'), origins)}: {has.format(limit=f'{limit / GB:.3g}')}, and this run needs about {found.peak / GB:.3g} GB for "
+        f"tensors ({found.part}): {advice}; to go on all the same, set compute.memory_gb to {1.1 * found.peak / GB:.3g} or more"
+    )
+
+
+def free_memory(profile: str) -> int | None:
+    """Bytes that a run may still take on its device; None where nobody says."""
+    if profile == "gpu":
+        return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
+    try:
+        free = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+    except OSError:
+        return None
+    return min([int(free[1]) * 1024, *_free_in_group()]) if free else None
+
+
+def _free_in_group() -> list[int]:
+    """What the limit of a container leaves, where there is one."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used, stat = ((group / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current", "stat"))
+        droppable = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
+        return [int(most) - int(used) + int(droppable[1] if droppable else 0)]
+    except (OSError, ValueError):  # there is no such group, or "max": it has no limit
+        return []
+
+
+def _at_most(config: Config, lengths: Lengths) -> int:
+    """More bytes than a run takes, from the shapes of its matrices; in a moment, and many times too much."""
+    with outlines():
+        lms = load_models(config, {"reference"} if config.model.reference else (), Seeds(config.seed))
+    lm, shapes = lms["policy"], [parameter.shape for lm in lms.values() for parameter in lm.module.parameters()]
+    weights, a_token = sum(shape.numel() for shape in shapes), sum(sum(shape[-2:]) for shape in shapes)
+    plan = make_objective(config).plan(0)
+    rows = plan.prompts * max(sum(plan.samples.values()), len(config.prompts.responses))
+    evaluated = lengths.held_out * max(config.evaluation.samples, 1) if config.evaluation else 0
+    width = max(lengths.prompt, lengths.held_out_prompt) + config.sampling.max_new_tokens
+    recorded = (lm.context_length or width) if config.prompts.responses else 0
+    width = max(width, recorded)
+    options = TorchEngineConfig(**config.engine.options)
+    tokens = max(rows, evaluated, fixed_rows(options.max_rows) if options.deterministic else 0) * width
+    seen = width * lm.module.config.get_text_config().num_attention_heads * lm.module.config.get_text_config().num_hidden_layers
+    return 4 * (_COPIES * weights + _SAVED * tokens * (a_token + seen))
+
+
+def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
+    """The run with less alive in that part of a step, with what is changed; then with all of it changed."""
+    learner, row, changed = config.learner, lengths.prompt + config.sampling.max_new_tokens, config
+    if part in ("sampling", "evaluation"):
+        fewer = {**config.engine.options, "max_rows": 16}
+        changed = replace(changed, engine=replace(config.engine, options=fewer))
+        yield "engine.max_rows: 16", changed
+    else:
+        changed = replace(changed, learner=replace(learner, micro_batch_tokens=row))
+        yield f"learner.micro_batch_tokens: {row}", changed
+        if not learner.gradient_checkpointing:
+            yield "learner.gradient_checkpointing: true", replace(config, learner=replace(learner, gradient_checkpointing=True))
+            changed = replace(changed, learner=replace(changed.learner, gradient_checkpointing=True))
+    if config.model.lora is None:
+        lora = replace(config.model, lora=LoraConfig())
+        yield "model.lora: {rank: 8}", replace(config, model=lora)
+        changed = replace(changed, model=lora)
+    if part == "beside a checkpoint":
+        waiting = replace(config.checkpoint, background=False)
+        yield "checkpoint.background: false", replace(config, checkpoint=waiting)
+        changed = replace(changed, checkpoint=waiting)
+    yield TOGETHER, changed
 
 
 def estimate(config: Config, lengths: Lengths) -> Estimate:
@@ -222,30 +345,6 @@ class _Keys:
     def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         self.size += (key.numel() + value.numel()) * self.dtype.itemsize
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-
-
-def outline(config: Config) -> tuple[list[str], Lengths]:
-    """What a resolved configuration would run, in lines; and the lengths of its prompts.
-
-    Raises:
-        OatError: prompts or tokenizer cannot be read, or what the model's own settings rule out.
-    """
-    seeds, objective = Seeds(config.seed), make_objective(config)
-    with outlines():
-        lm = load_models(config, (), seeds)["policy"]
-        renderer = make_renderer(config, lm)
-        prompts, held_out, notes, _ = make_prompts(config, renderer, lm.context_length, seeds)
-    longest, held_out_longest = prompts.longest, max((len(renderer.prompt(prompt.messages)) for prompt in held_out), default=0)
-    plan = make_explorer(config, objective.requires).widen(objective.plan(0))
-    responses = plan.prompts * sum(plan.samples.values())
-    parameters = sum(parameter.numel() for parameter in lm.module.parameters())
-    learning = sum(parameter.numel() for parameter in lm.trainable().values())
-    return [
-        f"  model     a {lm.model_type} of {parameters / 1e6:.3g} million parameters, of which {learning / 1e6:.3g} million learn",
-        f"  prompts   {prompts.size}, at most {longest} tokens long; {len(held_out)} held out",
-        f"  a step    {plan.prompts} prompts, {responses} responses of at most {config.sampling.max_new_tokens} tokens",
-        *(f"  note      {note}" for note in notes),
-    ], Lengths(longest, len(held_out), held_out_longest)
 
 
 def memory_lines(config: Config, lengths: Lengths) -> list[str]:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import torch
 
 from oat.errors import ConfigError, ModelError
-from oat.lm import CausalLM, load_lm
+from oat.lm import CausalLM, load_lm, load_tokenizer
 from oat.lora import load_model, share_base
 from oat.malloc import give_back_freed_memory
+from oat.render import Renderer
 from oat.seeds import Seeds
 from oat.settings import Config
 from oat.threads import LARGE
@@ -84,6 +85,51 @@ def slot_dtypes(config: Config) -> dict[str, torch.dtype]:
     """By slot, the precision of weights that are not kept in the learner's."""
     dtype = config.engine.options["dtype"]
     return dict.fromkeys(("sampler", "policy"), HALF[dtype]) if dtype in HALF else {}
+
+
+def check_tokenizer(lm: CausalLM, renderer: Renderer) -> None:
+    """The ids of the tokenizer are those of the model, as far as numbers can tell.
+
+    Raises:
+        ModelError: a token has no row in the model's embeddings, or no id that the model ends a text with is a token.
+    """
+    ids: dict[str, int] = renderer.tokenizer.get_vocab()
+    last = max(ids, key=lambda token: ids[token])
+    if ids[last] >= lm.vocab_rows:
+        raise ModelError(
+            f"its tokenizer has {renderer.num_tokens} tokens, up to id {ids[last]} ({last!r}), and its embeddings have {lm.vocab_rows} rows; give "
+            "the tokenizer that belongs to the model, or resize the model's embeddings for tokens that were added"
+        )
+    if lm.eos_ids and not any(id < renderer.num_tokens for id in lm.eos_ids):
+        raise ModelError(
+            f"its generation_config.json ends a text with id {lm.eos_ids[0]}, and its tokenizer has ids below {renderer.num_tokens}; give the "
+            "tokenizer that belongs to the model"
+        )
+
+
+def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
+    """The reference reads the ids that the policy writes. A reference without a tokenizer is believed.
+
+    Raises:
+        ModelError: it has fewer rows than the policy's tokenizer has tokens, or its tokenizer gives them other ids.
+    """
+    if renderer.num_tokens > reference.vocab_rows:
+        raise ModelError(
+            f"its embeddings have {reference.vocab_rows} rows, and the policy's tokenizer has {renderer.num_tokens} tokens; give a model of the same "
+            "family"
+        )
+    try:
+        theirs: dict[str, int] = load_tokenizer(path).get_vocab()
+    except ModelError:
+        return
+    ours: dict[str, int] = renderer.tokenizer.get_vocab()
+    others = [token for token in sorted(ours.keys() & theirs.keys()) if ours[token] != theirs[token]]
+    if others:
+        token = others[0]
+        raise ModelError(
+            f"its tokenizer gives {len(others)} of {len(ours)} tokens other ids than the policy's, for example {token!r} {theirs[token]} instead of "
+            f"{ours[token]}; give a model of the same family"
+        )
 
 
 def _another(config: Config, name: str, policy: CausalLM, seeds: Seeds) -> CausalLM:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -43,6 +43,8 @@ class Prompts:
         dropped: prompts left out because they are too long.
         skipped: malformed records left out.
         longest: tokens of the longest prompt.
+        columns: names of the columns that any prompt has.
+        has_references: any prompt has one.
         formats: names of the formats of the sources.
         notes: for people, one sentence about the format of each source, and about what was left out of it.
 
@@ -73,6 +75,8 @@ class Prompts:
             raise DataError(f"there is no shard {shard[0]} of {shard[1]}; give (rank, count) with 0 <= rank < count")
         sources = _sources(source)
         self.dropped = self.skipped = self.longest = 0
+        self.columns: set[str] = set()
+        self.has_references = False
         self.notes: tuple[str, ...] = ()
         self.formats: set[str] = set()
         self._pools: list[_Pool] = []
@@ -84,6 +88,7 @@ class Prompts:
             self._count_dropped(one, found.read, len(found), max_tokens)
             fit.check_room(len(found))
             self.skipped, self.longest = self.skipped + found.skipped, max(self.longest, fit.longest)
+            self.columns, self.has_references = self.columns | fit.columns, self.has_references or fit.has_references
             self.formats |= {layout.format.name} if layout.format else set()
             self._pools.append(_Pool(found, seeds, number, shuffle))
         self.size = sum(len(pool.prompts) for pool in self._pools)
@@ -142,6 +147,7 @@ class _Fit:
         longest: tokens of the longest one that is kept.
         over: those that are kept and have no room.
         first: row and size of the first of them.
+        columns, has_references: as in `Prompts`, of those that are kept.
     """
 
     source: Source
@@ -152,12 +158,16 @@ class _Fit:
     longest: int = 0
     over: int = 0
     first: tuple[int, int] = (0, 0)
+    columns: set[str] = field(default_factory=set)
+    has_references: bool = False
 
     def accepts(self, prompt: Prompt) -> bool:
         size = self._num_tokens(prompt)
         if self.max_tokens is not None and size > self.max_tokens:
             return False
         self.longest = max(self.longest, size)
+        self.columns |= prompt.columns.keys()
+        self.has_references = self.has_references or prompt.reference is not None
         if self.room is not None and size > self.room:
             self.first = self.first if self.over else (prompt.row, size)
             self.over += 1

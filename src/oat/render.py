@@ -47,6 +47,7 @@ class Renderer:
         date: the day that a template reads with `strftime_now("...")`, at midnight; None takes the day on which this is made.
         stop: strings that cut a response's text.
         eos_ids: further ids that end a response, usually those of the model's generation config.
+        has_turns: responses are followed by further turns, so that a template that rewrites history is refused; otherwise it is warned of.
 
     Attributes:
         stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and `eos_ids`.
@@ -54,7 +55,8 @@ class Renderer:
         template: the text of the chat template, or None.
 
     Raises:
-        TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, or does not read the date that is given.
+        TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, does not read the date that is given, or rewrites
+            history where it must not.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Renderer:
         date: datetime.date | None = None,
         stop: Sequence[str] = (),
         eos_ids: Sequence[int] = (),
+        has_turns: bool = False,
     ):
         if template is None and system is not None:
             raise TemplateError("a system prompt needs a chat template; set `template` to chatml, tokenizer or a .jinja file, or drop `system`")
@@ -84,7 +87,7 @@ class Renderer:
         self._opens_reasoning = False
         if self.template is not None:
             self._study_turn()
-            self._warn_of_rewriting()
+            self._look_for_rewriting(has_turns)
         ends = {tokenizer.eos_token_id, self._end_id} - {None}
         self.stop_ids: frozenset[int] = frozenset(ends | {int(i) for i in eos_ids})
 
@@ -270,7 +273,7 @@ class Renderer:
         special = {token.content for token in added.values() if token.special}
         self._set_control(special | {text for text in marks.values() if text in written})
 
-    def _warn_of_rewriting(self) -> None:
+    def _look_for_rewriting(self, is_refused: bool) -> None:
         answer = Message("assistant", "<think>\noatreasoning\n</think>\n\noatanswer")
         messages = [Message("user", "oatfirst"), answer, Message("user", "oatsecond"), answer, Message("user", "oatthird")]
         for length in range(1, len(messages)):
@@ -282,10 +285,15 @@ class Renderer:
                 continue
             same = next((i for i, (a, b) in enumerate(zip(head, later, strict=False)) if a != b), min(len(head), len(later)))
             what = "drops the reasoning between <think> and </think>" if drops else f"changes an earlier message, here {head[same : same + 40]!r}"
+            rewrites = f"the chat template rewrites history: in a conversation of {length + 1} messages it {what}"
+            if is_refused:
+                raise TemplateError(
+                    f"{rewrites}; in episodes of several turns a response must stay as it was sampled: choose a template that only adds to what it "
+                    "wrote, such as chatml"
+                )
             warnings.warn(
-                f"the chat template rewrites history: in a conversation of {length + 1} messages it {what}. Here responses stay as they were "
-                "sampled; for episodes of several turns choose a template that keeps earlier messages, or the model meets other histories in use "
-                "than in training",
+                f"{rewrites}. Here responses stay as they were sampled; for episodes of several turns choose a template that keeps earlier "
+                "messages, or the model meets other histories in use than in training",
                 stacklevel=3,
             )
             return

@@ -5,29 +5,30 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from oat.build import build, resolve
+from oat.build import build, resolve, surround
 from oat.checkpoint import Checkpoints
-from oat.config import Origins, dump, load_config, to_yaml
+from oat.config import Origins, blaming, dump, load_config, to_yaml
 from oat.errors import ConfigError
 from oat.files import write_atomically
-from oat.fork import begin_fork, copy_state, origin_of
+from oat.fork import Origin, begin_fork, copy_state, origin_of
 from oat.lm import load_tokenizer
 from oat.loop import Run
+from oat.memory import lengths_of, refuse_too_large
 from oat.render import reads_date
 from oat.settings import Component, Config
 from oat.store import Store
 
 FREE: tuple[str, ...] = (
     *("run_dir", "stop", "tracking", "checkpoint", "alarms", "compute.serialise"),
-    *("oracle.deadline_s", "oracle.max_wait_s", "learner.on_nonfinite", "learner.max_skips"),
+    *("oracle.deadline_s", "oracle.max_wait_s", "learner.on_nonfinite", "learner.max_skips", "compute.memory_gb"),
 )
-"""Fields, or whole sections, that may change when a run is continued."""
+"""Fields, or whole sections, that may change when a run is continued; the memory only where nothing was measured by it."""
 
 FORKS = (
     *("seed", "sampling", "algorithm", "evaluation", "oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "learner.learning_rate"),
@@ -55,13 +56,12 @@ def open_run(config: Config, origins: Origins, source: str | None = None) -> Ite
         ConfigError: another process works in the directory, or it holds a run of another configuration; the message lists the differences.
     """
     directory = Path(config.run_dir)
-    is_new = _made(directory)
+    made = _made(directory)
     with _locked(directory):
         try:
             run = _open(config, directory, origins, source)
         except BaseException:
-            if is_new:
-                shutil.rmtree(directory)
+            _unmake(made)
             raise
         try:
             yield run
@@ -70,8 +70,9 @@ def open_run(config: Config, origins: Origins, source: str | None = None) -> Ite
             run.tracking.close()
 
 
-def _made(directory: Path) -> bool:
-    """Make the directory, unless it is there; returns whether it was made. In one that is there, everything must be writable that a run writes to.
+def _made(directory: Path) -> list[Path]:
+    """Make the directory, unless it is there; returns it and those above it that were made. In one that is there, everything must be writable that a
+    run writes to.
 
     Raises:
         ConfigError: names what this user may not write.
@@ -79,14 +80,23 @@ def _made(directory: Path) -> bool:
     try:
         if directory.exists() and not directory.is_dir():
             raise ConfigError(f"{directory} is a file; give another --run_dir")
-        is_new = not directory.exists()
+        made = [place for place in (directory, *directory.parents) if not place.exists()]
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be made ({error.strerror}: {error.filename}); give a --run_dir where you may write") from error
     for path in (directory, *(found for name in _WRITTEN for found in directory.glob(name))):
         if not os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK):
             raise ConfigError(f"{path} cannot be written by this user, and a run in {directory} must; change its rights, or give another --run_dir")
-    return is_new
+    return made
+
+
+def _unmake(made: Sequence[Path]) -> None:
+    """Remove directories that were made for a run that is none, unless somebody else has begun to use one."""
+    for place in made[:1]:
+        shutil.rmtree(place)
+    with suppress(OSError):
+        for place in made[1:]:
+            place.rmdir()
 
 
 @contextmanager
@@ -104,21 +114,53 @@ def _open(config: Config, directory: Path, origins: Origins, source: str | None)
     file = directory / "config.yaml"
     if source is not None:
         begin_fork(source, directory)
-    if file.exists() or source is not None:
-        config = _as_stored(config, origins, file if file.exists() else origin_of(directory).run / "config.yaml", is_fork=not file.exists())
-    elif not _is_unused(directory):
-        raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
-    if config.render.template is not None and config.render.date is None and reads_date(config.render.template, load_tokenizer(config.model.path)):
-        config = replace(config, render=replace(config.render, date=datetime.date.today()))
+    config = _settled(config, directory, origins, origin_of(directory) if source is not None and not file.exists() else None)
     if source is not None and not file.exists():
         stored = resolve(load_config(origin_of(directory).run / "config.yaml")[0], {})
         copy_state(directory, same_judges=stored.evaluation == config.evaluation)
     Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
-    run = build(config)
+    around = surround(config, origins, folder=directory)
+    refuse_too_large(config, lengths_of(around), origins)
+    run = build(config, around=around, origins=origins)
     for (section, name), value in run.chosen.items():
         config = _with(config, section, name, value)
     write_atomically(file, to_yaml(config))
     return run
+
+
+def settled(config: Config, origins: Origins) -> Config:
+    """The configuration that `oat train` would run, with what is fixed in the run that its directory holds. Everything is left as it is.
+
+    Raises:
+        ConfigError, CheckpointError: as `open_run`.
+    """
+    directory = Path(config.run_dir)
+    made, lock = _made(directory), directory / "lock"
+    is_new = not lock.exists()
+    try:
+        with _locked(directory):
+            Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
+            return _settled(config, directory, origins, None)
+    finally:
+        if is_new:
+            lock.unlink()
+        _unmake(made)
+
+
+def _settled(config: Config, directory: Path, origins: Origins, origin: Origin | None) -> Config:
+    """With what was fixed when the run of this directory, or the one that it is a fork of, began; and with the day, where a template reads it."""
+    file = directory / "config.yaml"
+    if file.exists() or origin is not None:
+        config = _as_stored(config, origins, file if origin is None else origin.run / "config.yaml", is_fork=origin is not None)
+    elif not _is_unused(directory):
+        raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
+    if config.render.template is None or config.render.date is not None:
+        return config
+    with blaming(config, origins, "model.path"):
+        tokenizer = load_tokenizer(config.model.path)
+    with blaming(config, origins, "render.template"):
+        is_dated = reads_date(config.render.template, tokenizer)
+    return replace(config, render=replace(config.render, date=datetime.date.today())) if is_dated else config
 
 
 def _as_stored(config: Config, origins: Origins, file: Path, *, is_fork: bool) -> Config:
@@ -128,10 +170,11 @@ def _as_stored(config: Config, origins: Origins, file: Path, *, is_fork: bool) -
         ConfigError: it differs from the run's in what may not change.
     """
     stored = resolve(load_config(file)[0], {})
+    free = [field for field in FREE if field != "compute.memory_gb" or config.learner.micro_batch_tokens != "auto"]
     for (section, name), left_open in CHOSEN.items():
         if _setting(config, section, name) == left_open:
             config = _with(config, section, name, _setting(stored, section, name))
-    differences = [line for line in _differences(dump(stored), dump(config)) if not _is_any(line.split(": ")[0], FREE)]
+    differences = [line for line in _differences(dump(stored), dump(config)) if not _is_any(line.split(": ")[0], free)]
     fixed = ("algorithm.name", "sampling.environment", *(["algorithm.prompts"] if stored.prompts.epochs else []))
     refused = [line for line in differences if not _is_any(field := line.split(": ")[0], FORKS) or field in fixed]
     if is_fork and refused:

@@ -254,7 +254,8 @@ class ComputeConfig:
     serialise: bool = False
     """Send every value between boxes through the wire encoding, as a cluster would."""
     memory_gb: Positive | None = None
-    """Memory for the learner's tensors (weights, optimiser, gradients, activations), for learner.micro_batch_tokens: auto."""
+    """Memory that the run's tensors may take, 10^9 bytes: one that is estimated to need clearly more is refused before it loads anything. By
+    default what is free then; set it higher to go on all the same. With learner.micro_batch_tokens: auto, what the learner may fill."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from oat.errors import ConfigError
+from oat.plugins import load_symbol
 from oat.types import Message, Prompt
 
 
@@ -32,3 +34,22 @@ class Environment(Protocol):
 
     def step(self, state: Mapping[str, Any], response: str) -> Turn:
         """The answer to a response."""
+
+
+def build_environment(name: str) -> Environment:
+    """A user's environment, `path/to/file.py:Name` or `package.module:Name`, made without arguments.
+
+    Raises:
+        ConfigError: its code cannot be loaded, raises, or is no environment.
+    """
+    found = load_symbol(name)
+    try:
+        environment: Environment = found()
+    except Exception as error:  # it raises what it likes
+        raise ConfigError(
+            f"{name} cannot be made without arguments ({type(error).__name__}: {error}); give a class whose constructor needs none"
+        ) from error
+    missing = [method for method in ("reset", "step") if not callable(getattr(environment, method, None))]
+    if missing:
+        raise ConfigError(f"{name} lacks {' and '.join(missing)}; see the Environment protocol in oat/environments/base.py")
+    return environment

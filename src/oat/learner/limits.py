@@ -143,7 +143,7 @@ def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> Non
 def _held(learner: Learner) -> int:
     """Bytes of all models, each tensor once, and of the two moments of everything that is trained."""
     tensors = [tensor for model in learner.models.values() for tensor in (*model.module.parameters(), *model.module.buffers())]
-    weights = {storage.data_ptr(): storage.nbytes() for storage in _storages(tensors)}
+    weights = {storage._cdata: storage.nbytes() for storage in _storages(tensors)}  # without memory all addresses are 0
     moments = [parameter.nbytes for part in learner.trained.values() for parameter in part.model.trainable().values()]
     return sum(weights.values()) + 2 * sum(moments)
 

@@ -13,13 +13,13 @@ import inspect
 import math
 import numbers
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import islice
 from threading import Thread
 from typing import Any
 
-from oat.errors import OracleError
+from oat.errors import ConfigError, OracleError, did_you_mean
 from oat.types import Answer, Kind, Mark, Question
 
 
@@ -38,6 +38,8 @@ class CallableOracle:
 
     answers: Kind = "score"
     durable = False
+    given: tuple[str, ...] = ("prompts", "completions", "completion_ids")
+    """What every call has, beside the columns."""
 
     def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
@@ -78,6 +80,19 @@ class CallableOracle:
         future: Future[list[Answer]] = Future()
         self._calls.append((tickets, future))
         Thread(target=_fulfil, args=(future, self._answers, tickets), daemon=True).start()
+
+    def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
+        """Hold what the function needs against the columns of the data.
+
+        Raises:
+            ConfigError: it has a parameter that is neither a column nor given to every function.
+        """
+        offered = {*columns, *self.given, *(["reference"] if has_reference else [])}
+        missing = [name for name in self._needed() if name not in offered]
+        if missing:
+            raise ConfigError(
+                f"its parameter `{missing[0]}` is neither a column of the data nor a configured reference; {did_you_mean(missing[0], offered)}"
+            )
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
         """Wait for the first call that ends; what one failed to answer is called for again. What a call says of others than these is kept for
@@ -134,8 +149,7 @@ class CallableOracle:
         if found is None:
             return offered
         parameters = found.values()
-        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        missing = [p.name for p in named if p.default is p.empty and p.name not in offered]
+        missing = [name for name in self._needed() if name not in offered]
         if missing:
             raise OracleError(
                 f"{self.name} needs `{missing[0]}`, which is neither a column of the data nor a configured reference; "
@@ -143,7 +157,12 @@ class CallableOracle:
             )
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             return offered
-        return {p.name: offered[p.name] for p in named if p.name in offered}
+        return {p.name: offered[p.name] for p in parameters if p.name in offered and p.kind is not p.VAR_POSITIONAL}
+
+    def _needed(self) -> list[str]:
+        """Parameters without which the function cannot be called."""
+        parameters = (_parameters(self.function) or {}).values()
+        return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
     def _number(self, value: Any, place: int) -> float | None:
         if value is None:
@@ -166,6 +185,7 @@ class CallableComparison(CallableOracle):
     """
 
     answers: Kind = "compare"
+    given: tuple[str, ...] = ("prompts", "first", "second")
 
     def _items(self, question: Question) -> int:
         return 1

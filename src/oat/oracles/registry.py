@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from oat.errors import ConfigError, did_you_mean
+from oat.errors import ConfigError, OatError, did_you_mean
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.rules.countdown import countdown
@@ -103,7 +103,13 @@ def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
         signature.bind(**options)
     except TypeError as error:
         raise ConfigError(f"the oracle {name} cannot be built: {error}; give it among the oracle's options") from error
-    return _sound(cls(**options), name)
+    try:
+        oracle = cls(**options)
+    except OatError:
+        raise
+    except Exception as error:  # it raises what it likes
+        raise ConfigError(f"the oracle {name} cannot be made: {type(error).__name__}: {error}; repair its constructor, or its options") from error
+    return _sound(oracle, name)
 
 
 def _check_methods(oracle: Any, name: str) -> None:

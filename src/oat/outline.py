@@ -1,0 +1,206 @@
+"""`oat check`: a run that is made without weights and not begun, and what it would do.
+
+Every box is made as `oat train` makes it, of tensors that have a shape and no memory, so whatever refuses there refuses here, in the same words. Not
+seen without weights: numbers in them that are not finite, and a model whose attention turns out to be none that this engine's cache can follow.
+"""
+
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from oat.actor import RecordedActor
+from oat.build import Surroundings, build, surround
+from oat.check import BUILTIN, judges_of, make_objective
+from oat.checkpoint import Checkpoints
+from oat.config import Origins
+from oat.errors import TemplateError
+from oat.files import bytes_free
+from oat.learner.learner import Learner
+from oat.learner.limits import GB, LiveBytes
+from oat.learner.models import LanguageModel
+from oat.lm import outlines
+from oat.loop import Run
+from oat.memory import lengths_of, memory_lines, refuse_too_large
+from oat.oracles.preferences import Preferences
+from oat.render import Renderer
+from oat.rundir import settled
+from oat.settings import Config
+from oat.types import Segment, Trajectory
+
+_MOMENTS = 2
+"""Of AdamW, each as large as the weights that learn."""
+_UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
+
+
+def outline(config: Config, origins: Origins, *, with_tokens: bool = False, with_memory: bool = False) -> list[str]:
+    """What a resolved configuration would run, in lines for people.
+
+    Args:
+        with_tokens: also an example of what is learned from, token by token.
+        with_memory: also how much memory it needs; takes seconds.
+
+    Raises:
+        OatError: `oat train` would refuse it before its first step.
+    """
+    config = settled(config, origins)
+    around = surround(config, origins)
+    lengths = lengths_of(around)
+    refuse_too_large(config, lengths, origins)
+    here = replace(config, compute=replace(config.compute, serialise=False))
+    with tempfile.TemporaryDirectory() as scratch, outlines(), LiveBytes():
+        run = build(here, directory=Path(scratch), around=around, origins=origins)
+        assert isinstance(run.learner, Learner), "nothing goes through the wire here"
+        lines = [*_model(run.learner), *_data(around), *_step(config, run, around), *_evaluations(config, run, around)]
+        lines += [*_checkpoints(config, run.learner), *_places(config, run.learner)]
+        lines += [("note", note) for note in run.notes]
+        run.ledger.close()
+    table = [f"  {name:<13}{text}" for name, text in lines]
+    return [*table, *(token_lines(config, around) if with_tokens else []), *(memory_lines(config, lengths) if with_memory else [])]
+
+
+_Lines = Iterator[tuple[str, str]]
+
+
+def _model(learner: Learner) -> _Lines:
+    policy = learner.models["policy"]
+    assert isinstance(policy, LanguageModel)
+    lm = policy.lm
+    parameters = sum(parameter.numel() for parameter in lm.module.parameters())
+    learning = sum(parameter.numel() for parameter in lm.trainable().values())
+    yield "model", f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, of which {learning / 1e6:.3g} million learn"
+
+
+def _data(around: Surroundings) -> _Lines:
+    held_out = f"; {around.held_out.size} held out" if around.held_out else ""
+    yield "prompts", f"{around.prompts.size}, at most {around.prompts.longest} tokens long{held_out}"
+
+
+def _step(config: Config, run: Run, around: Surroundings) -> _Lines:
+    """The arithmetic of a step, and of all of them."""
+    plan, options, recorded = run.plans(0), config.algorithm.options, len(config.prompts.responses)
+    samples = recorded or sum(plan.samples.values())
+    responses, queries = plan.prompts * samples, plan.questions * _price(config, around, samples)
+    of = "recorded" if recorded else f"of at most {config.sampling.max_new_tokens} tokens"
+    asked = f"{_many(plan.questions, 'question')}, {_queries(queries)}"
+    yield "a step", f"{_many(plan.prompts, 'prompt')} x {samples} = {_many(responses, 'response')} {of}; {asked}"
+    epochs, minibatches = options.get("epochs", 1), options.get("minibatches", 1)
+    is_pair = make_objective(config).requires.feedback == "compare"
+    units, unit = (plan.questions, "pair") if is_pair else (responses, "response")
+    size, tokens = config.learner.micro_batch_size, run.learner.micro_batch_tokens
+    most = " and ".join([*([_many(size, "row")] if size else []), *([_many(tokens, "token")] if tokens else [])])
+    each = f"{_many(epochs, 'epoch')} x {_many(minibatches, 'mini-batch')} = {_many(epochs * minibatches, 'optimiser step')}"
+    yield "", f"{each}, each of {_many(math.ceil(units / minibatches), unit)}, in passes of at most {most}"
+    last, stop = run.stop.last, config.stop
+    limits = {"max_queries": stop.max_queries, "max_tokens": stop.max_tokens, "max_cost": stop.max_cost, "max_hours": stop.max_hours}
+    until = " or ".join(f"stop.{name} {limit:g}" for name, limit in limits.items() if limit is not None)
+    if last is None:
+        steps = f", after {math.ceil(stop.max_queries / queries)} steps or more" if stop.max_queries and queries else ""
+        yield "the run", f"steps until {until}{steps}"
+        return
+    spent = last * queries if stop.max_queries is None else min(last * queries, stop.max_queries)
+    rounds = last * plan.prompts / around.prompts.size
+    taken = f"{_many(last * plan.prompts, 'prompt')} (each {rounds:.3g} times), {_many(last * responses, 'response')}, {_queries(spent)}"
+    updates = _many(last * epochs * minibatches, "optimiser step")
+    yield "the run", f"{_many(last, 'step')}: {taken}, {updates}" + (f"; or until {until}" if until else "")
+
+
+def _price(config: Config, around: Surroundings, samples: int) -> int:
+    """The most queries that a question of training may cost."""
+    if config.oracle.name in BUILTIN:
+        return 0
+    (oracle,) = around.asked.values()
+    return samples if oracle.answers == "score" else 2 if isinstance(oracle, Preferences) else 1
+
+
+def _queries(count: int) -> str:
+    return f"at most {'1 query' if count == 1 else f'{count} queries'}" if count else "no queries"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}es" if noun.endswith("ch") else f"{count} {noun}s"
+
+
+def _size(count: int) -> str:
+    """Bytes for people."""
+    unit = next(unit for unit in _UNITS if count >= unit[0])
+    return f"{count / unit[0]:.3g} {unit[1]}"
+
+
+def _evaluations(config: Config, run: Run, around: Surroundings) -> _Lines:
+    e, last = config.evaluation, run.stop.last
+    if e is None or around.held_out is None:
+        return
+    is_rarer = bool(e.every_queries or e.every_hours)
+    when = f"before the first step, every {_many(e.every, 'step')}{' at most' if is_rarer else ''}, and at the end"
+    count = None if last is None else 1 + last // e.every + (last % e.every > 0)
+    responses = around.held_out.size * (e.samples + e.greedy)
+    parts = " + ".join([*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])])
+    times, prompts = f": {_many(count, 'time')}" if count else "", _many(around.held_out.size, "prompt")
+    yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {_many(responses, 'response')}"
+    for purpose, (address, _) in around.judges.items():
+        priced = 0 if judges_of(config)[purpose].name in BUILTIN else responses
+        yield "", f"{_queries(priced)} each" + (f", {priced * count} in all" if count and priced else "") + f", of {address}"
+
+
+def _checkpoints(config: Config, learner: Learner) -> _Lines:
+    c = config.checkpoint
+    sizes = {name: sum(parameter.nbytes for parameter in part.model.trainable().values()) for name, part in learner.trained.items()}
+    size = (1 + _MOMENTS) * sum(sizes.values()) + (sizes.get("policy", 0) if config.learner.sync_every > 1 else 0)
+    directory = Path(config.run_dir)
+    kept, free = f"{c.keep_last + c.keep_best} stay, of {_size(size)} each", f"{_size(bytes_free(directory))} are free there"
+    yield "checkpoints", f"every {_many(c.every, 'step')} and at the end; {kept}; {free}"
+    stored = Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps
+    where = f"goes on after step {stored[-1]}" if stored else "new"
+    yield "run", f"{where}, in {directory}"
+
+
+def _places(config: Config, learner: Learner) -> _Lines:
+    """Where each box runs, and in which precision."""
+    device = "a CUDA device" if config.compute.profile == "gpu" else "the CPU"
+    options, c = config.engine.options, config.learner
+
+    def threads(count: int | None) -> str:
+        return "" if config.compute.profile == "gpu" else f", {_many(count, 'thread')}" if count else ", threads as measured at the start"
+
+    synced = f"new weights every {_many(c.sync_every, 'step')}"
+    yield "engine", f"{config.engine.name} on {device}, {options['dtype']}{threads(options['threads'])}; {synced}"
+    precision = f"{config.model.dtype}, products in {c.autocast}" if c.autocast else config.model.dtype
+    frozen = [name for name in learner.models if name not in learner.trained]
+    models = "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
+    yield "learner", f"on {device}, {precision}{threads(config.compute.threads)}; {models}"
+    yield "oracle", f"{config.oracle.name}, in this process" + (", asks nobody" if config.oracle.name in BUILTIN else "")
+
+
+def token_lines(config: Config, around: Surroundings) -> list[str]:
+    """What is learned from the first prompt of the run, token by token: where responses are sampled, the reference stands for one."""
+    (prompt,), renderer = around.prompts.take(1), around.renderer
+    if config.prompts.responses:
+        actor = RecordedActor(renderer, config.prompts.responses, config.prompts.score_key)
+        rows, names = actor.sample([prompt], {}, ())[0].trajectories, [f"the response {name!r}" for name in config.prompts.responses]
+    else:
+        response = _stand_in(renderer, prompt.reference or "")
+        rows = (Trajectory("sampler", (Segment("context", renderer.prompt(prompt.messages)), *response), "stop", ""),)
+        names = ["the reference stands for a response" if prompt.reference else "a response that ends at once"]
+    lines = []
+    for row, name in zip(rows, names, strict=True):
+        lines += [f"example: row {prompt.row} of the prompts, {name}", "  place      id  author   trained  text"]
+        place = 0
+        for segment in row.segments:
+            masks = segment.mask if segment.mask is not None else [False] * len(segment.ids)
+            for id, is_trained in zip(segment.ids, masks, strict=True):
+                text = renderer.decode([int(id)])
+                lines.append(f"  {place:>5} {int(id):>7}  {segment.author:<8} {'yes' if is_trained else '-':<8} {text!r}")
+                place += 1
+    ends = ", ".join(f"{id} {renderer.decode([id])!r}" for id in sorted(renderer.stop_ids)) or "none"
+    strings = f"; or the text {', '.join(map(repr, renderer.stop))}" if renderer.stop else ""
+    return [*lines, f"stop ids: {ends}{strings}"]
+
+
+def _stand_in(renderer: Renderer, text: str) -> tuple[Segment, ...]:
+    try:
+        ids = renderer.response(text)
+    except TemplateError:  # a template that opens its reasoning, which the text does not close
+        return ()
+    return (Segment("model", ids, mask=ids == ids),)

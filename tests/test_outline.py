@@ -1,0 +1,164 @@
+"""What `oat check` says of a run, held against the run itself; and that what it prints costs and changes nothing."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fixtures import World, forked, oat
+from safetensors.torch import load_file
+
+from oat.build import build, resolve
+from oat.check import make_objective
+from oat.cli import _parser, main
+from oat.config import dump, load_config
+from oat.lm import outlines
+from oat.memory import SURE, Lengths, _at_most, estimate, free_memory
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", {}),
+    "grpo, tied and in mini-batches": ("grpo", {"algorithm.kl_coef": 0.1, "algorithm.minibatches": 3, "algorithm.epochs": 2, "stop.max_steps": 5}),
+    "dpo": ("dpo", {"checkpoint.keep_last": 9, "checkpoint.every": 1}),
+    "dpo, a lagging sampler": ("dpo", {"learner.sync_every": 2, "evaluation": None}),
+    "an adapter": ("grpo", {"model.lora": {"rank": 2}, "evaluation.greedy": False}),
+}
+
+
+def lines_of(printed: str) -> dict[str, str]:
+    """By name; a line without one belongs to the line before."""
+    found: dict[str, str] = {}
+    last = ""
+    for line in printed.splitlines()[1:]:
+        text, last = line[15:], line[2:15].strip() or last
+        found[last] = f"{found[last]}; {text}" if last in found else text
+    return found
+
+
+@pytest.mark.parametrize(("algorithm", "changes"), VARIANTS.values(), ids=VARIANTS.keys())
+def test_the_arithmetic_is_that_of_the_run(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any]
+) -> None:
+    config = world.config(algorithm, tmp_path, {**changes, "oracle.repeats": 0})
+    assert oat("check", config) == 0
+    said = lines_of(capsys.readouterr().out)
+    assert not (tmp_path / algorithm).exists()
+    assert forked(lambda: oat("train", config), tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    run = tmp_path / algorithm
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = rows[-1]["step"]
+
+    assert re.match(rf"{steps} steps: {4 * steps} prompts \(each {4 * steps / 30:.3g} times\), ", said["the run"])
+    assert f"at most {rows[-1]['oracle/queries']:.0f} queries, {rows[-1]['optim/steps']:.0f} optimiser steps" in said["the run"]
+    assert f"at most {rows[1]['oracle/queries']:.0f} queries" in said["a step"]
+    evaluations = sum("time/evaluate_s" in row for row in rows)
+    assert (f": {evaluations} times; each 4 prompts" in said["evaluation"]) if evaluations else ("evaluation" not in said)
+    kept = sorted((run / "checkpoints").glob("step_*/tensors.safetensors"))
+    stated = re.search(r"(\d+) stay, of (\S+) (\S+) each", said["checkpoints"])
+    assert stated is not None
+    assert len(kept) == min(int(stated[1]), steps)
+    size = sum(tensor.nbytes for tensor in load_file(kept[-1]).values())
+    assert size == pytest.approx(float(stated[2]) * {"kB": 1e3, "MB": 1e6}[stated[3]], rel=0.05)
+
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    assert oat("check", config) == 0
+    assert f"goes on after step {steps}" in capsys.readouterr().out
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+def test_a_run_without_a_known_end(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("dpo", tmp_path, {"stop": {"max_queries": 100, "max_hours": 2}})
+    assert oat("check", config) == 0
+    assert lines_of(capsys.readouterr().out)["the run"] == "steps until stop.max_queries 100 or stop.max_hours 2, after 13 steps or more"
+
+
+def test_boxes_are_made_without_weights(world: World, tmp_path: Path) -> None:
+    """The very `build` of a run, and no tensor has memory."""
+    config = resolve(*load_config(world.config("dpo", tmp_path)))
+    with outlines():
+        run = build(config, directory=tmp_path / "scratch")
+    learner: Any = run.learner
+    assert all(type(tensor.data).__name__ == "FakeTensor" for model in learner.models.values() for tensor in model.tensors().values())
+    run.ledger.close()
+
+
+def test_tokens_of_a_response(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("grpo", tmp_path, {"prompts.shuffle": False, "sampling.stop": ["+"]})
+    assert oat("check", config, "--show-tokens") == 0
+    printed = capsys.readouterr().out.splitlines()
+    start = printed.index("example: row 1 of the prompts, the reference stands for a response")
+    rows = [line.split() for line in printed[start + 2 : start + 8]]
+    ids = {token: 2 + place for place, token in enumerate("0123456789+=ab")}
+    prompt = [[str(place), str(ids[token]), "context", "-", f"'{token}'"] for place, token in enumerate("0+0=")]
+    assert rows == [*prompt, ["4", str(ids["a"]), "model", "yes", "'a'"], ["5", "1", "model", "yes", "'<eos>'"]]
+    assert printed[start + 8] == "stop ids: 1 '<eos>', 2 '0'; or the text '+'"
+
+
+def test_tokens_of_recorded_responses(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "pairs.jsonl"
+    data.write_text(json.dumps({"prompt": "1+1=", "good": "2", "bad": "33"}) + "\n")
+    changes = {"prompts": {"path": str(data), "responses": ["good", "bad"]}, "oracle.name": "recorded", "evaluation": None}
+    tree = world.tree("dpo", tmp_path / "dpo", changes)
+    del tree["algorithm"]["samples"]
+    (tmp_path / "dpo.yaml").write_text(yaml.safe_dump(tree))
+    assert oat("check", tmp_path / "dpo.yaml", "--show-tokens") == 0
+    printed = capsys.readouterr().out
+    assert "example: row 1 of the prompts, the response 'good'" in printed
+    assert re.search(r"the response 'bad'\n.*\n( +\d +\d+  context  -  .*\n){4}( +\d +5  model    yes      '3'\n){2} +6 +1  model    yes ", printed)
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_the_resolved_configuration(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    config = world.config("grpo", tmp_path, {"model.path": "nowhere"})
+    assert oat(command, config, "--print-config", "--seed", "7") == 0
+    (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
+    again = resolve(*load_config(tmp_path / "again.yaml"))
+    assert dump(again) == dump(resolve(*load_config(config, ["--seed", "7"])))
+    assert (again.seed, again.algorithm.options["clip_low"]) == (7, 0.2)
+
+
+def test_help_needs_no_torch() -> None:
+    """Of every command, in one process: what is slow to import is imported when a command works."""
+    names = list(_parser()._subparsers._group_actions[0].choices)  # type: ignore[union-attr, arg-type]
+    assert len(names) >= 8
+    code = "import sys, contextlib\nfrom oat.cli import main\n"
+    for words in ([], *([name] for name in names)):
+        code += f"with contextlib.suppress(SystemExit):\n    main({[*words, '--help']!r})\n"
+    code += "print({name.split('.')[0] for name in sys.modules} & {'torch', 'transformers', 'numpy', 'datasets', 'pyarrow', 'matplotlib'})"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert shown.endswith("\nset()\n")
+    assert shown.count("usage: oat") == len(names) + 1
+
+
+@pytest.mark.parametrize(("algorithm", "changes"), VARIANTS.values(), ids=VARIANTS.keys())
+def test_what_is_not_estimated_is_small(world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any]) -> None:
+    config = resolve(*load_config(world.config(algorithm, tmp_path, {**changes, "engine.max_rows": 256})))
+    assert make_objective(config).name == algorithm
+    for lengths in (Lengths(4), Lengths(50, 400, 60)):
+        found = estimate(config, lengths)
+        assert found.peak < _at_most(config, lengths)
+        assert found.phases[found.part] == found.peak
+
+
+def test_a_run_that_does_not_fit_goes_on_when_it_is_told(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also a run that stands, on a machine with less memory."""
+    config = world.config("grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None})
+    lengths = Lengths(4)
+    peak = estimate(resolve(*load_config(config)), lengths).peak / 1e9
+    small = ["--compute.memory_gb", f"{0.9 * SURE * peak:.3g}"]
+    assert oat("train", config, *small) == 2
+    error = capsys.readouterr().err
+    told = re.search(r"set compute.memory_gb to (\S+) or more$", error.strip())
+    assert told is not None
+    assert forked(lambda: oat("train", config, "--compute.memory_gb", told[1]), tmp_path / "log") == 0
+    assert oat("train", config, *small, "--stop.max_steps", "2") == 2
+    assert forked(lambda: oat("train", config, "--compute.memory_gb", "1", "--stop.max_steps", "2"), tmp_path / "log") == 0
+
+
+def test_free_memory_is_known() -> None:
+    free = free_memory("cpu")
+    assert free is None or 10**7 < free < 10**14
+    assert main(["check", "nowhere.yaml"]) == 2
