@@ -108,7 +108,7 @@ class PromptSet:
         return self._index.shape[1]
 
     def __getitem__(self, number: int) -> Prompt:
-        """A prompt, from 0; its row as the head of this file says, its occurrence this number."""
+        """A prompt, from 0; its row as the head of `records.py` says, its occurrence this number."""
         place, row, mark = (int(value) for value in self._index[:, number])
         prompt = self._prompt(self._reader.at(place, row), row, number)
         if _mark(prompt) != mark:
