@@ -142,8 +142,7 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     around, blame = around or surround(config, origins, folder=directory), partial(blaming, config, origins or {})
-    seeds, wired = Seeds(config.seed), partial(_wired, config)
-    objective = make_objective(config)
+    seeds, wired, interruption, objective = Seeds(config.seed), partial(_wired, config), Interruption(), make_objective(config)
     explorer = make_explorer(config, objective.requires)
     renderer, prompts, asked, judges = around.renderer, around.prompts, around.asked, around.judges
     lms = _models(config, objective.requires, explorer, renderer, seeds, blame)
@@ -156,7 +155,6 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
     actor, trained = (wired(box) for box in _actors(config, objective.requires, around, engine, scorer, seeds))
     believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {}
     served = {name: wired(oracle) for name, oracle in {**asked, **dict(judges.values()), **believed}.items()}
-    interruption = Interruption()
     ledger = _ledger(config, directory, served, seeds, interruption.heed)
 
     def plans(step: int) -> Plan:
