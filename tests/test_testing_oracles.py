@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oat.errors import ContractError, OracleError
+from oat.errors import ConfigError, ContractError, OracleError
 from oat.ledger import Ledger
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.callables import CallableOracle
@@ -32,6 +32,10 @@ async def slow_length(prompts: list, completions: list, **columns: list) -> list
     return length(prompts, completions)
 
 
+def few_tokens(prompts: list, completions: list, completion_ids: list) -> list[float]:
+    return [-float(len(ids)) for ids in completion_ids]
+
+
 def first_is_longer(prompts: list, first: list, second: list, **columns: list) -> list[float]:
     return [0.9 if len(a) > len(b) else 0.1 for a, b in zip(first, second, strict=True)]
 
@@ -46,6 +50,7 @@ def test_every_rule_passes(name: str) -> None:
     [
         length,
         slow_length,
+        few_tokens,
         first_is_longer,
         KnownOracle("recorded", "score"),
         KnownOracle("recorded", "compare"),
@@ -105,6 +110,10 @@ class OfAnother(Broken):
 class Unsure(Broken):
     def spoilt(self, answer: Answer) -> Answer:
         return replace(answer, marks=("unsure",) * len(answer.marks))
+
+
+class Undecided(Broken):
+    durable = "perhaps"
 
 
 class Dearer(Broken):
@@ -224,6 +233,13 @@ def test_a_function_that_changes_its_columns_is_found() -> None:
 
     with pytest.raises(ContractError, match=r"reward: question train/0/0/0/0 .* was changed by it; work on copies of columns"):
         check_oracle(reward, [make_question("2+2=", "4", "5", nums=[6, 4, 1])])
+
+
+def test_what_a_run_refuses_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'the oracle Undecided must have `answers`, "compare" or "score", and `durable`'):
+        check_oracle(Undecided())
+    with pytest.raises(ConfigError, match=r"the oracle dict lacks submit and collect"):
+        check_oracle(dict)
 
 
 def test_own_questions_are_asked() -> None:

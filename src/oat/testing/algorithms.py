@@ -30,6 +30,7 @@ _FEATURES = 8
 _TOLERANCE = 1e-3
 """Largest difference of two gradients, relative to their norm, that rounding may make."""
 _MARKS: dict[str, tuple[Mark, ...]] = {"all": ("ok",), "some": ("ok", "tie", "abstain", "failed"), "none": ("failed",)}
+_SIZES = {"prompts": 6, "samples": 4}
 _MODELS = ("policy", "reference", "critic", "ensemble")
 _AXIS_OF = {"pair": "U", "step": ""} | dict.fromkeys(("token", "sequence", "sequence_sum", "prompt", "constant"), "K")
 
@@ -45,7 +46,7 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
     Args:
         algorithm: a class as configurations name it, or that name.
         plan: of an objective that has none of its own, as the ensemble's.
-        options: of its `Config`; `prompts` is 6 by default, and `samples`, where it has no default, 4.
+        options: of its `Config`; by default a step has at most 6 prompts and 4 samples of each.
 
     Raises:
         ContractError: what was found, where, and what to do.
@@ -82,8 +83,9 @@ class _Check(Part):
         """What the class says of itself."""
         is_one = Objective in getattr(self.cls, "__mro__", ()) and is_dataclass(getattr(self.cls, "Config", None))
         self.require(is_one, "is no algorithm; subclass Objective of oat/algorithms/base.py, with a dataclass `Config` in it")
-        missing = {f.name for f in fields(self.cls.Config) if f.default is f.default_factory} - set(self.options)
-        self.options |= {name: count for name, count in (("prompts", 6), ("samples", 4)) if name in missing}
+        for field in fields(self.cls.Config):
+            if field.name in _SIZES and not (isinstance(field.default, int) and field.default <= _SIZES[field.name]):
+                self.options.setdefault(field.name, _SIZES[field.name])
         objective = self.fresh()
         name, requires, wants = (getattr(objective, member, None) for member in ("name", "requires", "wants"))
         self.require(isinstance(name, str) and name, f"name is {name!r}; give it one, for messages and random numbers")

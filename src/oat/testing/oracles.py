@@ -48,7 +48,7 @@ def check_oracle(
     """
     name = oracle if isinstance(oracle, str) else getattr(oracle, "__qualname__", type(oracle).__name__)
     is_made = hasattr(oracle, "submit") and not isinstance(oracle, type)
-    built = build_oracle(oracle, options or {}) if isinstance(oracle, str) else oracle if is_made else make_oracle(oracle, name, options or {})
+    built = build_oracle(oracle, options or {}) if isinstance(oracle, str) else make_oracle(oracle, name, options or {})
     ask = _Asking(built, name, seconds)
     ask.require(not (is_made and options), f"is made already, and nothing reads the options {options}; make it with them, or give the class")
     given = questions is not None and (reference is not None or columns)
@@ -143,7 +143,7 @@ def _alone(ask: _Asking, question: Question, place: int) -> Answer:
     if question.kind == "compare":
         return ask(_renamed([question], 3_000 + place))[0]
     singles = [
-        replace(question, candidates=(text,), picks=(pick,), known=question.known[n : n + 1])
+        replace(question, candidates=(text,), picks=(pick,), known=question.known[n : n + 1], ids=question.ids[n : n + 1])
         for n, (text, pick) in enumerate(zip(question.candidates, question.picks, strict=True))
     ]
     answers = [ask(_renamed([single], 3_000 + 100 * place + n))[0] for n, single in enumerate(singles)]

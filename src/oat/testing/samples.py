@@ -18,14 +18,16 @@ def make_question(
     """A question as an oracle gets it.
 
     Args:
-        prompt: a user's text, or a conversation.
+        prompt: a user's text, or a conversation, of which functions get lists of messages.
         candidates: the responses asked about; two where `kind` is compare.
         occurrence: tells questions of one submission apart.
         columns: of the prompt's record.
     """
     messages = (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
     known = tuple(float(len(text)) for text in candidates)
-    return Question(Key("train", 0, 0, occurrence), kind, messages, candidates, tuple(range(len(candidates))), reference, columns, known=known)
+    ids = tuple(np.array([*text.encode(), END_ID], dtype=np.int32) for text in candidates)
+    content = (messages, candidates, tuple(range(len(candidates))), reference, columns)
+    return Question(Key("train", 0, 0, occurrence), kind, *content, known=known, is_chat=not isinstance(prompt, str), ids=ids)
 
 
 def make_group(occurrence: int, samples: Mapping[str, int], generator: np.random.Generator, *, version: int = 0, text: str | None = None) -> Group:
