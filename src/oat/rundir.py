@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from oat.build import build, resolve
 from oat.checkpoint import Checkpoints
@@ -88,15 +88,31 @@ def _made(directory: Path) -> bool:
     return is_new
 
 
+_locks: set[TextIO] = set()
+"""The open lock files of this process. A forked child, such as a worker of a reward function, closes its copies: it may outlive the process."""
+
+
+def _let_go() -> None:
+    for file in _locks:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """The directory is ours; the lock goes with the process, however it ends."""
+    """The directory is ours; the lock goes with the process, however it ends and whatever children it leaves."""
     with (directory / "lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"{directory} is in use by another process; wait for it, end it, or give another --run_dir") from None
-        yield
+        _locks.add(file)
+        try:
+            yield
+        finally:
+            _locks.discard(file)
 
 
 def _open(config: Config, directory: Path, origins: Origins, source: str | None) -> Run:
