@@ -67,6 +67,7 @@ class Checkpoints:
         self.directory, self.every, self.background, self.saved = directory, every, background, 0
         self.keep_last, self.keep_best, self.best_metric, self.max_gb = keep_last, keep_best, best_metric, max_gb
         self._writer: threading.Thread | None = None
+        self._written = threading.Event()
         self._error: CheckpointError | None = None  # of the writer
 
     @property
@@ -85,7 +86,7 @@ class Checkpoints:
         Raises:
             CheckpointError: the last one could not be written.
         """
-        if self._writer is not None and not self._writer.is_alive():
+        if self._writer is not None and self._written.is_set():
             self.wait()
         return step % self.every == 0
 
@@ -115,24 +116,35 @@ class Checkpoints:
         content = {"schema": SCHEMA_VERSION, "step": step, "metrics": dict(metrics or {}), **state}
         text = json.dumps(content, indent=1, sort_keys=True).encode()
         own = _with_own_storage(tensors, copy=self.background and not is_last)
-        self._writer = threading.Thread(target=self._write, args=(step, own, text, keep), name="checkpoint writer")
-        self._writer.start()
+        self._written.clear()
+        writer = threading.Thread(target=self._write, args=(step, own, text, keep), name="checkpoint writer")
+        writer.start()
+        self._writer = writer
         self.saved = step
         if not self.background:
             self.wait()
 
     def wait(self) -> None:
-        """Return when nothing is being written.
+        """Return when nothing is being written, however often Ctrl-C asks for less.
 
         Raises:
             CheckpointError: the last one could not be written; said once.
+            KeyboardInterrupt: it came meanwhile, and what was being written is on disk.
         """
+        ended: KeyboardInterrupt | None = None
         if self._writer is not None:
+            while not self._written.is_set():  # not `join`: Python 3.11 forgets a thread whose `join` was interrupted
+                try:
+                    self._written.wait()
+                except KeyboardInterrupt as again:
+                    ended = again
             self._writer.join()
             self._writer = None
         error, self._error = self._error, None
         if error is not None:
             raise error
+        if ended is not None:
+            raise ended
 
     def refuse_others(self) -> None:
         """Whether this program wrote them is asked before anything else of a run is touched.
@@ -234,6 +246,8 @@ class Checkpoints:
                 "and the same command goes on"
             )
             self._error.__cause__ = error
+        finally:
+            self._written.set()
 
     def _publish(self, new: Path, step: int) -> Path:
         again = [_place(name)[1] for name in self._names() if _place(name)[0] == step]
