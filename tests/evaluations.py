@@ -12,8 +12,9 @@ from fixtures import forked, kill_at, named, oat
 JUDGES = '''
 from pathlib import Path
 
+from oat.environments.base import Turn
 from oat.errors import OracleError
-from oat.types import Answer
+from oat.types import Answer, Price
 
 
 class Constant:
@@ -44,6 +45,38 @@ class Constant:
     def _answer(self, question):
         values = tuple(self.value if self.value is not None else float(text.count("a")) for text in question.candidates[: question.size])
         return Answer(question.key, values, ("ok",) * question.size, question.size, by="constant")
+
+
+class Unpriced(Constant):
+    """Does not know what a question about a held-out prompt costs."""
+
+    def price(self, question):
+        if "+9=" in question.messages[0].content:
+            raise ZeroDivisionError("no tokens counted")
+        return Price(question.size)
+
+
+class Game:
+    """Pays for letters, and may not begin with some prompts."""
+
+    refused = ""
+
+    def reset(self, prompt, generator):
+        if self.refused and self.refused in prompt.messages[0].content:
+            raise KeyError("target")
+        return {}
+
+    def step(self, state, response):
+        return Turn(state, None, float(response.count("a")))
+
+
+class Refusing(Game):
+    refused = "+9="
+
+
+class Endless(Game):
+    def step(self, state, response):
+        return None
 
 
 def has_a(prompts, completions, **columns):

@@ -254,6 +254,56 @@ def test_an_evaluation_that_failed_fails_in_a_replay_too(world: World, tmp_path:
         assert contradictions(store) == []
 
 
+def played(judges: str, environment: str) -> dict[str, Any]:
+    return {"oracle.name": "environment", "sampling.environment": f"{judges}:{environment}"}
+
+
+@pytest.mark.inventory(97)
+@pytest.mark.parametrize("what", ["environment", "price", "price of the second", "file"])
+def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
+    world: World, tmp_path: Path, judges: str, what: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """An environment that raises on held-out prompts, an oracle that cannot say what they cost, and a file of records that cannot be written."""
+    unpriced = {"name": f"{judges}:Unpriced", "max_queries": 100}
+    changes: dict[str, Any] = {
+        "environment": played(judges, "Refusing"),
+        "price": {"evaluation.oracle": {"name": f"{judges}:Unpriced"}, "evaluation.max_queries": 100},
+        "price of the second": {"evaluation.gold": unpriced},
+        "file": {},
+    }[what]
+    without = {"evaluation": None, **(played(judges, "Game") if what == "environment" else {})}
+    (tmp_path / "without").mkdir()
+    assert oat("train", world.config("grpo", tmp_path / "without", without)) == 0
+    config, run_dir = world.config("grpo", tmp_path, changes), tmp_path / "grpo"
+    assert oat("train", config, "--stop.max_steps", "1") == 0
+    if what == "file":
+        (run_dir / "evaluations" / ".new-step_00000002.jsonl").mkdir()  # where the file is to be made
+    assert oat("train", config) == 0
+    expected = {
+        "environment": ("failed", {0, 1, 2, 4}, "the environment Refusing raised KeyError: 'target', in an episode from record 1; repair it"),
+        "price": ("failed", {0, 1, 2, 4}, f"`price` of oracle {judges}:Unpriced raised ZeroDivisionError: no tokens counted, asked about eval/0/0"),
+        "price of the second": ("gold_failed", {0, 1, 2, 4}, f"`price` of oracle {judges}:Unpriced raised ZeroDivisionError: no tokens counted"),
+        "file": ("failed", {2}, f"{run_dir / 'evaluations' / 'step_00000002.jsonl'}: the records cannot be written (Is a directory"),
+    }
+    metric, steps, words = expected[what]
+    assert evaluated(run_dir, f"eval/{metric}").keys() == steps
+    assert [warning for warning in recwarn if words in str(warning.message)]
+    assert evaluated(run_dir).keys() == (set() if metric == "failed" else {0, 1, 2, 4}) | ({0, 1, 4} if what == "file" else set())
+    for part in ("weights", "optimiser"):
+        assert digest_run(run_dir)[part] == digest_run(tmp_path / "without" / "grpo")[part]
+
+
+@pytest.mark.parametrize(("environment", "words"), [("Refusing", "raised KeyError: 'target'"), ("Endless", "raised AttributeError: 'NoneType'")])
+def test_an_environment_that_fails_in_training_ends_the_run(
+    world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str], environment: str, words: str
+) -> None:
+    changes = {**played(judges, environment), "prompts.path": str(world.folder / "held_out.jsonl"), "evaluation": None}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"oat train: the environment {environment} {words}")
+    assert "in an episode from record" in error
+
+
 @pytest.mark.parametrize(("after", "failed"), [(False, {}), (True, {2: 1.0})])
 def test_a_kill_while_an_evaluation_fails(world: World, tmp_path: Path, judges: str, after: bool, failed: dict[int, float]) -> None:
     """Before its failure is on record it is made anew; from then on it has failed. Either way nothing stays open."""

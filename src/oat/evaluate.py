@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oat.boxes import Actor, Ledger
-from oat.errors import LedgerError, OatError, OracleError
+from oat.errors import LedgerError, OatError, OracleError, RecordError
 from oat.estimates import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
 from oat.files import write_atomically
 from oat.seeds import Seeds
@@ -130,8 +130,18 @@ class Records:
         }
 
     def write(self, step: int, records: Sequence[Mapping[str, object]]) -> None:
+        """The file of an evaluation.
+
+        Raises:
+            RecordError: it cannot be written.
+        """
         lines = [json.dumps(record, ensure_ascii=False) for record in records]
-        write_atomically(self.directory / f"step_{step:08d}.jsonl", "\n".join(lines) + "\n")
+        try:
+            write_atomically(self.directory / f"step_{step:08d}.jsonl", "\n".join(lines) + "\n")
+        except OSError as error:
+            raise RecordError(
+                f"{error.filename}: the records cannot be written ({error.strerror}); make room, or mend what is wrong there"
+            ) from error
 
 
 @dataclass(frozen=True, eq=False)
