@@ -63,6 +63,9 @@ class Ledger(Protocol):
     def give_up(self, step: int, purpose: str) -> None:
         """Close a step that failed: nobody waits for its answers any more, and its record has none."""
 
+    def is_spent(self, step: int) -> bool:
+        """Whether training could buy nothing more when the step before had taken its answers."""
+
     def committed(self, purpose: str) -> int:
         """Priced items of what was taken, and the most that everything asked since may still take."""
 

@@ -23,6 +23,7 @@ from oat.errors import ConfigError
 from oat.evaluate import Evaluation, Judge, Mode, Records, Trigger, Wanted
 from oat.explore.base import Explorer
 from oat.features import Scorer
+from oat.interruption import Interruption
 from oat.learner.ensemble import Ensemble
 from oat.learner.learner import Learner
 from oat.learner.limits import choose_threads, measure_tokens
@@ -82,7 +83,8 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
     asked, judges = _oracles(config, objective.requires)
     believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {}
     served = {name: wired(oracle) for name, oracle in {**asked, **dict(judges.values()), **believed}.items()}
-    ledger = _ledger(config, directory, served, next(iter(asked)), seeds)
+    interruption = Interruption()
+    ledger = _ledger(config, directory, served, next(iter(asked)), seeds, interruption.heed)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
@@ -112,6 +114,7 @@ def build(config: Config, *, directory: Path | None = None) -> Run:
         start={"prompts/dropped": dropped},
         chosen=_chosen(config, objective, learner, engine),
         notes=(*device_notes(config.compute.profile), *notes),
+        interruption=interruption,
     )
 
 
@@ -123,7 +126,7 @@ def _budget(config: Config) -> Budget:
     return Budget(config.stop.max_queries, config.stop.max_tokens, config.stop.max_cost)
 
 
-def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], asked: str, seeds: Seeds) -> Ledger:
+def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], asked: str, seeds: Seeds, heed: Callable[[], None]) -> Ledger:
     o, budget, e = config.oracle, _budget(config), config.evaluation
     if not names_price(oracles[asked]) and (budget.tokens is not None or budget.cost is not None):
         field = "stop.max_tokens" if budget.tokens is not None else "stop.max_cost"
@@ -133,7 +136,7 @@ def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], aske
         gold = e.gold.max_queries if isinstance(e.gold, GoldConfig) else None
         budgets |= {"eval": Budget(e.max_queries), "gold": Budget(gold)}
     common: dict[str, Any] = {"labels": o.labels, "deadline_s": o.deadline_s, "max_wait_s": o.max_wait_s, "max_age": o.max_answer_age}
-    common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories}
+    common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, "heed": heed}
     return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, **common)
 
 
