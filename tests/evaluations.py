@@ -10,6 +10,7 @@ import pytest
 from fixtures import forked, kill_at, named, oat
 
 JUDGES = '''
+from dataclasses import replace
 from pathlib import Path
 
 from oat.environments.base import Turn
@@ -54,6 +55,21 @@ class Unpriced(Constant):
         if "+9=" in question.messages[0].content:
             raise ZeroDivisionError("no tokens counted")
         return Price(question.size)
+
+
+class Dear(Constant):
+    """Asks two judges about each response, or ten once it has said the price of `rises` responses."""
+
+    def __init__(self, rises=0, **options):
+        super().__init__(**options)
+        self.rises, self.priced = rises, 0
+
+    def price(self, question):
+        self.priced += question.size
+        return Price((10 if self.rises and self.priced > self.rises else 2) * question.size)
+
+    def _answer(self, question):
+        return replace(super()._answer(question), queries=(10 if self.rises else 2) * question.size)
 
 
 class Game:

@@ -159,6 +159,19 @@ class Ledger:
             self.lost = [row for row in self.lost if row.question.key.purpose != purpose]
         self._forget(purpose, step)
 
+    def price(self, questions: Sequence[Question]) -> Price:
+        """The most that questions would cost if they were asked now; what is known costs nothing."""
+        return sum((self._term(question).price for question in questions), Price())
+
+    def refuse(self, step: int, purpose: str, price: Price) -> None:
+        """Record that a step asks nothing, since so much cannot be paid."""
+        with self._writing, self.store:
+            self.store.add_take(purpose, step, [], refused=price)
+
+    def refused(self, step: int, purpose: str) -> Price | None:
+        """What could not be paid by the newest record of a purpose up to this step."""
+        return self.store.last_refused(purpose, step)
+
     def is_spent(self, step: int) -> bool:
         """Whether training could buy nothing more when the step before had taken its answers."""
         return self.budgets.get("train", Budget()).used_up(self.spent_before(step)) is not None
@@ -203,19 +216,19 @@ class Ledger:
         budget = self.budgets.get(purpose, Budget())
         terms, paid, committed = [], [], self.store.committed(purpose)
         for question in questions:
-            cached: tuple[Known, ...] = ()
-            price, is_paid = Price(), True
-            if question.oracle != UNASKED:
-                oracle = self._oracle(question.oracle)
-                cached = self.cache.find(question) if self.cache and is_cacheable(oracle) else (None,) * question.size
-                if None in cached:
-                    price = price_of(oracle, _rest(question, cached))
-                if budget.is_limited:
-                    is_paid = price == Price() or budget.allows(committed + price)
-                    committed += price if is_paid else Price()
-            paid.append(is_paid)
-            terms.append(Terms(cached if any(cached) else (), price if is_paid else Price()))
+            term = self._term(question)
+            paid.append(not budget.is_limited or term.price == Price() or budget.allows(committed + term.price))
+            terms.append(term if paid[-1] else Terms(term.cached))
+            committed += terms[-1].price
         return terms, paid
+
+    def _term(self, question: Question) -> Terms:
+        """What is known of a question, and what the rest may cost."""
+        if question.oracle == UNASKED:
+            return Terms()
+        oracle = self._oracle(question.oracle)
+        cached = self.cache.find(question) if self.cache and is_cacheable(oracle) else (None,) * question.size
+        return Terms(cached if any(cached) else (), price_of(oracle, _rest(question, cached)) if None in cached else Price())
 
     def _refused(self, found: Sequence[_Found]) -> Price | None:
         """The price of the cheapest question among these that was not paid."""

@@ -347,6 +347,12 @@ class Store:
         (refused,) = self.db.execute("SELECT refused FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)).fetchone()
         return None if refused is None else Price(*json.loads(refused))
 
+    def last_refused(self, purpose: str, step: int) -> Price | None:
+        """The same of the newest take up to a step, if there is one."""
+        sql = "SELECT refused FROM takes WHERE purpose = ? AND step <= ? ORDER BY step DESC LIMIT 1"
+        (refused,) = self.db.execute(sql, (purpose, step)).fetchone() or (None,)
+        return None if refused is None else Price(*json.loads(refused))
+
     def add_take(self, purpose: str, step: int, ids: Sequence[int], expired: Sequence[int] = (), refused: Price | None = None) -> None:
         """Record what a step trains on, in this order, what it found too old, and the cheapest price it could not pay; the caller holds the
         transaction."""
@@ -381,8 +387,9 @@ class Store:
             self.db.execute(statement)
 
     def forget_judgements(self) -> None:
-        """Nothing that evaluations were told is known any more; the caller holds the transaction."""
+        """Nothing that evaluations were told is known any more, nor what they could not pay; the caller holds the transaction."""
         self.db.execute("DELETE FROM cache WHERE purpose != 'train'")
+        self.db.execute("UPDATE takes SET refused = NULL WHERE purpose != 'train'")
 
     def digest(self) -> str:
         """SHA-256 of the ledger in canonical form: no row numbers, tickets or clock times."""
