@@ -149,9 +149,7 @@ class Ledger:
         no answers. Those that came are known to later questions; what an oracle still says is left aside."""
         with self._collecting, self._writing:
             with self.store:
-                open = [row for row in self.store.unanswered() if row.question.key.purpose == purpose]
-                answers = [_whole(row, _valueless(_rest(row.question, row.cached), "failed", row.question.oracle)) for row in open]
-                self.store.add_answers([(row.id, answer, None) for row, answer in zip(open, answers, strict=True)])
+                close_unanswered(self.store, purpose)
                 closed = self.store.takeable_ids(purpose, step, -1)
                 self.store.add_take(purpose, step, [], closed)
                 self._keep(self._found(closed), step)
@@ -379,6 +377,13 @@ class Ledger:
 
 def _in_order(price: Price) -> tuple[int, int, float]:
     return price.queries, price.tokens, price.cost
+
+
+def close_unanswered(store: Store, *purposes: str) -> None:
+    """What was asked for these purposes and nobody has answered counts as failed; the caller holds the transaction."""
+    rows = [row for row in store.unanswered() if row.question.key.purpose in purposes]
+    answers = [_whole(row, _valueless(_rest(row.question, row.cached), "failed", row.question.oracle)) for row in rows]
+    store.add_answers([(row.id, answer, None) for row, answer in zip(rows, answers, strict=True)])
 
 
 def _rest(question: Question, cached: Sequence[Known]) -> Question:
