@@ -179,8 +179,8 @@ class Checkpoints(Protocol):
 
     def load(self) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None: ...
 
-    def load_step(self, step: int) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]]:
-        """The one of a step."""
+    def load_back(self, step: int) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]]:
+        """The one of a step, or the newest before it that can be used."""
 
 
 class Tracking(Protocol):

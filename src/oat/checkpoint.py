@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,22 +167,32 @@ class Checkpoints:
             CheckpointError: there are checkpoints, and none can be used.
         """
         self.wait()
-        problems = []
-        for name in reversed(self._pointed()):
-            try:
-                loaded = _read(self.directory / name)
-            except _Damaged as damage:
-                problems.append(f"{self.directory / name}: {damage}")
-                warnings.warn(f"{problems[-1]}; trying the checkpoint before it", stacklevel=2)
-            else:
-                self.saved = loaded[0]
-                return loaded
-        if problems:
-            raise CheckpointError(
-                f"{'; '.join(problems)}; put one back, or begin anew in another run_dir; a run with tracking.keep_trajectories is replayed from its "
-                "ledger once the folder `checkpoints` is removed"
-            )
-        return None
+        names = self._pointed()
+        if not names:
+            return None
+        loaded = self._newest(
+            names,
+            "put one back, or begin anew in another run_dir; a run with tracking.keep_trajectories is replayed from its ledger once the folder "
+            "`checkpoints` is removed",
+        )
+        self.saved = loaded[0]
+        return loaded
+
+    def load_back(self, step: int) -> Loaded:
+        """The checkpoint of a step or, where it cannot be used, the newest one before it that verifies.
+
+        Raises:
+            CheckpointError: there is none, so that a run cannot go back so far.
+        """
+        self.wait()
+        names = [name for name in self._names() if _place(name)[0] <= step]
+        hint = "no earlier one is there to go back to; put one back, or let the alarm warn instead (`action: warn`)"
+        if not any(_place(name)[0] == step for name in names):
+            missing = f"{self.directory}: has none of step {step}"
+            if not names:
+                raise CheckpointError(f"{missing}; {hint}")
+            warnings.warn(f"{missing}; trying the checkpoint before it", stacklevel=2)
+        return self._newest(names, hint)
 
     def load_step(self, step: int) -> Loaded:
         """The checkpoint of one step.
@@ -216,6 +226,21 @@ class Checkpoints:
                 f"{self.directory}: no checkpoint has a value of {self.best_metric}; give a step ({', '.join(map(str, self.steps)) or 'none'})"
             )
         return _place(ranked[-1])[0]
+
+    def _newest(self, names: Sequence[str], hint: str) -> Loaded:
+        """The last of these that verifies.
+
+        Args:
+            hint: what to do where none does.
+        """
+        problems = []
+        for name in reversed(names):
+            try:
+                return _read(self.directory / name)
+            except _Damaged as damage:
+                problems.append(f"{self.directory / name}: {damage}")
+                warnings.warn(f"{problems[-1]}; trying the checkpoint before it", stacklevel=3)
+        raise CheckpointError(f"{'; '.join(problems)}; {hint}")
 
     def _write(self, step: int, tensors: Mapping[str, torch.Tensor], text: bytes, keep: int | None) -> None:
         """What the thread does."""
