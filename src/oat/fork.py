@@ -13,7 +13,7 @@ from pathlib import Path
 
 from oat.checkpoint import Checkpoints
 from oat.errors import ConfigError
-from oat.files import sync_to_disk, write_atomically
+from oat.files import read_only_address, sync_to_disk, write_atomically
 from oat.ledger import close_unanswered
 from oat.loop import ROW
 from oat.store import Store
@@ -83,7 +83,7 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
     state["alarms"]["back"] = None  # a roll back leads to checkpoints of this run
     row = {name: value for name, value in theirs.row(step).items() if same_judges or not name.startswith("eval/")}
     _checkpoints(directory).save(step, tensors, state, row)
-    read_only = f"{(run / 'ledger.sqlite').as_uri()}?mode=ro"
+    read_only = read_only_address(run / "ledger.sqlite")
     with closing(sqlite3.connect(read_only, uri=True)) as old, closing(sqlite3.connect(directory / "ledger.sqlite")) as new:
         old.backup(new)
     with closing(Store(directory / "ledger.sqlite")) as store, store:

@@ -6,7 +6,6 @@ Trajectories are a blob a round, by hash; texts that people and exports read are
 import functools
 import hashlib
 import json
-import re
 import shutil
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,14 +16,11 @@ from typing import Any
 
 from oat import blobs, schema, wire
 from oat.errors import LedgerError
+from oat.files import read_only_address, refuse_network
 from oat.types import Answer, Group, Key, Mark, Message, Price, Question
 
 _KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
 _TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
-
-_MOUNTS = Path("/proc/self/mounts")
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs"}
-
 
 _SCALARS = {str, int, float, bool, type(None)}
 """Come back from JSON as they were."""
@@ -76,7 +72,7 @@ class Store:
     """
 
     def __init__(self, path: Path, *, read_only: bool = False):
-        _refuse_network(path)
+        refuse_network(path)
         self.path = path
         try:
             if read_only:
@@ -86,7 +82,7 @@ class Store:
                 self.db.execute("PRAGMA journal_mode = WAL")
                 self.db.execute("PRAGMA synchronous = FULL")
                 self._bring_up_to_date()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             is_denied = isinstance(error, sqlite3.OperationalError)
             hint = "make room or mend what is wrong there" if is_denied else "restore it from a copy"
             raise LedgerError(f"{path}: the ledger cannot be opened ({error}); {hint}, or start a new run directory") from error
@@ -99,7 +95,7 @@ class Store:
             )
 
     def _open_read_only(self) -> None:
-        self.db = _connect(f"{self.path.absolute().as_uri()}?mode=ro")
+        self.db = _connect(read_only_address(self.path))
         if self._version() in schema.MIGRATIONS:
             file, self.db = self.db, _connect(":memory:")
             with closing(file):
@@ -481,17 +477,3 @@ def prompt_text(question: Question) -> str:
 
 def text_name(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def _refuse_network(path: Path) -> None:
-    """A mount later in the list covers earlier ones at its place; its place has blanks as octal escapes."""
-    if not _MOUNTS.exists():
-        return
-    target, best, kind = str(path.resolve()), "", ""
-    for line in _MOUNTS.read_text(errors="replace").splitlines():
-        _, escaped, file_system, *_ = line.split(" ")
-        place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped)
-        if len(place) >= len(best) and (target + "/").startswith(place.rstrip("/") + "/"):
-            best, kind = place, file_system
-    if kind in _NETWORK:
-        raise LedgerError(f"{path}: lies on a network file system ({kind}), where SQLite can lose answers; give a run_dir on a local disk")

@@ -38,18 +38,22 @@ def place(world: World) -> Iterator[World]:
     shutil.rmtree(folder)
 
 
-def train(place: World, config: Path, log: Path) -> tuple[int, str]:
-    """The exit code of `oat train` under another user id, and what it printed."""
+def as_nobody(log: Path, *arguments: object) -> tuple[int, str]:
+    """The exit code of a command under another user id, and what it printed."""
 
     def child() -> int:
         if os.geteuid() == 0:
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-        return oat("train", config)
+        return oat(*arguments)
 
     log.unlink(missing_ok=True)
     return forked(child, log), log.read_text()
+
+
+def train(place: World, config: Path, log: Path) -> tuple[int, str]:
+    return as_nobody(log, "train", config)
 
 
 def tree(folder: Path) -> dict[str, tuple[int, float]]:
@@ -115,6 +119,21 @@ def test_a_run_of_which_a_part_cannot_be_written(place: World, tmp_path: Path, f
     path.chmod(0o555 if path.is_dir() else 0o444)
     refused(place, config, path, tmp_path / "log")
     figure("unwritable: exit code 2, nothing left")
+
+
+@pytest.mark.fault("R10")
+def test_a_run_that_may_only_be_read(place: World, tmp_path: Path, figure: Figure) -> None:
+    """What it asked is told, and it is forked, and nothing in it changes."""
+    config, run_dir, log = place.config("dpo", place.folder, {"stop.max_steps": 2}), place.folder / "dpo", tmp_path / "log"
+    assert train(place, config, log)[0] == 0
+    for path in [*run_dir.rglob("*"), run_dir]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = tree(run_dir)
+    for command in (("ledger", run_dir, "--check"), ("digest", run_dir), ("train", config, "--from", run_dir, "--run_dir", place.folder / "fork")):
+        code, printed = as_nobody(log, *command)
+        assert code == 0, printed
+    assert tree(run_dir) == before
+    figure("a run that may only be read is told of, and forked")
 
 
 @pytest.mark.fault("R10")
