@@ -148,7 +148,7 @@ def test_a_ledger_is_cut_back(tmp_path: Path) -> None:
         for step in range(steps):
             add(store, step, 0, 2 * step, 2 * step + 1)
             add(store, step, 0, 0, purpose="eval")
-            answer(store, step, 0, 0, 1)
+            answer(store, step, 0, 0, 1, p=0.5)
             with store:
                 store.add_take("train", step, [row.id for row in takeable(store, step, 1)])
                 store.add_cached("train", "o", f"item {step}", 0, 0.5, "ok", step)
