@@ -10,6 +10,7 @@ import pytest
 from fixtures import forked, kill_at, named, oat
 
 JUDGES = '''
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +37,8 @@ class Constant:
     def collect(self, tickets, seconds):
         if self.fails == "collect":
             raise RuntimeError("down")
+        if self.fails == "exit":
+            sys.exit("no key")
         ready = [ticket for ticket in tickets if ticket in self.open]
         if self.fails == "half" and all(ticket.split("/")[1] == "2" for ticket in ready):
             ready = [ticket for ticket in ready if ticket.split("/")[2] == "0"]

@@ -249,7 +249,7 @@ def test_training_is_the_same_with_a_working_a_failing_and_no_evaluation(world: 
     found = {}
     sections: dict[str, Any] = {
         "none": None,
-        **{fails: {"name": f"{judges}:Constant", "fails": fails} for fails in ("", "submit", "collect", "half")},
+        **{fails: {"name": f"{judges}:Constant", "fails": fails} for fails in ("", "submit", "collect", "exit", "half")},
     }
     for name, own in sections.items():
         folder = tmp_path / f"with {name}"

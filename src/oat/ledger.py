@@ -436,7 +436,7 @@ def _calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
         return method(*arguments)
     except OatError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OracleError(f"oracle {name} raised {type(error).__name__}: {error}; repair it, and run the same command again") from error
 
 

@@ -62,7 +62,7 @@ def price_of(oracle: Oracle, question: Question) -> Price:
         price: Price = own(question)
     except OatError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"raised {type(error).__name__}: {error}"
         raise OracleError(
             f"`price` of oracle {question.oracle} {what}, asked about {question.key}; repair it, and run the same command again"
