@@ -1,6 +1,7 @@
 """The actor: renderer and engine, and the environment where there is one. Prompts in, groups of trajectories out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from oat.engines.base import Engine
 from oat.environments.base import Environment
-from oat.errors import DataError, TemplateError
+from oat.errors import DataError, EpisodeError, OatError, TemplateError
 from oat.features import Scorer
 from oat.formats import scores_of
 from oat.render import Renderer
@@ -18,8 +19,9 @@ from oat.types import ENSEMBLE, Completion, FinishReason, Group, Message, Prompt
 
 @dataclass
 class _Episode:
-    """A trajectory that grows turn by turn."""
+    """A trajectory that grows turn by turn, from the prompt of a record."""
 
+    row: int
     slot: str
     key: int
     ids: np.ndarray
@@ -81,6 +83,9 @@ class Actor:
             samples: responses a prompt, by slot.
             address: purpose, step and round of the random numbers.
             sampling: other than in training.
+
+        Raises:
+            EpisodeError: the environment failed.
         """
         contexts = [self.renderer.prompt(prompt.messages) for prompt in prompts]
         groups: list[list[Trajectory]] = [[] for _ in prompts]
@@ -89,9 +94,10 @@ class Actor:
             episodes = []
             for owner, sample in zip(owners, list(range(count)) * len(prompts), strict=True):
                 place = (*address, slot, prompts[owner].occurrence, sample)
-                episode = _Episode(slot, self.seeds.key(*place), contexts[owner], [Segment("context", contexts[owner])])
+                episode = _Episode(prompts[owner].row, slot, self.seeds.key(*place), contexts[owner], [Segment("context", contexts[owner])])
                 if self.environment is not None:
-                    episode.state = self.environment.reset(prompts[owner], self.seeds.at("environment", *place))
+                    with _played(self.environment, episode):
+                        episode.state = self.environment.reset(prompts[owner], self.seeds.at("environment", *place))
                 episodes.append(episode)
             self._play(episodes, slot, sampling or self.sampling)
             for owner, episode in zip(owners, episodes, strict=True):
@@ -140,14 +146,29 @@ class Actor:
     def _goes_on(self, episode: _Episode) -> bool:
         if self.environment is None:
             return False
-        turn = self.environment.step(episode.state, episode.text)
-        episode.state, episode.reward = turn.state, (episode.reward or 0.0) + turn.reward
+        with _played(self.environment, episode):
+            turn = self.environment.step(episode.state, episode.text)
+            episode.state, episode.reward = turn.state, (episode.reward or 0.0) + turn.reward
         if turn.message is not None:
             episode.context(self.renderer.extend(episode.ids, turn.message))
         return turn.message is not None
 
     def _trajectory(self, episode: _Episode, sampling: Sampling) -> Trajectory:
         return Trajectory(episode.slot, tuple(episode.segments), episode.finish_reason, episode.text, sampling.temperature, episode.reward)
+
+
+@contextmanager
+def _played(environment: Environment, episode: _Episode) -> Iterator[None]:
+    """Whatever an environment raises within it is an error that names it and the record."""
+    try:
+        yield
+    except OatError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EpisodeError(
+            f"the environment {type(environment).__name__} raised {type(error).__name__}: {error}, in an episode from record {episode.row}; repair "
+            "it, and run the same command again"
+        ) from error
 
 
 class RecordedActor:

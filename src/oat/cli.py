@@ -190,17 +190,19 @@ def _ledger(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.accounts import accounts_table, export_answers, problems
 
     run_dir = Path(arguments.run)
-    if arguments.export is not None:
+    if arguments.check:
+        found = problems(run_dir)
+        for problem in found:
+            print(f"oat ledger: {run_dir}: {problem}", file=sys.stderr)
+        if found:
+            return 1
+        print("the ledger is sound")
+    if arguments.export is None:
+        print(accounts_table(run_dir))
+    else:
         rows = export_answers(run_dir, Path(arguments.export), arguments.layout)
         print(f"oat ledger: {rows} rows are in {arguments.export}")
-        return 0
-    print(accounts_table(run_dir))
-    found = problems(run_dir) if arguments.check else []
-    for problem in found:
-        print(f"oat ledger: {run_dir}: {problem}", file=sys.stderr)
-    if arguments.check and not found:
-        print("the ledger is sound")
-    return 1 if found else 0
+    return 0
 
 
 def _plot(arguments: argparse.Namespace, _: list[str]) -> int:

@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from oat.build import build, resolve, surround
 from oat.checkpoint import Checkpoints
@@ -99,15 +99,31 @@ def _unmake(made: Sequence[Path]) -> None:
             place.rmdir()
 
 
+_locks: set[TextIO] = set()
+"""The open lock files of this process. A forked child, such as a worker of a reward function, closes its copies: it may outlive the process."""
+
+
+def _let_go() -> None:
+    for file in _locks:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """The directory is ours; the lock goes with the process, however it ends."""
+    """The directory is ours; the lock goes with the process, however it ends and whatever children it leaves."""
     with (directory / "lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"{directory} is in use by another process; wait for it, end it, or give another --run_dir") from None
-        yield
+        _locks.add(file)
+        try:
+            yield
+        finally:
+            _locks.discard(file)
 
 
 def _open(config: Config, directory: Path, origins: Origins, source: str | None) -> Run:
@@ -138,12 +154,12 @@ def settled(config: Config, origins: Origins) -> Config:
     made, lock = _made(directory), directory / "lock"
     is_new = not lock.exists()
     try:
-        with _locked(directory):
+        with _locked(directory), ExitStack() as left:
+            if is_new:
+                left.callback(lock.unlink)  # while it is held, so that nobody else has it open and locked
             Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
             return _settled(config, directory, origins, None)
     finally:
-        if is_new:
-            lock.unlink()
         _unmake(made)
 
 
