@@ -298,7 +298,7 @@ class TestActions:
         assert now.keys() == good.keys()
         assert all(torch.equal(now[name], good[name]) for name in learned)
         assert at_5["learner"] == at_2["learner"]
-        assert (at_2["prompts"], at_5["prompts"]) == ({"taken": 8}, {"taken": 20})
+        assert (at_2["prompts"]["taken"], at_5["prompts"]["taken"]) == (8, 20)
         assert (at_2["weights"]["version"], at_5["weights"]["version"]) == (2, 5)
         assert sorted(folder.name for folder in (run_dir / "checkpoints").glob("step_*")) == ["step_00000002", "step_00000005"]
         assert [row["alarms/rolled_back"] for row in rows_of(run_dir)[1:]] == [0, 0, 0, 0, 1]

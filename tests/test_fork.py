@@ -161,3 +161,17 @@ def test_a_roll_back_of_a_fork_leads_to_a_checkpoint_of_its_own(parent: Path, tm
     assert {state["alarms"]["back"] for state in states} <= {None, *steps}
     assert min(steps) >= 4
     assert any(row.get("alarms/rolled_back") for row in rows(tmp_path / "fork"))
+
+
+def test_a_run_does_not_go_on_with_other_data(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line more would put every epoch in another order, and prompts would come twice."""
+    data = tmp_path / "train.jsonl"
+    lines = (world.folder / "train.jsonl").read_text()
+    data.write_text(lines)
+    config = world.config("grpo", tmp_path, {"prompts.path": str(data), "stop.max_steps": 2})
+    assert oat("train", config) == 0
+    data.write_text(lines + lines.splitlines()[0] + "\n")
+    assert oat("train", config, "--stop.max_steps", 4) == 2
+    assert f"{data}: expected the prompts that the run began with, got others" in capsys.readouterr().err
+    data.write_text(lines)
+    assert oat("train", config, "--stop.max_steps", 4) == 0

@@ -1,6 +1,7 @@
 """Where prompts come from: the sources of a run, and the prompts of one, read on demand. `records.py` reads files, datasets and Python,
 `formats.py` knows what the columns of a record are."""
 
+import hashlib
 import math
 import zlib
 from array import array
@@ -119,6 +120,11 @@ class PromptSet:
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[number] for number in range(len(self)))
+
+    @property
+    def digest(self) -> str:
+        """Of all prompts in their order, wherever they lie; by checksums, against mistakes and not against malice."""
+        return hashlib.sha256(self._index[1:].tobytes()).hexdigest()[:32]
 
     @property
     def notes(self) -> tuple[str, ...]:

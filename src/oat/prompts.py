@@ -1,10 +1,10 @@
 """The order in which a run takes its prompts, and the cursor in that order. `data.py` reads them, each when its turn comes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -92,7 +92,7 @@ class Prompts:
             self.formats |= {layout.format.name} if layout.format else set()
             self._pools.append(_Pool(found, seeds, number, shuffle))
         self.size = sum(len(pool.prompts) for pool in self._pools)
-        self._weights = [one.weight for one in sources]
+        self._names, self._weights = [one.name for one in sources], [one.weight for one in sources]
         self._seeds = seeds
         self._end = None if epochs is None else epochs * self.size
         self._shard = shard
@@ -115,12 +115,21 @@ class Prompts:
         return [replace(prompt, occurrence=place) for place, prompt in enumerate(prompts)]
 
     @property
-    def state(self) -> dict[str, int]:
-        """The cursor: how many prompts were taken."""
-        return {"taken": self._taken}
+    def state(self) -> dict[str, Any]:
+        """The cursor: how many prompts were taken, and of which."""
+        return {"taken": self._taken, "data": [pool.prompts.digest for pool in self._pools]}
 
-    def load_state(self, state: dict[str, int]) -> None:
-        """Go on after the prompts that another instance, over the same data, seed and shard, had taken."""
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on after the prompts that another instance, over the same data, seed and shard, had taken.
+
+        Raises:
+            DataError: the data are others.
+        """
+        for name, before, pool in zip(self._names, state.get("data", []), self._pools, strict=False):
+            if before != pool.prompts.digest:
+                raise DataError(
+                    f"{name}: expected the prompts that the run began with, got others; put the data back as they were, or begin a new run"
+                )
         self._taken = state["taken"]
 
     def _at(self, place: int) -> Prompt:
