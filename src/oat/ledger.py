@@ -314,8 +314,9 @@ class Ledger:
             arrived = _calling(name, self._oracle(name).collect, tickets, min(patience, 1.0) if len(names) > 1 else patience)
             self.heed()
             answered = [(self.pending.pop((name, ticket)), answer) for ticket, answer in arrived if (name, ticket) in self.pending]
-            self._record(answered)
-            has_come = has_come or bool(answered)
+            if answered:
+                self._record(answered)
+                has_come = True
         if not has_come:
             overdue = [key for key, p in waiting.items() if key in self.pending and time.monotonic() >= p.since + self.deadline_s]
             self._record([(late := self.pending.pop(key), _failed(late)) for key in overdue])
