@@ -167,7 +167,7 @@ def test_an_error_of_the_writer_is_raised_once_at_the_next_call(checkpoints: Che
             patch.setattr(Checkpoints, "_publish", lambda self, new, step: 1 / 0)
             checkpoints.save(2, {"w": torch.zeros(5)}, {})
             assert checkpoints._writer is not None
-            checkpoints._writer.join()
+            checkpoints._writer[0].join()
         with pytest.raises(CheckpointError, match=r"step 2 could not be written \(ZeroDivisionError.* bytes, and [\d,]+ bytes are free there"):
             call()
         checkpoints.wait()
@@ -176,7 +176,7 @@ def test_an_error_of_the_writer_is_raised_once_at_the_next_call(checkpoints: Che
         patch.setattr(Checkpoints, "_publish", lambda self, new, step: 1 / 0)
         checkpoints.save(2, {}, {})
         assert checkpoints._writer is not None
-        checkpoints._writer.join()
+        checkpoints._writer[0].join()
     with pytest.raises(CheckpointError, match="step 2 could not be written"):
         checkpoints.due(3)
 

@@ -115,7 +115,7 @@ def test_what_other_judges_said_ranks_no_checkpoint_of_a_fork(parent: Path, tmp_
 def test_a_fork_with_another_judge_does_not_wait_for_the_one_before(world: World, tmp_path: Path, judges: str) -> None:
     """Killed in an evaluation at its end, made longer, and killed again: the questions of that evaluation are open. A fork with another judge
     asks nobody, one with the same asks again."""
-    common = {"checkpoint.every": 1, "oracle.repeats": 0, "evaluation.oracle": f"{judges}:has_a"}
+    common = {"checkpoint.every": 1, "checkpoint.background": False, "oracle.repeats": 0, "evaluation.oracle": f"{judges}:has_a"}
     config, log = world.config("grpo", tmp_path, common), tmp_path / "log"
     shorter, longer = ("--stop.max_steps", "3"), ("--stop.max_steps", "6")
     assert forked(lambda: kill_at(*named("oat.evaluate:Evaluation._ask"), 3, after=True) or oat("train", config, *shorter), log) < 0

@@ -66,8 +66,7 @@ class Checkpoints:
     ):
         self.directory, self.every, self.background, self.saved = directory, every, background, 0
         self.keep_last, self.keep_best, self.best_metric, self.max_gb = keep_last, keep_best, best_metric, max_gb
-        self._writer: threading.Thread | None = None
-        self._written = threading.Event()
+        self._writer: tuple[threading.Thread, threading.Event] | None = None  # and whether it is done
         self._error: CheckpointError | None = None  # of the writer
 
     @property
@@ -86,7 +85,7 @@ class Checkpoints:
         Raises:
             CheckpointError: the last one could not be written.
         """
-        if self._writer is not None and self._written.is_set():
+        if self._writer is not None and self._writer[1].is_set():
             self.wait()
         return step % self.every == 0
 
@@ -116,10 +115,10 @@ class Checkpoints:
         content = {"schema": SCHEMA_VERSION, "step": step, "metrics": dict(metrics or {}), **state}
         text = json.dumps(content, indent=1, sort_keys=True).encode()
         own = _with_own_storage(tensors, copy=self.background and not is_last)
-        self._written.clear()
-        writer = threading.Thread(target=self._write, args=(step, own, text, keep), name="checkpoint writer")
+        done = threading.Event()
+        writer = threading.Thread(target=self._write, args=(step, own, text, keep, done), name="checkpoint writer")
         writer.start()
-        self._writer = writer
+        self._writer = writer, done
         self.saved = step
         if not self.background:
             self.wait()
@@ -133,12 +132,13 @@ class Checkpoints:
         """
         ended: KeyboardInterrupt | None = None
         if self._writer is not None:
-            while not self._written.is_set():  # not `join`: Python 3.11 forgets a thread whose `join` was interrupted
+            writer, done = self._writer
+            while not done.is_set():  # not `join`: Python 3.11 forgets a thread whose `join` was interrupted
                 try:
-                    self._written.wait()
+                    done.wait()
                 except KeyboardInterrupt as again:
                     ended = again
-            self._writer.join()
+            writer.join()
             self._writer = None
         error, self._error = self._error, None
         if error is not None:
@@ -242,7 +242,7 @@ class Checkpoints:
                 warnings.warn(f"{problems[-1]}; trying the checkpoint before it", stacklevel=3)
         raise CheckpointError(f"{'; '.join(problems)}; {hint}")
 
-    def _write(self, step: int, tensors: Mapping[str, torch.Tensor], text: bytes, keep: int | None) -> None:
+    def _write(self, step: int, tensors: Mapping[str, torch.Tensor], text: bytes, keep: int | None, done: threading.Event) -> None:
         """What the thread does."""
         new = self.directory / f".new-step_{step:08d}"
         try:
@@ -272,7 +272,7 @@ class Checkpoints:
             )
             self._error.__cause__ = error
         finally:
-            self._written.set()
+            done.set()
 
     def _publish(self, new: Path, step: int) -> Path:
         again = [_place(name)[1] for name in self._names() if _place(name)[0] == step]
