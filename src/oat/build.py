@@ -1,6 +1,6 @@
 """From a resolved configuration to boxes. The only place that knows all of them; `check.py` resolves, and knows the rules between settings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -50,7 +50,7 @@ from oat.settings import Config, GoldConfig, OracleConfig, SamplingConfig, Sourc
 from oat.stop import Stop
 from oat.store import Store
 from oat.tracking import Tracking
-from oat.types import ENSEMBLE, Plan, Prompt, Requires, Sampling
+from oat.types import ENSEMBLE, Plan, Requires, Sampling
 from oat.weights import Holder, Weights
 
 __all__ = ["ALGORITHMS", "TorchEngineConfig", "build", "resolve"]
@@ -115,13 +115,13 @@ def surround(config: Config, origins: Origins | None = None, *, has_opponent: bo
     with blame("oracle.name"):
         asked, oracle = _asked(config, objective.requires)
         _check_price(config, asked)
-        _check_columns(oracle, prompts.all())
+        _check_columns(oracle, prompts)
     with blame("evaluation.oracle"):
         judges = _judges(config, oracle)
         if not has_opponent and config.prompts.reference_key is None and any(judge.answers == "compare" for _, judge in judges.values()):
             raise ConfigError("evaluation by a comparing oracle is a win rate against reference responses; set prompts.reference_key")
         for _, judge in judges.values():
-            _check_columns(judge, held_out.all() if held_out else [])
+            _check_columns(judge, held_out)
     return Surroundings(renderer, prompts, held_out, environment, asked, judges)
 
 
@@ -376,10 +376,12 @@ def _asked(config: Config, requires: Requires) -> tuple[dict[str, Oracle], Oracl
     return asked, oracle
 
 
-def _check_columns(oracle: Oracle, prompts: Sequence[Prompt]) -> None:
+def _check_columns(oracle: Oracle, source: Prompts | None) -> None:
     """A function gets the columns that it names; of a class's methods nothing is known."""
-    if isinstance(oracle, CallableOracle) and prompts:
-        oracle.check_columns({name for prompt in prompts for name in prompt.columns}, any(prompt.reference is not None for prompt in prompts))
+    if isinstance(oracle, CallableOracle) and oracle.columns and source is not None:
+        prompts = source.all()
+        has_reference = any(prompt.reference is not None for prompt in prompts)
+        oracle.check_columns({name for prompt in prompts for name in prompt.columns} | ({"reference"} if has_reference else set()))
 
 
 def _judges(config: Config, trained: Oracle) -> Judges:

@@ -99,8 +99,9 @@ def _step(config: Config, run: Run, around: Surroundings) -> _Lines:
         yield "the run", f"steps until {until}{steps}"
         return
     spent = last * queries if stop.max_queries is None else min(last * queries, stop.max_queries)
-    rounds = last * plan.prompts / around.prompts.size
-    taken = f"{_many(last * plan.prompts, 'prompt')} (each {rounds:.3g} times), {_many(last * responses, 'response')}, {_queries(spent)}"
+    prompts = min(last * plan.prompts, around.prompts.size * (config.prompts.epochs or last * plan.prompts))
+    times = f"each {prompts / around.prompts.size:.3g} times"
+    taken = f"{_many(prompts, 'prompt')} ({times}), {_many(prompts * samples, 'response')}, {_queries(spent)}"
     updates = _many(last * epochs * minibatches, "optimiser step")
     yield "the run", f"{_many(last, 'step')}: {taken}, {updates}" + (f"; or until {until}" if until else "")
 
@@ -169,6 +170,8 @@ def _places(config: Config, learner: Learner) -> _Lines:
     frozen = [name for name in learner.models if name not in learner.trained]
     models = "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
     yield "learner", f"on {device}, {precision}{threads(config.compute.threads)}; {models}"
+    if config.explorer.name != "none":
+        yield "explorer", f"{config.explorer.name}, in this process"
     yield "oracle", f"{config.oracle.name}, in this process" + (", asks nobody" if config.oracle.name in BUILTIN else "")
 
 

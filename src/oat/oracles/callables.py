@@ -71,18 +71,21 @@ class CallableOracle:
             del self._pending[ticket]
         return [(ticket, self._ready.pop(ticket)) for ticket in there]
 
-    def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
+    @property
+    def columns(self) -> list[str]:
+        """Parameters that the data must give; "reference" may be one."""
+        return [name for name in self._needed() if name not in self.given]
+
+    def check_columns(self, offered: Collection[str]) -> None:
         """Hold what the function needs against the columns of the data.
 
         Raises:
             ConfigError: it has a parameter that is neither a column nor given to every function.
         """
-        offered = {*columns, *self.given, *(["reference"] if has_reference else [])}
-        missing = [name for name in self._needed() if name not in offered]
-        if missing:
-            raise ConfigError(
-                f"its parameter `{missing[0]}` is neither a column of the data nor a configured reference; {did_you_mean(missing[0], offered)}"
-            )
+        for name in self.columns:
+            if name not in offered:
+                valid = did_you_mean(name, {*offered, *self.given})
+                raise ConfigError(f"its parameter `{name}` is neither a column of the data nor a configured reference; {valid}")
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
         """Begin one call for what no call has, and wait for the first that ends. What a call says of others than these is kept for them."""
