@@ -10,17 +10,20 @@ import pytest
 from fixtures import forked, kill_at, named, oat
 
 JUDGES = '''
+from pathlib import Path
+
 from oat.errors import OracleError
 from oat.types import Answer
 
 
 class Constant:
-    """Says one value of everything; `fails` is where it does not: in `submit`, in `collect`, or after it answered the first mode of evaluation 2."""
+    """Says one value of everything; `fails` is where it does not: in `submit`, in `collect`, or after it answered the first mode of evaluation 2.
+    Where the file `healed` is there, it fails nowhere."""
 
     durable = False
 
-    def __init__(self, value=0.5, fails="", answers="score"):
-        self.value, self.fails, self.answers, self.open = value, fails, answers, {}
+    def __init__(self, value=0.5, fails="", answers="score", healed="/"):
+        self.value, self.fails, self.answers, self.open = value, "" if Path(healed).is_file() else fails, answers, {}
 
     def submit(self, questions):
         if self.fails == "submit":

@@ -192,5 +192,5 @@ def test_what_steps_cost_is_known_after_a_migration(tmp_path: Path) -> None:
     store.db.execute("UPDATE meta SET value = '2' WHERE name = 'schema'")
     store.close()
     with closing(Store(tmp_path / "ledger.sqlite", read_only=True)) as store:
-        assert [store.take_spent("train", step).price.cost for step in range(3)] == [0.75, 0.75, 2.75]
+        assert [store.take_price("train", step).cost for step in range(3)] == [0.75, 0.75, 2.75]
         assert store.digest() == digest

@@ -1,6 +1,7 @@
 """What was answered once is not paid twice: canonical items, repeats, halves that are known, and what never is."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -149,4 +150,21 @@ def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: P
     assert digest_run(runs[0]) == digest_run(runs[1])
     (train, _) = accounts(Store(runs[0] / "ledger.sqlite"))
     assert 0 < train.queries < 6 * 2 * 3
+    assert train.cached > 0
+
+
+def test_what_another_version_of_a_reward_said_is_not_known(world: World, tmp_path: Path) -> None:
+    """The file is mended between two lives of a run: no step learns from old and new values side by side."""
+    file = tmp_path / "mended.py"
+    file.write_text("def reward(prompts, completions):\n    return [float(text.count('a')) for text in completions]\n")
+    config = world.config(
+        "grpo", tmp_path, {"oracle.name": f"{file}:reward", "stop.max_steps": 3, "sampling.max_new_tokens": 1, "prompts.max_prompts": 4}
+    )
+    assert oat("train", config) == 0
+    file.write_text("def reward(prompts, completions):\n    return [100.0 + text.count('a') for text in completions]\n")
+    assert oat("train", config, "--stop.max_steps", 6) == 0
+    with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:
+        values = {step: [value for row in store.taken("train", step) for value in store.answer(row)[0].values] for step in range(6)}
+        (train, _) = accounts(store)
+    assert max(max(values[step]) for step in range(3)) < 100 <= min(min(values[step]) for step in range(3, 6))
     assert train.cached > 0

@@ -14,10 +14,11 @@ import torch
 from fixtures import World, forked, oat
 
 from oat.build import resolve
-from oat.checkpoint import Checkpoints, verify, write_atomically
+from oat.checkpoint import Checkpoints, verify
 from oat.config import Origins, load_config
 from oat.errors import CheckpointError, ConfigError
 from oat.export import digest_run
+from oat.files import write_atomically
 from oat.loop import Run, restore, train
 from oat.rundir import open_run
 from oat.settings import Config

@@ -15,12 +15,13 @@ import yaml
 from evaluations import evaluated, killed_and_continued, records, rows
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.accounts import accounts
+from oat.accounts import accounts, contradictions
 from oat.build import build, resolve
 from oat.config import load_config
 from oat.evaluate import Trigger
 from oat.export import digest_run
 from oat.loop import Run, evaluate, train
+from oat.metrics import repeatable
 from oat.store import Store
 from oat.types import Price
 
@@ -212,7 +213,7 @@ def test_training_is_the_same_with_a_working_a_failing_and_no_evaluation(world: 
 
 
 def test_answers_about_an_evaluation_that_failed_do_not_stand_for_a_later_one(world: World, tmp_path: Path, judges: str) -> None:
-    """Of the evaluation after two steps half is answered when it fails, the rest together with the next one: that one's numbers are its own."""
+    """Of the evaluation after two steps half is answered when it fails, and stays open no longer: the numbers of the next one are its own."""
     found = []
     for fails in ("", "half"):
         folder = tmp_path / f"fails {fails}"
@@ -228,6 +229,44 @@ def test_answers_about_an_evaluation_that_failed_do_not_stand_for_a_later_one(wo
         assert found[0][0][step][name] == found[1][0][step][name]
     assert found[0][1] == found[1][1]
     assert found[0][0][2]["eval/sampled"] != found[0][0][4]["eval/sampled"]
+
+
+@pytest.mark.parametrize("fails", ["submit", "collect", "half"])
+@pytest.mark.parametrize("judge", ["oracle", "gold"])
+def test_an_evaluation_that_failed_fails_in_a_replay_too(world: World, tmp_path: Path, judges: str, judge: str, fails: str) -> None:
+    """The run is killed after a later evaluation, and goes on from before the first, with an oracle that works by then: rows and files are as they
+    were. Nothing that was asked stays open, sets money aside, or is asked again."""
+    own, log, run_dir = {"name": f"{judges}:Constant", "fails": fails, "healed": str(tmp_path / "healed")}, tmp_path / "log", tmp_path / "grpo"
+    config = world.config("grpo", tmp_path, {f"evaluation.{judge}": own, "checkpoint.every": 10})
+    assert forked(lambda: kill_at(*named("oat.tracking:Tracking.row"), 5, after=True) or oat("train", config), log) == -signal.SIGKILL
+    written = [repeatable(row) for row in rows(run_dir)]
+    files = {file.name: file.read_bytes() for file in (run_dir / "evaluations").glob("*")}
+    assert written[2]["eval/failed" if judge == "oracle" else "eval/gold_failed"] == 1.0
+    assert ("step_00000002.jsonl" in files) == (judge == "gold")
+
+    (tmp_path / "healed").touch()
+    assert forked(lambda: oat("train", config), log) == 0, log.read_text()
+    assert [repeatable(row) for row in rows(run_dir)] == written
+    assert {file.name: file.read_bytes() for file in (run_dir / "evaluations").glob("*")} == files
+    with closing(Store(run_dir / "ledger.sqlite")) as store:
+        assert [(account.purpose, account.pending, account.again) for account in accounts(store) if account.pending or account.again] == []
+        assert store.committed(purpose := {"oracle": "eval", "gold": "gold"}[judge]) == store.spent(purpose)
+        assert contradictions(store) == []
+
+
+@pytest.mark.parametrize(("after", "failed"), [(False, {}), (True, {2: 1.0})])
+def test_a_kill_while_an_evaluation_fails(world: World, tmp_path: Path, judges: str, after: bool, failed: dict[int, float]) -> None:
+    """Before its failure is on record it is made anew; from then on it has failed. Either way nothing stays open."""
+    own = {"name": f"{judges}:Constant", "fails": "half", "healed": str(tmp_path / "healed")}
+    config, log = world.config("grpo", tmp_path, {"evaluation.oracle": own}), tmp_path / "log"
+    assert forked(lambda: kill_at(*named("oat.ledger:Ledger.give_up"), 1, after=after) or oat("train", config), log) == -signal.SIGKILL
+    (tmp_path / "healed").touch()
+    assert forked(lambda: oat("train", config), log) == 0, log.read_text()
+    assert evaluated(tmp_path / "grpo", "eval/failed") == failed
+    assert evaluated(tmp_path / "grpo").keys() == {0, 2, 4} - failed.keys()
+    with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:
+        assert [account.pending for account in accounts(store)] == [0, 0]
+        assert contradictions(store) == []
 
 
 def test_oat_eval_says_that_it_failed(world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,7 @@ def test_a_record_file_is_whole_or_not_there(world: World, tmp_path: Path, call:
         write = Records.write
 
         def armed(self: Records, step: int, lines: Any) -> None:
-            kill_at(*named("oat.checkpoint:sync_to_disk"), call)
+            kill_at(*named("oat.files:sync_to_disk"), call)
             write(self, step, lines)
 
         Records.write = armed  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 
 from oat.accounts import contradictions
+from oat.checkpoint import Checkpoints
 from oat.export import digest_run
 from oat.store import Store
 
@@ -92,6 +93,39 @@ def test_the_refusal_to_continue_names_the_way_to_fork(parent: Path, tmp_path: P
     assert f"(fork it with --from {parent / 'grpo'}@STEP), or undo:\n  learner.learning_rate: 0.003 in the run, 0.1 now" in capsys.readouterr().err
     assert oat("train", parent / "grpo.yaml", "--compute.threads", "2") == 2
     assert "(begin a run of its own), or undo:" in capsys.readouterr().err
+
+
+def test_a_fork_knows_how_good_its_first_checkpoint_is(parent: Path, tmp_path: Path) -> None:
+    """It had the highest learning rate of all, so it stays."""
+    ranked = ("--checkpoint.keep_best", "1", "--checkpoint.keep_last", "1", "--checkpoint.best_metric", "optim/learning_rate")
+    assert fork(parent, tmp_path / "fork", "@4", *ranked, "--learner.learning_rate", "0.001", "--stop.max_steps", "8") == 0
+    checkpoints = Checkpoints(tmp_path / "fork" / "checkpoints", every=1, keep_last=1, best_metric="optim/learning_rate")
+    assert (checkpoints.steps, checkpoints.best()) == ([4, 8], 4)
+    assert {"step": 4, **checkpoints.row(4)} == rows(parent / "grpo")[4]
+
+
+def test_what_other_judges_said_ranks_no_checkpoint_of_a_fork(parent: Path, tmp_path: Path) -> None:
+    assert fork(parent, tmp_path / "fork", "@4", "--evaluation.samples", "3", "--checkpoint.keep_last", "9") == 0
+    checkpoints = Checkpoints(tmp_path / "fork" / "checkpoints", every=1, keep_last=1)
+    assert (checkpoints.steps, checkpoints.best()) == ([4, 6], 6)
+    assert {"step": 4, **checkpoints.row(4)} == {name: value for name, value in rows(parent / "grpo")[4].items() if not name.startswith("eval/")}
+
+
+def test_a_fork_that_is_made_needs_its_origin_no_more(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One whose making was cut off does."""
+    log, last = tmp_path / "log", ("--stop.max_steps", "6")
+    config = world.config("grpo", tmp_path)
+    assert oat("train", config) == 0
+    command = ("train", config, "--from", f"{tmp_path / 'grpo'}@4", *last)
+    assert oat("train", config, "--run_dir", tmp_path / "unbroken", *last) == 0
+    assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 2) or oat(*command, "--run_dir", tmp_path / "made"), log) < 0
+    assert forked(lambda: kill_at(*named("oat.rundir:build"), 1) or oat(*command, "--run_dir", tmp_path / "half"), log) < 0
+    shutil.rmtree(tmp_path / "grpo")
+    assert forked(lambda: oat(*command, "--run_dir", tmp_path / "made"), log) == 0, log.read_text()
+    assert digest_run(tmp_path / "made") == digest_run(tmp_path / "unbroken")
+    capsys.readouterr()
+    assert oat(*command, "--run_dir", tmp_path / "half") == 2
+    assert "grpo holds no run; give RUN@STEP" in capsys.readouterr().err
 
 
 def test_a_roll_back_of_a_fork_leads_to_a_checkpoint_of_its_own(parent: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 from fixtures import make_group, make_questions
 
 from oat import ledger as ledger_module
+from oat.accounts import contradictions
+from oat.budget import Budget
 from oat.errors import OracleError
 from oat.ledger import Ledger
 from oat.oracles.base import Oracle
@@ -328,6 +330,36 @@ def test_a_ticket_keeps_its_deadline_over_a_restart(opened: Callable[..., Ledger
     ask(opened(oracle, deadline_s=30.0), 1, make_group(2, "a", "b"))
     clock.now += 31
     assert opened(oracle, deadline_s=60.0).take(1, 1).items[0].answer.marks == ("ok",), "a longer deadline counts at once"
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_is_given_up_is_closed_and_what_was_answered_is_known(opened: Callable[..., Ledger], clock: Clock, durable: bool) -> None:
+    class Breaks(Post):
+        def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+            if clock.now > 100:
+                raise RuntimeError("down")
+            return super().collect(tickets, seconds)
+
+    oracle, group = Breaks(clock, {0: 5.0, 1: 40.0}, durable=durable), make_group(0, "a", "b")
+    ledger = opened(oracle, budgets={"eval": Budget(queries=3)})
+    ask(ledger, 2, group, make_group(1, "c", "d"), purpose="eval")
+    ask(ledger, 2, make_group(2, "e", "f"))
+    with pytest.raises(OracleError, match="down"):
+        ledger.take(2, 2, purpose="eval")
+    assert ledger.committed("eval") == 2
+    ledger.give_up(2, "eval")
+    assert (ledger.committed("eval"), ledger.store.spent("eval").queries) == (1, 1)
+    assert [pending.question.key.purpose for pending in ledger.pending.values()] == ["train"]
+
+    ledger.close()
+    ledger = opened(mended := Post(clock, {}, durable=durable), budgets={"eval": Budget(queries=3)})
+    mended.open, mended.asked = oracle.open, oracle.asked
+    assert (occurrences(ledger.take(2, 2, purpose="eval")), ledger.reasked) == ([], 0)
+    ask(ledger, 3, group, purpose="eval")
+    assert [item.answer.values for item in ledger.take(3, 1, purpose="eval").items] == [(0.8,)]
+    assert occurrences(ledger.take(2, 1)) == [2]
+    assert oracle.asked == [0, 1, 2] + [2] * (not durable)
+    assert contradictions(ledger.store) == []
 
 
 def test_a_durable_oracle_that_was_never_reached_is_asked(opened: Callable[..., Ledger], clock: Clock) -> None:

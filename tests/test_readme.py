@@ -81,6 +81,34 @@ def test_a_comparing_function_works_as_the_readme_says(tmp_path: Path, monkeypat
     assert main(["train", "mine.yaml"]) == 0
 
 
+def claims(figures: str) -> str:
+    """The README's table of kills, from the figures of R1 in the fault table."""
+
+    def of(words: str) -> tuple[str, str]:
+        found = re.search(rf"(?:^|; )(([\d,]+) of ([\d,]+)) {words}(?:;|$)", figures)
+        assert found is not None, f"the fault table has no figure of `{words}`; run make faults ROW=R1"
+        return found[1], found[3].replace(",", "")
+
+    equal = "killed runs equal the unbroken one bitwise, "
+    (synchronous, some), (lagging, others) = of(f"{equal}synchronous"), of(f"{equal}copied sampler")
+    both = f"{synchronous}, and {lagging} where the sampler lags (`sync_every: 2`)"
+    return f"""| {int(some) + int(others)} runs of 60 steps, each killed once with `kill -9` and continued by the same command | |
+| --- | --- |
+| runs that end bitwise in the run that nobody killed: weights, optimiser, every other state, metrics, ledger | {both} |
+| answers in the ledger at a kill that were lost | {of("answers lost")[0]} |
+| questions asked again: those that were in flight, and no others | {of("questions in flight asked once more, and no other")[0]} |
+| questions learned from twice | {of("questions trained twice")[0]} |
+"""
+
+
+def test_what_a_kill_costs_is_what_the_fault_table_says() -> None:
+    row = re.search(r"^\| R1 \|[^|]*\| ([^|]*) \|", (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert row is not None
+    expected = claims(row[1])
+    assert expected in README, f"copy this table into the README's section `What a kill costs`:\n{expected}"
+    assert "| answers in the ledger at a kill that were lost | 3 of 25,978 |" in claims(row[1].replace("0 of 25,978 answers", "3 of 25,978 answers"))
+
+
 RECIPES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.stem.startswith("stories")]  # those: test_stories.py
 
 

@@ -175,7 +175,7 @@ def test_every_completion_comes_with_its_columns_and_is_counted(algorithm: str, 
             assert (asked.question.reference, asked.question.columns) == (str(7 * a + b), {k: v for k, v in record(a, b).items() if k != "prompt"})
             assert answer.queries == (0 if asked.question.oracle == UNASKED else samples)
             queries += answer.queries
-        assert row["oracle/queries"] == store.take_spent("train", step).price.queries
+        assert row["oracle/queries"] == store.take_price("train", step).queries
         assert row["oracle/queries"] == queries or "oracle.max_outstanding" in changes
     assert [step for step in range(6) if store.has_take("train", step)] == [0, 1, 2, 3]
     assert queries == 4 * 4 * samples if algorithm != "dpo" else 0 < queries <= 4 * 4 * samples

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from oat import schema
-from oat.checkpoint import write_atomically
 from oat.errors import ConfigError, LedgerError
+from oat.files import write_atomically
 from oat.store import Asked, Store, text_name
 from oat.types import Answer
 

@@ -60,6 +60,12 @@ class Ledger(Protocol):
     def take(self, step: int, count: int, *, purpose: str = "train") -> Feedback:
         """What a step learns from, recorded before it is handed out."""
 
+    def give_up(self, step: int, purpose: str) -> None:
+        """Close a step that failed: nobody waits for its answers any more, and its record has none."""
+
+    def is_spent(self, step: int) -> bool:
+        """Whether training could buy nothing more when the step before had taken its answers."""
+
     def committed(self, purpose: str) -> int:
         """Priced items of what was taken, and the most that everything asked since may still take."""
 

@@ -27,7 +27,7 @@ class Budget:
         return all(limit is None or spent <= limit for spent, limit in pairs)
 
     def used_up(self, spent: Spent) -> str | None:
-        """Why nothing more can be bought, or None."""
+        """Why nothing more can be bought for now, or None; answers may turn out cheaper than what is set aside for them."""
         pairs = {"queries": (spent.price.queries, self.queries), "tokens": (spent.price.tokens, self.tokens), "cost": (spent.price.cost, self.cost)}
         for name, (used, limit) in pairs.items():
             if limit is not None and used >= limit:

@@ -26,6 +26,7 @@ from oat.errors import ConfigError
 from oat.evaluate import Evaluation, Judge, Mode, Records, Trigger, Wanted
 from oat.explore.base import Explorer
 from oat.features import Scorer
+from oat.interruption import Interruption
 from oat.learner.ensemble import Ensemble
 from oat.learner.learner import Learner
 from oat.learner.limits import choose_threads, measure_tokens
@@ -141,7 +142,7 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
         torch.set_num_threads(config.compute.threads)
     around, blame = around or surround(config, origins), partial(blaming, config, origins or {})
     seeds, wired = Seeds(config.seed), partial(_wired, config)
-    objective = make_objective(config)
+    objective, interruption = make_objective(config), Interruption()
     explorer = make_explorer(config, objective.requires)
     renderer, prompts, asked, judges = around.renderer, around.prompts, around.asked, around.judges
     lms = _models(config, objective.requires, explorer, renderer, seeds, blame)
@@ -152,9 +153,8 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
         learner = wired(make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite"), tuple(type(o) for o in objectives))
         engine, scorer = wired(_engine(config, objective.requires, explorer, lms, renderer, seeds)), ensemble[2] if ensemble else None
     actor, trained = (wired(box) for box in _actors(config, objective.requires, around, engine, scorer, seeds))
-    believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {}
-    served = {name: wired(oracle) for name, oracle in {**asked, **dict(judges.values()), **believed}.items()}
-    ledger = _ledger(config, directory, served, seeds)
+    oracles = {**asked, **dict(judges.values()), **({ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {})}
+    ledger = _ledger(config, directory, {name: wired(oracle) for name, oracle in oracles.items()}, seeds, interruption.heed)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
@@ -184,6 +184,7 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
         start={"prompts/dropped": sum(source.dropped for source in around.sources)},
         chosen=_chosen(config, objective, learner, engine),
         notes=(*device_notes(config.compute.profile), *(note for source in around.sources for note in source.notes)),
+        interruption=interruption,
     )
 
 
@@ -211,14 +212,14 @@ def _check_price(config: Config, asked: Mapping[str, Oracle]) -> None:
             raise ConfigError(f"{field} is set, and the oracle {name} does not say what a question costs; give it a method `price`, or remove it")
 
 
-def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds) -> Ledger:
+def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, heed: Callable[[], None]) -> Ledger:
     o, e = config.oracle, config.evaluation
     budgets = {"train": _budget(config)}
     if e is not None:
         gold = e.gold.max_queries if isinstance(e.gold, GoldConfig) else None
         budgets |= {"eval": Budget(e.max_queries), "gold": Budget(gold)}
     common: dict[str, Any] = {"labels": o.labels, "deadline_s": o.deadline_s, "max_wait_s": o.max_wait_s, "max_age": o.max_answer_age}
-    common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories}
+    common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, "heed": heed}
     return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, **common)
 
 

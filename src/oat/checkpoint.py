@@ -12,13 +12,11 @@ written is read back and verified, and only then others are removed. safetensors
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ import torch
 from safetensors import SafetensorError
 
 from oat.errors import CheckpointError
+from oat.files import bytes_free, sync_to_disk, write_atomically
 
 SCHEMA_VERSION = 2
 
@@ -189,6 +188,10 @@ class Checkpoints:
         except _Damaged as damage:
             raise CheckpointError(f"{self.directory / names[-1]}: {damage}; {listed}") from damage
 
+    def row(self, step: int) -> dict[str, float]:
+        """The metrics of the row that a step's checkpoint stands behind; none of one that is still to be closed."""
+        return _row(self.directory / [name for name in self._names() if _place(name)[0] == step][-1])
+
     def best(self) -> int:
         """The step of the checkpoint whose row had the highest `best_metric`.
 
@@ -338,12 +341,17 @@ def _read(folder: Path) -> Loaded:
         raise _Damaged(f"{type(error).__name__}: {error}") from error
 
 
+def _row(folder: Path) -> dict[str, float]:
+    """The metrics of the row that a checkpoint stands behind; none where they cannot be read."""
+    try:
+        return dict(json.loads((folder / "state.json").read_text(encoding="utf-8"))["metrics"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def _metric(folder: Path, name: str) -> float | None:
     """A metric of the row that a checkpoint stands behind; None without a finite one."""
-    try:
-        value = json.loads((folder / "state.json").read_text(encoding="utf-8"))["metrics"][name]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    value = _row(folder).get(name)
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 
@@ -363,40 +371,6 @@ def _with_own_storage(tensors: Mapping[str, torch.Tensor], *, copy: bool) -> dic
         own[name] = tensor.detach().to("cpu", copy=copy or place in seen).contiguous()
         seen.add(place)
     return own
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader, or a kill, sees the old or the new one whole. Its folder is made where it is missing."""
-    new = path.with_name(f".new-{path.name}")
-    with saying_what_is_free(path):
-        path.parent.mkdir(exist_ok=True)
-        new.write_text(text, encoding="utf-8")
-        sync_to_disk(new)
-        new.replace(path)
-        sync_to_disk(path.parent)
-
-
-@contextmanager
-def saying_what_is_free(path: Path) -> Iterator[None]:
-    """An error of the operating system within it also names the file, and how many bytes are free there."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror} ({bytes_free(path.parent):,} bytes are free there)", str(path)) from error
-
-
-def bytes_free(directory: Path) -> int:
-    """What may still be written to the disk of a directory, or of the nearest one above it that exists."""
-    place = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.exists())
-    return shutil.disk_usage(place).free
-
-
-def sync_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sha256(path: Path) -> str:

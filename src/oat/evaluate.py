@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from oat.boxes import Actor, Ledger
-from oat.checkpoint import write_atomically
-from oat.errors import LedgerError, OatError
+from oat.errors import LedgerError, OatError, OracleError
 from oat.estimates import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
+from oat.files import write_atomically
 from oat.seeds import Seeds
 from oat.types import Feedback, Group, Item, Key, Kind, Mark, Prompt, Question, Sampling, Trajectory
 
@@ -210,10 +210,7 @@ class Evaluation:
         self.trigger.begin(step, queries)
         if self._is_beyond(self.judge, step):
             return {"eval/skipped": 1.0}
-        for round, mode in enumerate(self.modes):
-            if not self.ledger.recalls(step, round, self.judge.purpose):
-                self._ask(self.judge, step, round, self._answer(mode))
-        tables = self._take(self.judge, step)
+        tables = self._judged(self.judge, step, lambda round: self._answer(self.modes[round]))
         answers = [self._answers(table) for table in tables]
         metrics, golds = self._second_opinion(step, tables)
         for mode, table, given in zip(self.modes, tables, answers, strict=True):
@@ -223,8 +220,10 @@ class Evaluation:
 
     def _is_beyond(self, judge: Judge, step: int) -> bool:
         """Whether this evaluation, unless it has begun already, would spend more than is left."""
+        if self.ledger.recalls(step, 0, judge.purpose) or self.ledger.has_taken(step, judge.purpose):
+            return False
         price, spent = len(self.prompts) * sum(mode.samples for mode in self.modes), self.ledger.committed(judge.purpose)
-        if judge.max_queries is None or spent + price <= judge.max_queries or self.ledger.recalls(step, 0, judge.purpose):
+        if judge.max_queries is None or spent + price <= judge.max_queries:
             return False
         if judge.purpose not in self.warned:
             self.warned.add(judge.purpose)
@@ -250,10 +249,28 @@ class Evaluation:
                 questions.append(Question.about(group, key, judge.kind, pick, judge.oracle))
         self.ledger.ask(step, round, groups, questions, judge.purpose)
 
-    def _take(self, judge: Judge, step: int) -> list[_Table]:
-        """By mode, what a judge says. Answers that come late, about an evaluation that failed, are taken too and left aside."""
+    def _judged(self, judge: Judge, step: int, groups: Callable[[int], Sequence[Group]]) -> list[_Table]:
+        """By mode, what a judge says. Answers about an evaluation that a kill cut off, and that was not due again, are taken too and left aside.
+
+        Args:
+            groups: of a mode, by its place; those that the judge was asked about before a kill are not made again.
+
+        Raises:
+            OatError: it failed, now or when it was first made; a failure is on record, so that a replay has it too.
+        """
         tables = [_Table(np.full((len(self.prompts), mode.samples), np.nan)) for mode in self.modes]
-        feedback: Feedback = self.ledger.take(step, self.ledger.asked(step, len(self.modes), judge.purpose), purpose=judge.purpose)
+        try:
+            for round in range(0 if self.ledger.has_taken(step, judge.purpose) else len(self.modes)):
+                if not self.ledger.recalls(step, round, judge.purpose):
+                    self._ask(judge, step, round, groups(round))
+            feedback: Feedback = self.ledger.take(step, self.ledger.asked(step, len(self.modes), judge.purpose), purpose=judge.purpose)
+        except LedgerError:
+            raise
+        except OatError:
+            self.ledger.give_up(step, judge.purpose)
+            raise
+        if not feedback.items:
+            raise OracleError(f"{judge.oracle} failed when it was first made, which the ledger has on record")
         for item in feedback.items:
             if item.question.key.step == step:
                 tables[item.question.key.round].add(item)
@@ -267,10 +284,7 @@ class Evaluation:
         if self._is_beyond(judge, step):
             return {"eval/gold_skipped": 1.0}, ()
         try:
-            for round, table in enumerate(tables):
-                if not self.ledger.recalls(step, round, judge.purpose):
-                    self._ask(judge, step, round, list(table.groups.values()))
-            golds = self._take(judge, step)
+            golds = self._judged(judge, step, lambda round: list(tables[round].groups.values()))
         except LedgerError:
             raise
         except OatError as error:

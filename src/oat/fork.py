@@ -11,8 +11,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from oat.checkpoint import Checkpoints, sync_to_disk, write_atomically
+from oat.checkpoint import Checkpoints
 from oat.errors import ConfigError
+from oat.files import sync_to_disk, write_atomically
 from oat.loop import ROW
 from oat.store import Store
 
@@ -28,7 +29,7 @@ class Origin:
 
 
 def begin_fork(source: str, directory: Path) -> None:
-    """Say that this directory is a fork of `RUN@STEP`, or of the newest checkpoint of `RUN`.
+    """Say that this directory is a fork of `RUN@STEP`, or of the newest checkpoint of `RUN`. Once it is made, it needs the other run no more.
 
     Raises:
         ConfigError: there is no such run or checkpoint, or the directory has another run.
@@ -36,10 +37,13 @@ def begin_fork(source: str, directory: Path) -> None:
     name, at, step = source.rpartition("@")
     if not (at and step.isdigit()):
         name, step = source, ""
-    run = Path(name)
+    run, before = Path(name), _read(directory)
+    is_begun = before is not None and before.run == run.resolve() and step in ("", str(before.step))
+    if is_begun and (directory / "config.yaml").exists():
+        return
     if not (run / "config.yaml").exists():
         raise ConfigError(f"--from {source}: {run} holds no run; give RUN@STEP, a run directory and a step with a checkpoint")
-    if (before := _read(directory)) is not None and before.run == run.resolve() and step in ("", str(before.step)):
+    if is_begun:
         return
     if any(file.name not in ("lock", f".new-{_FILE}") for file in directory.iterdir()):
         raise ConfigError(f"{directory} is not empty; give a fork a --run_dir of its own")
@@ -60,7 +64,8 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
     """Fill a fork's directory with what the other run had at the checkpoint.
 
     Args:
-        same_judges: the fork evaluates as the other run; otherwise answers to its evaluations are not known to the fork.
+        same_judges: the fork evaluates as the other run; otherwise answers to its evaluations are not known to the fork, and what they found says
+            nothing of which checkpoint is the best.
 
     Raises:
         CheckpointError: the checkpoint does not verify, or was removed meanwhile.
@@ -72,9 +77,11 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
             shutil.rmtree(left)
         elif left.name not in ("lock", _FILE):
             left.unlink()
-    tensors, state = _checkpoints(run).load_step(step)[1:]
+    theirs = _checkpoints(run)
+    tensors, state = theirs.load_step(step)[1:]
     state["alarms"]["back"] = None  # a roll back leads to checkpoints of this run
-    _checkpoints(directory).save(step, tensors, state)
+    row = {name: value for name, value in theirs.row(step).items() if same_judges or not name.startswith("eval/")}
+    _checkpoints(directory).save(step, tensors, state, row)
     read_only = f"{(run / 'ledger.sqlite').as_uri()}?mode=ro"
     with closing(sqlite3.connect(read_only, uri=True)) as old, closing(sqlite3.connect(directory / "ledger.sqlite")) as new:
         old.backup(new)

@@ -54,11 +54,19 @@ class Interruption:
         """
         self._at_once = True
         try:
-            if self._asked is not None:
-                raise Interrupted(self._asked)
+            self.heed()
             yield
         finally:
             self._at_once = False
+
+    def heed(self) -> None:
+        """Raise again what somebody's code may have caught.
+
+        Raises:
+            Interrupted: a signal is to end the run here.
+        """
+        if self._asked is not None and self._at_once:
+            raise Interrupted(self._asked)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self._asked is not None:

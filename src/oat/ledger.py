@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 from oat.budget import Budget
 from oat.cache import Cache
 from oat.errors import OatError, OracleError
-from oat.oracles.base import Oracle, is_cacheable, price_of
+from oat.oracles.base import Oracle, is_cacheable, price_of, version_of
 from oat.seeds import Seeds
 from oat.store import Asked, Known, Store, Terms
 from oat.types import UNASKED, Answer, Feedback, Group, Item, Mark, Price, Question, Spent
@@ -61,6 +61,7 @@ class Ledger:
         budgets: what may be spent, by purpose.
         repeats: answers of an item before they are used again; 0 asks every time.
         keep_groups: trajectories stay when nothing will read them again.
+        heed: called when an oracle has answered, before that is recorded; it may raise.
     """
 
     def __init__(
@@ -76,10 +77,13 @@ class Ledger:
         budgets: Mapping[str, Budget] | None = None,
         repeats: int = 1,
         keep_groups: bool = False,
+        heed: Callable[[], None] = lambda: None,
     ):
         self.store, self.oracles, self.seeds, self.labels, self.deadline_s = store, oracles, seeds, labels, deadline_s
         self.max_wait_s, self.max_age, self.budgets = math.inf if max_wait_s is None else max_wait_s, max_age, budgets or {}
-        self.cache, self.keep_groups = Cache(store, repeats) if repeats else None, keep_groups
+        self.heed = heed
+        versions = {name: version_of(oracle) for name, oracle in oracles.items()}
+        self.cache, self.keep_groups = Cache(store, repeats, versions) if repeats else None, keep_groups
         self.pending: dict[tuple[str, str], _Pending] = {}
         self.groups: dict[tuple[str, int, int], list[Group]] = {}
         self.waiting: dict[int, Asked] = {}
@@ -128,8 +132,7 @@ class Ledger:
             with self._writing, self.store:
                 expired = self.store.takeable_ids(purpose, oldest - 1, -1)
                 ids = self.store.takeable_ids(purpose, step, count, oldest)
-                rows = [self.waiting.pop(id) if id in self.waiting else self.store.by_id(id) for id in ids]
-                found = self.store.answers(rows)
+                found = self._found(ids)
                 self.store.add_take(purpose, step, ids, expired, self._refused(found))
                 self._keep(found, step)
                 for id in expired:
@@ -139,15 +142,41 @@ class Ledger:
         items = tuple(self._item(*each) for each in found)
         self._warn_of_silence(purpose, step, items)
         self._forget(purpose, step)
-        return Feedback(step, items, self.store.take_spent(purpose, step).price.queries, self.store.num_expired(purpose, step))
+        return Feedback(step, items, self.store.take_price(purpose, step).queries, self.store.num_expired(purpose, step))
+
+    def give_up(self, step: int, purpose: str) -> None:
+        """Close a step of a purpose that failed: nobody waits any more for what is unanswered, which counts as failed, and the record of the step has
+        no answers. Those that came are known to later questions; what an oracle still says is left aside."""
+        with self._collecting, self._writing:
+            with self.store:
+                open = [row for row in self.store.unanswered() if row.question.key.purpose == purpose]
+                answers = [_whole(row, _valueless(_rest(row.question, row.cached), "failed", row.question.oracle)) for row in open]
+                self.store.add_answers([(row.id, answer, None) for row, answer in zip(open, answers, strict=True)])
+                closed = self.store.takeable_ids(purpose, step, -1)
+                self.store.add_take(purpose, step, [], closed)
+                self._keep(self._found(closed), step)
+            self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
+            self.lost = [row for row in self.lost if row.question.key.purpose != purpose]
+        self._forget(purpose, step)
+
+    def is_spent(self, step: int) -> bool:
+        """Whether training could buy nothing more when the step before had taken its answers."""
+        return self.budgets.get("train", Budget()).used_up(self.spent_before(step)) is not None
 
     def committed(self, purpose: str) -> int:
         """Priced items of what was taken, and the most that everything asked since may still take."""
         return self.store.committed(purpose).queries
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
-        """What was spent at the take of the step before; nothing before the first."""
-        return self.store.take_spent(purpose, step - 1) if self.store.has_take(purpose, step - 1) else Spent()
+        """What was spent when the step before had taken its answers. Where this step has asked or taken, the run went on: nothing is used up then.
+
+        Answers that have come since change none of it, so a run that is continued ends where the unbroken one does.
+        """
+        if not self.store.has_take(purpose, step - 1) or self.store.has_round(purpose, step, 0) or self.store.has_take(purpose, step):
+            return Spent()
+        unpaid = [self.waiting.get(id) or self.store.by_id(id) for id in self.store.unpaid_ids(purpose)]
+        prices = [*filter(None, [self.store.take_refused(purpose, step - 1)]), *map(self._rest_price, unpaid)]
+        return Spent(self.store.committed(purpose), min(prices, key=_in_order, default=None), self.store.num_open(purpose))
 
     def drop(self, step: int) -> None:
         """No step before this one will be replayed: drop the trajectories that only earlier ones read; its row may still ask for the step before."""
@@ -191,8 +220,14 @@ class Ledger:
     def _refused(self, found: Sequence[_Found]) -> Price | None:
         """The price of the cheapest question among these that was not paid."""
         unpaid = [row for row, answer, _ in found if "unpaid" in answer.marks]
-        prices = [price_of(self._oracle(row.question.oracle), _rest(row.question, row.cached)) for row in unpaid]
-        return min(prices, key=lambda price: (price.queries, price.tokens, price.cost), default=None)
+        return min(map(self._rest_price, unpaid), key=_in_order, default=None)
+
+    def _rest_price(self, row: Asked) -> Price:
+        return price_of(self._oracle(row.question.oracle), _rest(row.question, row.cached))
+
+    def _found(self, ids: Sequence[int]) -> list[_Found]:
+        """Answered questions with their answers; they wait no more."""
+        return self.store.answers([self.waiting.pop(id) if id in self.waiting else self.store.by_id(id) for id in ids])
 
     def _keep(self, found: Sequence[_Found], step: int) -> None:
         for row, answer, _ in found:
@@ -239,28 +274,41 @@ class Ledger:
         return self.oracles[name]
 
     def _settle(self, purpose: str, step: int, count: int, oldest: int, seconds: float) -> None:
+        """Take in what has come, also beyond what the step needs, and wait for what it lacks. What was not paid is no answer to wait for."""
         self._ask_again(purpose)
-        until = time.monotonic() + seconds
+        until, patience = time.monotonic() + seconds, 0.0
         while True:
             with self._collecting:
-                if self.store.num_takeable(purpose, step, oldest) >= count:
+                waiting = self._waiting(purpose)
+                has_come = self._collect(waiting, patience)
+                is_enough = self.store.num_takeable(purpose, step, oldest) >= count
+                if (is_enough and not has_come) or not waiting or (time.monotonic() >= until and not has_come):
                     return
-                waiting = {key: p for key, p in list(self.pending.items()) if p.question.key.purpose == purpose}
-                if not waiting or time.monotonic() >= until:
-                    return
-                self._collect(waiting, until)
+                expiry = min((p.since for p in self._waiting(purpose).values()), default=0.0) + self.deadline_s
+                patience = 0.0 if is_enough else max(0.0, min(until, expiry) - time.monotonic())
 
-    def _collect(self, waiting: Mapping[tuple[str, str], _Pending], until: float) -> None:
-        """One round over the oracles: what is there, or arrives before the first deadline, in one transaction an oracle."""
-        expiry = min(p.since for p in waiting.values()) + self.deadline_s
-        patience = max(0.0, min(until, expiry) - time.monotonic())
-        names = sorted({oracle for oracle, _ in waiting})
+    def _waiting(self, purpose: str) -> dict[tuple[str, str], _Pending]:
+        return {key: p for key, p in list(self.pending.items()) if p.question.key.purpose == purpose}
+
+    def _collect(self, waiting: Mapping[tuple[str, str], _Pending], patience: float) -> bool:
+        """One round over the oracles: what is there, or arrives in so many seconds, in one transaction an oracle. Where nothing comes, what is past
+        its deadline has failed.
+
+        Returns:
+            Whether anything came.
+        """
+        names, has_come = sorted({oracle for oracle, _ in waiting}), False
         for name in names:
             tickets = [ticket for oracle, ticket in waiting if oracle == name]
             arrived = _calling(name, self._oracle(name).collect, tickets, min(patience, 1.0) if len(names) > 1 else patience)
-            self._record([(self.pending.pop((name, ticket)), answer) for ticket, answer in arrived if (name, ticket) in self.pending])
-        overdue = [key for key, p in waiting.items() if key in self.pending and time.monotonic() >= p.since + self.deadline_s]
-        self._record([(late := self.pending.pop(key), _failed(late)) for key in overdue])
+            self.heed()
+            answered = [(self.pending.pop((name, ticket)), answer) for ticket, answer in arrived if (name, ticket) in self.pending]
+            self._record(answered)
+            has_come = has_come or bool(answered)
+        if not has_come:
+            overdue = [key for key, p in waiting.items() if key in self.pending and time.monotonic() >= p.since + self.deadline_s]
+            self._record([(late := self.pending.pop(key), _failed(late)) for key in overdue])
+        return has_come
 
     def _record(self, answered: Sequence[tuple[_Pending, Answer]]) -> None:
         if not answered:
@@ -314,6 +362,10 @@ class Ledger:
         """Drop from memory the rounds that no waiting question belongs to."""
         waiting = {(p.question.key.purpose, p.question.key.step, p.question.key.round) for p in list(self.pending.values())}
         self.groups = {place: groups for place, groups in self.groups.items() if place in waiting}
+
+
+def _in_order(price: Price) -> tuple[int, int, float]:
+    return price.queries, price.tokens, price.cost
 
 
 def _rest(question: Question, cached: Sequence[Known]) -> Question:

@@ -13,9 +13,10 @@ from pathlib import Path
 from oat.actor import RecordedActor
 from oat.build import Surroundings, build, surround
 from oat.check import BUILTIN, judges_of, make_objective
-from oat.checkpoint import Checkpoints, bytes_free
+from oat.checkpoint import Checkpoints
 from oat.config import Origins
 from oat.errors import TemplateError
+from oat.files import bytes_free
 from oat.learner.learner import Learner
 from oat.learner.limits import GB, LiveBytes
 from oat.learner.models import LanguageModel

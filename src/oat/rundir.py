@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from oat.build import build, resolve, surround
-from oat.checkpoint import Checkpoints, write_atomically
+from oat.checkpoint import Checkpoints
 from oat.config import Origins, blaming, dump, load_config, to_yaml
 from oat.errors import ConfigError
+from oat.files import write_atomically
 from oat.fork import Origin, begin_fork, copy_state, origin_of
 from oat.lm import load_tokenizer
 from oat.loop import Run
@@ -137,8 +138,9 @@ def settled(config: Config, origins: Origins) -> Config:
     is_new = not lock.exists()
     try:
         with _locked(directory):
+            config = _settled(config, directory, origins, None)
             Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
-            return _settled(config, directory, origins, None)
+            return config
     finally:
         if is_new:
             lock.unlink()

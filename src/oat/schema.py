@@ -38,6 +38,7 @@ CREATE TABLE cache (
     PRIMARY KEY (purpose, oracle, item, number)) WITHOUT ROWID;
 """
 """`waiting` has every question that no step has taken, with the most that its answer may cost, so that nothing here grows slower with a run's age;
+`answered` is 1 with an answer and 2 where nobody was asked since it could not be paid;
 `purses` has running sums over answers and over what was taken. A question of `taken` at a position below 0 came too late to be learned from."""
 
 
@@ -46,7 +47,8 @@ def _table(name: str) -> str:
 
 
 RECOUNTS = (
-    """INSERT OR IGNORE INTO waiting SELECT q.id, q.purpose, q.step, q.round, q.position, a.question IS NOT NULL,
+    """INSERT OR IGNORE INTO waiting SELECT q.id, q.purpose, q.step, q.round, q.position,
+        CASE WHEN a.question IS NULL THEN 0 WHEN a.marks LIKE '%"unpaid"%' THEN 2 ELSE 1 END,
         CASE WHEN a.question IS NULL THEN json_array_length(q.candidates) ELSE a.queries END, COALESCE(a.tokens, 0), COALESCE(a.cost, 0.0)
         FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id WHERE t.question IS NULL""",
     """INSERT INTO purses SELECT q.purpose, SUM(q.again), COALESCE(SUM(a.queries), 0), COALESCE(SUM(a.tokens), 0), COALESCE(SUM(a.cost), 0.0),
@@ -95,7 +97,7 @@ CONTRADICTIONS = {
     """SELECT q.id FROM questions q LEFT JOIN taken t ON t.question = q.id LEFT JOIN waiting w ON w.question = q.id
         WHERE (t.question IS NULL) = (w.question IS NULL)""": "a question is neither waiting nor taken, or both",
     """SELECT w.question FROM waiting w LEFT JOIN answers a ON a.question = w.question
-        WHERE (a.question IS NOT NULL) != w.answered""": "a waiting question is marked answered and is not, or the other way round",
+        WHERE (a.question IS NOT NULL) != (w.answered > 0)""": "a waiting question is marked answered and is not, or the other way round",
     """SELECT p.purpose FROM purses p LEFT JOIN questions q ON q.purpose = p.purpose LEFT JOIN answers a ON a.question = q.id
         LEFT JOIN taken t ON t.question = q.id GROUP BY p.purpose HAVING TOTAL(a.queries) != p.queries OR TOTAL(a.tokens) != p.tokens
         OR TOTAL(CASE WHEN t.question IS NOT NULL THEN a.queries END) != p.taken_queries

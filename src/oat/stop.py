@@ -12,8 +12,7 @@ class Stop:
 
     Args:
         last: the number of steps, from `stop.max_steps` or because the prompts are used up; None is no limit.
-        budget: of training; a step ends the run when it has spent all of it, or when a question of it could not be paid any more. Counted at
-            recorded takes, so a replay ends where the run ended.
+        budget: of training; once nothing more can be bought, the run ends with the step that takes the last of what was paid for.
         max_hours: of running time, over all restarts. Only this rule looks at a clock.
     """
 
@@ -31,7 +30,7 @@ class Stop:
             return f"{step} steps are done, and it was to end after {self.last}"
         if self.last is not None and step >= self.last:
             return f"all {self.last} steps are done"
-        if (used_up := self.budget.used_up(spent)) is not None:
+        if (used_up := self.budget.used_up(spent)) is not None and not spent.open:
             return used_up
         if self.max_hours is not None and self.state["seconds"] >= 3600 * self.max_hours:
             return f"it ran for {self.state['seconds'] / 3600:.2f} hours (stop.max_hours {self.max_hours})"

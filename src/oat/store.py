@@ -17,10 +17,10 @@ from typing import Any
 
 from oat import blobs, schema, wire
 from oat.errors import LedgerError
-from oat.types import Answer, Group, Key, Mark, Message, Price, Question, Spent
+from oat.types import Answer, Group, Key, Mark, Message, Price, Question
 
 _KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
-_TAKEABLE = "w.purpose = ? AND w.answered = 1 AND w.step BETWEEN ? AND ?"
+_TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
 
 _MOUNTS = Path("/proc/self/mounts")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs"}
@@ -242,7 +242,16 @@ class Store:
         return self._questions("JOIN waiting w ON w.question = q.id", "w.answered = 0", ())
 
     def num_takeable(self, purpose: str, step: int, oldest: int = 0) -> int:
-        return self._one(f"SELECT COUNT(*) FROM waiting w WHERE {_TAKEABLE}", (purpose, oldest, step))
+        """Of those of `takeable_ids` that were paid."""
+        return self._one(f"SELECT COUNT(*) FROM waiting w WHERE {_TAKEABLE} AND w.answered = 1", (purpose, oldest, step))
+
+    def num_open(self, purpose: str) -> int:
+        """Questions that are paid for and that no step has taken."""
+        return self._one("SELECT COUNT(*) FROM waiting WHERE purpose = ? AND answered < 2", (purpose,))
+
+    def unpaid_ids(self, purpose: str) -> list[int]:
+        """Questions that were not paid, and that no step has taken."""
+        return [id for (id,) in self.db.execute("SELECT question FROM waiting WHERE purpose = ? AND answered = 2", (purpose,))]
 
     def takeable_ids(self, purpose: str, step: int, limit: int, oldest: int = 0) -> list[int]:
         """Answered questions of rounds from `oldest` up to `step` that no step has taken, in the order they were asked; limit -1: all."""
@@ -272,7 +281,7 @@ class Store:
         given = list(answers)
         new = {id for (id,) in self._each("SELECT question FROM waiting WHERE answered = 0 AND question IN ({})", [id for id, _, _ in given])}
         fresh = list({id: (id, a, label) for id, a, label in reversed(given) if id in new}.values())
-        self.db.executemany("UPDATE waiting SET answered = 1 WHERE question = ?", [(id,) for id in new])
+        self.db.executemany("UPDATE waiting SET answered = ? WHERE question = ?", [(1 + ("unpaid" in a.marks), id) for id, a, _ in fresh])
         rows = [(id, json.dumps(a.values), _written(a.marks), label, a.queries, a.cost, a.by, a.seconds, a.tokens) for id, a, label in fresh]
         self.db.executemany("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         for purpose in {a.key.purpose for _, a, _ in fresh}:
@@ -329,11 +338,14 @@ class Store:
     def has_take(self, purpose: str, step: int) -> bool:
         return self._one("SELECT COUNT(*) FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)) > 0
 
-    def take_spent(self, purpose: str, step: int) -> Spent:
-        """What was spent at the take of a step, and the cheapest of its questions that could not be paid."""
-        sql = "SELECT queries, tokens, cost, refused FROM takes WHERE (purpose, step) = (?, ?)"
-        *price, refused = self.db.execute(sql, (purpose, step)).fetchone()
-        return Spent(Price(*price), None if refused is None else Price(*json.loads(refused)))
+    def take_price(self, purpose: str, step: int) -> Price:
+        """What all answers had taken when a step took its own."""
+        return Price(*self.db.execute("SELECT queries, tokens, cost FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)).fetchone())
+
+    def take_refused(self, purpose: str, step: int) -> Price | None:
+        """The price of the cheapest question of a step's take that was not paid."""
+        (refused,) = self.db.execute("SELECT refused FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)).fetchone()
+        return None if refused is None else Price(*json.loads(refused))
 
     def add_take(self, purpose: str, step: int, ids: Sequence[int], expired: Sequence[int] = (), refused: Price | None = None) -> None:
         """Record what a step trains on, in this order, what it found too old, and the cheapest price it could not pay; the caller holds the

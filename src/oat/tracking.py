@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from oat.checkpoint import saying_what_is_free, write_atomically
+from oat.files import saying_what_is_free, write_atomically
 from oat.types import Feedback
 
 

@@ -287,15 +287,17 @@ class Price:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run had spent when a step took its answers.
+    """What a run had spent when a step had taken its answers.
 
     Attributes:
-        price: of all answers up to then.
-        refused: the price of the cheapest question of that step that the budget did not allow; None when all were paid.
+        price: of what was taken, and the most that what waits may still take.
+        refused: the price of the cheapest question, taken then or waiting, that the budget did not allow; None when all were paid.
+        open: questions that are paid for and that no step has taken.
     """
 
     price: Price = field(default_factory=Price)
     refused: Price | None = None
+    open: int = 0
 
 
 @dataclass(frozen=True)

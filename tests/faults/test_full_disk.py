@@ -223,14 +223,14 @@ def limited_ledger(pages: int) -> Callable[[pytest.MonkeyPatch], None]:
     def arm(patch: pytest.MonkeyPatch) -> None:
         from oat.store import Store
 
-        opened = Store._open
+        opened = Store._bring_up_to_date
 
         def limited(self: Store) -> None:
             opened(self)
             held = self.db.execute("PRAGMA page_count").fetchone()[0]
             self.db.execute(f"PRAGMA max_page_count = {held + pages}")
 
-        patch.setattr(Store, "_open", limited)
+        patch.setattr(Store, "_bring_up_to_date", limited)
 
     return arm
 

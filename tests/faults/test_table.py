@@ -1,5 +1,6 @@
-"""The fault table itself: what a row's tests found is joined, kept, written, and not run again while the sources stay."""
+"""The fault table itself: every row has tests; what they found is joined, kept, written, and not run again while the sources stay."""
 
+import ast
 import json
 import subprocess
 from pathlib import Path
@@ -37,6 +38,38 @@ def test_one(number, record_property):
 def test_two():
     assert Path("mended").exists()
 """
+
+
+def marked(source: str) -> list[tuple[str, str, bool]]:
+    """Row, name and whether it runs in `make faults` only, of every test of a file that proves a row."""
+    tree, found = ast.parse(source), []
+    own = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            inner = [each for mark in (*own, *node.decorator_list) for each in ast.walk(mark)]
+            is_slow = any(ast.unparse(mark) == "pytest.mark.slow" for mark in (*own, *node.decorator_list))
+            calls = [each for each in inner if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.fault"]
+            found += [(ast.literal_eval(row), node.name, is_slow) for call in calls for row in call.args]
+    return found
+
+
+def test_the_reader_of_markers_sees_them() -> None:
+    mark = "@pytest.mark."
+    several = f"pytestmark = [pytest.mark.fault('R1')]\n{mark}fault('R2')\n{mark}slow\ndef test_a(): ...\ndef test_b(): ...\ndef help(): ...\n"
+    assert marked(several) == [("R1", "test_a", True), ("R2", "test_a", True), ("R1", "test_b", False)]
+    assert marked(f"{mark}fault('R2', 'R3')\ndef test_a(): ...\ndef test_b(): ...\n") == [("R2", "test_a", False), ("R3", "test_a", False)]
+
+
+def test_every_marker_names_a_row_and_every_row_has_tests() -> None:
+    """Those that `make faults` finds, and among them some for `make test`."""
+    found: dict[str, dict[str, bool]] = {}
+    for file in table.ROOT.glob("tests/**/test_*.py"):
+        for row, name, is_slow in marked(file.read_text(encoding="utf-8")):
+            place = str(file.relative_to(table.ROOT))
+            found.setdefault(row, {})[f"{place}::{name}"] = is_slow
+            assert place in table.files_of(row), f"tests/faults/table.py does not find {row} in {place}"
+    assert found.keys() == table.ROWS.keys()
+    assert [row for row, tests in found.items() if all(tests.values())] == []
 
 
 @pytest.fixture

@@ -13,10 +13,12 @@ class Oracle(Protocol):
         answers: the kind of question it takes.
         durable: it keeps its tickets when this process dies, so that they are attached again and not asked again.
 
-    Two members are optional:
+    Three members are optional:
         cacheable: bool, True where it is missing: its answers are functions of the question, so that they may be used again.
         price(question) -> Price: the most that the question can cost, for budgets. Where it is missing, that is a query for each value; a budget
             in tokens or money needs it.
+        version: str, "" where it is missing: answers of another version are not used again. A user's function or class without one has the hash of
+            the file it stands in (`registry.py`).
     """
 
     answers: Kind
@@ -35,6 +37,10 @@ class Oracle(Protocol):
 
 def is_cacheable(oracle: Oracle) -> bool:
     return bool(getattr(oracle, "cacheable", True))
+
+
+def version_of(oracle: Oracle) -> str:
+    return str(getattr(oracle, "version", ""))
 
 
 def names_price(oracle: Oracle) -> bool:

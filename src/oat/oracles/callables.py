@@ -47,13 +47,15 @@ class CallableOracle:
         self._ready: dict[str, Answer] = {}
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
-        now = time.monotonic()
-        self._pending.update({str(question.key): (question, now) for question in questions})
-        return [str(question.key) for question in questions]
+        now, tickets = time.monotonic(), [str(question.key) for question in questions]
+        self._pending.update({ticket: (question, now) for ticket, question in zip(tickets, questions, strict=True)})
+        if tickets and inspect.iscoroutinefunction(self.function):
+            self._begin(tickets)
+        return tickets
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers to all tickets that are open. A plain function runs here and is waited for, however long it takes; an async one runs in a
-        thread of its own, and what has not come within `seconds` is waited for at the next call.
+        """The answers to all tickets that are open. A plain function runs here and is waited for, however long it takes; an async one has run in a
+        thread of its own since `submit`, and what has not come within `seconds` is waited for at the next call.
 
         Raises:
             OracleError: the function raises, lacks a column it needs, or returns anything but one finite number or None a completion. The
@@ -87,13 +89,17 @@ class CallableOracle:
                 valid = did_you_mean(name, {*offered, *self.given})
                 raise ConfigError(f"its parameter `{name}` is neither a column of the data nor a configured reference; {valid}")
 
+    def _begin(self, tickets: list[str]) -> None:
+        future: Future[list[Answer]] = Future()
+        self._calls.append((tickets, future))
+        Thread(target=_fulfil, args=(future, self._answers, tickets), daemon=True).start()
+
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
-        """Begin one call for what no call has, and wait for the first that ends. What a call says of others than these is kept for them."""
+        """Wait for the first call that ends; what one failed to answer is called for again. What a call says of others than these is kept for
+        them."""
         begun = {ticket for tickets, _ in self._calls for ticket in tickets} | self._ready.keys()
         if new := [ticket for ticket in due if ticket not in begun]:
-            future: Future[list[Answer]] = Future()
-            Thread(target=_fulfil, args=(future, self._answers, new), daemon=True).start()
-            self._calls.append((new, future))
+            self._begin(new)
         mine = [call for call in self._calls if set(call[0]) & set(due)]
         if not self._ready.keys() & set(due):
             wait([future for _, future in mine], timeout=seconds, return_when=FIRST_COMPLETED)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from oat.errors import ConfigError
-from oat.oracles.base import Oracle, is_cacheable, names_price, price_of
+from oat.oracles.base import Oracle, is_cacheable, names_price, price_of, version_of
 from oat.types import Answer, Kind, Mark, Price, Question
 
 
@@ -34,6 +34,7 @@ class Preferences:
         self.oracle = oracle
         self.scale = scale
         self.durable, self.cacheable, self.names_price = oracle.durable, is_cacheable(oracle), names_price(oracle)
+        self.version = version_of(oracle)
 
     def price(self, question: Question) -> Price:
         return price_of(self.oracle, replace(question, kind="score"))

@@ -1,7 +1,10 @@
 """Oracles by name."""
 
+import contextlib
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from oat.errors import ConfigError, OatError, did_you_mean
@@ -33,6 +36,14 @@ def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:
             loaded.
     """
     found = _found(name)
+    oracle = _built(found, name, options)
+    if name not in _NAMED and not hasattr(oracle, "version"):
+        with contextlib.suppress(AttributeError):  # a class may have no room for it
+            oracle.version = _hash_of_source(found)  # type: ignore[attr-defined]
+    return oracle
+
+
+def _built(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
     if inspect.isclass(found):
         return _construct(found, name, options)
     if not callable(found):
@@ -50,6 +61,14 @@ def oracle_options(name: str) -> set[str] | None:
     """
     found = _found(name)
     return _keywords(found) if inspect.isclass(found) else set()
+
+
+def _hash_of_source(found: Any) -> str:
+    """Of the file that a function or a class stands in; "" where there is none."""
+    try:
+        return hashlib.sha256(Path(inspect.getsourcefile(found) or "").read_bytes()).hexdigest()[:16]
+    except (OSError, TypeError):
+        return ""
 
 
 def _found(name: str) -> Any:

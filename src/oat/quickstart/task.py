@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from oat.checkpoint import write_atomically
+from oat.files import write_atomically
 from oat.lm import CausalLM
 from oat.render import Renderer
 from oat.seeds import Seeds
