@@ -6,7 +6,7 @@ import jaxtyping
 import pytest
 import torch
 from evaluations import judges  # noqa: F401
-from fixtures import world  # noqa: F401 (a fixture for every test)
+from fixtures import NO_TRL, world  # noqa: F401 (a fixture for every test)
 
 jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
 torch.set_num_threads(1)
@@ -40,9 +40,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NO_DEVICE in str(report.longrepr)]
-    if skipped:
-        terminalreporter.write_line(f"{len(skipped)} GPU tests skipped: {NO_DEVICE} (docs/gpu.md says how to run them)")
+    skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    if count := sum(NO_DEVICE in reason for reason in skipped):
+        terminalreporter.write_line(f"{count} GPU tests skipped: {NO_DEVICE} (docs/gpu.md says how to run them)")
+    if count := sum(NO_TRL in reason for reason in skipped):
+        terminalreporter.write_line(f"{count} tests of TRL's own functions skipped: {NO_TRL} (`make bench` brings it)")
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ FEATURES = {
     14: "SFT learner",
     15: "rejection sampling",
     28: "GRPO advantages",
+    53: "reward functions in TRL's signature",
     85: "GSM8K oracle",
     86: "countdown oracle",
     89: "Bernoulli feedback",
@@ -44,6 +45,7 @@ FEATURES = {
     110: "gradient accumulation equals one big batch",
     113: "save rules: so many stay, the newest among them, and it gives equal logits",
     114: "resume: an equal loss curve",
+    118: "logging: its groups of keys, and what they are called here",
     125: "end to end on a CPU",
 }
 

@@ -10,10 +10,13 @@ import pytest
 from fixtures import forked, kill_at, named, oat
 
 JUDGES = '''
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+from oat.environments.base import Turn
 from oat.errors import OracleError
-from oat.types import Answer
+from oat.types import Answer, Price
 
 
 class Constant:
@@ -34,6 +37,8 @@ class Constant:
     def collect(self, tickets, seconds):
         if self.fails == "collect":
             raise RuntimeError("down")
+        if self.fails == "exit":
+            sys.exit("no key")
         ready = [ticket for ticket in tickets if ticket in self.open]
         if self.fails == "half" and all(ticket.split("/")[1] == "2" for ticket in ready):
             ready = [ticket for ticket in ready if ticket.split("/")[2] == "0"]
@@ -44,6 +49,53 @@ class Constant:
     def _answer(self, question):
         values = tuple(self.value if self.value is not None else float(text.count("a")) for text in question.candidates[: question.size])
         return Answer(question.key, values, ("ok",) * question.size, question.size, by="constant")
+
+
+class Unpriced(Constant):
+    """Does not know what a question about a held-out prompt costs."""
+
+    def price(self, question):
+        if "+9=" in question.messages[0].content:
+            raise ZeroDivisionError("no tokens counted")
+        return Price(question.size)
+
+
+class Dear(Constant):
+    """Asks two judges about each response, or ten once it has said the price of `rises` responses."""
+
+    def __init__(self, rises=0, **options):
+        super().__init__(**options)
+        self.rises, self.priced = rises, 0
+
+    def price(self, question):
+        self.priced += question.size
+        return Price((10 if self.rises and self.priced > self.rises else 2) * question.size)
+
+    def _answer(self, question):
+        return replace(super()._answer(question), queries=(10 if self.rises else 2) * question.size)
+
+
+class Game:
+    """Pays for letters, and may not begin with some prompts."""
+
+    refused = ""
+
+    def reset(self, prompt, generator):
+        if self.refused and self.refused in prompt.messages[0].content:
+            raise KeyError("target")
+        return {}
+
+    def step(self, state, response):
+        return Turn(state, None, float(response.count("a")))
+
+
+class Refusing(Game):
+    refused = "+9="
+
+
+class Endless(Game):
+    def step(self, state, response):
+        return None
 
 
 def has_a(prompts, completions, **columns):

@@ -22,6 +22,8 @@ from oat.store import Asked, Store
 from oat.types import Group, Key, Kind, Message, Prompt, Question, Segment, Trajectory
 
 ALPHABET = "0123456789+=ab"
+NO_TRL = "TRL is not here"
+"""Why a test is skipped that needs it; counted aloud."""
 
 REWARD = '''
 def reward(prompts, completions, **columns):

@@ -363,7 +363,11 @@ class TestActions:
         (run_dir / "checkpoints" / "step_00000002" / "state.json").unlink()
         with pytest.warns(UserWarning, match="alarm spread"):
             assert oat("train", config, "--stop.max_steps", "5") == 1
-        assert "step_00000002" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert "step_00000002: FileNotFoundError" in error
+        assert "no earlier one is there to go back to" in error
+        with pytest.warns(UserWarning, match="alarm spread"):
+            assert oat("train", config, "--stop.max_steps", "5", "--alarms.spread.action", "warn") == 0
 
 
 def test_every_part_goes_back_or_goes_on(world: World, tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ MISTAKES: dict[str, tuple[str, list[str], list[str]]] = {
     ),
     "no maximum of an episode": ("5e-4", [*PLAYED, "--algorithm.name", "dr_grpo"], ["run.yaml:9: ", "set algorithm.max_length", "episode"]),
     "missing in a section": ("5e-4\nevaluation: {every: 3}", [], ["run.yaml:15: ", "`evaluation.path`", "missing"]),
-    "missing of an algorithm": ("5e-4", ["--algorithm", "{name: grpo, prompts: 3}"], ["--algorithm: ", "`algorithm.samples`", "missing"]),
+    "missing of an algorithm": ("5e-4", ["--algorithm", "{prompts: 3}"], ["--algorithm: ", "`algorithm.name`", "missing"]),
     "twice": ("5e-4\nseed: 1\nseed: 2", [], ["run.yaml:16: ", "`seed`", "twice"]),
     "twice in a section": ("learning_rate: 5e-4\n  learning_rate: 1", [], ["run.yaml:15: ", "`learner.learning_rate`", "twice"]),
     "not YAML": ("[5e-4", [], ["run.yaml: ", "not YAML", "line"]),
@@ -325,7 +325,7 @@ def test_a_file_that_cannot_be_read(here: Path, capsys: pytest.CaptureFixture[st
         assert f"oat train: {name}: the configuration cannot be read" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["model", "prompts", "sampling", "oracle", "algorithm", "learner", "stop"])
+@pytest.mark.parametrize("name", ["model", "prompts", "oracle", "algorithm", "stop"])
 def test_a_required_section_is_asked_for(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     tree = yaml.safe_load(MINIMAL)
     del tree[name]

@@ -17,7 +17,7 @@ from oat import wire
 from oat.config import convert
 from oat.data import Source, read_prompts
 from oat.errors import ConfigError, DataError
-from oat.settings import EvaluationConfig, PromptsConfig, RenderConfig
+from oat.settings import EvaluationConfig, OracleConfig, PromptsConfig, RenderConfig
 from oat.types import Message
 
 RECORDS = [{"prompt": f'{n}+{n}=\n, "quoted"', "answer": str(2 * n), "note": "é☃"} for n in range(5)]
@@ -101,7 +101,8 @@ MALFORMED = [
     (b'{"prompt": " \\n "}', "got an empty message"),
     (b'{"prompt": []}', "got an empty list"),
     (b'{"prompt": ["a"]}', "message 1: expected .*got a string"),
-    (b'{"prompt": [{"from": "human", "value": "a"}]}', "message 1: .*got the fields 'from', 'value'"),
+    (b'{"prompt": [{"from": "human", "text": "a"}]}', "message 1: .*got the fields 'from', 'text'"),
+    (b'{"prompt": [{"from": "person", "value": "a"}]}', "expected a role, got 'person'.*human"),
     (b'{"prompt": [{"role": "user", "content": "a", "name": "b"}]}', "write exactly these two fields"),
     (b'{"prompt": [{"role": "human", "content": "a"}]}', "expected a role, got 'human'"),
     (b'{"prompt": [{"role": ["user"], "content": "a"}]}', "expected a role"),
@@ -219,7 +220,7 @@ def test_csv_gives_the_same_prompts(tmp_path):
         ("prompt\na\n".encode("utf-16"), "csv:1: expected UTF-8, got byte 0xff at 0"),
         (b"prompt\n", "empty file"),
         (b"", "empty file"),
-        (b"text\na\n", "csv:2: field 'prompt'.*valid: text"),
+        (b"words\na\n", "csv:2: field 'prompt'.*got the columns 'words'.*valid: words"),
     ],
 )
 def test_malformed_csv(tmp_path, content, message):
@@ -409,7 +410,7 @@ def test_the_first_records_and_no_more_are_read(tmp_path):
 def test_the_settings_that_the_page_shows_exist():
     page = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)]
-    sections = {"prompts": PromptsConfig, "evaluation": EvaluationConfig, "render": RenderConfig}
+    sections = {"prompts": PromptsConfig, "evaluation": EvaluationConfig, "render": RenderConfig, "oracle": OracleConfig}
     assert {section for block in blocks for section in block} == set(sections)
     for block in blocks:
         for section, fields in block.items():

@@ -1,14 +1,19 @@
-"""What the algorithms' pages tell people to write is a valid configuration."""
+"""What the algorithms' pages tell people to write is a valid configuration, and the page of settings is that of the code."""
 
+import dataclasses
 import re
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import settings_page
 import yaml
 
 from oat.build import ALGORITHMS, resolve
+from oat.check import TorchEngineConfig
 from oat.config import load_config
+from oat.settings import Component, Config
 
 PAGES = sorted((Path(__file__).parent.parent / "docs" / "algorithms").glob("*.md"))
 BASE = """
@@ -40,3 +45,16 @@ def test_every_block_is_valid(block: str, tmp_path: Path) -> None:
 
 def test_every_algorithm_has_a_recipe() -> None:
     assert {algorithm_of(block) for param in BLOCKS for block in param.values} == set(ALGORITHMS)
+
+
+def test_the_page_of_settings_is_made_from_the_code() -> None:
+    assert settings_page.PAGE.read_text(encoding="utf-8") == settings_page.page(), "run: python tests/settings_page.py"
+
+
+def test_every_setting_says_what_it_means() -> None:
+    classes = {cls for _, cls in settings_page.sections(Config)} | {algorithm.Config for algorithm in ALGORITHMS.values()} | {TorchEngineConfig}
+    for cls in classes:
+        texts, shapes = settings_page.documented(cls), typing.get_type_hints(cls)
+        sections = {name for name, kind in shapes.items() if any(map(dataclasses.is_dataclass, (kind, *typing.get_args(kind))))}
+        missing = {f.name for f in dataclasses.fields(cls)} - texts.keys() - sections - {"options"}
+        assert missing <= ({"name"} if issubclass(cls, Component) else set()), f"{cls.__name__} says nothing about {missing}"

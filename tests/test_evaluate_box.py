@@ -18,7 +18,7 @@ from fixtures import World, forked, kill_at, named, oat
 from oat.accounts import accounts, contradictions
 from oat.build import build, resolve
 from oat.config import load_config
-from oat.evaluate import Trigger
+from oat.evaluate import Evaluation, Trigger
 from oat.export import digest_run
 from oat.loop import Run, evaluate, train
 from oat.metrics import repeatable
@@ -122,6 +122,59 @@ def test_a_purse(world: World, tmp_path: Path, recwarn: pytest.WarningsRecorder)
     assert not (tmp_path / "grpo" / "evaluations" / "step_00000004.jsonl").exists()
 
 
+@pytest.mark.parametrize("judge", ["oracle", "gold"])
+def test_a_purse_is_held_against_what_the_oracle_says_it_costs(
+    world: World, tmp_path: Path, judges: str, judge: str, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty-four queries an evaluation: the second one does not fit into thirty. After it no more samples are drawn, but for the other judge's."""
+    drawn, answer = [], Evaluation._answer
+    monkeypatch.setattr(Evaluation, "_answer", lambda self, mode: drawn.append(mode.name) or answer(self, mode))
+    purse = {"evaluation.max_queries": 30, f"evaluation.{judge}.max_queries": 30} if judge == "gold" else {"evaluation.max_queries": 30}
+    changes = {f"evaluation.{judge}": {"name": f"{judges}:Dear"}, **purse, "oracle.repeats": 0, "stop.max_steps": 8}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 0
+    prefix, purpose, section = ("eval/", "eval", "evaluation") if judge == "oracle" else ("eval/gold_", "gold", "evaluation.gold")
+    assert evaluated(tmp_path / "grpo", f"{prefix}sampled").keys() == {0}
+    skipped = evaluated(tmp_path / "grpo", f"{prefix}skipped")
+    assert skipped == ({2: 1.0, 4: 1.0, 6: 1.0, 8: 1.0} if judge == "oracle" else {2: 1.0})
+    said = [str(warning.message) for warning in recwarn if f"({section}.max_queries)" in str(warning.message)]
+    assert len(said) == 1
+    assert "after 2 steps" in said[0]
+    assert "an evaluation costs 24 queries, and 24 of 30 are spent" in said[0]
+    assert drawn == ["sampled", "greedy"] * (2 if judge == "oracle" else 3)
+    with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:
+        assert store.spent(purpose) == Price(24)
+        assert not any(account.unpaid for account in accounts(store))
+
+
+def test_what_is_known_costs_a_purse_nothing(world: World, tmp_path: Path) -> None:
+    """The reference says the same every time, so the first evaluation pays for all."""
+    config = world.config("grpo", tmp_path, {"evaluation.slot": "reference", "evaluation.max_queries": 12})
+    assert oat("train", config) == 0
+    assert evaluated(tmp_path / "grpo").keys() == {0, 2, 4}
+
+
+def test_a_part_of_an_evaluation_has_no_mean(world: World, tmp_path: Path, judges: str) -> None:
+    """The price rises between the look at the purse and the question."""
+    changes = {"evaluation.oracle": {"name": f"{judges}:Dear", "rises": 12}, "evaluation.max_queries": 60, "stop.max_steps": 2}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 0
+    assert [row for row in rows(tmp_path / "grpo") if "eval/sampled" in row] == []
+    assert evaluated(tmp_path / "grpo", "eval/skipped") == {0: 1.0, 2: 1.0}
+    assert not (tmp_path / "grpo" / "evaluations").exists()
+    with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:
+        assert any(account.unpaid for account in accounts(store))
+        assert store.spent("eval").queries <= 60
+
+
+def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: str) -> None:
+    """The run is killed after the last evaluation, and goes on from its start: what is known by then changes no decision."""
+    changes = {"evaluation.oracle": {"name": f"{judges}:Dear"}, "evaluation.max_queries": 30, "checkpoint.every": 10, "learner.learning_rate": 0.03}
+    config = world.config("grpo", tmp_path, changes)
+    assert oat("train", config, "--run_dir", tmp_path / "unbroken") == 0
+    assert evaluated(tmp_path / "unbroken", "eval/skipped").keys() == {2, 4}
+    killed_and_continued(config, tmp_path / "killed", "oat.checkpoint:Checkpoints._publish", 1)
+    assert digest_run(tmp_path / "killed") == digest_run(tmp_path / "unbroken")
+
+
 @pytest.mark.parametrize(("place", "call"), [("oat.ledger:Ledger._submit", 8), ("oat.evaluate:Evaluation._write", 2)])
 def test_a_purse_that_a_kill_left_half_empty(world: World, tmp_path: Path, place: str, call: int) -> None:
     """An evaluation that had begun is ended, whatever it has cost; what comes later is decided as in the unbroken run."""
@@ -196,7 +249,7 @@ def test_training_is_the_same_with_a_working_a_failing_and_no_evaluation(world: 
     found = {}
     sections: dict[str, Any] = {
         "none": None,
-        **{fails: {"name": f"{judges}:Constant", "fails": fails} for fails in ("", "submit", "collect", "half")},
+        **{fails: {"name": f"{judges}:Constant", "fails": fails} for fails in ("", "submit", "collect", "exit", "half")},
     }
     for name, own in sections.items():
         folder = tmp_path / f"with {name}"
@@ -252,6 +305,56 @@ def test_an_evaluation_that_failed_fails_in_a_replay_too(world: World, tmp_path:
         assert [(account.purpose, account.pending, account.again) for account in accounts(store) if account.pending or account.again] == []
         assert store.committed(purpose := {"oracle": "eval", "gold": "gold"}[judge]) == store.spent(purpose)
         assert contradictions(store) == []
+
+
+def played(judges: str, environment: str) -> dict[str, Any]:
+    return {"oracle.name": "environment", "sampling.environment": f"{judges}:{environment}"}
+
+
+@pytest.mark.inventory(97)
+@pytest.mark.parametrize("what", ["environment", "price", "price of the second", "file"])
+def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
+    world: World, tmp_path: Path, judges: str, what: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """An environment that raises on held-out prompts, an oracle that cannot say what they cost, and a file of records that cannot be written."""
+    unpriced = {"name": f"{judges}:Unpriced", "max_queries": 100}
+    changes: dict[str, Any] = {
+        "environment": played(judges, "Refusing"),
+        "price": {"evaluation.oracle": {"name": f"{judges}:Unpriced"}, "evaluation.max_queries": 100},
+        "price of the second": {"evaluation.gold": unpriced},
+        "file": {},
+    }[what]
+    without = {"evaluation": None, **(played(judges, "Game") if what == "environment" else {})}
+    (tmp_path / "without").mkdir()
+    assert oat("train", world.config("grpo", tmp_path / "without", without)) == 0
+    config, run_dir = world.config("grpo", tmp_path, changes), tmp_path / "grpo"
+    assert oat("train", config, "--stop.max_steps", "1") == 0
+    if what == "file":
+        (run_dir / "evaluations" / ".new-step_00000002.jsonl").mkdir()  # where the file is to be made
+    assert oat("train", config) == 0
+    expected = {
+        "environment": ("failed", {0, 1, 2, 4}, "the environment Refusing raised KeyError: 'target', in an episode from record 1; repair it"),
+        "price": ("failed", {0, 1, 2, 4}, f"`price` of oracle {judges}:Unpriced raised ZeroDivisionError: no tokens counted, asked about eval/0/0"),
+        "price of the second": ("gold_failed", {0, 1, 2, 4}, f"`price` of oracle {judges}:Unpriced raised ZeroDivisionError: no tokens counted"),
+        "file": ("failed", {2}, f"{run_dir / 'evaluations' / 'step_00000002.jsonl'}: the records cannot be written (Is a directory"),
+    }
+    metric, steps, words = expected[what]
+    assert evaluated(run_dir, f"eval/{metric}").keys() == steps
+    assert [warning for warning in recwarn if words in str(warning.message)]
+    assert evaluated(run_dir).keys() == (set() if metric == "failed" else {0, 1, 2, 4}) | ({0, 1, 4} if what == "file" else set())
+    for part in ("weights", "optimiser"):
+        assert digest_run(run_dir)[part] == digest_run(tmp_path / "without" / "grpo")[part]
+
+
+@pytest.mark.parametrize(("environment", "words"), [("Refusing", "raised KeyError: 'target'"), ("Endless", "raised AttributeError: 'NoneType'")])
+def test_an_environment_that_fails_in_training_ends_the_run(
+    world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str], environment: str, words: str
+) -> None:
+    changes = {**played(judges, environment), "prompts.path": str(world.folder / "held_out.jsonl"), "evaluation": None}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"oat train: the environment {environment} {words}")
+    assert "in an episode from record" in error
 
 
 @pytest.mark.parametrize(("after", "failed"), [(False, {}), (True, {2: 1.0})])

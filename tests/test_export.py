@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from fixtures import World, forked, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -49,6 +50,29 @@ def test_transformers_loads_the_trained_policy(run_dir: Path, world: World, tmp_
         np.testing.assert_allclose(ours, theirs.gather(1, next_ids)[:, 0].numpy(), atol=1e-5)
         assert np.abs(ours - before.gather(1, next_ids)[:, 0].numpy()).max() > 1e-3
     run.ledger.close()
+
+
+def test_the_model_card(run_dir: Path, world: World, tmp_path: Path) -> None:
+    """What was asked of whom, the curve's numbers, a configuration that runs again; and nothing of where this machine keeps its files."""
+    assert oat("export", run_dir, tmp_path / "model") == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    _, front, text = card.split("---\n", 2)
+    assert yaml.safe_load(front) == {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["oat", "dpo"]}
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    queries = int(rows[-1]["oracle/queries"])
+    assert f"* Oracle `reward.py:reward/preferences`, in training: {queries} queries" in text
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    assert [line[0] for line in table] == ["step", "---", "0", "2", "4"], "those of evaluations"
+    place = table[0].index("eval/sampled")
+    assert [float(line[place]) for line in table[2:]] == pytest.approx([rows[step]["eval/sampled"] for step in (0, 2, 4)], rel=1e-3)
+    stored = yaml.safe_load((run_dir / "config.yaml").read_text())
+    shown = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
+    assert shown["algorithm"] == stored["algorithm"]
+    assert shown["prompts"]["path"] == "train.jsonl"
+    assert 'from_pretrained("model")' in text
+    assert "* torch " in text
+    for private in (world.folder, run_dir, tmp_path):
+        assert str(private) not in card
 
 
 def test_an_exported_model_starts_another_run(run_dir: Path, world: World, tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 import json
 import re
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.accounts import contradictions
+from oat.accounts import accounts, contradictions
 from oat.checkpoint import Checkpoints
 from oat.export import digest_run
 from oat.store import Store
@@ -109,6 +110,30 @@ def test_what_other_judges_said_ranks_no_checkpoint_of_a_fork(parent: Path, tmp_
     checkpoints = Checkpoints(tmp_path / "fork" / "checkpoints", every=1, keep_last=1)
     assert (checkpoints.steps, checkpoints.best()) == ([4, 6], 6)
     assert {"step": 4, **checkpoints.row(4)} == {name: value for name, value in rows(parent / "grpo")[4].items() if not name.startswith("eval/")}
+
+
+def test_a_fork_with_another_judge_does_not_wait_for_the_one_before(world: World, tmp_path: Path, judges: str) -> None:
+    """Killed in an evaluation at its end, made longer, and killed again: the questions of that evaluation are open. A fork with another judge
+    asks nobody, one with the same asks again."""
+    common = {"checkpoint.every": 1, "oracle.repeats": 0, "evaluation.oracle": f"{judges}:has_a"}
+    config, log = world.config("grpo", tmp_path, common), tmp_path / "log"
+    shorter, longer = ("--stop.max_steps", "3"), ("--stop.max_steps", "6")
+    assert forked(lambda: kill_at(*named("oat.evaluate:Evaluation._ask"), 3, after=True) or oat("train", config, *shorter), log) < 0
+    assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 2) or oat("train", config, *longer), log) < 0
+    with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:
+        assert {row.question.key.step for row in store.unanswered() if row.question.key.purpose == "eval"} == {3}
+    for name, changes in {"other": {"evaluation.oracle": f"{judges}:letters"}, "same": {}}.items():
+        (tmp_path / name).mkdir()
+        other = world.config("grpo", tmp_path / name, {**common, **changes})
+        assert oat("train", other, "--from", f"{tmp_path / 'grpo'}@3", *longer) == 0
+        found = rows(tmp_path / name / "grpo")
+        assert not any("eval/failed" in row for row in found)
+        assert [row["step"] for row in found if "eval/sampled" in row] == [0, 2, 4, 6]
+        with closing(Store(tmp_path / name / "grpo" / "ledger.sqlite")) as store:
+            assert [account.pending for account in accounts(store)] == [0] * len(accounts(store))
+            assert sum(account.failed for account in accounts(store)) == (8 if name == "other" else 0)
+            assert sum(account.again for account in accounts(store)) == (0 if name == "other" else 8)
+            assert contradictions(store) == []
 
 
 def test_a_fork_that_is_made_needs_its_origin_no_more(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,7 @@ REFUSED: dict[str, Any] = {
     "prompts.path": "other.jsonl",
     "prompts.split": "train",
     "prompts.max_prompts": 20,
+    "prompts.on_bad_record": "skip",
     "prompts.prompt_key": "question",
     "prompts.reference_key": None,
     "prompts.max_tokens": 20,

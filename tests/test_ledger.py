@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,44 @@ def test_after_a_restart_unanswered_intents_are_asked_again_and_counted(opened: 
     assert occurrences(again.take(1, 2)) == [1, 2]
     assert (other.asked, again.reasked) == ([1, 2], 2)
     assert [item.label for step, count in ((0, 1), (1, 2)) for item in again.take(step, count).items] == [0, 1, 1]
+
+
+def test_token_ids_reach_a_function_that_names_them_also_when_it_is_asked_again(opened: Callable[..., Ledger]) -> None:
+    """The ids that `make_group` makes up are 0, 1, 2 and so on, one a letter."""
+    seen: list[list[list[int]]] = []
+
+    def reward(completions: Sequence[str], completion_ids: list[list[int]]) -> list[float]:
+        seen.append(completion_ids)
+        return [float(sum(ids)) for ids in completion_ids]
+
+    oracle = CallableOracle(reward, "mine")
+    ledger = opened(oracle, repeats=1)
+    ask(ledger, 0, make_group(0, "abc", "ab"), kind="score")
+    ledger.close()
+    again = opened(oracle, repeats=1)
+    ask(again, 1, make_group(1, "a", "abcd"), kind="score")
+    assert [again.take(step, 1).items[0].answer.values for step in (0, 1)] == [(3.0, 1.0), (0.0, 6.0)]
+    assert (seen, again.reasked) == ([[[0], [0, 1, 2, 3], [0, 1, 2], [0, 1]]], 1)
+    assert all(type(id) is int for call in seen for ids in call for id in ids)
+    ask(again, 2, make_group(1, "a", "abcd"), kind="score")
+    assert again.take(2, 1).items[0].answer.queries == 2, "an answer about ids is no function of the text"
+
+
+def test_messages_stay_messages_over_a_restart(opened: Callable[..., Ledger]) -> None:
+    group = make_group(0, "a", "b")
+    group = replace(group, prompt=replace(group.prompt, is_chat=True))
+    seen = []
+
+    def reward(prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+        seen.append((prompts[0], completions))
+        return [0.0, 1.0]
+
+    ledger = opened(CallableOracle(reward, "mine"))
+    ask(ledger, 0, group, kind="score")
+    ledger.close()
+    item = opened(CallableOracle(reward, "mine")).take(0, 1).items[0]
+    assert seen == [([{"role": "user", "content": "p0"}], [[{"role": "assistant", "content": text}] for text in "ab"])]
+    assert (item.question.is_chat, item.group.prompt.is_chat) == (True, True)
 
 
 def test_after_a_restart_tickets_of_a_durable_oracle_are_attached_again(opened: Callable[..., Ledger], clock: Clock) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 from fixtures import World, forked, kill_at, oat
@@ -282,6 +283,24 @@ def test_the_export_is_the_policy(finished: Path, world: World, tmp_path: Path) 
     first = json.loads((tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()[0])
     last = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
     assert first["eval/greedy"] == last["eval/greedy"]
+
+
+def test_an_exported_adapter_is_the_policy(finished: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PEFT puts it on the start, and the two together are the merged export."""
+    for out, flags in {"merged": [], "adapter": ["--adapter"]}.items():
+        assert oat("export", finished, tmp_path / out, *flags) == 0
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    whole, start = (AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32) for place in (tmp_path / "merged", world.folder / "model"))
+    ids = AutoTokenizer.from_pretrained(tmp_path / "adapter")("3+4=ab", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected, before = whole(ids).logits, start(ids).logits
+        found = peft.PeftModel.from_pretrained(start, tmp_path / "adapter")(ids).logits
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert (found - before).abs().max() > 1e-3
+    assert "PeftModel.from_pretrained" in (tmp_path / "adapter" / "README.md").read_text()
+    assert oat("train", world.config("grpo", tmp_path)) == 0
+    assert oat("export", tmp_path / "grpo", tmp_path / "out", "--adapter") == 2
+    assert "trained every weight, so there is no adapter" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sync_every", [1, 2])

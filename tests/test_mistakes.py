@@ -248,17 +248,20 @@ COLUMNS = {
         *RECORDED,
         DPO,
         ("good, bad", "god, bad"),
-        said=("record 1", "'god'", "did you mean `good`?", "@responses:"),
+        said=("train.jsonl:1: ", "'god'", "did you mean `good`?", "prompts.responses"),
         prepare=records("train.jsonl", prompt="1", answer="1", good="1", bad="2"),
     ),
     "a response's, of one record": wrong(
-        *RECORDED, DPO, said=("record 2", "'bad'", "got none", "@responses:"), prepare=records("train.jsonl", prompt="1", answer="1", good="1")
+        *RECORDED,
+        DPO,
+        said=("train.jsonl:2: ", "'bad'", "got none", "prompts.responses"),
+        prepare=records("train.jsonl", prompt="1", answer="1", good="1"),
     ),
     "the scores'": wrong(
         *RECORDED,
         DPO,
         ("responses:", "score_key: scre\n  responses:"),
-        said=("record 1", "'scre'", "@responses:"),
+        said=("train.jsonl:1: ", "'scre'", "prompts.score_key"),
         prepare=records("train.jsonl", prompt="1", answer="1", score=[1, 2]),
     ),
     "a parameter's": wrong(("reward.py:reward", "mine.py:needs_more"), said=("@name: mine", "oracle.name", "`anwser`", "did you mean `answer`?")),

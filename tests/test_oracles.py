@@ -69,6 +69,14 @@ def test_one_call_for_all_questions_in_order():
     assert wire.roundtrip(first) == first
 
 
+def test_one_message_of_a_conversation_is_a_conversation():
+    def reward(prompts, completions):
+        return [float(prompts[0] == [{"role": "user", "content": "2+2="}] and completions == [[{"role": "assistant", "content": "4"}]])]
+
+    asked = Question(Key("train", 0, 0, 0), "score", PLAIN, ("4",), (0,), is_chat=True)
+    assert ask(CallableOracle(reward, "mine"), asked)[0].values == (1.0,)
+
+
 def test_only_the_asked_tickets_are_answered():
     oracle = CallableOracle(length, "length")
     one, two = oracle.submit([question(0, ["a"]), question(1, ["bb"])])

@@ -59,7 +59,8 @@ def test_references_stay_with_their_prompts_after_drops(tmp_path_factory, render
     prompts = Prompts(path, renderer, Seeds(0), reference_key="answer", max_tokens=limit, shuffle=shuffle)
     dropped = len(lengths) - len(kept)
     assert (prompts.size, prompts.dropped) == (len(kept), dropped)
-    assert prompts.notes == ((f"{path}: {dropped} of {len(lengths)} prompts are longer than {limit} tokens and left out",) if dropped else ())
+    left_out = f"{path}: {dropped} of {len(lengths)} prompts are longer than {limit} tokens and left out"
+    assert prompts.notes == (f"{path}: read as prompt-only (prompt)", *([left_out] if dropped else []))
     for taken in (prompts.take(prompts.size), prompts.all()):
         assert sorted(len(prompt.messages[0].content) for prompt in taken) == sorted(kept)
         assert all(prompt.reference == f"{prompt.row}/{len(prompt.messages[0].content)}" for prompt in taken)
@@ -233,7 +234,8 @@ def test_limits_hold_for_each_source_of_a_mixture(renderer):
     prompts = Prompts(sources, renderer, Seeds(0), max_prompts=3, max_tokens=4)
     assert contents(prompts.all()) == ["x", "xx", "1", "2"]
     assert (prompts.size, prompts.dropped) == (4, 1)
-    assert prompts.notes == ("records: 1 of 3 prompts are longer than 4 tokens and left out",)
+    read = "records: read as prompt-only (prompt)"
+    assert prompts.notes == (read, "records: 1 of 3 prompts are longer than 4 tokens and left out", read)
     with pytest.raises(DataError, match="empty list"):
         Prompts([], renderer, Seeds(0))
 
@@ -271,8 +273,11 @@ def test_a_run_mixes_its_sources_and_says_what_it_leaves_out(world, tmp_path, ca
     assert oat("train", config) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("oat train: 2 steps in ")
-    assert shown[1:3] == [
+    assert shown[1:6] == [
+        f"oat train: {mine}:records: read as prompt-only (prompt)",
         f"oat train: {mine}:records: 10 of 20 prompts are longer than 4 tokens and left out",
+        f"oat train: {world.folder / 'train.jsonl'}: read as prompt-only (prompt)",
+        f"oat train: {long}: read as prompt-only (prompt)",
         f"oat train: {long}: 1 of 2 prompts are longer than 4 tokens and left out",
     ]
     samples = [json.loads(line) for line in (tmp_path / "grpo" / "samples.jsonl").read_text().splitlines()]

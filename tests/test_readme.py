@@ -43,9 +43,29 @@ def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [row["step"] for row in rows] == list(range(11))
     assert "eval/greedy" in rows[0]
     assert "eval/greedy" in rows[-1]
-    for promised in ("config.yaml", "metrics.jsonl", "samples.jsonl", "evaluations", "checkpoints", "ledger.sqlite"):
+    assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
+    for promised in ("environment.json", "config.yaml", "metrics.jsonl", "samples.jsonl", "evaluations", "checkpoints", "ledger.sqlite"):
         assert Path("runs/mine", promised).exists()
     assert Path("exported/model.safetensors").exists()
+    block = re.search(r"<!-- python -->\n```python\n(.*?)```", README, flags=re.DOTALL)
+    assert block is not None
+    monkeypatch.syspath_prepend(str(tmp_path))
+    exec(block[1], {})
+    assert Path("exported_too/model.safetensors").exists()
+    assert len(capsys.readouterr().out.strip().splitlines()) > 10
+
+
+def test_every_page_and_file_that_the_readme_names_is_there() -> None:
+    pages = re.search(r"\*\*Pages\*\*(.*?)\n\n", README, flags=re.DOTALL)
+    assert pages is not None
+    named = {name for name in re.findall(r"`([a-z/_-]+)`", pages[1]) if name != "docs/"}
+    there = {page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert named - there == {"oat"}
+    assert there - named == {"quickstart", "gpu"}, "those the README names elsewhere"
+    tree = re.search(r"```\nexamples/(.*?)```", README, flags=re.DOTALL)
+    assert tree is not None
+    for name in re.findall(r"\w+\.py|\w+/", tree[1]):
+        assert any((ROOT / place / name).exists() for place in ("", "src", "src/oat", "tests")), name
 
 
 @pytest.mark.slow

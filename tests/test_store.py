@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from fixtures import make_group, make_questions, recorded
 
-from oat import store as store_module
-from oat import wire
+from oat import files, wire
 from oat.accounts import contradictions
 from oat.errors import LedgerError
 from oat.store import Asked, Store
@@ -149,7 +148,7 @@ def test_a_ledger_is_cut_back(tmp_path: Path) -> None:
         for step in range(steps):
             add(store, step, 0, 2 * step, 2 * step + 1)
             add(store, step, 0, 0, purpose="eval")
-            answer(store, step, 0, 0, 1)
+            answer(store, step, 0, 0, 1, p=0.5)
             with store:
                 store.add_take("train", step, [row.id for row in takeable(store, step, 1)])
                 store.add_cached("train", "o", f"item {step}", 0, 0.5, "ok", step)
@@ -274,7 +273,7 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     here.mkdir()
     places = {"here": str(here).replace(" ", "\\040"), "parent": str(tmp_path)}
     (tmp_path / "mounts").write_text(mounts.format(**places))
-    monkeypatch.setattr(store_module, "_MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(files, "_MOUNTS", tmp_path / "mounts")
     if refused is None:
         Store(here / "ledger.sqlite").close()
     else:

@@ -10,10 +10,13 @@ Both are layouts that TRL's trainers read.
 import hashlib
 import importlib
 import json
-from collections.abc import Iterator
-from contextlib import closing
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
-from itertools import combinations
+from functools import partial
+from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -71,6 +74,9 @@ class Agreement:
     agreed: int
 
 
+_UNREADABLE = (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, LookupError)
+"""What damaged rows raise in those who read them."""
+
 _COLUMNS = tuple(f.name for f in fields(Account))
 
 
@@ -80,7 +86,7 @@ def accounts_table(run_dir: Path) -> str:
     Raises:
         LedgerError: the directory has no ledger, or it cannot be opened.
     """
-    with closing(_ledger(run_dir)) as store:
+    with _opened(run_dir) as store:
         rows, alike = [list(_COLUMNS), *(_cells(account) for account in accounts(store))], agreements(store)
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = [
@@ -95,7 +101,7 @@ def problems(run_dir: Path) -> list[str]:
     Raises:
         LedgerError: as for `accounts_table`.
     """
-    with closing(_ledger(run_dir)) as store:
+    with _opened(run_dir) as store:
         return contradictions(store)
 
 
@@ -124,19 +130,58 @@ def agreements(store: Store) -> list[Agreement]:
 
 def contradictions(store: Store) -> list[str]:
     """What is wrong with the file, in sentences; empty for a sound ledger."""
-    found = [f"SQLite says: {line}" for (line,) in store.db.execute("PRAGMA integrity_check") if line != "ok"]
-    found += [
-        f"table {table}, row {row}: points to a row of {to} that is not there" for table, row, to, _ in store.db.execute("PRAGMA foreign_key_check")
-    ]
+    checks: dict[str, Callable[[Store], Iterator[str]]]
+    checks = {"the file": _damage, "trajectories": _other_blobs, "texts": _other_texts, "what is known from earlier answers": _made_up}
+    checks |= {what: partial(_rows, sql, what) for sql, what in schema.CONTRADICTIONS.items()}
+    found: list[str] = []
+    for what, check in checks.items():
+        try:
+            found.extend(check(store))
+        except _UNREADABLE as error:
+            found.append(f"{what}: cannot be checked ({type(error).__name__}: {error})")
+    return found
+
+
+def _damage(store: Store) -> Iterator[str]:
+    for (line,) in store.db.execute("PRAGMA integrity_check"):
+        if line != "ok":
+            yield f"SQLite says: {line}"
+    for table, row, to, _ in store.db.execute("PRAGMA foreign_key_check"):
+        yield f"table {table}, row {row}: points to a row of {to} that is not there"
+
+
+def _other_blobs(store: Store) -> Iterator[str]:
     for name, data in store.db.execute("SELECT hash, data FROM blobs"):
         if hashlib.sha256(data).hexdigest() != name:
-            found.append(f"blob {name[:12]}: its content has another hash")
+            yield f"blob {name[:12]}: its content has another hash"
+
+
+def _other_texts(store: Store) -> Iterator[str]:
     for name, text in store.db.execute("SELECT hash, text FROM texts"):
         if text_name(text) != name:
-            found.append(f"text {name[:12]}: its content has another hash")
-    for sql, what in schema.CONTRADICTIONS.items():
-        found += [f"{what}: {' '.join(map(str, row))}" for row in store.db.execute(sql)]
-    return found
+            yield f"text {name[:12]}: its content has another hash"
+
+
+def _made_up(store: Store) -> Iterator[str]:
+    """Known values of which the step that is said to have brought them took none, or fewer, from the oracle. Which response each is of is in a hash
+    that also has the oracle's version, so that is not looked at."""
+    given: Counter[tuple[Any, ...]] = Counter()
+    sql = """SELECT t.purpose, t.step, q.oracle, q.kind, q.candidates, q.cached, a.vals, a.marks
+        FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id"""
+    for *place, kind, texts, cached, values, marks in store.db.execute(sql):
+        names, known, answer = json.loads(texts), json.loads(cached), list(zip(json.loads(values), json.loads(marks), strict=False))
+        is_turned = kind == "compare" and names[0] > names[1]
+        fresh = [one for one, before in zip_longest(answer, known) if before is None]
+        given.update((*place, 1.0 - value if is_turned else value, mark) for value, mark in fresh)
+    for *place, value, mark, item, number in store.db.execute("SELECT purpose, step, oracle, value, mark, item, number FROM cache"):
+        given[*place, value, mark] -= 1
+        if given[*place, value, mark] < 0:
+            yield f"what is known of {item[:12]} ({number}) is no answer that step {place[1]} took"
+
+
+def _rows(sql: str, what: str, store: Store) -> Iterator[str]:
+    for row in store.db.execute(sql):
+        yield f"{what}: {' '.join(map(str, row))}"
 
 
 def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train") -> int:
@@ -151,7 +196,7 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
     if out.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{out}: give a name that ends in .jsonl or .parquet")
     make = _preferences if layout == "preference" else _scored
-    with closing(_ledger(run_dir)) as store:
+    with _opened(run_dir) as store:
         rows = [row for asked in store.answered() if asked.question.key.purpose == purpose for row in make(asked, *store.answer(asked))]
     if out.suffix == ".jsonl":
         write_atomically(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -160,11 +205,19 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
     return len(rows)
 
 
-def _ledger(run_dir: Path) -> Store:
+@contextmanager
+def _opened(run_dir: Path) -> Iterator[Store]:
+    """The ledger of a run; what cannot be read in it is an error that says so."""
     path = run_dir / "ledger.sqlite"
     if not path.exists():
         raise LedgerError(f"{run_dir}: has no ledger.sqlite; give the directory that `oat train` named")
-    return Store(path, read_only=True)
+    with closing(Store(path, read_only=True)) as store:
+        try:
+            yield store
+        except _UNREADABLE as error:
+            raise LedgerError(
+                f"{path}: cannot be read ({type(error).__name__}: {error}); `oat ledger {run_dir} --check` says where, and a copy may help"
+            ) from error
 
 
 def _alike(kind: str, values: list[float], marks: list[str], others: list[float], their_marks: list[str]) -> list[bool]:

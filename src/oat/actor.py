@@ -1,6 +1,7 @@
 """The actor: renderer and engine, and the environment where there is one. Prompts in, groups of trajectories out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,8 +9,9 @@ import numpy as np
 
 from oat.engines.base import Engine
 from oat.environments.base import Environment
-from oat.errors import DataError, did_you_mean
+from oat.errors import DataError, EpisodeError, OatError, TemplateError
 from oat.features import Scorer
+from oat.formats import scores_of
 from oat.render import Renderer
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, Completion, FinishReason, Group, Message, Prompt, Request, Sampling, Segment, Trajectory, Work
@@ -17,8 +19,9 @@ from oat.types import ENSEMBLE, Completion, FinishReason, Group, Message, Prompt
 
 @dataclass
 class _Episode:
-    """A trajectory that grows turn by turn."""
+    """A trajectory that grows turn by turn, from the prompt of a record."""
 
+    row: int
     slot: str
     key: int
     ids: np.ndarray
@@ -80,6 +83,9 @@ class Actor:
             samples: responses a prompt, by slot.
             address: purpose, step and round of the random numbers.
             sampling: other than in training.
+
+        Raises:
+            EpisodeError: the environment failed.
         """
         contexts = [self.renderer.prompt(prompt.messages) for prompt in prompts]
         groups: list[list[Trajectory]] = [[] for _ in prompts]
@@ -88,9 +94,10 @@ class Actor:
             episodes = []
             for owner, sample in zip(owners, list(range(count)) * len(prompts), strict=True):
                 place = (*address, slot, prompts[owner].occurrence, sample)
-                episode = _Episode(slot, self.seeds.key(*place), contexts[owner], [Segment("context", contexts[owner])])
+                episode = _Episode(prompts[owner].row, slot, self.seeds.key(*place), contexts[owner], [Segment("context", contexts[owner])])
                 if self.environment is not None:
-                    episode.state = self.environment.reset(prompts[owner], self.seeds.at("environment", *place))
+                    with _played(self.environment, episode):
+                        episode.state = self.environment.reset(prompts[owner], self.seeds.at("environment", *place))
                 episodes.append(episode)
             self._play(episodes, slot, sampling or self.sampling)
             for owner, episode in zip(owners, episodes, strict=True):
@@ -139,8 +146,9 @@ class Actor:
     def _goes_on(self, episode: _Episode) -> bool:
         if self.environment is None:
             return False
-        turn = self.environment.step(episode.state, episode.text)
-        episode.state, episode.reward = turn.state, (episode.reward or 0.0) + turn.reward
+        with _played(self.environment, episode):
+            turn = self.environment.step(episode.state, episode.text)
+            episode.state, episode.reward = turn.state, (episode.reward or 0.0) + turn.reward
         if turn.message is not None:
             episode.context(self.renderer.extend(episode.ids, turn.message))
         return turn.message is not None
@@ -149,13 +157,27 @@ class Actor:
         return Trajectory(episode.slot, tuple(episode.segments), episode.finish_reason, episode.text, sampling.temperature, episode.reward)
 
 
+@contextmanager
+def _played(environment: Environment, episode: _Episode) -> Iterator[None]:
+    """Whatever an environment raises within it is an error that names it and the record."""
+    try:
+        yield
+    except OatError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EpisodeError(
+            f"the environment {type(environment).__name__} raised {type(error).__name__}: {error}, in an episode from record {episode.row}; repair "
+            "it, and run the same command again"
+        ) from error
+
+
 class RecordedActor:
     """The actor of offline data: responses that stand in the records become trajectories, without a version or log-probabilities.
 
     Args:
-        columns: of the responses: a string, or a list of messages that ends with an assistant's; the assistant's tokens behind the prompt
-            are trained.
-        score_key: column of their scores, one number each; without it the first response is worth 1 and the others 0.
+        columns: of the responses, as `formats.Layout` leaves them: the assistant's tokens behind the prompt are trained; of a text without a
+            prompt all but the first.
+        score_key: column of their scores, as `formats.scores_of` reads it.
     """
 
     def __init__(self, renderer: Renderer, columns: Sequence[str], score_key: str | None = None):
@@ -167,17 +189,6 @@ class RecordedActor:
         """One group a prompt, with its recorded responses in the order of the columns."""
         return [Group(prompt, self._responses(prompt)) for prompt in prompts]
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        """Look at the columns of every record; nothing becomes tokens.
-
-        Raises:
-            DataError: one is missing, or holds no response or no score.
-        """
-        for prompt in prompts:
-            self._scores(prompt)
-            for name in self.columns:
-                self._messages(prompt, name)
-
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
         assert not needs, "check.py refuses an explorer that needs scores of recorded responses"
         return {}
@@ -186,48 +197,25 @@ class RecordedActor:
         return Work()
 
     def _responses(self, prompt: Prompt) -> tuple[Trajectory, ...]:
-        responses = [self._response(prompt, self._messages(prompt, name)) for name in self.columns]
-        return tuple(replace(response, reward=float(score)) for response, score in zip(responses, self._scores(prompt), strict=True))
+        scores = scores_of(prompt.columns, self.columns, self.score_key, f"record {prompt.row}")
+        return tuple(replace(self._response(prompt, name), reward=score) for name, score in zip(self.columns, scores, strict=True))
 
-    def _scores(self, prompt: Prompt) -> Sequence[Any]:
-        if self.score_key is None:
-            return [1.0] + [0.0] * (len(self.columns) - 1)
-        found = _column(prompt, self.score_key)
-        scores = found if isinstance(found, list) else [found]
-        if len(scores) != len(self.columns) or not all(isinstance(score, int | float) for score in scores):
-            where = f"record {prompt.row}: field {self.score_key!r}"
-            raise DataError(f"{where}: expected {len(self.columns)} numbers, one a response, got {scores!r}")
-        return scores
-
-    def _messages(self, prompt: Prompt, name: str) -> list[Message]:
-        """A response without the prompt that may stand before it."""
-        value, where = _column(prompt, name), f"record {prompt.row}: field {name!r}"
-        messages = _messages(value, where)
-        if messages[: len(prompt.messages)] == list(prompt.messages):
-            messages = messages[len(prompt.messages) :]
-        if not messages or messages[0].role != "assistant" or messages[-1].role != "assistant":
-            raise DataError(f"{where}: expected a response, or messages that end with an assistant's, got {value!r}; name another column")
-        return messages
-
-    def _response(self, prompt: Prompt, messages: Sequence[Message]) -> Trajectory:
-        ids, mask = self.renderer.loss_mask([*prompt.messages, *messages], prompt=len(prompt.messages))
+    def _response(self, prompt: Prompt, name: str) -> Trajectory:
+        value: str | list[dict[str, str]] = prompt.columns[name]
+        try:
+            ids, mask = self._rendered(prompt, value)
+        except TemplateError as error:
+            raise DataError(f"record {prompt.row}: field {name!r}: the response cannot be rendered: {error}") from error
         bounds = np.flatnonzero(np.diff(mask)) + 1
         segments = []
         for part, trained in zip(np.split(ids, bounds), np.split(mask, bounds), strict=True):
             segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
-        return Trajectory("recorded", tuple(segments), "stop", messages[-1].content)
+        return Trajectory("recorded", tuple(segments), "stop", value if isinstance(value, str) else value[-1]["content"])
 
-
-def _column(prompt: Prompt, name: str) -> Any:
-    if name not in prompt.columns:
-        raise DataError(f"record {prompt.row}: field {name!r}: expected in every record, got none; {did_you_mean(name, prompt.columns)}")
-    return prompt.columns[name]
-
-
-def _messages(value: Any, where: str) -> list[Message]:
-    if isinstance(value, str):
-        return [Message("assistant", value)]
-    try:
-        return [Message(entry["role"], entry["content"]) for entry in value]
-    except (TypeError, KeyError) as error:
-        raise DataError(f"{where}: expected a string or a list of messages with role and content, got {value!r}; name another column") from error
+    def _rendered(self, prompt: Prompt, value: str | list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
+        if not prompt.messages:
+            assert isinstance(value, str), "only a text has no prompt"
+            ids = np.concatenate([self.renderer.prompt([Message("user", value)]), self.renderer.response("")])
+            return ids, np.arange(len(ids)) > 0
+        messages = [Message("assistant", value)] if isinstance(value, str) else [Message(**message) for message in value]
+        return self.renderer.loss_mask([*prompt.messages, *messages], prompt=len(prompt.messages))

@@ -27,7 +27,7 @@ def pack(groups: Sequence[Group]) -> bytes:
     there = [_sort(segment, parts) for segment in segments]
     kept = [segment.kept for segment in segments if segment.kept is not None]
     plain = {
-        "prompts": [(p.row, p.occurrence, [(m.role, m.content) for m in p.messages], p.reference) for p in prompts],
+        "prompts": [(p.row, p.occurrence, [(m.role, m.content) for m in p.messages], p.reference, *[True] * p.is_chat) for p in prompts],
         "groups": [len(group.trajectories) for group in groups],
         "trajectories": [(t.slot, t.finish_reason, t.text, t.temperature, t.reward, len(t.segments)) for t in trajectories],
         "segments": [(s.author, len(s.ids), bits) for s, bits in zip(segments, there, strict=True)],
@@ -57,8 +57,8 @@ def unpack(data: bytes) -> list[Group]:
         segments = _segments(plain, arrays)
         trajectories = iter([Trajectory(slot, _next(segments, n), why, text, temp, r) for slot, why, text, temp, r, n in plain["trajectories"]])
         prompts = [
-            Prompt(row, occurrence, tuple(Message(*message) for message in messages), reference, columns)
-            for (row, occurrence, messages, reference), columns in zip(plain["prompts"], found["columns"], strict=True)
+            Prompt(row, occurrence, tuple(Message(*message) for message in messages), reference, columns, *is_chat)
+            for (row, occurrence, messages, reference, *is_chat), columns in zip(plain["prompts"], found["columns"], strict=True)
         ]
         return [Group(prompt, _next(trajectories, number)) for prompt, number in zip(prompts, plain["groups"], strict=True)]
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Objective
-from oat.types import Batch, Feedback, Group, Plan, Prompt, Question, Sampling, Spent, Trajectory, Work
+from oat.types import Batch, Feedback, Group, Plan, Price, Prompt, Question, Sampling, Spent, Trajectory, Work
 
 
 class Stateful(Protocol):
@@ -65,6 +65,15 @@ class Ledger(Protocol):
 
     def is_spent(self, step: int) -> bool:
         """Whether training could buy nothing more when the step before had taken its answers."""
+
+    def price(self, questions: Sequence[Question]) -> Price:
+        """The most that questions would cost if they were asked now."""
+
+    def refuse(self, step: int, purpose: str, price: Price) -> None:
+        """Record that a step asks nothing, since so much cannot be paid."""
+
+    def refused(self, step: int, purpose: str) -> Price | None:
+        """What could not be paid by the newest record of a purpose up to this step."""
 
     def committed(self, purpose: str) -> int:
         """Priced items of what was taken, and the most that everything asked since may still take."""
@@ -170,8 +179,8 @@ class Checkpoints(Protocol):
 
     def load(self) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None: ...
 
-    def load_step(self, step: int) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]]:
-        """The one of a step."""
+    def load_back(self, step: int) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]]:
+        """The one of a step, or the newest before it that can be used."""
 
 
 class Tracking(Protocol):
@@ -181,6 +190,8 @@ class Tracking(Protocol):
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None: ...
 
     def flush(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 Plans = Callable[[int], Plan]

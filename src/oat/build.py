@@ -1,6 +1,6 @@
 """From a resolved configuration to boxes. The only place that knows all of them; `check.py` resolves, and knows the rules between settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -26,6 +26,7 @@ from oat.errors import ConfigError
 from oat.evaluate import Evaluation, Judge, Mode, Records, Trigger, Wanted
 from oat.explore.base import Explorer
 from oat.features import Scorer
+from oat.formats import UNPAIRED
 from oat.interruption import Interruption
 from oat.learner.ensemble import Ensemble
 from oat.learner.learner import Learner
@@ -44,6 +45,7 @@ from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle
 from oat.oracles.router import OneOracle
 from oat.prompts import Prompts
+from oat.provenance import environment_of
 from oat.render import Renderer
 from oat.runtime.local import over_wire
 from oat.seeds import Seeds
@@ -85,10 +87,11 @@ class Surroundings:
         return [self.prompts, *([self.held_out] if self.held_out else [])]
 
 
-def surround(config: Config, origins: Origins | None = None, *, has_opponent: bool = False) -> Surroundings:
+def surround(config: Config, origins: Origins | None = None, *, folder: Path | None = None, has_opponent: bool = False) -> Surroundings:
     """What is around the models of a resolved configuration. Of the policy only its configuration is read.
 
     Args:
+        folder: of the run, for copies of what can only be read in order.
         has_opponent: responses are compared with those of another model, so that an oracle that compares needs no references.
 
     Raises:
@@ -103,14 +106,11 @@ def surround(config: Config, origins: Origins | None = None, *, has_opponent: bo
     with blame("model.path"):
         check_tokenizer(lm, renderer)
     with blame("prompts.path"):
-        prompts = _training_prompts(config, renderer, lm.context_length, seeds)
+        prompts = _training_prompts(config, renderer, lm.context_length, seeds, folder)
     held_out: Prompts | None = None
     if config.evaluation is not None:
         with blame("evaluation.path"):
-            held_out = _held_out_prompts(config, renderer, lm.context_length, seeds)
-    if config.prompts.responses:
-        with blame("prompts.responses"):
-            RecordedActor(renderer, config.prompts.responses, config.prompts.score_key).check(prompts.all())
+            held_out = _held_out_prompts(config, renderer, lm.context_length, seeds, folder)
     with blame("sampling.environment"):
         environment = build_environment(config.sampling.environment) if config.sampling.environment else None
     with blame("oracle.name"):
@@ -122,7 +122,8 @@ def surround(config: Config, origins: Origins | None = None, *, has_opponent: bo
         if not has_opponent and config.prompts.reference_key is None and any(judge.answers == "compare" for _, judge in judges.values()):
             raise ConfigError("evaluation by a comparing oracle is a win rate against reference responses; set prompts.reference_key")
         for _, judge in judges.values():
-            _check_columns(judge, held_out)
+            if held_out is not None:
+                _check_columns(judge, held_out)
     return Surroundings(renderer, prompts, held_out, environment, asked, judges)
 
 
@@ -140,9 +141,8 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
     directory.mkdir(parents=True, exist_ok=True)
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
-    around, blame = around or surround(config, origins), partial(blaming, config, origins or {})
-    seeds, wired = Seeds(config.seed), partial(_wired, config)
-    objective, interruption = make_objective(config), Interruption()
+    around, blame = around or surround(config, origins, folder=directory), partial(blaming, config, origins or {})
+    seeds, wired, interruption, objective = Seeds(config.seed), partial(_wired, config), Interruption(), make_objective(config)
     explorer = make_explorer(config, objective.requires)
     renderer, prompts, asked, judges = around.renderer, around.prompts, around.asked, around.judges
     lms = _models(config, objective.requires, explorer, renderer, seeds, blame)
@@ -153,8 +153,9 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
         learner = wired(make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite"), tuple(type(o) for o in objectives))
         engine, scorer = wired(_engine(config, objective.requires, explorer, lms, renderer, seeds)), ensemble[2] if ensemble else None
     actor, trained = (wired(box) for box in _actors(config, objective.requires, around, engine, scorer, seeds))
-    oracles = {**asked, **dict(judges.values()), **({ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {})}
-    ledger = _ledger(config, directory, {name: wired(oracle) for name, oracle in oracles.items()}, seeds, interruption.heed)
+    believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {}
+    served = {name: wired(oracle) for name, oracle in {**asked, **dict(judges.values()), **believed}.items()}
+    ledger = _ledger(config, directory, served, seeds, interruption.heed)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
@@ -179,9 +180,9 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
         evaluation=evaluation,
         alarms=alarms,
         checkpoints=Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)),
-        tracking=Tracking(directory, samples=config.tracking.samples),
+        tracking=_tracking(config, directory),
         parts=parts,
-        start={"prompts/dropped": sum(source.dropped for source in around.sources)},
+        start=_left_out(around.sources),
         chosen=_chosen(config, objective, learner, engine),
         notes=(*device_notes(config.compute.profile), *(note for source in around.sources for note in source.notes)),
         interruption=interruption,
@@ -204,6 +205,11 @@ def _budget(config: Config) -> Budget:
     return Budget(config.stop.max_queries, config.stop.max_tokens, config.stop.max_cost)
 
 
+def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
+    """Of all that is read, as metrics."""
+    return {"prompts/dropped": sum(source.dropped for source in sources), "prompts/skipped": sum(source.skipped for source in sources)}
+
+
 def _check_price(config: Config, asked: Mapping[str, Oracle]) -> None:
     budget = _budget(config)
     for name, oracle in asked.items():
@@ -221,6 +227,11 @@ def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seed
     common: dict[str, Any] = {"labels": o.labels, "deadline_s": o.deadline_s, "max_wait_s": o.max_wait_s, "max_age": o.max_answer_age}
     common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, "heed": heed}
     return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, **common)
+
+
+def _tracking(config: Config, directory: Path) -> Tracking:
+    t = config.tracking
+    return Tracking(directory, samples=t.samples, environment=partial(environment_of, config.seed), tensorboard=t.tensorboard)
 
 
 def _chosen(config: Config, objective: Objective, learner: Learner, engine: TorchEngine) -> dict[tuple[str, str], Any]:
@@ -377,12 +388,10 @@ def _asked(config: Config, requires: Requires) -> tuple[dict[str, Oracle], Oracl
     return asked, oracle
 
 
-def _check_columns(oracle: Oracle, source: Prompts | None) -> None:
+def _check_columns(oracle: Oracle, prompts: Prompts) -> None:
     """A function gets the columns that it names; of a class's methods nothing is known."""
-    if isinstance(oracle, CallableOracle) and oracle.columns and source is not None:
-        prompts = source.all()
-        has_reference = any(prompt.reference is not None for prompt in prompts)
-        oracle.check_columns({name for prompt in prompts for name in prompt.columns} | ({"reference"} if has_reference else set()))
+    if isinstance(oracle, CallableOracle):
+        oracle.check_columns(prompts.columns, prompts.has_references)
 
 
 def _judges(config: Config, trained: Oracle) -> Judges:
@@ -399,25 +408,31 @@ def _judges(config: Config, trained: Oracle) -> Judges:
     return found
 
 
-def _training_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds) -> Prompts:
+def _training_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None) -> Prompts:
     p = config.prompts
     entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
     sources = [Source(entry) if isinstance(entry, str) else Source(entry.path, entry.weight, entry.split) for entry in entries]
-    own: dict[str, Any] = {"max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle, **_columns(config)}
-    return Prompts(sources, renderer, seeds, room=context if p.responses else _room(config.sampling, context), **own)
+    own: dict[str, Any] = {"max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle, "folder": folder, **_columns(config)}
+    own |= {"responses": p.responses, "score_key": p.score_key, "room": context if p.responses else _room(config.sampling, context)}
+    prompts = Prompts(sources, renderer, seeds, **own)
+    if UNPAIRED in prompts.formats and len(p.responses) == 1 and config.algorithm.options.get("threshold", 0) is None:
+        raise ConfigError(
+            f"{config.algorithm.name} would learn every response, also those whose label is false (the data are unpaired preferences); set "
+            "algorithm.threshold: 1 to learn the others alone, or 0 for all"
+        )
+    return prompts
 
 
-def _held_out_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds) -> Prompts:
+def _held_out_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None) -> Prompts:
     e = config.evaluation
     assert e is not None, "asked for where there is one"
-    return Prompts(
-        [Source(e.path, split=e.split)], renderer, seeds, room=_room(config.sampling, context), max_prompts=e.max_prompts, **_columns(config)
-    )
+    own: dict[str, Any] = {"room": _room(config.sampling, context), "max_prompts": e.max_prompts, "folder": folder, **_columns(config)}
+    return Prompts([Source(e.path, split=e.split)], renderer, seeds, **own)
 
 
 def _columns(config: Config) -> dict[str, Any]:
     p = config.prompts
-    return {"prompt_key": p.prompt_key, "reference_key": p.reference_key, "max_tokens": p.max_tokens}
+    return {"prompt_key": p.prompt_key, "reference_key": p.reference_key, "max_tokens": p.max_tokens, "on_bad_record": p.on_bad_record}
 
 
 def _room(sampling: SamplingConfig, context: int | None) -> int | None:

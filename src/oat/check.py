@@ -84,6 +84,7 @@ def resolve(config: Config, origins: Origins) -> Config:
     if issubclass(algorithm.Config, DrGRPOConfig):
         config = _with_max_length(config, origins)
     objective = make_objective(config)
+    config = _with_responses(config, objective)
     with blaming(config, origins, "explorer.name"):
         built = make_explorer(config, objective.requires)
     _check(config, objective, built, origins)
@@ -187,6 +188,14 @@ def _with_max_length(config: Config, origins: Origins) -> Config:
             f"{place}: algorithm.max_length is {found}: a response may have sampling.max_new_tokens {most}; set as much or more, or leave it out"
         )
     return _with_option(config, "max_length", most if found is None else found)
+
+
+def _with_responses(config: Config, objective: Objective) -> Config:
+    """The oracle `recorded` answers about recorded responses: by default those that have TRL's names."""
+    if config.oracle.name != "recorded" or config.prompts.responses:
+        return config
+    names = ("chosen", "rejected") if objective.requires.feedback == "compare" else ("completion",)
+    return replace(config, prompts=replace(config.prompts, responses=names))
 
 
 def _with_samples(config: Config, given: Collection[str], origins: Origins) -> Config:
@@ -301,9 +310,8 @@ def _ends(config: Config) -> list[Rule]:
 
 def _answers(config: Config, objective: Objective) -> list[Rule]:
     """Whom to ask, and who reads the answers."""
-    evaluation, oracle, recorded = config.evaluation, config.oracle.name, bool(config.prompts.responses)
+    evaluation, oracle = config.evaluation, config.oracle.name
     return [
-        ("oracle.name", oracle == "recorded" and not recorded, "it answers about recorded responses; name them in prompts.responses"),
         ("oracle.name", oracle == "environment" and not config.sampling.environment, "name the environment in sampling.environment"),
         (
             "algorithm.threshold" if "threshold" in config.algorithm.options else "algorithm.name",

@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class Checkpoints:
         self.directory, self.every, self.background, self.saved = directory, every, background, 0
         self.keep_last, self.keep_best, self.best_metric, self.max_gb = keep_last, keep_best, best_metric, max_gb
         self._writer: threading.Thread | None = None
+        self._written = threading.Event()
         self._error: CheckpointError | None = None  # of the writer
 
     @property
@@ -85,7 +86,7 @@ class Checkpoints:
         Raises:
             CheckpointError: the last one could not be written.
         """
-        if self._writer is not None and not self._writer.is_alive():
+        if self._writer is not None and self._written.is_set():
             self.wait()
         return step % self.every == 0
 
@@ -115,24 +116,35 @@ class Checkpoints:
         content = {"schema": SCHEMA_VERSION, "step": step, "metrics": dict(metrics or {}), **state}
         text = json.dumps(content, indent=1, sort_keys=True).encode()
         own = _with_own_storage(tensors, copy=self.background and not is_last)
-        self._writer = threading.Thread(target=self._write, args=(step, own, text, keep), name="checkpoint writer")
-        self._writer.start()
+        self._written.clear()
+        writer = threading.Thread(target=self._write, args=(step, own, text, keep), name="checkpoint writer")
+        writer.start()
+        self._writer = writer
         self.saved = step
         if not self.background:
             self.wait()
 
     def wait(self) -> None:
-        """Return when nothing is being written.
+        """Return when nothing is being written, however often Ctrl-C asks for less.
 
         Raises:
             CheckpointError: the last one could not be written; said once.
+            KeyboardInterrupt: it came meanwhile, and what was being written is on disk.
         """
+        ended: KeyboardInterrupt | None = None
         if self._writer is not None:
+            while not self._written.is_set():  # not `join`: Python 3.11 forgets a thread whose `join` was interrupted
+                try:
+                    self._written.wait()
+                except KeyboardInterrupt as again:
+                    ended = again
             self._writer.join()
             self._writer = None
         error, self._error = self._error, None
         if error is not None:
             raise error
+        if ended is not None:
+            raise ended
 
     def refuse_others(self) -> None:
         """Whether this program wrote them is asked before anything else of a run is touched.
@@ -155,22 +167,32 @@ class Checkpoints:
             CheckpointError: there are checkpoints, and none can be used.
         """
         self.wait()
-        problems = []
-        for name in reversed(self._pointed()):
-            try:
-                loaded = _read(self.directory / name)
-            except _Damaged as damage:
-                problems.append(f"{self.directory / name}: {damage}")
-                warnings.warn(f"{problems[-1]}; trying the checkpoint before it", stacklevel=2)
-            else:
-                self.saved = loaded[0]
-                return loaded
-        if problems:
-            raise CheckpointError(
-                f"{'; '.join(problems)}; put one back, or begin anew in another run_dir; a run with tracking.keep_trajectories is replayed from its "
-                "ledger once the folder `checkpoints` is removed"
-            )
-        return None
+        names = self._pointed()
+        if not names:
+            return None
+        loaded = self._newest(
+            names,
+            "put one back, or begin anew in another run_dir; a run with tracking.keep_trajectories is replayed from its ledger once the folder "
+            "`checkpoints` is removed",
+        )
+        self.saved = loaded[0]
+        return loaded
+
+    def load_back(self, step: int) -> Loaded:
+        """The checkpoint of a step or, where it cannot be used, the newest one before it that verifies.
+
+        Raises:
+            CheckpointError: there is none, so that a run cannot go back so far.
+        """
+        self.wait()
+        names = [name for name in self._names() if _place(name)[0] <= step]
+        hint = "no earlier one is there to go back to; put one back, or let the alarm warn instead (`action: warn`)"
+        if not any(_place(name)[0] == step for name in names):
+            missing = f"{self.directory}: has none of step {step}"
+            if not names:
+                raise CheckpointError(f"{missing}; {hint}")
+            warnings.warn(f"{missing}; trying the checkpoint before it", stacklevel=2)
+        return self._newest(names, hint)
 
     def load_step(self, step: int) -> Loaded:
         """The checkpoint of one step.
@@ -205,6 +227,21 @@ class Checkpoints:
             )
         return _place(ranked[-1])[0]
 
+    def _newest(self, names: Sequence[str], hint: str) -> Loaded:
+        """The last of these that verifies.
+
+        Args:
+            hint: what to do where none does.
+        """
+        problems = []
+        for name in reversed(names):
+            try:
+                return _read(self.directory / name)
+            except _Damaged as damage:
+                problems.append(f"{self.directory / name}: {damage}")
+                warnings.warn(f"{problems[-1]}; trying the checkpoint before it", stacklevel=3)
+        raise CheckpointError(f"{'; '.join(problems)}; {hint}")
+
     def _write(self, step: int, tensors: Mapping[str, torch.Tensor], text: bytes, keep: int | None) -> None:
         """What the thread does."""
         new = self.directory / f".new-step_{step:08d}"
@@ -234,6 +271,8 @@ class Checkpoints:
                 "and the same command goes on"
             )
             self._error.__cause__ = error
+        finally:
+            self._written.set()
 
     def _publish(self, new: Path, step: int) -> Path:
         again = [_place(name)[1] for name in self._names() if _place(name)[0] == step]

@@ -71,11 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run", metavar="RUN")
     export.add_argument("out", metavar="OUT")
     export.add_argument("--step", metavar="N|best", help="of the checkpoint; by default the newest. best: with the highest checkpoint.best_metric")
+    export.add_argument("--adapter", action="store_true", help="of a run with LoRA the adapter alone, for PEFT, instead of the merged model")
     ledger = command("ledger", _ledger, "say what a run asked, of whom, and what came back; or write its answers as a data set")
     ledger.add_argument("run", metavar="RUN")
     ledger.add_argument("--check", action="store_true", help="hold the file against itself; exit code 1 if it is not sound")
     ledger.add_argument("--export", metavar="FILE", help="write the answers to FILE, .jsonl or .parquet")
     ledger.add_argument("--layout", default="preference", metavar="preference|scored", help="of the exported rows, as TRL reads them")
+    plot = command("plot", _plot, "plot a metric of runs; those that differ only in their seed become one line with a band")
+    plot.add_argument("runs", metavar="RUN", nargs="+")
+    plot.add_argument("--metric", metavar="NAME", help="of docs/metrics.md; by default eval/sampled, or reward/mean, or loss/total")
+    plot.add_argument("--against", default="steps", metavar="steps|queries|tokens|time", help="the axis; by default steps")
+    plot.add_argument("--out", default="plot.png", metavar="FILE.png", help="the numbers go beside it, as FILE.csv; FILE.csv writes them alone")
     digest = command("digest", _digest, "print hashes of a run; two runs with equal hashes are equal")
     digest.add_argument("run", metavar="RUN")
     bench = command("bench", _bench, "measure what this machine can do: bandwidth, matrix products, and what they mean for a model")
@@ -83,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", action="store_true", help="bytes, operations and tokens a second as one JSON object")
     quickstart = command("quickstart", _quickstart, "train, align and compare a tiny model on this machine in a few minutes")
     quickstart.add_argument("--out", default="quickstart", metavar="DIR")
+    quickstart.add_argument("--seed", type=int, default=0, metavar="N", help="of the data, the start and the runs")
     return parser
 
 
@@ -99,13 +106,12 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
         return 0
     from oat.loop import train
     from oat.profile import train_traced
+    from oat.progress import shown
     from oat.rundir import open_run
-    from oat.tracking import step_line
 
     with open_run(config, origins, arguments.source) as run:
         print("\n".join(f"oat train: {line}" for line in (f"{run.stop.last or 'endless'} steps in {config.run_dir}", *run.notes)), flush=True)
-        report = lambda step, values: print(step_line(step, run.stop.last, values), flush=True)  # noqa: E731
-        with run.interruption.heard():
+        with run.interruption.heard(), shown(run, config) as report:
             if arguments.profile is None:
                 reason, trace = train(run, report), None
             else:
@@ -175,7 +181,7 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> int:
         if not which.isdecimal():
             raise ConfigError(f"--step is {which!r}; give the step of a checkpoint, or best")
         which = int(which)
-    step = export_run(Path(arguments.run), Path(arguments.out), which)
+    step = export_run(Path(arguments.run), Path(arguments.out), which, adapter=arguments.adapter)
     print(f"oat export: the policy after {step} steps is in {arguments.out}")
     return 0
 
@@ -184,17 +190,27 @@ def _ledger(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.accounts import accounts_table, export_answers, problems
 
     run_dir = Path(arguments.run)
-    if arguments.export is not None:
+    if arguments.check:
+        found = problems(run_dir)
+        for problem in found:
+            print(f"oat ledger: {run_dir}: {problem}", file=sys.stderr)
+        if found:
+            return 1
+        print("the ledger is sound")
+    if arguments.export is None:
+        print(accounts_table(run_dir))
+    else:
         rows = export_answers(run_dir, Path(arguments.export), arguments.layout)
         print(f"oat ledger: {rows} rows are in {arguments.export}")
-        return 0
-    print(accounts_table(run_dir))
-    found = problems(run_dir) if arguments.check else []
-    for problem in found:
-        print(f"oat ledger: {run_dir}: {problem}", file=sys.stderr)
-    if arguments.check and not found:
-        print("the ledger is sound")
-    return 1 if found else 0
+    return 0
+
+
+def _plot(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.plot import plot_runs
+
+    files = plot_runs([Path(run) for run in arguments.runs], Path(arguments.out), arguments.metric, arguments.against)
+    print(f"oat plot: {' and '.join(map(str, files))} {'is' if len(files) == 1 else 'are'} written")
+    return 0
 
 
 def _digest(arguments: argparse.Namespace, _: list[str]) -> int:
@@ -216,4 +232,4 @@ def _bench(arguments: argparse.Namespace, _: list[str]) -> int:
 def _quickstart(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.quickstart import quickstart
 
-    return quickstart(Path(arguments.out))
+    return quickstart(Path(arguments.out), arguments.seed)

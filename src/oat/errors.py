@@ -44,6 +44,18 @@ class OracleError(OatError, RuntimeError):
     exit_code = 1
 
 
+class EpisodeError(OatError, RuntimeError):
+    """An environment failed within an episode."""
+
+    exit_code = 1
+
+
+class RecordError(OatError, OSError):
+    """The records of an evaluation cannot be written."""
+
+    exit_code = 1
+
+
 class LedgerError(OatError, RuntimeError):
     """The ledger cannot be opened or written, or contradicts the run."""
 
@@ -76,6 +88,10 @@ class AlarmError(OatError, RuntimeError):
 
 class WireError(OatError, ValueError):
     """Bytes that are not an encoded value of ours."""
+
+
+class ContractError(OatError, AssertionError):
+    """An oracle, explorer or algorithm does not keep its protocol, as `oat.testing` found."""
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from oat.boxes import Actor, Ledger
-from oat.errors import LedgerError, OatError, OracleError
+from oat.errors import LedgerError, OatError, OracleError, RecordError
 from oat.estimates import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
 from oat.files import write_atomically
 from oat.seeds import Seeds
-from oat.types import Feedback, Group, Item, Key, Kind, Mark, Prompt, Question, Sampling, Trajectory
+from oat.types import Feedback, Group, Item, Key, Kind, Mark, Price, Prompt, Question, Sampling, Trajectory
 
 RECORD = ("mode", "sample", "output", "reference", "generator", "value", "mark", "gold", "gold_mark", "answer")
 """Fields of a record, beside the prompt under the name that it has in the data, and `format_` with that name."""
@@ -130,8 +130,18 @@ class Records:
         }
 
     def write(self, step: int, records: Sequence[Mapping[str, object]]) -> None:
+        """The file of an evaluation.
+
+        Raises:
+            RecordError: it cannot be written.
+        """
         lines = [json.dumps(record, ensure_ascii=False) for record in records]
-        write_atomically(self.directory / f"step_{step:08d}.jsonl", "\n".join(lines) + "\n")
+        try:
+            write_atomically(self.directory / f"step_{step:08d}.jsonl", "\n".join(lines) + "\n")
+        except OSError as error:
+            raise RecordError(
+                f"{error.filename}: the records cannot be written ({error.strerror}); make room, or mend what is wrong there"
+            ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,9 +218,9 @@ class Evaluation:
             OatError: the first oracle failed, or whatever was needed before it is asked. What the second one does is counted and said.
         """
         self.trigger.begin(step, queries)
-        if self._is_beyond(self.judge, step):
-            return {"eval/skipped": 1.0}
         tables = self._judged(self.judge, step, lambda round: self._answer(self.modes[round]))
+        if tables is None:
+            return {"eval/skipped": 1.0}
         answers = [self._answers(table) for table in tables]
         metrics, golds = self._second_opinion(step, tables)
         for mode, table, given in zip(self.modes, tables, answers, strict=True):
@@ -218,17 +228,16 @@ class Evaluation:
         self._write(step, tables, answers, golds)
         return metrics
 
-    def _is_beyond(self, judge: Judge, step: int) -> bool:
-        """Whether this evaluation, unless it has begun already, would spend more than is left."""
-        if self.ledger.recalls(step, 0, judge.purpose) or self.ledger.has_taken(step, judge.purpose):
+    def _is_beyond(self, judge: Judge, step: int, price: Price) -> bool:
+        """Whether an evaluation of this price would spend more than is left; if so that is on record, and said once."""
+        spent = self.ledger.committed(judge.purpose)
+        if judge.max_queries is None or spent + price.queries <= judge.max_queries:
             return False
-        price, spent = len(self.prompts) * sum(mode.samples for mode in self.modes), self.ledger.committed(judge.purpose)
-        if judge.max_queries is None or spent + price <= judge.max_queries:
-            return False
+        self.ledger.refuse(step, judge.purpose, price)
         if judge.purpose not in self.warned:
             self.warned.add(judge.purpose)
             warnings.warn(
-                f"after {step} steps {judge.oracle} is not asked, and will not be again: an evaluation costs {price} queries, and {spent} of "
+                f"after {step} steps {judge.oracle} is not asked, and will not be again: an evaluation costs {price.queries} queries, and {spent} of "
                 f"{judge.max_queries} are spent (evaluation.{'gold.' if judge is self.gold else ''}max_queries); training goes on",
                 stacklevel=3,
             )
@@ -237,7 +246,27 @@ class Evaluation:
     def _answer(self, mode: Mode) -> list[Group]:
         return self.actor.sample(self.prompts, {self.slot: mode.samples}, ("eval", mode.name), mode.sampling)
 
-    def _ask(self, judge: Judge, step: int, round: int, groups: Sequence[Group]) -> None:
+    def _ask(self, judge: Judge, step: int, groups: Callable[[int], Sequence[Group]]) -> bool:
+        """Ask whatever is not on disk yet; or nothing, if the evaluation has not begun and its purse does not suffice. Then no later one draws
+        samples in vain.
+
+        Returns:
+            Whether it has begun.
+        """
+        rounds = [round for round in range(len(self.modes)) if not self.ledger.recalls(step, round, judge.purpose)]
+        is_new, refused = len(rounds) == len(self.modes), self.ledger.refused(step, judge.purpose)
+        if is_new and refused is not None and self._is_beyond(judge, step, refused):
+            return False
+        asked = [(round, *self._questions(judge, step, round, groups(round))) for round in rounds]
+        everything = [question for *_, questions in asked for question in questions]
+        if is_new and judge.max_queries is not None and self._is_beyond(judge, step, self.ledger.price(everything)):
+            return False
+        for round, about, questions in asked:
+            self.ledger.ask(step, round, about, questions, judge.purpose)
+        return True
+
+    def _questions(self, judge: Judge, step: int, round: int, groups: Sequence[Group]) -> tuple[Sequence[Group], list[Question]]:
+        """What a judge is asked about groups, which have the reference beside the samples where it compares."""
         if judge.kind == "compare":
             groups = [replace(group, trajectories=(*group.trajectories, _recorded(group.prompt))) for group in groups]
         questions = []
@@ -247,10 +276,11 @@ class Evaluation:
             for index, pick in enumerate(picks):
                 key = Key(judge.purpose, step, round, group.prompt.occurrence, index)
                 questions.append(Question.about(group, key, judge.kind, pick, judge.oracle))
-        self.ledger.ask(step, round, groups, questions, judge.purpose)
+        return groups, questions
 
-    def _judged(self, judge: Judge, step: int, groups: Callable[[int], Sequence[Group]]) -> list[_Table]:
-        """By mode, what a judge says. Answers about an evaluation that a kill cut off, and that was not due again, are taken too and left aside.
+    def _judged(self, judge: Judge, step: int, groups: Callable[[int], Sequence[Group]]) -> list[_Table] | None:
+        """By mode, what a judge says; None where its purse does not suffice for all of it. Answers about an evaluation that a kill cut off, and that
+        was not due again, are taken too and left aside.
 
         Args:
             groups: of a mode, by its place; those that the judge was asked about before a kill are not made again.
@@ -260,15 +290,16 @@ class Evaluation:
         """
         tables = [_Table(np.full((len(self.prompts), mode.samples), np.nan)) for mode in self.modes]
         try:
-            for round in range(0 if self.ledger.has_taken(step, judge.purpose) else len(self.modes)):
-                if not self.ledger.recalls(step, round, judge.purpose):
-                    self._ask(judge, step, round, groups(round))
+            if not self.ledger.has_taken(step, judge.purpose) and not self._ask(judge, step, groups):
+                return None
             feedback: Feedback = self.ledger.take(step, self.ledger.asked(step, len(self.modes), judge.purpose), purpose=judge.purpose)
         except LedgerError:
             raise
         except OatError:
             self.ledger.give_up(step, judge.purpose)
             raise
+        if self.ledger.refused(step, judge.purpose) is not None:
+            return None
         if not feedback.items:
             raise OracleError(f"{judge.oracle} failed when it was first made, which the ledger has on record")
         for item in feedback.items:
@@ -281,8 +312,6 @@ class Evaluation:
         judge = self.gold
         if judge is None:
             return {}, ()
-        if self._is_beyond(judge, step):
-            return {"eval/gold_skipped": 1.0}, ()
         try:
             golds = self._judged(judge, step, lambda round: list(tables[round].groups.values()))
         except LedgerError:
@@ -290,6 +319,8 @@ class Evaluation:
         except OatError as error:
             warnings.warn(f"the second opinion after {step} steps failed and is left out: {error}", stacklevel=3)
             return {"eval/gold_failed": 1.0}, ()
+        if golds is None:
+            return {"eval/gold_skipped": 1.0}, ()
         found = {f"eval/gold_{mode.name}": average(gold.values_BG) for mode, gold in zip(self.modes, golds, strict=True)}
         first, second = (np.hstack([table.values_BG for table in each]) for each in (tables, golds))
         found["eval/gold_agreement"] = agreement(first, second)

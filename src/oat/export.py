@@ -10,13 +10,15 @@ from typing import Any, Literal
 
 import torch
 
+from oat.card import model_card
 from oat.checkpoint import Checkpoints
 from oat.config import load_config
 from oat.errors import CheckpointError, ConfigError
+from oat.files import write_atomically
 from oat.learner.models import frozen_checksum
 from oat.lm import load_tokenizer, save_lm
 from oat.loop import Run
-from oat.lora import load_model, merged
+from oat.lora import load_model, merged, save_adapter
 from oat.metrics import repeatable
 from oat.render import Renderer
 from oat.settings import Config
@@ -74,19 +76,22 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
     return step
 
 
-def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = None) -> int:
-    """Write the policy of a run's checkpoint, an adapter merged, as a directory that `AutoModelForCausalLM.from_pretrained` loads; returns its step.
+def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False) -> int:
+    """Write the policy of a run's checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads, with a model card; returns its step.
 
     Args:
         which: as `policy_weights`.
+        adapter: of a run with LoRA the adapter alone, as PEFT has it; otherwise it is merged into the model.
 
     Raises:
-        ConfigError: the directory holds no run, or `out` is a file or the model that the run started from.
+        ConfigError: the directory holds no run, or none with an adapter, or `out` is a file or the model that the run started from.
         CheckpointError: the run has no usable checkpoint yet, or not this one.
     """
     config = run_config(run_dir)
     if out.is_file() or (out.exists() and out.resolve() == Path(config.model.path).resolve()):
         raise ConfigError(f"{out} is {'a file' if out.is_file() else 'the model that the run started from'}; give a new directory")
+    if adapter and config.model.lora is None:
+        raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
     step, weights, _, state = policy_weights(run_dir, which)
     lm = load_model(config.model)
     frozen = state["learner"]["frozen"]["policy"]
@@ -97,12 +102,17 @@ def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = N
     with torch.no_grad():
         for name, parameter in lm.trainable().items():
             parameter.copy_(weights[name])
-    lm, tokenizer = merged(lm), load_tokenizer(config.model.path)
+    lm, tokenizer = lm if adapter else merged(lm), load_tokenizer(config.model.path)
     renderer = Renderer(tokenizer, template=config.render.template, system=config.render.system, eos_ids=lm.eos_ids)
     if renderer.template is not None:
         tokenizer.chat_template = renderer.template
     lm.module.generation_config.eos_token_id = sorted(renderer.stop_ids)
-    save_lm(lm, tokenizer, str(out))
+    if adapter:
+        save_adapter(lm, config.model.path, out)
+        tokenizer.save_pretrained(out)
+    else:
+        save_lm(lm, tokenizer, str(out))
+    write_atomically(out / "README.md", model_card(run_dir, config, step, out, is_adapter=adapter))
     return step
 
 

@@ -1,10 +1,16 @@
-"""Files that are whole after a kill, and errors of a full disk that say what is free."""
+"""Files that are whole after a kill, errors of a full disk that say what is free, and where a database may lie."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from oat.errors import LedgerError
+
+_MOUNTS = Path("/proc/self/mounts")
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs"}
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -39,3 +45,31 @@ def sync_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_only_address(path: Path) -> str:
+    """What SQLite opens a database by that stays as it is.
+
+    To read one with a write-ahead log SQLite makes a file beside it. Where this user may not, and there is no log, nobody works on it, and the file
+    alone has everything.
+    """
+    has_log = path.with_name(f"{path.name}-wal").exists()
+    return f"{path.absolute().as_uri()}?{'mode=ro' if has_log or os.access(path.parent, os.W_OK) else 'immutable=1'}"
+
+
+def refuse_network(path: Path) -> None:
+    """A mount later in the list covers earlier ones at its place; its place has blanks as octal escapes.
+
+    Raises:
+        LedgerError: the file lies on a network file system.
+    """
+    if not _MOUNTS.exists():
+        return
+    target, best, kind = str(path.resolve()), "", ""
+    for line in _MOUNTS.read_text(errors="replace").splitlines():
+        _, escaped, file_system, *_ = line.split(" ")
+        place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped)
+        if len(place) >= len(best) and (target + "/").startswith(place.rstrip("/") + "/"):
+            best, kind = place, file_system
+    if kind in _NETWORK:
+        raise LedgerError(f"{path}: lies on a network file system ({kind}), where SQLite can lose answers; give a run_dir on a local disk")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from oat.checkpoint import Checkpoints
 from oat.errors import ConfigError
-from oat.files import sync_to_disk, write_atomically
+from oat.files import read_only_address, sync_to_disk, write_atomically
+from oat.ledger import close_unanswered
 from oat.loop import ROW
 from oat.store import Store
 
@@ -64,8 +65,8 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
     """Fill a fork's directory with what the other run had at the checkpoint.
 
     Args:
-        same_judges: the fork evaluates as the other run; otherwise answers to its evaluations are not known to the fork, and what they found says
-            nothing of which checkpoint is the best.
+        same_judges: the fork evaluates as the other run; otherwise answers to its evaluations are not known to the fork, what they found says
+            nothing of which checkpoint is the best, and nobody waits for those that are still open.
 
     Raises:
         CheckpointError: the checkpoint does not verify, or was removed meanwhile.
@@ -82,13 +83,14 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
     state["alarms"]["back"] = None  # a roll back leads to checkpoints of this run
     row = {name: value for name, value in theirs.row(step).items() if same_judges or not name.startswith("eval/")}
     _checkpoints(directory).save(step, tensors, state, row)
-    read_only = f"{(run / 'ledger.sqlite').as_uri()}?mode=ro"
+    read_only = read_only_address(run / "ledger.sqlite")
     with closing(sqlite3.connect(read_only, uri=True)) as old, closing(sqlite3.connect(directory / "ledger.sqlite")) as new:
         old.backup(new)
     with closing(Store(directory / "ledger.sqlite")) as store, store:
         store.cut(step, evaluated=step > 0 and ROW not in state)
         if not same_judges:
             store.forget_judgements()
+            close_unanswered(store, "eval", "gold")
     for name in ("metrics.jsonl", "samples.jsonl"):
         shutil.copyfile(run / name, directory / name)
         sync_to_disk(directory / name)

@@ -45,6 +45,10 @@ class Interruption:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def ask(self) -> None:
+        """As SIGTERM would."""
+        self._hear(signal.SIGTERM, None)
+
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """Within it a signal, also one that came before, ends the run.

@@ -149,15 +149,26 @@ class Ledger:
         no answers. Those that came are known to later questions; what an oracle still says is left aside."""
         with self._collecting, self._writing:
             with self.store:
-                open = [row for row in self.store.unanswered() if row.question.key.purpose == purpose]
-                answers = [_whole(row, _valueless(_rest(row.question, row.cached), "failed", row.question.oracle)) for row in open]
-                self.store.add_answers([(row.id, answer, None) for row, answer in zip(open, answers, strict=True)])
+                close_unanswered(self.store, purpose)
                 closed = self.store.takeable_ids(purpose, step, -1)
                 self.store.add_take(purpose, step, [], closed)
                 self._keep(self._found(closed), step)
             self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
             self.lost = [row for row in self.lost if row.question.key.purpose != purpose]
         self._forget(purpose, step)
+
+    def price(self, questions: Sequence[Question]) -> Price:
+        """The most that questions would cost if they were asked now; what is known costs nothing."""
+        return sum((self._term(question).price for question in questions), Price())
+
+    def refuse(self, step: int, purpose: str, price: Price) -> None:
+        """Record that a step asks nothing, since so much cannot be paid."""
+        with self._writing, self.store:
+            self.store.add_take(purpose, step, [], refused=price)
+
+    def refused(self, step: int, purpose: str) -> Price | None:
+        """What could not be paid by the newest record of a purpose up to this step."""
+        return self.store.last_refused(purpose, step)
 
     def is_spent(self, step: int) -> bool:
         """Whether training could buy nothing more when the step before had taken its answers."""
@@ -203,19 +214,19 @@ class Ledger:
         budget = self.budgets.get(purpose, Budget())
         terms, paid, committed = [], [], self.store.committed(purpose)
         for question in questions:
-            cached: tuple[Known, ...] = ()
-            price, is_paid = Price(), True
-            if question.oracle != UNASKED:
-                oracle = self._oracle(question.oracle)
-                cached = self.cache.find(question) if self.cache and is_cacheable(oracle) else (None,) * question.size
-                if None in cached:
-                    price = price_of(oracle, _rest(question, cached))
-                if budget.is_limited:
-                    is_paid = price == Price() or budget.allows(committed + price)
-                    committed += price if is_paid else Price()
-            paid.append(is_paid)
-            terms.append(Terms(cached if any(cached) else (), price if is_paid else Price()))
+            term = self._term(question)
+            paid.append(not budget.is_limited or term.price == Price() or budget.allows(committed + term.price))
+            terms.append(term if paid[-1] else Terms(term.cached))
+            committed += terms[-1].price
         return terms, paid
+
+    def _term(self, question: Question) -> Terms:
+        """What is known of a question, and what the rest may cost."""
+        if question.oracle == UNASKED:
+            return Terms()
+        oracle = self._oracle(question.oracle)
+        cached = self.cache.find(question) if self.cache and is_cacheable(oracle) else (None,) * question.size
+        return Terms(cached if any(cached) else (), price_of(oracle, _rest(question, cached)) if None in cached else Price())
 
     def _refused(self, found: Sequence[_Found]) -> Price | None:
         """The price of the cheapest question among these that was not paid."""
@@ -245,7 +256,9 @@ class Ledger:
             self.reasked += len(lost)
             with self.store:
                 self.store.count_again(row.id for row in lost)
-            self._submit(lost)
+            samples = [self._group(row).trajectories for row in lost]
+            ids = [tuple(of[pick].completion for pick in row.question.picks) for row, of in zip(lost, samples, strict=True)]
+            self._submit([replace(row, question=replace(row.question, ids=each)) for row, each in zip(lost, ids, strict=True)])
 
     def _submit(self, rows: Sequence[Asked]) -> None:
         for name in sorted({row.question.oracle for row in rows}):
@@ -303,8 +316,9 @@ class Ledger:
             arrived = _calling(name, self._oracle(name).collect, tickets, min(patience, 1.0) if len(names) > 1 else patience)
             self.heed()
             answered = [(self.pending.pop((name, ticket)), answer) for ticket, answer in arrived if (name, ticket) in self.pending]
-            self._record(answered)
-            has_come = has_come or bool(answered)
+            if answered:
+                self._record(answered)
+                has_come = True
         if not has_come:
             overdue = [key for key, p in waiting.items() if key in self.pending and time.monotonic() >= p.since + self.deadline_s]
             self._record([(late := self.pending.pop(key), _failed(late)) for key in overdue])
@@ -335,12 +349,15 @@ class Ledger:
         return None if probability == 0.5 else int(probability < 0.5)
 
     def _item(self, row: Asked, answer: Answer, label: int | None) -> Item:
+        return Item(self._group(row), row.question, answer, label)
+
+    def _group(self, row: Asked) -> Group:
         key = row.question.key
         place = (key.purpose, key.step, key.round)
         groups = self.groups.get(place)
         if groups is None:
             groups = self.groups[place] = self.store.groups(*place)
-        return Item(groups[row.member], row.question, answer, label)
+        return groups[row.member]
 
     def _warn_of_silence(self, purpose: str, step: int, items: Sequence[Item]) -> None:
         """Say once what would otherwise only be counted: an oracle that answers nothing leaves a run that learns nothing."""
@@ -368,6 +385,13 @@ def _in_order(price: Price) -> tuple[int, int, float]:
     return price.queries, price.tokens, price.cost
 
 
+def close_unanswered(store: Store, *purposes: str) -> None:
+    """What was asked for these purposes and nobody has answered counts as failed; the caller holds the transaction."""
+    rows = [row for row in store.unanswered() if row.question.key.purpose in purposes]
+    answers = [_whole(row, _valueless(_rest(row.question, row.cached), "failed", row.question.oracle)) for row in rows]
+    store.add_answers([(row.id, answer, None) for row, answer in zip(rows, answers, strict=True)])
+
+
 def _rest(question: Question, cached: Sequence[Known]) -> Question:
     """What is still to be asked: of scores only those candidates of which nothing is known."""
     if question.kind == "compare" or not any(cached):
@@ -377,7 +401,8 @@ def _rest(question: Question, cached: Sequence[Known]) -> Question:
     def of(values: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(values[place] for place in places) if values else values
 
-    return replace(question, candidates=of(question.candidates), picks=of(question.picks), known=of(question.known))
+    q = question
+    return replace(q, candidates=of(q.candidates), picks=of(q.picks), known=of(q.known), ids=of(q.ids))
 
 
 def _whole(asked: Asked, rest: Answer) -> Answer:
@@ -418,7 +443,7 @@ def _calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
         return method(*arguments)
     except OatError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OracleError(f"oracle {name} raised {type(error).__name__}: {error}; repair it, and run the same command again") from error
 
 

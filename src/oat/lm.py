@@ -254,8 +254,19 @@ def is_outlined() -> bool:
 
 def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
     """Write model and tokenizer as transformers does: config, safetensors, tokenizer files; `load_lm` and `AutoModelForCausalLM` read them."""
-    lm.module.save_pretrained(directory)
+    with _without_bars():
+        lm.module.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Within it transformers draws no progress bars of its own."""
+    before = logging.set_tqdm_hook(lambda make, args, kwargs: make(*args, **{**kwargs, "disable": True}))
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
 
 
 def _locate(path: str) -> str:

@@ -127,7 +127,7 @@ def heed(run: Run, step: int, metrics: Metrics) -> bool:
     """Hold the metrics of the update that made it so many against the alarms; whether what was learned went back to a checkpoint."""
     back = run.alarms.check(step, metrics.values, is_saved=run.checkpoints.due(step - 1))
     if back is not None:
-        _, tensors, plain = run.checkpoints.load_step(back)
+        run.alarms.back, tensors, plain = run.checkpoints.load_back(back)
         take_up(run, [part for part in run.parts if part in LEARNED], tensors, plain)
     metrics.add({"alarms/raised": run.alarms.raised, "alarms/rolled_back": back is not None})
     return back is not None

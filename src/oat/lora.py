@@ -4,9 +4,11 @@ The layers go into the model's own module, so that a model with an adapter is a 
 adapter off. B starts as zero, A as PEFT draws it, from the given seed. No dropout, no biases.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from oat.errors import ConfigError, ModelError
 from oat.lm import CausalLM, is_adapter, load_lm
@@ -64,6 +66,17 @@ def share_base(lm: CausalLM, other: CausalLM) -> None:
 def merged(lm: CausalLM) -> CausalLM:
     """The model with its adapter added into its weights, a plain model of transformers; the given one is used up."""
     return lm if lm.adapter is None else CausalLM(lm.adapter.merge_and_unload())
+
+
+def save_adapter(lm: CausalLM, base: str, out: Path) -> None:
+    """Write an adapter as PEFT does: `PeftModel.from_pretrained` puts it on the model `base`."""
+    out.mkdir(parents=True, exist_ok=True)
+    config = lm.adapter.peft_config["default"]
+    config.base_model_name_or_path, config.task_type, config.inference_mode = base, "CAUSAL_LM", True
+    config.save_pretrained(out)
+    names = {name: f"base_model.model.{name.replace('.default.', '.')}" for name in lm.trainable()}
+    tensors = {names[name]: tensor.detach().contiguous() for name, tensor in lm.trainable().items()}
+    save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def _peft() -> Any:

@@ -3,6 +3,7 @@
 A user's own objective may add names under `user/`. `@k` stands for `@` and any number.
 """
 
+import fnmatch
 import re
 from collections.abc import Mapping
 
@@ -75,7 +76,9 @@ NAMES = {
     "policy/ratio_max": "largest probability ratio of a trained token",
     "policy/ratio_min": "smallest probability ratio of a trained token",
     "prompts/dropped": "row 0: prompts left out because they are longer than prompts.max_tokens, of training and evaluation together",
+    "prompts/skipped": "row 0: malformed records left out (prompts.on_bad_record: skip), of training and evaluation together",
     "response/length": "mean tokens of a response",
+    "response/tokens": "tokens of the step's responses together",
     "response/truncated_frac": "share of responses cut by the length limit",
     "reward/mean": "mean score of the step's candidates",
     "reward/std_within": "mean over groups of the standard deviation of their scores",
@@ -95,8 +98,37 @@ NAMES = {
     "weights/version": "version of the sampler's weights",
 }
 
+_UNITS = {
+    "s": ("time/*",),
+    "tokens": ("response/length", "response/tokens", "eval/*_length"),
+    "queries": ("oracle/queries",),
+    "0 or 1": ("alarms/rolled_back", "eval/*failed", "eval/*skipped", "logps/recomputed"),
+    "share": ("*_frac", "*/accuracy", "*win_rate*", "eval/pass@k", "eval/gold_agreement", "roofline/*"),
+    "score": ("eval/*", "reward/*"),
+    "nats a token": ("kl/*", "loss/sft", "policy/entropy"),
+    "nats": ("logps/*",),
+    "ratio": ("policy/ratio_*",),
+    "version": ("weights/version", "lag/versions"),
+    "count": (
+        *("alarms/raised", "answers/expired", "ensemble/pairs", "optim/skipped", "optim/steps", "oracle/reasked", "prompts/dropped"),
+        *("rows/trained", "sft/duplicates"),
+    ),
+    "": ("loss/*", "optim/*", "pairs/*"),
+}
+"""Patterns of names by unit, the first that matches; "" where a number has none of its own."""
+
 UNREPEATABLE = ("time/", "roofline/", "oracle/reasked")
 """Names, or beginnings of names, that depend on clocks, machines or on restarts; left out of digests."""
+
+
+def listed(name: str) -> str:
+    """A metric's name as it stands in `NAMES`: `eval/pass@8` is `eval/pass@k`."""
+    return re.sub(r"@[0-9]+$", "@k", name)
+
+
+def unit(name: str) -> str:
+    """What a metric is counted in; "" for what has no unit of its own, or is a user's."""
+    return next((unit for unit, patterns in _UNITS.items() if any(fnmatch.fnmatchcase(listed(name), pattern) for pattern in patterns)), "")
 
 
 class Metrics:
@@ -107,7 +139,7 @@ class Metrics:
 
     def add(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            if re.sub(r"@[0-9]+$", "@k", name) not in NAMES and not name.startswith("user/"):
+            if listed(name) not in NAMES and not name.startswith("user/"):
                 raise ConfigError(
                     f"an objective reports {name!r}, which no list knows; {did_you_mean(name, NAMES)[:80]}; or name your own user/{name}"
                 )

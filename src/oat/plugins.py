@@ -1,4 +1,4 @@
-"""Users' own code, by name: `path/to/file.py:Name` or `package.module:Name`."""
+"""Users' own code, by name: `path/to/file.py:Name` or `package.module:Name`; and `python:Name`, an object that was given from Python."""
 
 import hashlib
 import importlib
@@ -11,9 +11,12 @@ from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
 
+given: dict[str, Any] = {}
+"""What `python:Name` names: objects of this process (`oat.Trainer`)."""
+
 
 def load_symbol(spec: str) -> Any:
-    """What `path/to/file.py:Name` or `package.module:Name` names.
+    """What `path/to/file.py:Name`, `package.module:Name` or `python:Name` names.
 
     A file is run once for each content it has; naming it twice gives the same objects. The author of a config is trusted: its code runs.
 
@@ -23,6 +26,10 @@ def load_symbol(spec: str) -> Any:
     place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():
         raise ConfigError(f"{spec!r} names no code; write path/to/file.py:Name or package.module:Name")
+    if place == "python":
+        if name not in given:
+            raise ConfigError(f"{spec}: the run was begun from Python, with an object that no file has; go on with it through oat.Trainer")
+        return given[name]
     module = _load_file(Path(place), spec) if place.endswith(".py") else _load_module(place, spec)
     if not hasattr(module, name):
         public = [attribute for attribute in vars(module) if not attribute.startswith("_")]

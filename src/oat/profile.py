@@ -1,10 +1,11 @@
 """`oat train --profile N`: a trace of N steps, in the format of Chrome, which Perfetto and chrome://tracing open.
 
 What stands in it under the names of the boxes: sample (generation, and sending the questions), take (waiting for answers), prepare, update, sync,
-evaluate. Tracing slows a run and changes none of its results.
+evaluate, save (copying, and waiting for an older one to be written). Tracing slows a run and changes none of its results.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def train_traced(run: Run, report: Report, directory: Path, steps: int) -> tuple
         Why the run ended, and the trace; None if it ended with its first step.
     """
     trace = _Trace(directory, steps)
-    _name_boxes(run)
+    name_boxes(run, record_function)
 
     def then(step: int, values: dict[str, float]) -> None:
         report(step, values)
@@ -74,8 +75,12 @@ class _Trace:
             self.file = self.directory / self._name
 
 
-def _name_boxes(run: Run) -> None:
-    """What a box does in a step has a name in the trace."""
+def name_boxes(run: Run, within: Callable[[str], Any]) -> None:
+    """Have what the boxes do in a step done within something that knows its name, such as `record_function`.
+
+    Args:
+        within: gives a decorator for a name.
+    """
     named: list[tuple[Any, str, str]] = [
         (run.collector, "fill", "sample"),
         (run.ledger, "take", "take"),
@@ -83,6 +88,7 @@ def _name_boxes(run: Run) -> None:
         (run.learner, "update", "update"),
         (run.weights, "sync", "sync"),
         *([(run.evaluation, "run", "evaluate")] if run.evaluation is not None else []),
+        (run.checkpoints, "save", "save"),
     ]
     for box, method, name in named:
-        setattr(box, method, record_function(name)(getattr(box, method)))
+        setattr(box, method, within(name)(getattr(box, method)))

@@ -1,14 +1,17 @@
-"""The order in which a run takes its prompts, and the cursor in that order. `data.py` reads them."""
+"""The order in which a run takes its prompts, and the cursor in that order. `data.py` reads them, each when its turn comes."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import cast
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, cast
 
 import numpy as np
 
-from oat.data import Records, Source, read_prompts
+from oat.data import PromptSet, Source
 from oat.errors import DataError, TemplateError
+from oat.formats import Layout
+from oat.records import Records
 from oat.render import Renderer
 from oat.seeds import Seeds, uniforms
 from oat.types import Prompt
@@ -22,8 +25,9 @@ class Prompts:
     sources take turns as `interleave` says, each going through its own epochs.
 
     Args:
-        source: what `data.py` lists: a path, a name, records or a function; or several `Source`.
-        prompt_key, reference_key: fields of a record.
+        source: what `records.py` lists: a path, a name, records or a function; or several `Source`.
+        prompt_key, reference_key, responses, score_key: columns of a record, as `Layout` reads them.
+        on_bad_record: a malformed record is an error, or is left out and counted.
         max_prompts: read the first so many records of each source.
         max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None keeps all. Every prompt that is
             read is rendered, so that what cannot be is known before a run starts.
@@ -31,13 +35,18 @@ class Prompts:
         epochs: the order ends after so many times `size` prompts, and every source then has given its share of them: a source of great weight
             has come round more often than one of small weight. None never ends.
         shuffle: False takes the records of a source as they stand, in every epoch.
+        folder: for copies of what can only be read in order, as in `PromptSet`.
         shard: (rank, count): take every `count`-th prompt of the one order, from the `rank`-th. The shards are disjoint and together the order.
 
     Attributes:
         size: prompts of all sources together: an epoch.
-        longest: rendered ids of the longest prompt.
         dropped: prompts left out because they are too long.
-        notes: one sentence for people about each source that lost prompts.
+        skipped: malformed records left out.
+        longest: tokens of the longest prompt.
+        columns: names of the columns that any prompt has.
+        has_references: any prompt has one.
+        formats: names of the formats of the sources.
+        notes: for people, one sentence about the format of each source, and about what was left out of it.
 
     Raises:
         DataError: a source or a record cannot be used, a prompt cannot be rendered or has no room, or no prompt of a source is left.
@@ -51,27 +60,37 @@ class Prompts:
         *,
         prompt_key: str = "prompt",
         reference_key: str | None = None,
+        responses: Sequence[str] = (),
+        score_key: str | None = None,
+        on_bad_record: Literal["stop", "skip"] = "stop",
         max_prompts: int | None = None,
         max_tokens: int | None = None,
         room: int | None = None,
         epochs: int | None = None,
         shuffle: bool = True,
+        folder: Path | None = None,
         shard: tuple[int, int] = (0, 1),
     ):
         if not 0 <= shard[0] < shard[1]:
             raise DataError(f"there is no shard {shard[0]} of {shard[1]}; give (rank, count) with 0 <= rank < count")
         sources = _sources(source)
-        self.dropped = self.longest = 0
+        self.dropped = self.skipped = self.longest = 0
+        self.columns: set[str] = set()
+        self.has_references = False
         self.notes: tuple[str, ...] = ()
+        self.formats: set[str] = set()
         self._pools: list[_Pool] = []
         for number, one in enumerate(sources):
-            read = read_prompts(one, prompt_key=prompt_key, reference_key=reference_key, max_prompts=max_prompts)
-            sized = [(prompt, _num_tokens(prompt, renderer, f"{one.name}:{prompt.row}: field {prompt_key!r}")) for prompt in read]
-            fitting = [(prompt, size) for prompt, size in sized if max_tokens is None or size <= max_tokens]
-            self._count_dropped(one, len(read), len(fitting), max_tokens)
-            _check_room(one, fitting, room)
-            self.longest = max(self.longest, *(size for _, size in fitting))
-            self._pools.append(_Pool([prompt for prompt, _ in fitting], seeds, number, shuffle))
+            layout = Layout(prompt_key, reference_key, responses, score_key)
+            fit = _Fit(one, layout, renderer, max_tokens, room)
+            found = PromptSet(one, layout, fit.accepts, max_prompts=max_prompts, skip=on_bad_record == "skip", folder=folder)
+            self.notes += found.notes
+            self._count_dropped(one, found.read, len(found), max_tokens)
+            fit.check_room(len(found))
+            self.skipped, self.longest = self.skipped + found.skipped, max(self.longest, fit.longest)
+            self.columns, self.has_references = self.columns | fit.columns, self.has_references or fit.has_references
+            self.formats |= {layout.format.name} if layout.format else set()
+            self._pools.append(_Pool(found, seeds, number, shuffle))
         self.size = sum(len(pool.prompts) for pool in self._pools)
         self._weights = [one.weight for one in sources]
         self._seeds = seeds
@@ -120,10 +139,72 @@ class Prompts:
             self.notes = (*self.notes, f"{source.name}: {read - left} of {read} prompts are longer than {max_tokens} tokens and left out")
 
 
+@dataclass
+class _Fit:
+    """Whether the prompts of a source can be rendered, and have room.
+
+    Attributes:
+        longest: tokens of the longest one that is kept.
+        over: those that are kept and have no room.
+        first: row and size of the first of them.
+        columns, has_references: as in `Prompts`, of those that are kept.
+    """
+
+    source: Source
+    layout: Layout
+    renderer: Renderer
+    max_tokens: int | None
+    room: int | None
+    longest: int = 0
+    over: int = 0
+    first: tuple[int, int] = (0, 0)
+    columns: set[str] = field(default_factory=set)
+    has_references: bool = False
+
+    def accepts(self, prompt: Prompt) -> bool:
+        size = self._num_tokens(prompt)
+        if self.max_tokens is not None and size > self.max_tokens:
+            return False
+        self.longest = max(self.longest, size)
+        self.columns |= prompt.columns.keys()
+        self.has_references = self.has_references or prompt.reference is not None
+        if self.room is not None and size > self.room:
+            self.first = self.first if self.over else (prompt.row, size)
+            self.over += 1
+        return True
+
+    def check_room(self, kept: int) -> None:
+        if not self.over or self.room is None:
+            return
+        row, size = self.first
+        drop = f"drop longer ones (prompts.max_tokens: {self.room}), " if self.room > 0 and self.over < kept else ""
+        raise DataError(
+            f"{self.source.name}:{row}: the prompt has {size} tokens, and the model's context leaves room for {max(0, self.room)} "
+            f"({self.over} of {kept} prompts are too long); {drop}lower sampling.max_new_tokens, or set sampling.overflow to cut"
+        )
+
+    def _num_tokens(self, prompt: Prompt) -> int:
+        if not prompt.messages:
+            self._check_text(prompt)
+            return 0
+        try:
+            return len(self.renderer.prompt(prompt.messages))
+        except TemplateError as error:
+            form = self.layout.format
+            field = form.prompt or form.columns[0] if form else self.layout.prompt_key
+            raise DataError(f"{self.source.name}:{prompt.row}: field {field!r}: the prompt cannot be rendered: {error}") from error
+
+    def _check_text(self, prompt: Prompt) -> None:
+        """A text that is learned whole has no prompt, and no turns."""
+        if self.renderer.template is not None:
+            place = f"{self.source.name}:{prompt.row}: field 'text'"
+            raise DataError(f"{place}: expected messages, since a chat template is set, got a text; remove `render.template`, or write messages")
+
+
 class _Pool:
     """The prompts of one source, each epoch in an order of its own."""
 
-    def __init__(self, prompts: list[Prompt], seeds: Seeds, number: int, shuffle: bool):
+    def __init__(self, prompts: PromptSet, seeds: Seeds, number: int, shuffle: bool):
         self.prompts = prompts
         self._seeds, self._number, self._shuffle = seeds, number, shuffle
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
@@ -169,23 +250,3 @@ def _sources(given: Records | Sequence[Source]) -> list[Source]:
     if isinstance(given, list | tuple) and not given:
         raise DataError("there is no source of prompts in an empty list; name a file, or give records")
     return [Source(cast(Records, given))]
-
-
-def _num_tokens(prompt: Prompt, renderer: Renderer, where: str) -> int:
-    try:
-        return len(renderer.prompt(prompt.messages))
-    except TemplateError as error:
-        raise DataError(f"{where}: the prompt cannot be rendered: {error}") from error
-
-
-def _check_room(source: Source, sized: Sequence[tuple[Prompt, int]], room: int | None) -> None:
-    if room is None:
-        return
-    over = [(prompt, size) for prompt, size in sized if size > room]
-    if over:
-        prompt, size = over[0]
-        drop = f"drop longer ones (prompts.max_tokens: {room}), " if room > 0 and len(over) < len(sized) else ""
-        raise DataError(
-            f"{source.name}:{prompt.row}: the prompt has {size} tokens, and the model's context leaves room for {max(0, room)} "
-            f"({len(over)} of {len(sized)} prompts are too long); {drop}lower sampling.max_new_tokens, or set sampling.overflow to cut"
-        )

@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from oat.build import build, resolve, surround
 from oat.checkpoint import Checkpoints
@@ -37,7 +37,7 @@ FORKS = (
 )
 """Those that may change in a fork, but for the algorithm's name. What a checkpoint or a ledger holds belongs to the others, or they were measured."""
 
-_WRITTEN = ("lock", "ledger.sqlite*", "checkpoints", "checkpoints/step_*", "evaluations")
+_WRITTEN = ("lock", "ledger.sqlite*", "checkpoints", "checkpoints/step_*", "evaluations", "tensorboard")
 """What is written to where it stands; other files are replaced."""
 
 CHOSEN = {("compute", "threads"): None, ("engine", "threads"): None, ("learner", "micro_batch_tokens"): "auto", ("render", "date"): None}
@@ -67,6 +67,7 @@ def open_run(config: Config, origins: Origins, source: str | None = None) -> Ite
             yield run
         finally:
             run.ledger.close()
+            run.tracking.close()
 
 
 def _made(directory: Path) -> list[Path]:
@@ -98,15 +99,31 @@ def _unmake(made: Sequence[Path]) -> None:
             place.rmdir()
 
 
+_locks: set[TextIO] = set()
+"""The open lock files of this process. A forked child, such as a worker of a reward function, closes its copies: it may outlive the process."""
+
+
+def _let_go() -> None:
+    for file in _locks:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """The directory is ours; the lock goes with the process, however it ends."""
+    """The directory is ours; the lock goes with the process, however it ends and whatever children it leaves."""
     with (directory / "lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"{directory} is in use by another process; wait for it, end it, or give another --run_dir") from None
-        yield
+        _locks.add(file)
+        try:
+            yield
+        finally:
+            _locks.discard(file)
 
 
 def _open(config: Config, directory: Path, origins: Origins, source: str | None) -> Run:
@@ -118,7 +135,7 @@ def _open(config: Config, directory: Path, origins: Origins, source: str | None)
         stored = resolve(load_config(origin_of(directory).run / "config.yaml")[0], {})
         copy_state(directory, same_judges=stored.evaluation == config.evaluation)
     Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
-    around = surround(config, origins)
+    around = surround(config, origins, folder=directory)
     refuse_too_large(config, lengths_of(around), origins)
     run = build(config, around=around, origins=origins)
     for (section, name), value in run.chosen.items():
@@ -137,13 +154,13 @@ def settled(config: Config, origins: Origins) -> Config:
     made, lock = _made(directory), directory / "lock"
     is_new = not lock.exists()
     try:
-        with _locked(directory):
+        with _locked(directory), ExitStack() as left:
+            if is_new:
+                left.callback(lock.unlink)  # while it is held, so that nobody else has it open and locked
             config = _settled(config, directory, origins, None)
             Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
             return config
     finally:
-        if is_new:
-            lock.unlink()
         _unmake(made)
 
 
@@ -202,7 +219,7 @@ def _with(config: Config, section: str, name: str, value: Any) -> Config:
 def _is_unused(directory: Path) -> bool:
     """Whether a directory is empty, or holds only what a start leaves behind that failed or was killed before its first question."""
     left = {file.name for file in directory.iterdir()}
-    if not left <= {"lock", ".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))}:
+    if not left <= {"lock", "given", ".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))}:
         return False
     if "ledger.sqlite" not in left:
         return True

@@ -1,5 +1,9 @@
 """The schema of a run's ledger: its tables, what brings older files to it, and rows that a sound one does not have."""
 
+from typing import get_args
+
+from oat.types import Mark
+
 VERSION = 4
 
 TABLES = """
@@ -78,7 +82,35 @@ MIGRATIONS = {
 }
 """What brings a ledger from a schema version to the next one."""
 
+_SIZE = "CASE q.kind WHEN 'compare' THEN 1 ELSE json_array_length(q.candidates) END"
+_MARKS = ", ".join(repr(mark) for mark in get_args(Mark))
+
+
+def _each(column: str) -> str:
+    """The entries of a list in JSON; none of what is no JSON, which is found elsewhere."""
+    return f"json_each(CASE WHEN json_valid({column}) THEN {column} ELSE '[]' END)"
+
+
 CONTRADICTIONS = {
+    f"""SELECT a.question FROM answers a JOIN questions q ON q.id = a.question WHERE CASE WHEN json_valid(a.vals) AND json_valid(a.marks)
+        THEN json_array_length(a.vals) != {_SIZE} OR json_array_length(a.marks) != {_SIZE} ELSE TRUE END""": (
+        "an answer does not have one value and one mark for each item of its question"
+    ),
+    f"""SELECT DISTINCT a.question FROM answers a JOIN questions q ON q.id = a.question, {_each("a.vals")} v
+        WHERE v.type NOT IN ('real', 'integer') OR (q.kind = 'compare' AND v.value NOT BETWEEN 0 AND 1)""": (
+        "a value of an answer is no number, or no probability where two were compared"
+    ),
+    f"SELECT DISTINCT a.question FROM answers a, {_each('a.marks')} m WHERE m.type != 'text' OR m.value NOT IN ({_MARKS})": (
+        f"a mark of an answer is none of {', '.join(get_args(Mark))}"
+    ),
+    """SELECT a.question FROM answers a JOIN questions q ON q.id = a.question
+        WHERE a.label IS NOT NULL AND (q.kind != 'compare' OR a.label NOT IN (0, 1) OR a.marks != '["ok"]')""": (
+        "a label stands where no two were compared, or is neither of the two"
+    ),
+    """SELECT purpose, step FROM (SELECT purpose, step, position < 0 AS late, CASE WHEN position < 0 THEN -1 - position ELSE position END AS place
+        FROM taken) GROUP BY purpose, step, late HAVING MIN(place) != 0 OR MAX(place) != COUNT(*) - 1""": (
+        "what a step learned from does not stand at the places from the first to the last"
+    ),
     """SELECT r.purpose, r.step, r.round FROM rounds r LEFT JOIN questions q ON (q.purpose, q.step, q.round) = (r.purpose, r.step, r.round)
         GROUP BY r.purpose, r.step, r.round HAVING COUNT(q.id) != r.questions""": "a round has more or fewer questions than were asked",
     "SELECT r.purpose, r.step, r.round FROM rounds r LEFT JOIN blobs b ON b.hash = r.groups WHERE r.kept = 1 AND b.hash IS NULL": (

@@ -55,8 +55,10 @@ class PromptsConfig:
     """Split of a dataset; None is `train`."""
     max_prompts: Count | None = None
     """Read the first so many records, of each source."""
+    on_bad_record: Literal["stop", "skip"] = "stop"
+    """A malformed record ends the run before it starts, or is left out and counted (`prompts/skipped`); also one of `evaluation`."""
     prompt_key: str = "prompt"
-    """Column of the prompt: a string, or a list of messages with role and content."""
+    """Column of the prompt: a string, or a list of messages; or of a whole conversation. Without it TRL's other formats are known (docs/data.md)."""
     reference_key: str | None = None
     """Column of the reference answer or response; None when there is none."""
     max_tokens: Count | None = None
@@ -66,9 +68,10 @@ class PromptsConfig:
     shuffle: bool = True
     """A new order, from the seed, every epoch."""
     responses: tuple[str, ...] = ()
-    """Columns of recorded responses, the best first: offline data, nothing is sampled in training. Empty: the policy answers."""
+    """Columns of recorded responses, the best first: offline data, nothing is sampled in training. With the oracle `recorded` they default to
+    TRL's: chosen and rejected, or completion. Otherwise, empty, the policy answers."""
     score_key: str | None = None
-    """Column of their scores, for the oracle `recorded`; by default the first response is worth 1 and the others 0."""
+    """Column of their scores, for the oracle `recorded`; by default the first response is worth 1 and the others 0, and one with a `label` 1 or 0."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class RenderConfig:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    max_new_tokens: Count
+    max_new_tokens: Count = 256
     """Most tokens of a response."""
     temperature: NonNegative = 1.0
     """Divides the logits; 0 is greedy."""
@@ -133,7 +136,7 @@ class OracleConfig:
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    learning_rate: NonNegative
+    learning_rate: NonNegative = 1e-6
     """Of AdamW, at the top of the schedule."""
     critic_learning_rate: NonNegative | None = None
     """Of the critic, where the algorithm has one; by default the policy's."""
@@ -236,6 +239,8 @@ class CheckpointConfig:
 class TrackingConfig:
     samples: Whole = 4
     """Groups written to samples.jsonl every step."""
+    tensorboard: bool = False
+    """Also write the metrics for TensorBoard, into RUN/tensorboard: `tensorboard --logdir runs` shows them. Needs `oat-align[tensorboard]`."""
     keep_trajectories: bool = False
     """Keep trajectories in the ledger when every kept checkpoint is past them, so that the run can be replayed from its start."""
 
@@ -268,16 +273,16 @@ class StopConfig:
     checkpoint counts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     run_dir: str
     """Where the run lives; by default `runs/` and the name of the configuration file."""
     model: ModelConfig
     prompts: PromptsConfig
-    sampling: SamplingConfig
+    sampling: SamplingConfig = SamplingConfig()
     oracle: OracleConfig
     algorithm: Component
-    learner: LearnerConfig
+    learner: LearnerConfig = LearnerConfig()
     stop: StopConfig
     seed: int = 0
     """Of everything random in the run."""

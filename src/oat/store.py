@@ -6,7 +6,6 @@ Trajectories are a blob a round, by hash; texts that people and exports read are
 import functools
 import hashlib
 import json
-import re
 import shutil
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,14 +16,11 @@ from typing import Any
 
 from oat import blobs, schema, wire
 from oat.errors import LedgerError
+from oat.files import read_only_address, refuse_network
 from oat.types import Answer, Group, Key, Mark, Message, Price, Question
 
 _KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
 _TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
-
-_MOUNTS = Path("/proc/self/mounts")
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs"}
-
 
 _SCALARS = {str, int, float, bool, type(None)}
 """Come back from JSON as they were."""
@@ -76,7 +72,7 @@ class Store:
     """
 
     def __init__(self, path: Path, *, read_only: bool = False):
-        _refuse_network(path)
+        refuse_network(path)
         self.path = path
         try:
             if read_only:
@@ -86,7 +82,7 @@ class Store:
                 self.db.execute("PRAGMA journal_mode = WAL")
                 self.db.execute("PRAGMA synchronous = FULL")
                 self._bring_up_to_date()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             is_denied = isinstance(error, sqlite3.OperationalError)
             hint = "make room or mend what is wrong there" if is_denied else "restore it from a copy"
             raise LedgerError(f"{path}: the ledger cannot be opened ({error}); {hint}, or start a new run directory") from error
@@ -99,7 +95,7 @@ class Store:
             )
 
     def _open_read_only(self) -> None:
-        self.db = _connect(f"{self.path.absolute().as_uri()}?mode=ro")
+        self.db = _connect(read_only_address(self.path))
         if self._version() in schema.MIGRATIONS:
             file, self.db = self.db, _connect(":memory:")
             with closing(file):
@@ -347,6 +343,12 @@ class Store:
         (refused,) = self.db.execute("SELECT refused FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)).fetchone()
         return None if refused is None else Price(*json.loads(refused))
 
+    def last_refused(self, purpose: str, step: int) -> Price | None:
+        """The same of the newest take up to a step, if there is one."""
+        sql = "SELECT refused FROM takes WHERE purpose = ? AND step <= ? ORDER BY step DESC LIMIT 1"
+        (refused,) = self.db.execute(sql, (purpose, step)).fetchone() or (None,)
+        return None if refused is None else Price(*json.loads(refused))
+
     def add_take(self, purpose: str, step: int, ids: Sequence[int], expired: Sequence[int] = (), refused: Price | None = None) -> None:
         """Record what a step trains on, in this order, what it found too old, and the cheapest price it could not pay; the caller holds the
         transaction."""
@@ -381,8 +383,9 @@ class Store:
             self.db.execute(statement)
 
     def forget_judgements(self) -> None:
-        """Nothing that evaluations were told is known any more; the caller holds the transaction."""
+        """Nothing that evaluations were told is known any more, nor what they could not pay; the caller holds the transaction."""
         self.db.execute("DELETE FROM cache WHERE purpose != 'train'")
+        self.db.execute("UPDATE takes SET refused = NULL WHERE purpose != 'train'")
 
     def digest(self) -> str:
         """SHA-256 of the ledger in canonical form: no row numbers, tickets or clock times."""
@@ -439,6 +442,7 @@ class Store:
             oracle,
             _values(known),
             None if features is None else wire.decode(features),
+            content.get("is_chat", False),
         )
         return Asked(id, question, member, ticket, sent, tuple(None if known is None else (known[0], known[1]) for known in _values(cached)))
 
@@ -468,23 +472,11 @@ def _values(text: str) -> tuple[Any, ...]:
 
 def prompt_text(question: Question) -> str:
     """What is asked about, but for the candidates, in canonical form."""
-    content = {"messages": [[m.role, m.content] for m in question.messages], "reference": question.reference, "columns": question.columns}
+    messages = [[m.role, m.content] for m in question.messages]
+    content: dict[str, Any] = {"messages": messages, "reference": question.reference, "columns": question.columns}
+    content |= {"is_chat": True} if question.is_chat else {}
     return json.dumps(content, ensure_ascii=False, sort_keys=True)
 
 
 def text_name(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def _refuse_network(path: Path) -> None:
-    """A mount later in the list covers earlier ones at its place; its place has blanks as octal escapes."""
-    if not _MOUNTS.exists():
-        return
-    target, best, kind = str(path.resolve()), "", ""
-    for line in _MOUNTS.read_text(errors="replace").splitlines():
-        _, escaped, file_system, *_ = line.split(" ")
-        place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped)
-        if len(place) >= len(best) and (target + "/").startswith(place.rstrip("/") + "/"):
-            best, kind = place, file_system
-    if kind in _NETWORK:
-        raise LedgerError(f"{path}: lies on a network file system ({kind}), where SQLite can lose answers; give a run_dir on a local disk")

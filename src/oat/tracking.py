@@ -1,12 +1,17 @@
-"""The files people read while a run goes on: one line a step in `metrics.jsonl`, some groups a step in `samples.jsonl`."""
+"""The files people read while a run goes on: one line a step in `metrics.jsonl`, some groups a step in `samples.jsonl`, and with what they were made
+in `environment.json`."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from oat.files import saying_what_is_free, write_atomically
+from oat.provenance import add_entry, entries
+from oat.reading import read_rows
+from oat.tensorboard import TensorBoard
 from oat.types import Feedback
 
 
@@ -15,11 +20,21 @@ class Tracking:
 
     Args:
         samples: groups written a step.
+        environment: what `environment.json` tells of this process; None: nothing.
+        tensorboard: also write for TensorBoard.
+
+    Attributes:
+        untold: the first row of this process, as long as `environment.json` does not tell of it.
+
+    Raises:
+        ConfigError: the library of TensorBoard is missing.
     """
 
-    def __init__(self, run_dir: Path, *, samples: int):
+    def __init__(self, run_dir: Path, *, samples: int, environment: Callable[[], Mapping[str, Any]] | None = None, tensorboard: bool = False):
         self.paths = {"metrics": run_dir / "metrics.jsonl", "samples": run_dir / "samples.jsonl"}
-        self.samples = samples
+        self.samples, self.environment, self.environments = samples, environment, run_dir / "environment.json"
+        self.board = TensorBoard(run_dir / "tensorboard") if tensorboard else None
+        self.untold: int | None = None
         self.files: dict[str, TextIO] = {}
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
@@ -27,18 +42,31 @@ class Tracking:
 
         Args:
             is_closed: whether the cursor's own row is behind us; otherwise it comes next.
+
+        Raises:
+            ConfigError: `environment.json` is not what was written there.
         """
+        entries(self.environments)
         kept_rows = step + is_closed if step > 0 else 0
         for name, path in self.paths.items():
             if path.exists():
                 kept = [line for line in path.read_bytes().splitlines(keepends=True) if _belongs(line, kept_rows)]
                 write_atomically(path, b"".join(kept).decode("utf-8"))
             self.files[name] = path.open("a", encoding="utf-8")
+        if self.board is not None:
+            self.board.open(read_rows(self.paths["metrics"]))
+        self.untold = kept_rows
+        if step == 0:
+            self._tell()
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
+        self._tell()
         for item in feedback.items[: self.samples] if feedback else ():
             self._write("samples", {"step": step, **_readable(item)})
         self._write("metrics", {"step": step, **dict(sorted(values.items()))})
+        if self.board is not None:
+            with saying_what_is_free(self.board.folder):
+                self.board.row(step, values)
 
     def flush(self) -> None:
         """Bring both streams to disk; called before a checkpoint that stands behind their last row."""
@@ -48,8 +76,16 @@ class Tracking:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        for file in self.files.values():
-            file.close()
+        """What could not be written was said when it was written, so that closing says nothing over it."""
+        for close in (*(file.close for file in self.files.values()), *([self.board.close] if self.board is not None else [])):
+            with suppress(OSError):
+                close()
+
+    def _tell(self) -> None:
+        """Write down what this process is, once: when a run begins, or else with the first row, so that who has nothing to add changes no file."""
+        if self.untold is not None and self.environment is not None:
+            add_entry(self.environments, {"first_row": self.untold, **self.environment()})
+            self.untold = None
 
     def _write(self, name: str, record: Mapping[str, Any]) -> None:
         with saying_what_is_free(self.paths[name]):

@@ -50,6 +50,7 @@ class Prompt:
         messages: the raw conversation; what oracles see.
         reference: the reference answer or response, if the data has one.
         columns: every further column of the record, by name.
+        is_chat: the data give messages, and so reward functions get messages too.
     """
 
     row: int
@@ -57,6 +58,7 @@ class Prompt:
     messages: tuple[Message, ...]
     reference: str | None = None
     columns: dict[str, Any] = field(default_factory=dict)
+    is_chat: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,9 @@ class Segment:
     kept: KeptSets | None = None
 
 
+_NOTHING = np.zeros(0, dtype=np.int32)
+
+
 @dataclass(frozen=True, eq=False)
 class Trajectory:
     """One sampled (or recorded) sequence, never padded; what the learner trains on, id by id.
@@ -194,6 +199,11 @@ class Trajectory:
     @cached_property
     def ids(self) -> np.ndarray:
         return np.concatenate([segment.ids for segment in self.segments])
+
+    @property
+    def completion(self) -> np.ndarray:
+        """(T,) int32: the ids behind the prompt, which is the first segment."""
+        return self.segments[1].ids if len(self.segments) == 2 else self.ids[len(self.segments[0].ids) :] if self.segments else _NOTHING
 
     @cached_property
     def trained(self) -> np.ndarray:
@@ -247,6 +257,8 @@ class Question:
         oracle: the address; empty until the router fills it, "none" for a question that is not asked, whose items are masked.
         known: one value a candidate known beforehand, for the oracles that ask nobody; empty where there is none.
         features: one row a candidate, (candidates, D) float32, for the ensemble's learning.
+        is_chat: as in `Prompt`.
+        ids: for each candidate the ids that follow its prompt, (T,) int32; empty in a question that comes back from the ledger.
     """
 
     key: Key
@@ -259,6 +271,8 @@ class Question:
     oracle: str = ""
     known: tuple[float, ...] = ()
     features: np.ndarray | None = field(default=None, compare=False)
+    is_chat: bool = False
+    ids: tuple[np.ndarray, ...] = field(default=(), compare=False)
 
     @property
     def size(self) -> int:
@@ -270,7 +284,8 @@ class Question:
         """The question about some of a group's samples."""
         prompt, asked = group.prompt, [group.trajectories[pick] for pick in picks]
         known = tuple(trajectory.reward for trajectory in asked if trajectory.reward is not None)
-        return cls(key, kind, prompt.messages, tuple(t.text for t in asked), picks, prompt.reference, dict(prompt.columns), oracle, known)
+        content = (prompt.messages, tuple(t.text for t in asked), picks, prompt.reference, dict(prompt.columns), oracle, known)
+        return cls(key, kind, *content, is_chat=prompt.is_chat, ids=tuple(t.completion for t in asked))
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ ROWS = {
     "R10": "a directory that cannot be written, or is in use, is refused before the first step",
     "R11": "no pickle is opened, and nothing that is read is run",
     "R13": "64 threads that ask at once spend a budget of 10,000 queries exactly",
+    "R19": "a malformed record is one clear error, or is left out and counted",
     "R20": "a number that is not finite moves no weight",
     "R21": "edge batches give a finite loss or a clear error",
     "R22": "the laws of every loss hold; a flipped sign is noticed",

@@ -5,12 +5,13 @@ Root may do anything, so where the tests run as root, `oat` runs in a child unde
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fixtures import World, forked, oat
+from fixtures import World, forked, kill_at, named, oat
 
 from oat.checkpoint import Checkpoints
 
@@ -37,18 +38,22 @@ def place(world: World) -> Iterator[World]:
     shutil.rmtree(folder)
 
 
-def train(place: World, config: Path, log: Path) -> tuple[int, str]:
-    """The exit code of `oat train` under another user id, and what it printed."""
+def as_nobody(log: Path, *arguments: object) -> tuple[int, str]:
+    """The exit code of a command under another user id, and what it printed."""
 
     def child() -> int:
         if os.geteuid() == 0:
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-        return oat("train", config)
+        return oat(*arguments)
 
     log.unlink(missing_ok=True)
     return forked(child, log), log.read_text()
+
+
+def train(place: World, config: Path, log: Path) -> tuple[int, str]:
+    return as_nobody(log, "train", config)
 
 
 def tree(folder: Path) -> dict[str, tuple[int, float]]:
@@ -117,6 +122,21 @@ def test_a_run_of_which_a_part_cannot_be_written(place: World, tmp_path: Path, f
 
 
 @pytest.mark.fault("R10")
+def test_a_run_that_may_only_be_read(place: World, tmp_path: Path, figure: Figure) -> None:
+    """What it asked is told, and it is forked, and nothing in it changes."""
+    config, run_dir, log = place.config("dpo", place.folder, {"stop.max_steps": 2}), place.folder / "dpo", tmp_path / "log"
+    assert train(place, config, log)[0] == 0
+    for path in [*run_dir.rglob("*"), run_dir]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = tree(run_dir)
+    for command in (("ledger", run_dir, "--check"), ("digest", run_dir), ("train", config, "--from", run_dir, "--run_dir", place.folder / "fork")):
+        code, printed = as_nobody(log, *command)
+        assert code == 0, printed
+    assert tree(run_dir) == before
+    figure("a run that may only be read is told of, and forked")
+
+
+@pytest.mark.fault("R10")
 def test_two_processes_on_one_directory(world: World, tmp_path: Path, figure: Figure) -> None:
     """The second is refused while the first is between its lock and its first step, and the first ends well."""
     config = world.config("dpo", tmp_path, {"stop.max_steps": 2})
@@ -147,3 +167,42 @@ def test_two_processes_on_one_directory(world: World, tmp_path: Path, figure: Fi
     os.write(told[1], b"x")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (tmp_path / "first").read_text()
     figure("the second is refused, the first ends well")
+
+
+POOL = """
+import os
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+pool = None
+
+
+def count(text):
+    return os.getpid(), float(text.count("a"))
+
+
+def reward(prompts, completions, **columns):
+    global pool
+    pool = pool or ProcessPoolExecutor(1)
+    counted = list(pool.map(count, completions))
+    with Path(__file__).with_name("workers").open("a") as file:
+        file.writelines(f"{worker}\\n" for worker in {worker for worker, _ in counted})
+    return [value for _, value in counted]
+"""
+
+
+@pytest.mark.fault("R10")
+def test_what_a_dead_owner_leaves_running_does_not_hold_the_directory(world: World, tmp_path: Path, figure: Figure) -> None:
+    """Workers of a reward function are still there after a `kill -9` of the run, which goes on beside them."""
+    (tmp_path / "pool.py").write_text(POOL)
+    config, log = world.config("dpo", tmp_path, {"oracle.name": f"{tmp_path / 'pool.py'}:reward", "evaluation": None}), tmp_path / "log"
+    try:
+        assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 2) or oat("train", config), log) == -signal.SIGKILL
+        left = {int(worker) for worker in (tmp_path / "workers").read_text().split()}
+        assert len(left) == 1
+        os.kill(*left, 0)
+        assert forked(lambda: oat("train", config), log) == 0, log.read_text()
+    finally:
+        for worker in {int(worker) for worker in (tmp_path / "workers").read_text().split()}:
+            os.kill(worker, signal.SIGKILL)
+    figure("workers of a killed run hold no lock")

@@ -1,6 +1,8 @@
 """A run that an alarm rolls back is killed, or told to end, at any moment and continued by the same command: it is the unbroken run, bitwise."""
 
+import functools
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,6 +89,37 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
         return found[moment.algorithm, moment.flags]
 
     return make
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(world: World, tmp_path: Path, is_gone: bool) -> None:
+    """Steps 4 and 6 are flat, and the checkpoint of step 2 is damaged or missing: both roll backs lead to the start, which is kept for the second."""
+    changes = {**flat_steps(tmp_path, {4, 6}, patience=1, action="roll_back"), "checkpoint": {"every": 2, "keep_last": 5}, "evaluation": None}
+    config, begun = world.config("grpo", tmp_path, {**changes, "stop.max_steps": 8}), tmp_path / "begun"
+    fewer = ("--checkpoint.keep_last", "1")  # from here on nothing but the roll back needs an old one
+
+    def go_on(run_dir: Path, before: Callable[[], None] = lambda: None) -> int:
+        before()
+        return oat("train", config, "--run_dir", run_dir, *fewer)
+
+    assert forked(lambda: oat("train", config, "--run_dir", begun, "--stop.max_steps", "4"), tmp_path / "log") == 0
+    damaged = begun / "checkpoints" / "step_00000002"
+    if is_gone:
+        shutil.rmtree(damaged)
+    else:
+        (damaged / "tensors.safetensors").write_bytes((damaged / "tensors.safetensors").read_bytes()[:-1])
+    shutil.copytree(begun, tmp_path / "unbroken")
+    with pytest.warns(UserWarning, match=r"step_00000002: .*; trying|none of step 2; trying the checkpoint before it"):
+        assert go_on(tmp_path / "unbroken") == 0
+    rows = [json.loads(line) for line in (tmp_path / "unbroken" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows[1:] if row["alarms/rolled_back"]] == [5, 7]
+    assert [row["optim/steps"] for row in rows[1:]] == [1, 2, 3, 4, 5, 1, 2, 1]
+    for place, call in (("oat.loop:take_up", 2), ("oat.tracking:Tracking.row", 1), ("oat.checkpoint:Checkpoints._prune", 1), ("oat.loop:heed", 4)):
+        run_dir, kill, log = tmp_path / f"killed at {place}", functools.partial(kill_at, *named(place), call), tmp_path / "log"
+        shutil.copytree(begun, run_dir)
+        assert forked(functools.partial(go_on, run_dir, kill), log) == -signal.SIGKILL, log.read_text()
+        assert forked(functools.partial(go_on, run_dir), log) == 0, log.read_text()
+        assert digest_run(run_dir) == digest_run(tmp_path / "unbroken")
 
 
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())

@@ -1,5 +1,6 @@
 """A run that is told to end: SIGTERM and Ctrl-C, at named moments; then the same command ends in the unbroken run, bitwise."""
 
+import fcntl
 import json
 import os
 import signal
@@ -120,6 +121,33 @@ def test_what_is_being_written_is_on_disk_when_the_process_ends(world: World, tm
     assert saved in ("step_00000001", "step_00000002")
     assert verify(run_dir / "checkpoints" / saved) is None
     assert not list((run_dir / "checkpoints").glob(".new-*"))
+    assert train(config, run_dir) == 0
+    assert digest_run(run_dir) == unbroken["grpo"]
+
+
+def test_ctrl_c_again_does_not_cut_off_what_is_being_written(world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]) -> None:
+    """Told to end, and twice more while a slow disk takes the last checkpoint; the directory is the run's until that is there."""
+    config, run_dir = world.config("grpo", tmp_path), tmp_path / "run"
+
+    def slow() -> None:
+        from oat.checkpoint import Checkpoints
+
+        publish = Checkpoints._publish
+
+        def late(self: Checkpoints, new: Path, step: int) -> Path:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.3)
+            with (run_dir / "lock").open("a") as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return publish(self, new, step)
+
+        Checkpoints._publish = late  # type: ignore[method-assign]
+        kill_at(*named("oat.learner.learner:Learner.update"), 1, signals=(signal.SIGINT,))
+
+    assert train(config, run_dir, slow, ("--checkpoint.every", "9")) == 130, (tmp_path / "log").read_text()
+    assert (run_dir / "checkpoints" / "latest").read_text() == "step_00000001\n"
+    assert verify(run_dir / "checkpoints" / "step_00000001") is None
     assert train(config, run_dir) == 0
     assert digest_run(run_dir) == unbroken["grpo"]
 

@@ -61,10 +61,10 @@ class PPO(Objective):
     def prepare(self, feedback, forward, generator):
         rows, group_of_N, scores_N, valid_N = scored_rows(feedback)
         metrics = {**answer_metrics(feedback), **response_metrics(feedback)}
-        units = np.arange(len(rows))
         columns = self._columns(rows, scores_N, valid_N, feedback.step, forward) if valid_N.any() else {}
-        rows = rows if columns else ()
-        return Batch(rows, units, group_of_N.numpy(), columns, self.config.epochs, self.config.minibatches, metrics)
+        kept = len(rows) if columns else 0
+        groups = group_of_N.numpy()[:kept]
+        return Batch(rows[:kept], np.arange(kept), groups, columns, self.config.epochs, self.config.minibatches, metrics)
 
     def _columns(self, rows, scores_N, valid_N, step, forward):
         c, row_of_K = self.config, row_index(rows)

@@ -118,7 +118,7 @@ def answer_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def response_metrics(feedback: Feedback) -> dict[str, float]:
-    """Length and truncation of the step's responses, and the age of the policy's own tokens in versions."""
+    """Length, tokens and truncation of the step's responses, and the age of the policy's own tokens in versions."""
     trajectories = [trajectory for item in feedback.items for trajectory in item.group.trajectories]
     if not trajectories:
         return {}
@@ -127,6 +127,7 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
     versions = np.concatenate(ours) if ours else np.zeros(0)
     return {
         "response/length": float(np.mean(lengths)),
+        "response/tokens": float(np.sum(lengths)),
         "response/truncated_frac": float(np.mean([trajectory.finish_reason == "length" for trajectory in trajectories])),
         "lag/versions": float(np.mean(feedback.step - versions)) if len(versions) else 0.0,
     }

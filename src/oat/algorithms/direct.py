@@ -44,7 +44,7 @@ from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
 class PairConfig:
     """Fields of every direct loss."""
 
-    prompts: int
+    prompts: int = 64
     """Prompts a step."""
     samples: int = 2
     """Responses a prompt; more than two need an explorer."""

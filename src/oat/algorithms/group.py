@@ -37,9 +37,9 @@ from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
 class GroupConfig:
     """Fields of every algorithm of this file."""
 
-    prompts: int
+    prompts: int = 16
     """Prompts a step."""
-    samples: int
+    samples: int = 8
     """Responses a prompt: the group."""
     clip_low: float = 0.2
     """The ratio is clipped below at 1 - clip_low."""

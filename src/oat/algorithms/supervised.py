@@ -28,7 +28,7 @@ from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
 
 @dataclass(frozen=True)
 class SFTConfig:
-    prompts: int
+    prompts: int = 64
     """Prompts a step."""
     samples: int = 1
     """Responses a prompt."""

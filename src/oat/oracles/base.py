@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from oat.errors import OatError, OracleError
 from oat.types import Answer, Kind, Price, Question
 
 
@@ -49,9 +50,23 @@ def names_price(oracle: Oracle) -> bool:
 
 
 def price_of(oracle: Oracle, question: Question) -> Price:
-    """The most that a question can cost."""
+    """The most that a question can cost.
+
+    Raises:
+        OracleError: the oracle does not say it.
+    """
     own = getattr(oracle, "price", None)
     if own is None:
         return Price(question.size)
-    price: Price = own(question)
+    try:
+        price: Price = own(question)
+    except OatError:
+        raise
+    except (Exception, SystemExit) as error:
+        what = f"raised {type(error).__name__}: {error}"
+        raise OracleError(
+            f"`price` of oracle {question.oracle} {what}, asked about {question.key}; repair it, and run the same command again"
+        ) from error
+    if not isinstance(price, Price):
+        raise OracleError(f"`price` of oracle {question.oracle} returned {str(price)[:80]}; return an oat.types.Price")
     return price

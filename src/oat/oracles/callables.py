@@ -1,9 +1,10 @@
 """Plain functions as oracles: TRL's reward signature, and its sibling for comparisons.
 
 Departures from TRL:
-1. A prompt that is one user message is passed as a string, with its completions as strings, whichever way the data wrote it.
-2. NaN is an error. "No reward" is None.
-3. `completion_ids` and `trainer_state` are not passed: a reward is a function of text and data.
+1. NaN is an error. "No reward" is None.
+2. `completion_ids` are passed to functions that name them, and not within **kwargs: their answers are no function of the text, and are never used
+   again for another response.
+3. `trainer_state`, `log_extra`, `log_metric` and `environments` are not passed: a reward is a function of responses and data.
 4. `reference` holds the configured reference, beside the column it comes from.
 """
 
@@ -19,16 +20,17 @@ from threading import Thread
 from typing import Any
 
 from oat.errors import ConfigError, OracleError, did_you_mean
-from oat.types import Answer, Kind, Mark, Message, Question
+from oat.types import Answer, Kind, Mark, Question
 
 
 class CallableOracle:
     """A function `reward(prompts, completions, **columns) -> list[float | None]`, sync or async, as an oracle of scores.
 
-    All candidates of all questions that are collected together go into one call, question by question. A prompt is a string when it is one
-    user message, and its completions are strings; otherwise it is a list of {"role", "content"} and each completion a list of one assistant
+    All candidates of all questions that are collected together go into one call, question by question. A prompt that the data give as text is a
+    string, and so are its completions; one that they give as messages is a list of {"role", "content"} and each completion a list of one assistant
     message. Columns are lists with one entry a completion (None where a record has no such field); the function gets those that it names, or
-    all when it takes **kwargs. None in what it returns is no reward ("abstain").
+    all when it takes **kwargs. `completion_ids`, if it names them, are lists of token ids, the end of turn included. None in what it returns is no
+    reward ("abstain").
 
     Args:
         name: stands in messages and in `Answer.by`.
@@ -36,12 +38,13 @@ class CallableOracle:
 
     answers: Kind = "score"
     durable = False
-    given: tuple[str, ...] = ("prompts", "completions")
+    given: tuple[str, ...] = ("prompts", "completions", "completion_ids")
     """What every call has, beside the columns."""
 
     def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
         self.name = name
+        self.cacheable = "completion_ids" not in (_parameters(function) or ())
         self._pending: dict[str, tuple[Question, float]] = {}
         self._calls: list[tuple[list[str], Future[list[Answer]]]] = []
         self._ready: dict[str, Answer] = {}
@@ -73,26 +76,23 @@ class CallableOracle:
             del self._pending[ticket]
         return [(ticket, self._ready.pop(ticket)) for ticket in there]
 
-    @property
-    def columns(self) -> list[str]:
-        """Parameters that the data must give; "reference" may be one."""
-        return [name for name in self._needed() if name not in self.given]
+    def _begin(self, tickets: list[str]) -> None:
+        future: Future[list[Answer]] = Future()
+        self._calls.append((tickets, future))
+        Thread(target=_fulfil, args=(future, self._answers, tickets), daemon=True).start()
 
-    def check_columns(self, offered: Collection[str]) -> None:
+    def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
         """Hold what the function needs against the columns of the data.
 
         Raises:
             ConfigError: it has a parameter that is neither a column nor given to every function.
         """
-        for name in self.columns:
-            if name not in offered:
-                valid = did_you_mean(name, {*offered, *self.given})
-                raise ConfigError(f"its parameter `{name}` is neither a column of the data nor a configured reference; {valid}")
-
-    def _begin(self, tickets: list[str]) -> None:
-        future: Future[list[Answer]] = Future()
-        self._calls.append((tickets, future))
-        Thread(target=_fulfil, args=(future, self._answers, tickets), daemon=True).start()
+        offered = {*columns, *self.given, *(["reference"] if has_reference else [])}
+        missing = [name for name in self._needed() if name not in offered]
+        if missing:
+            raise ConfigError(
+                f"its parameter `{missing[0]}` is neither a column of the data nor a configured reference; {did_you_mean(missing[0], offered)}"
+            )
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
         """Wait for the first call that ends; what one failed to answer is called for again. What a call says of others than these is kept for
@@ -124,11 +124,12 @@ class CallableOracle:
         asked = [question for question in questions for _ in question.candidates]
         texts = [text for question in questions for text in question.candidates]
         completions = [_completion(question, text) for question, text in zip(asked, texts, strict=True)]
-        return self._call(asked, {"completions": completions})
+        ids = {} if self.cacheable else {"completion_ids": [ids.tolist() for question in questions for ids in question.ids]}
+        return self._call(asked, {"completions": completions, **ids})
 
     def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]]) -> list[float | None]:
         """One value for each of `asked`, whose candidates are given under the function's own names."""
-        offered = {**_columns(asked), "prompts": [_prompt(question.messages) for question in asked], **candidates}
+        offered = {**_columns(asked), "prompts": [_prompt(question) for question in asked], **candidates}
         arguments = self._accepted(offered)
         try:
             returned = self.function(**arguments)
@@ -144,9 +145,10 @@ class CallableOracle:
         return [self._number(value, place) for place, value in enumerate(values)]
 
     def _accepted(self, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        parameters = self._parameters()
-        if parameters is None:
+        found = _parameters(self.function)
+        if found is None:
             return offered
+        parameters = found.values()
         missing = [name for name in self._needed() if name not in offered]
         if missing:
             raise OracleError(
@@ -157,15 +159,10 @@ class CallableOracle:
             return offered
         return {p.name: offered[p.name] for p in parameters if p.name in offered and p.kind is not p.VAR_POSITIONAL}
 
-    def _parameters(self) -> list[inspect.Parameter] | None:
-        try:
-            return list(inspect.signature(self.function).parameters.values())
-        except ValueError:  # some built-in functions have no signature
-            return None
-
     def _needed(self) -> list[str]:
         """Parameters without which the function cannot be called."""
-        return [p.name for p in self._parameters() or () if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        parameters = (_parameters(self.function) or {}).values()
+        return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
     def _number(self, value: Any, place: int) -> float | None:
         if value is None:
@@ -217,18 +214,25 @@ async def _wait(result: Awaitable[Any]) -> Any:
     return await result
 
 
-def _is_plain(messages: Sequence[Message]) -> bool:
-    return len(messages) == 1 and messages[0].role == "user"
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # some built-in functions have no signature
+        return None
 
 
-def _prompt(messages: Sequence[Message]) -> str | list[dict[str, str]]:
-    if _is_plain(messages):
-        return messages[0].content
-    return [{"role": message.role, "content": message.content} for message in messages]
+def _is_plain(question: Question) -> bool:
+    return not question.is_chat and len(question.messages) == 1 and question.messages[0].role == "user"
+
+
+def _prompt(question: Question) -> str | list[dict[str, str]]:
+    if _is_plain(question):
+        return question.messages[0].content
+    return [{"role": message.role, "content": message.content} for message in question.messages]
 
 
 def _completion(question: Question, text: str) -> str | list[dict[str, str]]:
-    return text if _is_plain(question.messages) else [{"role": "assistant", "content": text}]
+    return text if _is_plain(question) else [{"role": "assistant", "content": text}]
 
 
 def _columns(asked: Sequence[Question]) -> dict[str, list[Any]]:

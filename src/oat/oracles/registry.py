@@ -28,24 +28,33 @@ _NAMED: dict[str, Callable[..., Any]] = {
 def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:
     """The oracle of this name: one of ours, or a user's as `path/to/file.py:Name` or `package.module:Name`.
 
-    A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, else a `CallableOracle`. A class
-    that implements the `Oracle` protocol is constructed with the options as keywords.
-
     Raises:
-        ConfigError: an unknown name, an option that the oracle does not take or misses, a class that is no oracle, or code that cannot be
-            loaded.
+        ConfigError: an unknown name, code that cannot be loaded, or as `make_oracle`.
     """
     found = _found(name)
-    oracle = _built(found, name, options)
+    oracle = make_oracle(found, name, options)
     if name not in _NAMED and not hasattr(oracle, "version"):
         with contextlib.suppress(AttributeError):  # a class may have no room for it
             oracle.version = _hash_of_source(found)  # type: ignore[attr-defined]
     return oracle
 
 
-def _built(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
+def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
+    """The oracle that a function or a class is.
+
+    A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, else a `CallableOracle`. A class
+    that implements the `Oracle` protocol is constructed with the options as keywords.
+
+    Args:
+        name: stands in messages and in `Answer.by`.
+
+    Raises:
+        ConfigError: neither a function nor a class, a class that is no oracle, or an option that it does not take or misses.
+    """
     if inspect.isclass(found):
         return _construct(found, name, options)
+    if hasattr(found, "submit"):
+        return _sound(found, name)
     if not callable(found):
         raise ConfigError(f"the oracle {name} is {type(found).__name__}, neither a function nor a class; name a reward function or an oracle class")
     if options:
@@ -85,9 +94,7 @@ def _keywords(cls: type) -> set[str] | None:
 
 
 def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
-    missing = [attribute for attribute in ("submit", "collect") if not callable(getattr(cls, attribute, None))]
-    if missing:
-        raise ConfigError(f"the oracle {name} lacks {' and '.join(missing)}; see the Oracle protocol in oat/oracles/base.py")
+    _check_methods(cls, name)
     signature, takes = inspect.signature(cls), _keywords(cls)
     for option in options:
         if takes is not None and option not in takes:
@@ -102,6 +109,17 @@ def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
         raise
     except Exception as error:  # it raises what it likes
         raise ConfigError(f"the oracle {name} cannot be made: {type(error).__name__}: {error}; repair its constructor, or its options") from error
+    return _sound(oracle, name)
+
+
+def _check_methods(oracle: Any, name: str) -> None:
+    missing = [method for method in ("submit", "collect") if not callable(getattr(oracle, method, None))]
+    if missing:
+        raise ConfigError(f"the oracle {name} lacks {' and '.join(missing)}; see the Oracle protocol in oat/oracles/base.py")
+
+
+def _sound(oracle: Any, name: str) -> Oracle:
+    _check_methods(oracle, name)
     if getattr(oracle, "answers", None) not in ("compare", "score") or not isinstance(getattr(oracle, "durable", None), bool):
         raise ConfigError(f'the oracle {name} must have `answers`, "compare" or "score", and `durable`, true or false; see oat/oracles/base.py')
     return oracle

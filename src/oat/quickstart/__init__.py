@@ -43,17 +43,15 @@ _PLACES = {
 }
 
 
-def quickstart(out: Path) -> int:
-    """Make everything in the folder `out`, or go on with what an earlier call left there; prints progress, results, and where everything lies.
+def quickstart(out: Path, seed: int = SEED) -> int:
+    """Make everything in the folder `out`, or go on with what an earlier call, of the same seed, left there; prints progress, results, and places.
 
     Returns:
         The exit code, 0.
     Raises:
-        ConfigError: matplotlib is missing, or `out` holds something else.
+        ConfigError: `out` holds something else.
         ChildError: a run failed.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("the quickstart draws a plot, and matplotlib is missing; install it with: pip install 'oat-align[plot]'")
     places = _claim(out)
     from oat.export import export_run
     from oat.quickstart.processes import interrupted_by_sigterm, run_all
@@ -62,8 +60,8 @@ def quickstart(out: Path) -> int:
     began = time.monotonic()
     with interrupted_by_sigterm():
         if not (out / "start").exists():
-            make_start(out)
-        runs = configurations(out)
+            make_start(out, seed)
+        runs = configurations(out, seed)
         for name, tree in runs.items():
             (out / f"{name}.yaml").write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
         train = {name: [sys.executable, "-m", "oat", "train", str(out / f"{name}.yaml")] for name in runs}
@@ -71,13 +69,16 @@ def quickstart(out: Path) -> int:
         for name in ALGORITHMS:
             export_run(out / name, out / "models" / name)
     curves = {name: read_curve(out / name) for name in runs}
-    plot(curves, out / "quickstart.png")
+    if importlib.util.find_spec("matplotlib") is not None:
+        plot(curves, out / "quickstart.png")
+    else:
+        print("oat quickstart: no plot, since matplotlib is missing: pip install 'oat-align[plot]', and the same command draws it", flush=True)
     print(f"\naccuracy on held-out sums, at the start -> at the end\n{table(curves)}\n\n{places}", flush=True)
     _say("quickstart", time.monotonic() - began, out)
     return 0
 
 
-def make_start(out: Path) -> None:
+def make_start(out: Path, seed: int) -> None:
     """The data and, last of all, the finished start model in the folder `out`; on one thread of torch."""
     import torch
 
@@ -88,8 +89,8 @@ def make_start(out: Path) -> None:
     began, threads = time.monotonic(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        task, tokenizer = build_task(SEED), build_tokenizer()
-        lm = build_model(tokenizer, SEED)
+        task, tokenizer = build_task(seed), build_tokenizer()
+        lm = build_model(tokenizer, seed)
         task.write(out)
         supervise(lm, tokenizer, task.demonstrations)
     finally:
@@ -100,12 +101,12 @@ def make_start(out: Path) -> None:
     _say("start", time.monotonic() - began, out / "start")
 
 
-def configurations(out: Path) -> dict[str, dict[str, Any]]:
+def configurations(out: Path, seed: int = SEED) -> dict[str, dict[str, Any]]:
     """The configurations of the four runs, by name, as `oat train` reads them."""
     return {
         name + suffix: {
             "run_dir": str(out / (name + suffix)),
-            "seed": SEED,
+            "seed": seed,
             "model": {"path": str(out / "start")},
             "prompts": {"path": str(out / "train.jsonl"), "reference_key": "answer"},
             "sampling": {"max_new_tokens": 4},
@@ -113,7 +114,7 @@ def configurations(out: Path) -> dict[str, dict[str, Any]]:
             "oracle": {"name": oracle, "repeats": 0},
             "algorithm": algorithm,
             "learner": {"learning_rate": 2e-5, "schedule": "linear", "warmup_steps": 5, "micro_batch_size": 512},
-            "evaluation": {"path": str(out / "heldout.jsonl"), "every": 10, "samples": 4},
+            "evaluation": {"path": str(out / "heldout.jsonl"), "every": 10, "samples": 4, "intervals": True},
             "checkpoint": {"every": 20},
             "compute": {"threads": 1},
             "stop": {"max_steps": MAX_STEPS},

@@ -1,0 +1,109 @@
+"""An algorithm of your own: what is made of the answers, and the loss.
+
+The whole of REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740): the advantage of an answer is its reward minus the mean reward of
+the other answers to its prompt, and the loss of each of its tokens is minus advantage times log-probability. `python examples/04_custom_loss.py`
+trains a tiny random model with it in seconds. For a loss of pairs there is less to write: subclass one of `src/oat/algorithms/direct.py`, as
+docs/extending.md shows.
+
+Everything around it is `oat`'s: sampling, asking, micro-batches, means, clipping, checkpoints. Axes, as last letters of names: N answers (rows), K
+tokens of all answers that are trained, end to end and without padding.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from oat.algorithms.base import Forward, Objective, Outputs, View, answer_metrics, response_metrics
+from oat.types import Batch, Feedback, Loss, Plan, Requires
+
+CONFIG = f"""
+sampling:
+  max_new_tokens: 4
+oracle:
+  name: "{__file__}:echo"
+algorithm:
+  name: "{__file__}:RLOO"
+  prompts: 8              # fields of RLOOConfig
+  samples: 16
+learner:
+  learning_rate: 1e-2
+stop:
+  max_steps: 40
+"""
+PROMPTS = [f"{letter}=" for letter in "abcdefgh"]
+
+
+@dataclass(frozen=True)
+class RLOOConfig:
+    """The fields of the section `algorithm` beside the name; whatever else stands there is refused."""
+
+    prompts: int
+    """Prompts a step."""
+    samples: int
+    """Responses a prompt."""
+
+
+class RLOO(Objective):
+    """What is learned is written down here; a run makes one of it, with the settings of its configuration."""
+
+    name = "rloo"
+    Config = RLOOConfig
+    requires = Requires(feedback="score")
+    """What it needs of a run: a score of each answer, and no model but the policy. `Requires(feedback="compare", models=...)` for others."""
+    wants: Mapping[str, set[str]] = {"policy": {"raw"}}
+    """What `losses` reads of each trained model: here the log-probability of each token, "raw" being that at temperature 1."""
+
+    def __init__(self, config: RLOOConfig):
+        self.config = config
+
+    def plan(self, step: int) -> Plan:
+        """What a step collects: so many prompts, so many answers to each, and a question about each prompt's answers."""
+        return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
+
+    def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+        """Rows to learn from, and columns of what the loss needs of them; the last letter of a column's name is its axis."""
+        rows, advantages, groups = [], [], []
+        for number, item in enumerate(feedback.items):
+            scored = [
+                (pick, value) for pick, value, mark in zip(item.question.picks, item.answer.values, item.answer.marks, strict=True) if mark == "ok"
+            ]
+            for pick, value in scored if len(scored) > 1 else []:  # an answer alone has nothing to be compared with
+                others = (sum(value for _, value in scored) - value) / (len(scored) - 1)
+                rows.append(item.group.trajectories[pick])
+                advantages.append(value - others)
+                groups.append(number)
+        _, group_of_N = np.unique(groups, return_inverse=True)
+        rewards = [value for item in feedback.items for value, mark in zip(item.answer.values, item.answer.marks, strict=True) if mark == "ok"]
+        metrics = {**answer_metrics(feedback), **response_metrics(feedback), "reward/mean": float(np.mean(rewards)) if rewards else 0.0}
+        return Batch(tuple(rows), np.arange(len(rows)), group_of_N, {"advantages_N": torch.tensor(advantages)}, metrics=metrics)
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        """Terms of the loss, one a token and not reduced. `per` says how the learner reduces them: here the sum over each row's tokens, then the mean
+        over rows. `view.row_of_K` says which row a token belongs to."""
+        advantages_K = view["advantages_N"][view.row_of_K]
+        return {"loss/policy": Loss(-advantages_K * outputs["policy"]["raw"], per="sequence_sum")}
+
+    def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
+        """What else to report, and over which axis to take the mean; names of your own begin with `user/`."""
+        return {"user/surprise": (-outputs["policy"]["raw"], "K")}
+
+
+def echo(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
+    """1 for the first letter of the prompt, less for more than that."""
+    return [text.startswith(prompt[0]) / max(1, len(text)) for prompt, text in zip(prompts, completions, strict=True)]
+
+
+def main(*flags: str) -> None:
+    from oat.testing import check_algorithm, tiny_run
+
+    check_algorithm(RLOO)
+    rows = tiny_run(CONFIG, PROMPTS, flags=flags)
+    print(f"\nmean reward: {rows[1]['reward/mean']:.2f} in the first step, {rows[-1]['reward/mean']:.2f} in the last; ", end="")
+    print(f"surprise of a token: {rows[1]['user/surprise']:.2f} nats, and {rows[-1]['user/surprise']:.2f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,249 @@
+"""`oat plot`: one metric of several runs as a picture and as a table.
+
+Runs whose configurations differ only in the seed (or in what does not touch results: `ASIDE`) are one line: the mean of their curves, with a band
+from the lowest to the highest of them. Between two points a curve is straight, so that runs whose points lie elsewhere can be averaged; a line with
+a band goes from where the last of its runs begins to where the first ends.
+"""
+
+import csv
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from oat.config import dump
+from oat.elsewhere import ours
+from oat.errors import ConfigError, DataError, did_you_mean
+from oat.metrics import NAMES, listed, unit
+from oat.reading import load_run, read_rows
+
+Against = Literal["steps", "queries", "tokens", "time"]
+
+DEFAULTS = ("eval/sampled", "reward/mean", "loss/total")
+"""Without a metric the first of these that every run has."""
+
+ASIDE = ("run_dir", "seed", "checkpoint", "tracking", "compute", "engine.threads", "learner.micro_batch_tokens", "render.date")
+"""Fields, or whole sections, in which the runs of one line may differ."""
+
+_INCHES, _DPI = (8.0, 4.5), 150
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Of Okabe and Ito, which people with any sight tell apart."""
+_STYLES = ("-", "--", ":")
+_AXES = {
+    "steps": ("steps", "steps"),
+    "queries": ("queries", "oracle queries of training"),
+    "tokens": ("tokens", "tokens of responses that steps learned from"),
+    "time": ("seconds", "running time, {}"),
+}
+"""By axis: its column in the table, and its label."""
+_MOST_FIELDS = 3
+"""In a line's name; with more, those that tell the lines apart."""
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One line of a plot.
+
+    Attributes:
+        name: what sets its configuration apart from those of the other lines.
+        runs: the runs that are in it.
+        x, mean, low, high: (points,) float64.
+    """
+
+    name: str
+    runs: int
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def plot_runs(runs: Sequence[Path], out: Path, metric: str | None = None, against: Against = "steps") -> list[Path]:
+    """Plot a metric of runs; returns the files that were written, a PNG and the CSV of its numbers, or the CSV alone where `out` is one.
+
+    Args:
+        metric: by default the first of `DEFAULTS` that every run has.
+        against: what the metric is plotted over.
+
+    Raises:
+        ConfigError: a directory holds no run, a run has no such metric, `out` is neither, or matplotlib is missing.
+        DataError: a file of a run cannot be read.
+    """
+    if out.suffix not in (".png", ".csv"):
+        raise ConfigError(f"{out}: give a name that ends in .png, for a plot and its numbers, or in .csv, for the numbers alone")
+    if against not in _AXES:
+        raise ConfigError(f"--against is {against!r}; {did_you_mean(against, get_args(Against))}")
+    if out.suffix == ".png":
+        _matplotlib()
+    metric, lines = lines_of(list({run.resolve(): run for run in runs}.values()), metric, against)
+    table = out.with_suffix(".csv")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _write_table(lines, table, metric, against)
+    if out.suffix == ".csv":
+        return [table]
+    _draw(lines, out, metric, against)
+    return [out, table]
+
+
+def lines_of(runs: Sequence[Path], metric: str | None, against: Against) -> tuple[str, list[Line]]:
+    """The metric that is plotted, and its lines."""
+    rows = {run: read_rows(run / "metrics.jsonl") for run in runs}
+    trees = {run: _flat(dump(load_run(run).config)) for run in runs}
+    metric = _chosen(metric, rows)
+    together: dict[str, list[Path]] = {}
+    for run, tree in trees.items():
+        together.setdefault(repr(sorted((field, repr(value)) for field, value in tree.items() if not _is_aside(field))), []).append(run)
+    names = _names([trees[members[0]] for members in together.values()], [run.name for run, *_ in together.values()])
+    curves = {run: _curve(run, rows[run], metric, against) for run in runs}
+    return metric, [_line(name, [curves[run] for run in members]) for name, members in zip(names, together.values(), strict=True)]
+
+
+def _chosen(metric: str | None, rows: Mapping[Path, Sequence[Mapping[str, Any]]]) -> str:
+    """The metric, if every run has it.
+
+    Raises:
+        ConfigError: one has not; names the nearest of those that these runs have.
+    """
+    has = {run: {name for row in some for name in row if name != "step"} for run, some in rows.items()}
+    shared = set.intersection(*has.values())
+    if empty := [run for run, names in has.items() if not names]:
+        raise ConfigError(f"{empty[0]}: has no metrics yet; let `oat train` make its first row")
+    if metric is None:
+        metric = next((name for name in DEFAULTS if name in shared), None)
+        if metric is None:
+            raise ConfigError(f"these runs share none of {', '.join(DEFAULTS)}; give a --metric: {', '.join(sorted(shared)) or 'they share none'}")
+    if metric in shared:
+        return metric
+    if ours(metric) in shared:
+        raise ConfigError(f"--metric {metric}: it is called {ours(metric)} here; docs/metrics.md has all names")
+    lacking = next(run for run, names in has.items() if metric not in names)
+    raise ConfigError(f"--metric {metric}: {lacking} has no such metric; {did_you_mean(metric, shared)}")
+
+
+def _curve(run: Path, rows: Sequence[Mapping[str, Any]], metric: str, against: Against) -> tuple[np.ndarray, np.ndarray]:
+    """Ascending x, each once, and the metric there, where it is finite; of several values at one x the last."""
+    x = np.array(_places(run, rows, against))
+    y = np.array([math.nan if (value := row.get(metric)) is None else value for row in rows], dtype=float)
+    x, y = x[np.isfinite(y)], y[np.isfinite(y)]
+    if not len(x):
+        raise ConfigError(f"{run}: no value of {metric} is finite; give another --metric")
+    last = np.append(x[1:] > x[:-1], True)
+    return x[last], y[last]
+
+
+def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> list[float]:
+    """Where each row lies on the axis."""
+    if against == "steps":
+        return [float(row["step"]) for row in rows]
+    if against == "queries":
+        return _so_far(row.get("oracle/queries", 0.0) for row in rows)
+    if against == "tokens":
+        if not any("response/tokens" in row for row in rows):
+            raise ConfigError(f"{run}: its rows have no response/tokens, so it cannot be plotted against tokens; give another --against")
+        return list(np.cumsum([row.get("response/tokens", 0.0) for row in rows]))
+    return list(np.cumsum([sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in rows]))
+
+
+def _so_far(values: Any) -> list[float]:
+    """A running maximum: a step without an answer reports none."""
+    return list(np.maximum.accumulate(np.array([*values], dtype=float)))
+
+
+def _line(name: str, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Line:
+    begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    if begin > end:
+        raise DataError(f"the runs of {name} share no stretch of the axis; plot them by themselves, or against steps")
+    x = np.unique(np.concatenate([x[(x >= begin) & (x <= end)] for x, _ in curves]))
+    values = np.stack([np.interp(x, *curve) for curve in curves])
+    suffix = f" ({len(curves)} runs)" if len(curves) > 1 else ""
+    return Line(name + suffix, len(curves), x, values.mean(0), values.min(0), values.max(0))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields of a configuration by dotted name."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def _is_aside(field: str) -> bool:
+    return f"{field}.".startswith(tuple(f"{name}." for name in ASIDE))
+
+
+def _names(trees: Sequence[Mapping[str, Any]], directories: Sequence[str]) -> list[str]:
+    """What sets each configuration apart: the fields that differ, or of many those that tell all apart. One by itself is its directory."""
+    fields = [field for field in dict.fromkeys(field for tree in trees for field in tree) if not _is_aside(field)]
+    differ = [field for field in fields if len({repr(tree.get(field)) for tree in trees}) > 1]
+    differ.sort(key=lambda field: field != "algorithm.name")
+    if not differ:
+        return list(directories)
+    if len(differ) > _MOST_FIELDS:
+        told, chosen = 1, list[str]()
+        for field in differ:
+            if (apart := len({repr([tree.get(name) for name in (*chosen, field)]) for tree in trees})) > told:
+                told, chosen = apart, [*chosen, field]
+        differ = chosen
+    short = {field: field.rpartition(".")[2] for field in differ}
+    short = {field: name if list(short.values()).count(name) == 1 else field for field, name in short.items()}
+    said = [", ".join(_said(short[field], tree[field]) for field in differ if field in tree) for tree in trees]
+    return [text or directory for text, directory in zip(said, directories, strict=True)]
+
+
+def _said(field: str, value: Any) -> str:
+    if field in ("name", "algorithm.name", "oracle.name"):
+        return str(value).rpartition("/")[2]
+    return f"{field} {value:g}" if isinstance(value, float) else f"{field} {'none' if value is None else value}"
+
+
+def _write_table(lines: Sequence[Line], file: Path, metric: str, against: Against) -> None:
+    with file.open("w", encoding="utf-8", newline="") as text:
+        writer = csv.writer(text)
+        writer.writerow(["line", "runs", _AXES[against][0], metric, "low", "high"])
+        for line in lines:
+            for point in zip(line.x, line.mean, line.low, line.high, strict=True):
+                writer.writerow([line.name, line.runs, *(int(value) if value.is_integer() else float(value) for value in point)])
+
+
+def _draw(lines: Sequence[Line], file: Path, metric: str, against: Against) -> None:
+    figure_of, canvas_of = _matplotlib()
+    figure = figure_of(figsize=_INCHES, layout="constrained")
+    axes = figure.subplots()
+    scale, label = _scale(max(line.x[-1] for line in lines), against)
+    for number, line in enumerate(lines):
+        colour, style = _COLOURS[number % len(_COLOURS)], _STYLES[number // len(_COLOURS) % len(_STYLES)]
+        axes.plot(line.x / scale, line.mean, style, color=colour, label=line.name, marker="o" if len(line.x) < 40 else "", markersize=3.5)
+        if line.runs > 1:
+            axes.fill_between(line.x / scale, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
+    counted_in = unit(metric)
+    title = "\n".join(textwrap.wrap(NAMES.get(listed(metric), ""), 100))
+    axes.set(xlabel=label, ylabel=f"{metric} ({counted_in})" if counted_in else metric)
+    axes.set_title(title, fontsize="medium", loc="left")
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    legend = "line: mean of runs, band: lowest to highest" if any(line.runs > 1 for line in lines) else None
+    axes.legend(frameon=False, fontsize="small", title=legend, title_fontsize="small", alignment="left")
+    canvas_of(figure)
+    figure.savefig(file, dpi=_DPI)
+
+
+def _scale(most: float, against: Against) -> tuple[float, str]:
+    """What x is divided by, and the axis' label."""
+    if against != "time":
+        return 1.0, _AXES[against][1]
+    size, name = next(((size, name) for size, name in ((3600.0, "hours"), (60.0, "minutes")) if most >= 2 * size), (1.0, "seconds"))
+    return size, _AXES[against][1].format(name)
+
+
+def _matplotlib() -> tuple[Any, Any]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(f"a plot needs matplotlib ({error}): pip install 'oat-align[plot]'; or give --out FILE.csv for the numbers alone") from None
+    return Figure, FigureCanvasAgg

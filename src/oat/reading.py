@@ -1,0 +1,152 @@
+"""What a run left, read back as tables. Nothing is written, and the run may still be going on.
+
+    run = oat.load_run("runs/mine")
+    run.metrics["eval/sampled"]
+
+A table is a pandas data frame where pandas is installed (`oat-align[data]` brings it), and otherwise a dict of lists, one a column: `table["step"]`
+is a column of either. What a row does not have is NaN in the one and None in the other.
+"""
+
+import importlib
+import json
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oat.config import load_config
+from oat.errors import ConfigError, DataError
+from oat.settings import Config
+
+Table = Any
+"""A pandas DataFrame, or dict[str, list]."""
+
+_QUESTIONS = """SELECT q.purpose, q.step, q.round, q.occurrence, q.number, q.kind, q.oracle, x.text, q.candidates, q.again,
+    a.vals, a.marks, a.label, a.answered_by, a.queries, a.tokens, a.cost, a.seconds, t.step, t.position
+    FROM questions q JOIN texts x ON x.hash = q.prompt LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
+    ORDER BY q.id"""
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run directory. Every attribute but `path` reads its files anew, so a run that goes on shows what it has by then.
+
+    Attributes:
+        path: the run directory.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return load_config(self.path / "config.yaml")[0]
+
+    @property
+    def environment(self) -> list[dict[str, Any]]:
+        """With what its rows were made: one entry for each process that worked on it, the first one first (docs/watching.md)."""
+        from oat.provenance import entries
+
+        return entries(self.path / "environment.json")
+
+    @property
+    def metrics(self) -> Table:
+        """One row a step, from row 0, the start; the columns are `step` and the names of docs/metrics.md."""
+        return table(read_rows(self.path / "metrics.jsonl"))
+
+    @property
+    def samples(self) -> Table:
+        """One row for each group of `samples.jsonl`: `step`, `prompt`, `responses`, `values` and so on."""
+        return table(read_rows(self.path / "samples.jsonl"))
+
+    @property
+    def evaluations(self) -> Table:
+        """One row for each response of each evaluation: `step`, and the fields of docs/evaluation.md."""
+        files = sorted((self.path / "evaluations").glob("step_*.jsonl"))
+        return table({"step": int(file.stem.removeprefix("step_")), **row} for file in files for row in read_rows(file))
+
+    @property
+    def questions(self) -> Table:
+        """One row for each question of the ledger, in the order they were asked, with its answer.
+
+        Columns:
+            purpose, step, round, occurrence, number: its address; purposes are `train`, `eval` and `gold`.
+            kind, oracle: `score` or `compare`, and whom it was addressed to.
+            prompt, reference, columns, candidates: what it was about; the prompt as a list of messages.
+            values, marks, label, by, queries, tokens, cost, seconds: its answer; none of them while there is none.
+            learned: the step that learned from it, or the evaluation that read it; none where that has not happened, or it came too late.
+            again: how often it was asked once more after a kill.
+
+        Raises:
+            LedgerError: the ledger cannot be opened.
+        """
+        from oat.store import Store
+
+        file = self.path / "ledger.sqlite"
+        if not file.exists():
+            return table([])
+        with closing(Store(file, read_only=True)) as store:
+            found = store.db.execute(_QUESTIONS).fetchall()
+            texts = dict(store.db.execute("SELECT hash, text FROM texts"))
+        return table(_question(row, texts) for row in found)
+
+
+def load_run(path: str | Path) -> LoadedRun:
+    """A run directory, to be read from Python.
+
+    Raises:
+        ConfigError: the directory holds no run.
+    """
+    if not (Path(path) / "config.yaml").exists():
+        raise ConfigError(f"{path}: holds no run (config.yaml is missing); give the directory that `oat train` named")
+    return LoadedRun(Path(path))
+
+
+def table(rows: Iterable[dict[str, Any]]) -> Table:
+    """Rows as columns, in the order in which they first occur."""
+    rows = list(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError:
+        return columns
+    return pandas.DataFrame(columns)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file, none if there is no file; a last line that is still being written is left out.
+
+    Raises:
+        DataError: another line is no JSON object.
+    """
+    if not file.exists():
+        return []
+    rows = []
+    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):  # what stands behind the last line end is not whole yet
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{file}:{number}: this is not JSON ({error}); take the line out, or `oat train` the run again") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{file}:{number}: expected an object, got {line[:40]!r}; take the line out, or `oat train` the run again")
+        rows.append(row)
+    return rows
+
+
+def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:
+    purpose, step, round, occurrence, number, kind, oracle, prompt, candidates, again, values, marks, *answer, learned, place = row
+    content = json.loads(prompt)
+    return {
+        **{"purpose": purpose, "step": step, "round": round, "occurrence": occurrence, "number": number, "kind": kind, "oracle": oracle},
+        "prompt": [{"role": role, "content": text} for role, text in content["messages"]],
+        "reference": content["reference"],
+        "columns": content["columns"],
+        "candidates": [texts[name] for name in json.loads(candidates)],
+        "values": None if values is None else json.loads(values),
+        "marks": None if marks is None else json.loads(marks),
+        **dict(zip(("label", "by", "queries", "tokens", "cost", "seconds"), answer, strict=True)),
+        "learned": learned if place is not None and place >= 0 else None,
+        "again": again,
+    }

@@ -1,0 +1,137 @@
+"""What an explorer has to keep."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from oat import wire
+from oat.explore.base import Explorer
+from oat.plugins import load_symbol
+from oat.testing.part import Part
+from oat.testing.samples import make_group
+from oat.types import ENSEMBLE, UNASKED, Group, Key, Kind, Plan, Question
+
+_NEEDS = {"sampler", "reference", ENSEMBLE}
+_MEMBERS, _FEATURES = 5, 8
+_STEPS = (0, 1_000)
+
+
+def check_explorer(explorer: Any, kind: Kind = "compare", *, plan: Plan | None = None, **options: Any) -> None:
+    """Let an explorer choose among made-up responses, several times, and hold its questions against the protocol.
+
+    Found are: a choice that differs for the same groups, scores and seed (randomness that is not the generator's, something kept between calls);
+    changes in what it was given; questions about other texts than those it picked, about no group or one group twice, of another kind, or about two
+    equal texts; and a plan that is none.
+
+    Args:
+        explorer: a class as configurations name it, or that name.
+        kind: of the questions it is to ask.
+        plan: of an algorithm; by default 8 prompts with 2 responses where pairs are compared, else with 4.
+        options: of its `Config`.
+
+    Raises:
+        ContractError: what was found, where, and what to do.
+    """
+    cls = load_symbol(explorer) if isinstance(explorer, str) else explorer
+    check = _Check(cls, kind, options)
+    given = plan or Plan(8, {"sampler": 2 if kind == "compare" else 4}, 8)
+    check.members()
+    widened = check.widened(given)
+    for step in _STEPS:
+        check.choice(widened, step)
+
+
+class _Check(Part):
+    def __init__(self, cls: Any, kind: Kind, options: Mapping[str, Any]):
+        super().__init__(cls.__qualname__)
+        self.cls, self.kind, self.options = cls, kind, options
+
+    def fresh(self) -> Explorer:
+        """As a run makes it."""
+        settings = getattr(self.cls, "Config", None)
+        takes = settings is not None or not self.options
+        self.require(takes, f"takes no options, and {', '.join(self.options)} were given; add a dataclass `Config`")
+        made: Explorer = self.call("__init__", lambda: self.cls(self.kind, *([settings(**self.options)] if settings else [])))
+        return made
+
+    def members(self) -> None:
+        needs: Any = getattr(self.fresh(), "needs", None)
+        is_known = isinstance(needs, set | frozenset) and needs <= _NEEDS
+        self.require(is_known, f"needs is {needs!r}; make it a frozenset of {', '.join(sorted(_NEEDS))}, or an empty one")
+
+    def widened(self, plan: Plan) -> Plan:
+        """The plan that it makes of one; twice the same, and one that can be asked."""
+        before = wire.encode(plan)
+        one, two = (self.call("widen", self.fresh().widen, plan) for _ in range(2))
+        self.require(wire.encode(plan) == before, "widen changed the plan that it was given; return another: dataclasses.replace(plan, ...)")
+        is_same = isinstance(one, Plan) and one == two
+        self.require(is_same, f"widen returned {one} and then {two} for one plan; return a Plan, a function of the argument")
+        counts = [one.prompts, one.questions, *one.samples.values()]
+        is_whole = all(isinstance(count, int) and count > 0 for count in counts)
+        self.require(is_whole, f"widen returned {one}; prompts, samples and questions are whole numbers above 0")
+        return one
+
+    def choice(self, plan: Plan, step: int) -> None:
+        """The questions about one round, once and again."""
+        generator = np.random.default_rng(step)
+        groups = [make_group(n, plan.samples, generator, text="same" if n == 0 else None) for n in range(plan.prompts)]
+        keys = [Key("train", step, 0, group.prompt.occurrence) for group in groups]
+        explorer = self.fresh()
+        scores = _scores(groups, explorer.needs, generator)
+        before = {name: wire.encode(value) for name, value in (("groups", groups), ("keys", keys), ("scores", scores))}
+        chosen = []
+        for each in (explorer, explorer, self.fresh()):
+            chosen.append(self.call("choose", each.choose, groups, keys, scores, np.random.default_rng(7)))
+            for name, value in (("groups", groups), ("keys", keys), ("scores", scores)):
+                self.require(wire.encode(value) == before[name], f"choose changed the {name} that it was given; work on copies")
+        self.questions(chosen[0], dict(zip(keys, groups, strict=True)), explorer)
+        for other, how in ((chosen[1], "asked once more"), (chosen[2], "made anew")):
+            self.require(
+                wire.encode(other) == wire.encode(chosen[0]),
+                f"choose asked other questions about the same groups, scores and seed when it was {how} (step {step}); draw numbers from `generator` "
+                "only, and keep nothing between calls",
+            )
+
+    def questions(self, chosen: Any, group_of: Mapping[Key, Group], explorer: Explorer) -> None:
+        is_list = isinstance(chosen, list) and all(isinstance(question, Question) for question in chosen)
+        self.require(is_list and len(chosen) > 0, f"choose returned {str(chosen)[:80]}; return a list of questions, at least one a round")
+        keys = [question.key for question in chosen]
+        for key in keys:
+            self.require(key in group_of, f"choose asks with the key {key}, which it was not given; use the group's own, keys[i] for groups[i]")
+            self.require(keys.count(key) == 1, f"choose asks {keys.count(key)} questions with the key {key}; ask one a group")
+        for question in chosen:
+            self.question(question, group_of[question.key], explorer)
+
+    def question(self, question: Question, group: Group, explorer: Explorer) -> None:
+        where, size = f"question {question.key}", len(group.trajectories)
+        is_kind = question.kind == self.kind
+        self.require(is_kind, f"{where} is of the kind {question.kind!r}, and {self.kind!r} is wanted; pass on the kind of __init__")
+        in_range = all(isinstance(pick, int) and 0 <= pick < size for pick in question.picks) and len(question.picks) > 0
+        self.require(in_range, f"{where} picks {question.picks} of {size} responses; pick places from 0 to {size - 1}, as plain int")
+        texts = tuple(group.trajectories[pick].text for pick in question.picks)
+        self.require(texts == question.candidates, f"{where} has the candidates {question.candidates}, and its picks are {texts}; use Question.about")
+        prompt = group.prompt
+        own = (question.messages, question.reference, question.columns) == (prompt.messages, prompt.reference, prompt.columns)
+        self.require(own, f"{where} speaks of another prompt than its group; use Question.about(group, key, ...)")
+        if self.kind == "compare":
+            self.require(len(texts) == 2, f"{where} compares {len(texts)} responses; pick 2")
+            is_askable = question.oracle == UNASKED or texts[0] != texts[1]
+            self.require(is_askable, f"{where} compares {texts[0]!r} with itself; choose another pair, or address it to oat.types.UNASKED")
+        if question.oracle == ENSEMBLE:
+            is_known = ENSEMBLE in explorer.needs and len(question.known) == len(texts)
+            self.require(is_known, f"{where} is for the ensemble; put {ENSEMBLE!r} in `needs`, and its belief, one value a candidate, in `known`")
+        if question.features is not None:
+            shape, meant = np.shape(question.features), (len(texts), _FEATURES)
+            self.require(shape == meant, f"{where} has features of shape {shape}; give one row a candidate, {meant}")
+
+
+def _scores(groups: Sequence[Group], needs: frozenset[str], generator: np.random.Generator) -> dict[str, list[np.ndarray]]:
+    """As the actor gives them."""
+    scores: dict[str, list[np.ndarray]] = {}
+    for name in sorted(needs):
+        shape = (_MEMBERS,) if name == ENSEMBLE else ()
+        scores[name] = [generator.normal(-5.0, 2.0, size=(*shape, len(group.trajectories))).astype(np.float32) for group in groups]
+    if ENSEMBLE in needs:
+        scores["features"] = [generator.normal(size=(len(group.trajectories), _FEATURES)).astype(np.float32) for group in groups]
+    return scores

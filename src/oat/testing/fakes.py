@@ -1,0 +1,121 @@
+"""Stand-ins for an engine and for an oracle, which say what a script says."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from oat.engines.base import checksum
+from oat.types import Answer, Completion, Kind, Mark, Question, Receipt, Request, Work
+
+if TYPE_CHECKING:
+    import torch
+
+Said = float | Mark
+"""A value, or a mark that stands for one."""
+Script = Callable[[Question], Said | Sequence[Said]]
+
+_PAUSE_S = 0.01
+_VALUELESS = 0.5
+
+
+class FakeEngine:
+    """An engine without a model: it answers requests with given ids, the last request first.
+
+    Every token has the same raw and sampled log-probability, - log `num_tokens`.
+
+    Args:
+        script: the ids of a response from the ids that it continues; or responses that are given in turn, over all calls, and then again.
+        num_tokens: of the vocabulary.
+        stop_ids: ids that end a response; one that ends in none of them is cut, "length", as is one of more than `max_new_tokens`.
+
+    Attributes:
+        requests: that came so far.
+        held: by slot, the weights that were loaded last.
+    """
+
+    def __init__(
+        self, script: Callable[[np.ndarray], Sequence[int]] | Sequence[Sequence[int]], *, num_tokens: int = 256, stop_ids: Sequence[int] = ()
+    ):
+        self.script, self.logp, self.stop_ids = script, -float(np.log(num_tokens)), frozenset(stop_ids)
+        self.requests: list[Request] = []
+        self.held: dict[str, dict[str, torch.Tensor]] = {}
+        self._versions: dict[str, int] = {}
+
+    def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
+        answered = [self._answer(index, request, slot) for index, request in enumerate(requests)]
+        yield from reversed(answered)
+
+    def logps(self, sequences: Sequence[np.ndarray], slot: str) -> list[np.ndarray]:
+        return [np.full(len(ids) - 1, self.logp, dtype=np.float32) for ids in sequences]
+
+    def load(self, slot: str, version: int, tensors: "Mapping[str, torch.Tensor]") -> Receipt:
+        self.held[slot] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self._versions[slot] = version
+        return Receipt(slot, version, {name: checksum(tensor) for name, tensor in self.held[slot].items()})
+
+    def version(self, slot: str) -> int:
+        return self._versions.get(slot, 0)
+
+    def work(self) -> Work:
+        return Work()
+
+    def _answer(self, index: int, request: Request, slot: str) -> Completion:
+        said = self.script(request.ids) if callable(self.script) else self.script[len(self.requests) % len(self.script)]
+        self.requests.append(request)
+        ids = np.asarray(said[: request.sampling.max_new_tokens], dtype=np.int32)
+        logps = np.full(len(ids), self.logp, dtype=np.float32)
+        is_whole = len(ids) == len(said) and len(ids) > 0 and int(ids[-1]) in self.stop_ids
+        return Completion(index, ids, logps, logps.copy(), None, "stop" if is_whole else "length", self.version(slot))
+
+
+class FakeOracle:
+    """An oracle that answers from a script, at once or late, in any order, or never.
+
+    Args:
+        script: from a question to its values, one for each candidate of a score; one alone stands for all. A value is a number, or a mark: "tie",
+            "abstain", "failed".
+        answers: the kind of question that it takes.
+        late: from a question to the number of calls of `collect` that ask for it in vain; None: it is never answered. By default 0.
+        newest_first: answers that are there come in the other order.
+
+    Attributes:
+        asked: questions that came so far, in order.
+    """
+
+    durable = False
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        answers: Kind = "score",
+        late: Callable[[Question], int | None] = lambda question: 0,
+        newest_first: bool = False,
+    ):
+        self.script, self.answers, self.late, self.newest_first = script, answers, late, newest_first
+        self.asked: list[Question] = []
+        self._open: dict[str, tuple[Question, int | None]] = {}
+
+    def submit(self, questions: Sequence[Question]) -> list[str]:
+        tickets = [str(len(self.asked) + number) for number in range(len(questions))]
+        self.asked += questions
+        self._open |= {ticket: (question, self.late(question)) for ticket, question in zip(tickets, questions, strict=True)}
+        return tickets
+
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+        due = {ticket: self._open[ticket] for ticket in tickets if ticket in self._open}
+        there = [ticket for ticket, (_, left) in due.items() if left == 0]
+        self._open |= {ticket: (question, left - 1) for ticket, (question, left) in due.items() if left}
+        if not there:
+            time.sleep(min(seconds, _PAUSE_S))
+        order = reversed(there) if self.newest_first else there
+        return [(ticket, self._answer(self._open.pop(ticket)[0])) for ticket in order]
+
+    def _answer(self, question: Question) -> Answer:
+        said = self.script(question)
+        given = [said] * question.size if isinstance(said, str | float | int) else list(said)
+        values = tuple(_VALUELESS if isinstance(value, str) else value for value in given)
+        marks = tuple(value if isinstance(value, str) else "ok" for value in given)
+        return Answer(question.key, values, marks, queries=question.size, by="fake")

@@ -1,0 +1,45 @@
+"""A part of a user's under check."""
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import oat
+from oat.errors import ContractError, OatError
+
+_OURS = Path(oat.__file__).parent
+
+
+class Part:
+    """Says what is wrong with a part.
+
+    Args:
+        name: of the part, at the head of every message.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def require(self, holds: object, what: str) -> None:
+        """Raises a ContractError unless something holds."""
+        if not holds:
+            raise ContractError(f"{self.name}: {what}")
+
+    def call(self, method: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function returns. Errors of ours say themselves what they are about; any other becomes a ContractError with its place."""
+        try:
+            return function(*arguments)
+        except OatError:
+            raise
+        except Exception as error:
+            raise ContractError(
+                f"{self.name}: {method} raised {type(error).__name__}: {error}{_place(error)}; repair that, the error is above"
+            ) from error
+
+
+def _place(error: Exception) -> str:
+    """The last line of the first file outside this package that an error came through."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not Path(frame.filename).is_relative_to(_OURS)]
+    lines = [frame.lineno for frame in frames if frame.filename == frames[0].filename]
+    return f" ({frames[0].filename}:{lines[-1]})" if lines else ""

@@ -1,0 +1,225 @@
+"""`oat train` from Python: the same configuration and the same loop, with objects where a file has names."""
+
+import filecmp
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from oat import plugins
+from oat.build import resolve
+from oat.config import Origins, convert
+from oat.errors import ConfigError, DataError
+from oat.export import export_run
+from oat.interruption import Interrupted
+from oat.loop import Report, Run, train
+from oat.progress import shown
+from oat.reading import read_rows
+from oat.rundir import open_run
+from oat.settings import Config
+
+Callback = Callable[[int, dict[str, float]], bool | None]
+"""Called with the step and its metrics; what returns True ends the run there."""
+
+_PLAIN = (str, int, float, bool, type(None), date)
+
+
+class Trainer:
+    """One run, in one directory. Constructing it checks the whole configuration and loads nothing.
+
+    What is given as a Python object is kept with the run (`given/` in its directory: a model, records), or named by its own name (`python:reward`:
+    functions and classes), so the run is continued by the same lines. The given model stays as it is: a copy of it is trained.
+
+    Args:
+        model: a hub id, a directory, a model of transformers (then with `tokenizer`), or the section `model` of a configuration.
+        oracle: one of ours by name, a reward or comparison function, an oracle, or the section.
+        prompts: what the section's `path` names; an iterable of records or a function that returns one; or the section. Where neither `epochs` nor
+            anything of `stop` is given, they are gone through once.
+        algorithm: a name, a class, or the section.
+        tokenizer: of a model that is given as an object.
+        run_dir: by default `runs/` and the algorithm's name.
+        callbacks: called after every step, in order.
+        quiet: print nothing; otherwise what `oat train` prints.
+        sections: every other section and field of a configuration (`src/oat/settings.py`): `learner={"learning_rate": 1e-5}`, `seed=1`.
+
+    Raises:
+        ConfigError: as `oat check`: the field, what was expected, and what to do.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        oracle: Any,
+        prompts: Any,
+        algorithm: Any = "grpo",
+        tokenizer: Any = None,
+        run_dir: str | Path | None = None,
+        callbacks: Iterable[Callback] = (),
+        quiet: bool = False,
+        **sections: Any,
+    ):
+        tree = {
+            "model": _section(model, "path"),
+            "prompts": _section(prompts, "path"),
+            "oracle": _section(oracle, "name"),
+            "algorithm": _section(algorithm, "name"),
+            **{name: dict(value) if isinstance(value, Mapping) else value for name, value in sections.items()},
+        }
+        for section in ("engine", "explorer", "router"):
+            if section in tree:
+                tree[section] = {"name": Config.__dataclass_fields__[section].default.name, **_section(tree[section], "name")}
+        if not tree.setdefault("stop", {}):
+            tree["prompts"].setdefault("epochs", 1)
+        self._given: dict[str, Any] = {}
+        self._files: dict[str, Any] = {}
+        self._tokenizer, self.callbacks, self.quiet = tokenizer, tuple(callbacks), quiet
+        name = tree["algorithm"].get("name")
+        self.run_dir = Path(run_dir or Path("runs") / (name if isinstance(name, str) else getattr(name, "__name__", "run")))
+        for section, file in (("model", "model"), ("prompts", "prompts.jsonl"), ("evaluation", "evaluation.jsonl")):
+            self._take_file(tree.get(section), file)
+        plain = self._plain({"run_dir": str(self.run_dir), **tree}, ())
+        self._origins: Origins = {(): "oat.Trainer", **{place: f"oat.Trainer({place[0]}=...)" for place in _places(plain)}}
+        with self._named():
+            self.config: Config = resolve(convert(Config, plain, (), self._origins), self._origins)
+
+    def train(self) -> str:
+        """Bring the run to its end, from its newest checkpoint; returns why it ended.
+
+        Raises:
+            OatError: as `oat train`; its message says what to do.
+            Interrupted: it was ended by a signal; where it stood is on disk, and the same lines go on.
+        """
+        self._write_given()
+        with self._named(), open_run(self.config, self._origins) as run, run.interruption.heard(), self._shown(run) as show:
+            asked = False
+
+            def report(step: int, metrics: dict[str, float]) -> None:
+                nonlocal asked
+                show(step, metrics)
+                if any([callback(step, dict(metrics)) is True for callback in self.callbacks]):
+                    asked = True
+                    run.interruption.ask()
+
+            try:
+                return train(run, report)
+            except Interrupted:
+                if not asked:
+                    raise
+                return "a callback ended it"
+
+    def _shown(self, run: Run) -> AbstractContextManager[Report]:
+        return nullcontext(lambda step, metrics: None) if self.quiet else shown(run, self.config)
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """One row a step, from row 0; empty before the first."""
+        return read_rows(self.run_dir / "metrics.jsonl")
+
+    def save_model(self, out: str | Path, step: int | None = None) -> int:
+        """Write the policy of a checkpoint, by default the newest, as a directory that transformers loads; returns its step.
+
+        Raises:
+            ConfigError, CheckpointError: as `oat.export.export_run`.
+        """
+        return export_run(self.run_dir, Path(out), step)
+
+    def _take_file(self, section: Any, file: str) -> None:
+        """A model or records that are given as objects will be files of the run."""
+        path = section.get("path") if isinstance(section, Mapping) else None
+        if path is None or isinstance(path, str | Path) or (isinstance(path, list | tuple) and all(_is_source(entry) for entry in path)):
+            return
+        if file == "model" and self._tokenizer is None:
+            raise ConfigError("oat.Trainer(model=...): a model that is given as an object needs its tokenizer; pass tokenizer=...")
+        self._files[file] = _of_split(path, section) if isinstance(path, Mapping) else path
+        section["path"] = str(self.run_dir / "given" / file)
+
+    def _plain(self, value: Any, place: tuple[str, ...]) -> Any:
+        """The tree as a file could have it; functions, classes and oracles by name."""
+        if isinstance(value, Mapping):
+            return {str(key): self._plain(item, (*place, str(key))) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._plain(item, place) for item in value]
+        if isinstance(value, Path):
+            return str(value)
+        if isinstance(value, _PLAIN):
+            return value
+        name = getattr(value, "__name__", type(value).__name__).strip("<>")
+        if self._given.setdefault(name, value) is not value:
+            raise ConfigError(f"oat.Trainer({place[0]}=...): two different objects are called {name}; rename one, since a run knows them by name")
+        return f"python:{name}"
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Within it the given objects are found by their names."""
+        before = dict(plugins.given)
+        plugins.given.update(self._given)
+        try:
+            yield
+        finally:
+            plugins.given.clear()
+            plugins.given.update(before)
+
+    def _write_given(self) -> None:
+        for file, given in self._files.items():
+            place = self.run_dir / "given" / file
+            new = place.with_name(f".new-{file}")
+            shutil.rmtree(new, ignore_errors=True)
+            new.parent.mkdir(parents=True, exist_ok=True)
+            if file == "model":
+                given.save_pretrained(new)
+                self._tokenizer.save_pretrained(new)
+            else:
+                _write_records(given, new, file)
+            if not place.exists():
+                new.rename(place)
+                continue
+            is_same = _same(place, new)
+            shutil.rmtree(new) if new.is_dir() else new.unlink()
+            if not is_same:
+                what = "another model" if file == "model" else "other records"
+                raise ConfigError(f"{place}: the run in {self.run_dir} was begun with {what}; give the same again, or another run_dir")
+
+
+def _section(given: Any, field: str) -> dict[str, Any]:
+    """A section as a dict; what is given alone is its main field, also records by split."""
+    is_section = isinstance(given, Mapping) and (field in given or field == "name")
+    return dict(given) if is_section else {field: given}
+
+
+def _is_source(entry: Any) -> bool:
+    return isinstance(entry, str | Path) or (isinstance(entry, Mapping) and isinstance(entry.get("path"), str | Path))
+
+
+def _of_split(path: Mapping[str, Any], section: dict[str, Any]) -> Any:
+    split = section.pop("split", None) or "train"
+    if split not in path:
+        raise DataError(f"oat.Trainer: there is no split {split!r} among {', '.join(map(str, path))}; give `split`")
+    return path[split]
+
+
+def _write_records(given: Any, out: Path, name: str) -> None:
+    records = given() if callable(given) else given
+    with out.open("w", encoding="utf-8") as file:
+        for row, record in enumerate(records, start=1):
+            try:
+                file.write(json.dumps(dict(record), ensure_ascii=False) + "\n")
+            except (TypeError, ValueError, UnicodeEncodeError) as error:
+                raise DataError(f"{name}:{row}: a record cannot be written as JSON ({error}); give dicts of plain values") from error
+
+
+def _same(first: Path, second: Path) -> bool:
+    if not first.is_dir():
+        return filecmp.cmp(first, second, shallow=False)
+    names = [{path.name for path in folder.iterdir()} for folder in (first, second)]
+    return names[0] == names[1] and not any(filecmp.cmpfiles(first, second, sorted(names[0]), shallow=False)[1:])
+
+
+def _places(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in tree.items():
+        yield (*above, name)
+        if isinstance(value, Mapping):
+            yield from _places(value, (*above, name))

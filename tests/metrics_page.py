@@ -1,0 +1,51 @@
+"""Writes docs/metrics.md from `oat.metrics` and `oat.elsewhere`: `python tests/metrics_page.py`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from oat.elsewhere import PREDECESSOR, TRL, Name
+from oat.metrics import NAMES, unit
+
+PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+
+HEAD = """# Metrics
+
+What the columns of `metrics.jsonl` are: every name that `oat` reports. A row has those that the step, the algorithm and the oracle give rise to;
+your own objective adds names under `user/`. A unit of – means that the number has none of its own. The second half is for those who know the
+names of TRL, or of the predecessor. Made by `python tests/metrics_page.py` from `src/oat/metrics.py` and `src/oat/elsewhere.py`; a test fails when
+this page is behind them.
+
+| name | unit | meaning |
+| --- | --- | --- |
+"""
+
+OF_TRL = """
+## Names of TRL
+
+Those that its trainers for DPO, GRPO, RLOO, SFT and online DPO report. `oat plot` knows them too, and says what they are called here.
+
+| TRL | here | |
+| --- | --- | --- |
+"""
+
+OF_PREDECESSOR = """
+## Names of the predecessor
+
+By its key groups. What it has under `explorer/`, an explorer of your own reports under `user/`.
+
+| predecessor | here | |
+| --- | --- | --- |
+"""
+
+
+def page() -> str:
+    metrics = "".join(f"| `{name}` | {unit(name) or '–'} | {meaning} |\n" for name, meaning in NAMES.items())
+    return HEAD + metrics + OF_TRL + _names(TRL) + OF_PREDECESSOR + _names(PREDECESSOR)
+
+
+def _names(names: Mapping[str, Name]) -> str:
+    return "".join(f"| `{theirs}` | {f'`{name.ours}`' if name.ours else '–'} | {name.note} |\n" for theirs, name in names.items())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

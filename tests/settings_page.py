@@ -1,0 +1,98 @@
+"""Writes docs/settings.md from the classes that hold settings, with the docstrings of their fields: `python tests/settings_page.py`."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+import typing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from oat.check import ALGORITHMS, TorchEngineConfig
+from oat.settings import Component, Config
+
+PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+INTRODUCTION = """# Settings
+
+Every field that a configuration may have, made from the code by `python tests/settings_page.py`. Each is a line of the YAML file, a flag
+(`--learner.learning_rate 1e-5`), and an argument from Python (`oat.Trainer(learner={"learning_rate": 1e-5})`). A field without a default must be
+given. `name` may be `path/to/file.py:Name` or `package.module:Name`; the fields of such a part stand beside its name.
+"""
+TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "NoneType": "null"}
+
+
+def sections(cls: type, above: str = "") -> list[tuple[str, type]]:
+    """Every section below a class by its dotted name, in order; a section of several shapes once."""
+    found: list[tuple[str, type]] = [(above, cls)]
+    hints = typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        for kind in (hints[f.name], *typing.get_args(hints[f.name])):
+            if dataclasses.is_dataclass(kind) and kind is not Component and isinstance(kind, type):
+                found += sections(kind, f"{above}.{f.name}".strip("."))
+    return found
+
+
+def documented(cls: type) -> dict[str, str]:
+    """The docstring of each field, of base classes too."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+            for field, text in pairwise(body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                    found[field.target.id] = " ".join(str(text.value.value).split())  # type: ignore[union-attr]
+    return found
+
+
+def table(cls: type) -> list[str]:
+    hints, texts = typing.get_type_hints(cls), documented(cls)
+    lines = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for f in dataclasses.fields(cls):
+        nested = any(dataclasses.is_dataclass(kind) for kind in (hints[f.name], *typing.get_args(hints[f.name])))
+        if f.name == "options" or (nested and f.name not in texts):
+            continue
+        cells = [f"`{f.name}`", _type(hints[f.name]), _default(f), texts.get(f.name, "")]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return lines
+
+
+def page() -> str:
+    parts = [INTRODUCTION, "## At the top\n", *table(Config), ""]
+    for name, cls in sections(Config)[1:]:
+        parts += [f"## {name}\n", *table(cls), ""]
+    parts += ["## engine: torch\n", *table(TorchEngineConfig), ""]
+    shared: dict[type, list[str]] = {}
+    for name, algorithm in ALGORITHMS.items():
+        shared.setdefault(algorithm.Config, []).append(name)
+    for cls, names in shared.items():
+        parts += [f"## algorithm: {', '.join(names)}\n", *table(cls), ""]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def _type(hint: Any) -> str:
+    hint = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return ", ".join(f"`{value}`" for value in inner)
+    if origin is tuple:
+        kinds = [kind for kind in inner if kind is not Ellipsis]
+        return f"list of {_type(kinds[0])}" if len(inner) != 2 or inner[1] is Ellipsis else f"{len(inner)} of {_type(kinds[0])}"
+    if inner:
+        return " or ".join(dict.fromkeys(_type(kind) for kind in inner))
+    if dataclasses.is_dataclass(hint):
+        return "section"
+    return TYPES.get(hint.__name__, hint.__name__)
+
+
+def _default(f: "dataclasses.Field[Any]") -> str:
+    if f.default is not dataclasses.MISSING:
+        value = f.default.name if isinstance(f.default, Component) else f.default
+        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(list(value)) if isinstance(value, tuple) else value
+        return f"`{text}`" if re.fullmatch(r"\S.*", str(text)) else '""'
+    return "" if f.default_factory is dataclasses.MISSING else "see its section"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,64 @@
+"""What docs/extending.md shows works as it stands."""
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from oat.errors import ContractError
+from oat.plugins import load_symbol
+from oat.testing import check_oracle, tiny_run
+
+PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", PAGE, flags=re.DOTALL))
+CONFIGS = re.findall(r"<!-- config -->\n```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+OTHERS = {"sampling": "{max_new_tokens: 4}", "learner": "{learning_rate: 5e-3}", "stop": "{max_steps: 2}"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_every_block_is_run() -> None:
+    assert PAGE.count("```") == 2 * (len(FILES) + len(CONFIGS))
+    assert {name for text in (*CONFIGS, FILES["test_mine.py"]) for name in FILES if name.removesuffix(".py") in text} >= {*FILES} - {"test_mine.py"}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=[re.findall(r"\w+\.py", config)[-1] for config in CONFIGS])
+def test_every_configuration_runs(folder: Path, config: str) -> None:
+    whole = config + "".join(f"{section}: {fields}\n" for section, fields in OTHERS.items() if f"{section}:" not in config)
+    rows = tiny_run(whole, ["a=", "b=", "aa=", "bb="], folder=folder)
+    assert len(rows) == 3
+    assert "loss/total" in rows[-1]
+
+
+def test_the_tests_pass(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = re.findall(r"^def (test_\w+)", FILES["test_mine.py"], flags=re.MULTILINE)
+    assert len(names) == 3
+    for name in names:
+        function = load_symbol(f"test_mine.py:{name}")
+        function(*([folder] if inspect.signature(function).parameters else []))
+    for module in ("algorithm", "explorer", "oracle", "reward"):
+        monkeypatch.delitem(sys.modules, module)
+
+
+def test_the_checks_are_not_content_with_everything(folder: Path) -> None:
+    (folder / "reward.py").write_text(
+        "seen = []\n\ndef reward(prompts, completions, **columns):\n    seen.extend(completions)\n    return [float(len(seen))] * len(completions)\n"
+    )
+    with pytest.raises(ContractError, match=r"reward: question .*: answered \(\S+, 'ok'\), and \(\S+, 'ok'\) when asked again"):
+        check_oracle(load_symbol("reward.py:reward"))
+    with pytest.raises(ContractError, match=r"the run in \S+ ended with exit code 2"):
+        tiny_run("oracle: {name: nobody}\n", ["a="], folder=folder)
+
+
+@pytest.mark.parametrize("name", re.findall(r"`((?:src|examples)/[\w/]+\.py)`", PAGE))
+def test_every_file_that_is_named_is_there(name: str) -> None:
+    assert (Path(__file__).parent.parent / name).exists()

@@ -1,0 +1,137 @@
+"""The columns of records: formats, prompts, responses, and what is none of them. tests/test_trl.py has runs of every format."""
+
+import json
+
+import pytest
+from fixtures import oat, write_jsonl
+
+from oat.data import PromptSet, Source, read_prompts
+from oat.errors import DataError
+from oat.formats import Layout
+from oat.types import Message
+
+QUESTION = [{"role": "user", "content": "1+1"}]
+ANSWERED = [*QUESTION, {"role": "assistant", "content": "2"}]
+CALL = {"role": "assistant", "tool_calls": [{"name": "f"}]}
+
+
+def read(records, **options):
+    return read_prompts(Source(records), **options)
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([{"promt": "a"}], r"field 'prompt': expected in every record, got the columns 'promt'; .*did you mean `promt`"),
+        ([{"question": "a", "answer": "b"}], "got the columns 'question', 'answer'; the nearest format is prompt-only"),
+        ([{"chosen": "a", "reject": "b"}], r"the nearest format is preference with an implicit prompt \(chosen, rejected\)"),
+        ([{"text": "a"}], "field 'text': expected a prompt, got a whole text; set `prompt_key: text`"),
+        ([{"chosen": "ab", "rejected": "cd"}], "fields 'chosen' and 'rejected': expected texts that begin with a common prompt"),
+        ([{"chosen": QUESTION, "rejected": [{"role": "user", "content": "2+2"}]}], "expected conversations that begin with a common prompt"),
+        ([{"messages": [{"role": "assistant", "content": "a"}]}], "field 'messages': expected the last message from user or tool, got none"),
+        ([{"messages": ANSWERED}, {"messages": ANSWERED[:1]}], "2: field 'messages': expected the last message from assistant, as in the first"),
+        ([{"messages": ANSWERED[:1]}, {"messages": ANSWERED}], "2: field 'messages': expected the last message from user or tool, got assistant"),
+        ([{"messages": ANSWERED}, {"prompt": "a"}], "2: field 'messages': expected in every record, got none"),
+        ([{"messages": [*ANSWERED, {"role": "tool", "tool_calls": [], "content": "a"}]}], "message 3: .*write exactly these two fields"),
+        ([{"messages": [{"role": "assistant", "tool_calls": None}]}], "message 1: .*got the fields 'role', 'tool_calls'"),
+    ],
+)
+def test_records_of_no_format(records, message):
+    with pytest.raises(DataError, match=message):
+        read(records)
+
+
+@pytest.mark.parametrize(
+    ("record", "responses", "message"),
+    [
+        ({"prompt": "a", "chosen": "b"}, ("chosen", "rejected"), "field 'rejected': expected in every record, got none; set `prompts.responses`"),
+        ({"prompt": "a", "chosen": 5, "rejected": "b"}, ("chosen", "rejected"), "field 'chosen': .*got a number"),
+        ({"prompt": "a", "chosen": ANSWERED[:1], "rejected": "b"}, ("chosen", "rejected"), "field 'chosen': expected a response, .*got user"),
+        ({"prompt": "a", "completion": "b", "label": "x"}, ("completion",), "field 'label': expected true or false, got 'x'"),
+        ({"text": " "}, ("completion",), "field 'text': expected text, got none"),
+        ({"messages": [*QUESTION, CALL]}, ("completion",), "field 'completion': expected text in every message of a response, got none"),
+        ({"prompt": "a", "completion": [ANSWERED[1], ANSWERED[1]]}, ("completion",), "got two of its messages in a row; join them"),
+        ({"prompt": "a", "completion": [CALL, {"role": "tool", "content": "1"}, ANSWERED[1]]}, ("completion",), "tool calls are not rendered"),
+    ],
+)
+def test_responses_that_are_none(record, responses, message):
+    with pytest.raises(DataError, match=message):
+        PromptSet(Source([record]), Layout(responses=responses))
+
+
+def test_responses_by_hand():
+    """The prompt and what follows it, in each format; a prompt that stands in a response too is cut off."""
+    chat, plain = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}
+    wrong = {**plain, "content": "5"}
+    pair = ("chosen", "rejected")
+    for record, names, prompt, found in (
+        ({"chosen": "2+2 is 4", "rejected": "2+2 is 5"}, pair, "2+2 is", (" 4", " 5")),
+        ({"chosen": "2+2=4", "rejected": "2+2=5"}, pair, "2+2=", ("4", "5")),
+        ({"good": [chat, plain], "bad": [chat, wrong]}, ("good", "bad"), "2+2", ([plain], [wrong])),
+        ({"prompt": "2+2", "chosen": [chat, plain], "rejected": [chat, wrong]}, pair, "2+2", ([plain], [wrong])),
+        ({"conversations": [{"from": "human", "value": "2+2"}, {"from": "gpt", "value": "4"}]}, ("completion",), "2+2", ([plain],)),
+        ({"messages": [chat, wrong, chat, plain]}, ("answer",), "2+2", ([plain],)),
+        ({"prompt": "2+2", "completion": "4"}, ("completion",), "2+2", ("4",)),
+    ):
+        (prompt_,) = PromptSet(Source([record]), Layout(responses=names))
+        assert (prompt_.messages[-1].content, tuple(prompt_.columns[name] for name in names)) == (prompt, found), record
+        assert prompt_.is_chat == isinstance(found[0], list), record
+    assert read([{"messages": [chat, plain]}], reference_key="completion")[0].reference == "4"
+    assert read([{"prompt": [chat], "chosen": {"from": "gpt", "value": "4"}}], reference_key="chosen")[0].reference == "4"
+    renamed = read([{"dialog": [chat, plain], "prompt": "other"}], prompt_key="dialog")
+    assert (renamed[0].messages, renamed[0].columns) == ((Message("user", "2+2"),), {"prompt": "other", "completion": [plain]})
+
+
+def test_a_text_has_no_turns(world, tmp_path, capsys):
+    path = write_jsonl(tmp_path / "data.jsonl", [{"text": "12+a"}] * 4)
+    changes = {"prompts": {"path": str(path)}, "algorithm": {"name": "sft", "prompts": 2}, "oracle.name": "recorded", "evaluation": None}
+    config = world.config("sft", tmp_path, {**changes, "stop.max_steps": 1})
+    assert oat("train", config) == 0
+    sample = json.loads((tmp_path / "sft" / "samples.jsonl").read_text().splitlines()[0])
+    row = json.loads((tmp_path / "sft" / "metrics.jsonl").read_text().splitlines()[1])
+    assert (sample["prompt"], row["response/length"], row["rows/trained"]) == ([], 4, 1), "the first token has nothing before it; the end is learned"
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ eos_token }}{% endfor %}")
+    assert oat("train", config, "--render.template", tmp_path / "chat.jinja", "--run_dir", tmp_path / "chat") == 2
+    assert f"{path}:1: field 'text': expected messages, since a chat template is set, got a text" in capsys.readouterr().err
+
+
+def test_what_is_not_rendered_is_counted():
+    records = [
+        {"prompt": [QUESTION[0], CALL, {"role": "tool", "name": "f", "content": "1"}]},
+        {"prompt": "a", "tools": []},
+        {"prompt": "a", "tools": ["f"]},
+    ]
+    found = PromptSet(Source(records), Layout())
+    assert found[0].messages[1:] == (Message("assistant", ""), Message("tool", "1"))
+    assert found.notes[1] == "records: 2 of 3 records have tools, tool calls or reasoning, which are not rendered"
+    assert found[2].columns == {"tools": ["f"]}
+
+
+def test_unpaired_preferences_are_learned_where_their_label_is_true(world, tmp_path, capsys):
+    records = [{"prompt": f"{n}+1=", "completion": "a" if n % 2 else "b", "label": n % 2 == 1} for n in range(6)]
+    path = write_jsonl(tmp_path / "data.jsonl", records)
+    changes = {"prompts": {"path": str(path)}, "algorithm": {"name": "sft", "prompts": 6}, "oracle.name": "recorded", "evaluation": None}
+    config = world.config("sft", tmp_path, {**changes, "stop.max_steps": 1})
+    assert oat("train", config) == 2
+    assert "sft would learn every response, also those whose label is false" in capsys.readouterr().err
+    assert oat("train", config, "--algorithm.threshold", "1") == 0
+    row = json.loads((tmp_path / "sft" / "metrics.jsonl").read_text().splitlines()[1])
+    assert (row["rows/trained"], row["reward/mean"]) == (3, 0.5)
+    assert oat("train", config, "--algorithm.threshold", "0", "--run_dir", tmp_path / "all") == 0
+    assert json.loads((tmp_path / "all" / "metrics.jsonl").read_text().splitlines()[1])["rows/trained"] == 6
+
+
+def test_a_response_that_cannot_be_rendered_names_its_record(world, tmp_path, capsys):
+    path = write_jsonl(tmp_path / "data.jsonl", [{"prompt": "1", "completion": "a"}] * 4)
+    (tmp_path / "thinks.jinja").write_text(
+        "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}a<think>{% endif %}"
+    )
+    changes = {
+        "prompts": {"path": str(path), "shuffle": False},
+        "algorithm": {"name": "sft", "prompts": 2},
+        "oracle.name": "recorded",
+        "evaluation": None,
+    }
+    config = world.config("sft", tmp_path, {**changes, "render.template": str(tmp_path / "thinks.jinja"), "stop.max_steps": 1})
+    assert oat("train", config) == 2
+    assert "record 1: field 'completion': the response cannot be rendered: the template's prompt opens <think>" in capsys.readouterr().err

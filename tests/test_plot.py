@@ -1,0 +1,151 @@
+"""`oat plot`: the numbers of a line and its band, what runs are one line, and what a line is called."""
+
+import csv
+import json
+import re
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import World, oat
+
+from oat.build import resolve
+from oat.config import load_config, to_yaml
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(world: World, tmp_path: Path) -> Make:
+    """A run directory with a resolved configuration and the given rows."""
+
+    def made(name: str, rows: Sequence[dict[str, Any]], algorithm: str = "grpo", **changes: Any) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        config = world.config(algorithm, folder, {field.replace("__", "."): value for field, value in changes.items()})
+        (folder / "config.yaml").write_text(to_yaml(resolve(*load_config(config))))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **row}) + "\n" for step, row in enumerate(rows)))
+        return folder
+
+    return made
+
+
+def curve(*values: float, name: str = "reward/mean") -> list[dict[str, Any]]:
+    return [{name: value, "oracle/queries": 10.0 * step, "time/step_s": 2.0, "response/tokens": 5.0} for step, value in enumerate(values)]
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as text:
+        return list(csv.DictReader(text))
+
+
+def table(tmp_path: Path, *arguments: object) -> list[dict[str, str]]:
+    assert oat("plot", *arguments, "--out", tmp_path / "out.csv") == 0
+    return read(tmp_path / "out.csv")
+
+
+def test_two_real_runs(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two seeds: the line is their mean at every evaluation, and the band goes from one to the other."""
+    evaluated = []
+    for seed in (0, 1):
+        config = world.config("grpo", tmp_path, {"seed": seed, "run_dir": str(tmp_path / f"s{seed}")})
+        assert oat("train", config) == 0
+        rows = [json.loads(line) for line in (tmp_path / f"s{seed}" / "metrics.jsonl").read_text().splitlines()]
+        evaluated.append([row["eval/sampled"] for row in rows if "eval/sampled" in row])
+    capsys.readouterr()
+    assert oat("plot", tmp_path / "s0", tmp_path / "s1", "--out", tmp_path / "plots" / "a.png") == 0
+    png, numbers = tmp_path / "plots" / "a.png", tmp_path / "plots" / "a.csv"
+    assert capsys.readouterr().out == f"oat plot: {png} and {numbers} are written\n"
+    data = png.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    assert struct.unpack(">II", data[16:24]) == (1200, 675)
+    found = read(numbers)
+    assert [(row["line"], row["runs"], row["steps"]) for row in found] == [("s0 (2 runs)", "2", step) for step in ("0", "2", "4")]
+    for row, pair in zip(found, zip(*evaluated, strict=True), strict=True):
+        assert [float(row[name]) for name in ("eval/sampled", "low", "high")] == pytest.approx([sum(pair) / 2, min(pair), max(pair)])
+    assert any(row["low"] != row["high"] for row in found)
+
+
+def test_points_that_lie_elsewhere_are_averaged_between(make: Make, tmp_path: Path) -> None:
+    """One run has points at 0, 10, 20 queries, the other at 0, 20 and 40: at 10 the second is half way, and behind 20 the first has ended."""
+    first = make("a", curve(1.0, 2.0, 3.0))
+    second = make("b", [{**row, "oracle/queries": 20.0 * step} for step, row in enumerate(curve(3.0, 7.0, 9.0))], seed=1)
+    found = table(tmp_path, first, second, "--metric", "reward/mean", "--against", "queries")
+    numbers = [[float(row[name]) for name in ("queries", "reward/mean", "low", "high")] for row in found]
+    assert numbers == [[0, 2, 1, 3], [10, 3.5, 2, 5], [20, 5, 3, 7]]
+
+
+@pytest.mark.parametrize(("against", "column", "places"), [("steps", "steps", [0, 1, 2]), ("tokens", "tokens", [5, 10, 15])])
+def test_axes(make: Make, tmp_path: Path, against: str, column: str, places: list[int]) -> None:
+    found = table(tmp_path, make("a", curve(1.0, 2.0, 3.0)), "--against", against)
+    assert [int(row[column]) for row in found] == places
+    assert (found[0]["line"], found[0]["runs"], found[0]["reward/mean"], found[0]["low"]) == ("a", "1", "1", "1")
+
+
+def test_time_counts_steps_evaluations_and_saves(make: Make, tmp_path: Path) -> None:
+    rows = curve(1.0, 2.0, 3.0)
+    rows[0] |= {"time/evaluate_s": 3.5, "time/step_s": 0.0}
+    rows[2] |= {"time/save_s": 1.0}
+    assert [float(row["seconds"]) for row in table(tmp_path, make("a", rows), "--against", "time")] == [3.5, 5.5, 8.5]
+
+
+def test_what_is_not_finite_or_not_there_is_left_out(make: Make, tmp_path: Path) -> None:
+    rows = curve(1.0, float("nan"), 3.0, 4.0)
+    del rows[2]["reward/mean"]
+    run = make("a", rows)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "reward/me')  # a run that is being written
+    assert [row["steps"] for row in table(tmp_path, run)] == ["0", "3"]
+
+
+def names(tmp_path: Path, *runs: Path) -> list[str]:
+    return list(dict.fromkeys(row["line"] for row in table(tmp_path, *runs, "--metric", "reward/mean")))
+
+
+def test_a_line_is_named_by_what_differs(make: Make, tmp_path: Path) -> None:
+    base = make("a", curve(1.0, 2.0))
+    rate = make("b", curve(1.0, 2.0), learner__learning_rate=1e-5)
+    both = make("c", curve(1.0, 2.0), learner__learning_rate=1e-5, algorithm__kl_coef=0.5)
+    other = make("d", curve(1.0, 2.0), algorithm="dpo", learner__learning_rate=1e-5)
+    elsewhere = make("e", curve(1.0, 2.0), checkpoint__every=1, tracking__samples=0, seed=5)
+    assert names(tmp_path, base) == ["a"]
+    assert names(tmp_path, base, elsewhere, base) == ["a (2 runs)"], "the same directory twice is one run"
+    assert names(tmp_path, base, rate, elsewhere) == ["learning_rate 0.003 (2 runs)", "learning_rate 1e-05"]
+    assert names(tmp_path, base, both) == ["kl_coef 0, learning_rate 0.003", "kl_coef 0.5, learning_rate 1e-05"]
+    assert names(tmp_path, base, other) == ["grpo", "dpo"], "of many fields those that tell apart"
+
+
+def test_a_metric_that_is_missing(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make("a", curve(1.0, 2.0))
+    assert oat("plot", run, "--metric", "reward/maen", "--out", tmp_path / "x.png") == 2
+    assert f"--metric reward/maen: {run} has no such metric; did you mean `reward/mean`? valid: oracle/queries, res" in capsys.readouterr().err
+    assert oat("plot", run, "--metric", "frac_reward_zero_std", "--out", tmp_path / "x.png") == 2
+    assert "has no such metric" in capsys.readouterr().err, "it is known elsewhere, and these runs do not have ours"
+    assert oat("plot", run, "--metric", "reward", "--out", tmp_path / "x.png") == 2
+    assert "--metric reward: it is called reward/mean here" in capsys.readouterr().err
+    assert oat("plot", run, make("b", curve(1.0, name="user/mine"))) == 2
+    assert "these runs share none of eval/sampled, reward/mean, loss/total" in capsys.readouterr().err
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_what_cannot_be_plotted(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = make("a", curve(1.0, 2.0))
+    assert oat("plot", tmp_path / "nowhere") == 2
+    assert "nowhere: holds no run" in capsys.readouterr().err
+    assert oat("plot", make("new", [])) == 2
+    assert "has no metrics yet" in capsys.readouterr().err
+    assert oat("plot", run, "--out", "a.pdf") == 2
+    assert "a.pdf: give a name that ends in .png" in capsys.readouterr().err
+    assert oat("plot", run, "--against", "query") == 2
+    assert "--against is 'query'; did you mean `queries`? valid: queries, steps, time, tokens" in capsys.readouterr().err
+    assert oat("plot", make("old", [{"reward/mean": 1.0}]), "--against", "tokens") == 2
+    assert "its rows have no response/tokens" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert oat("plot", run) == 2
+    assert re.search(r"a plot needs matplotlib \(.*\): pip install 'oat-align\[plot\]'; or give --out FILE.csv", capsys.readouterr().err)
+    assert not Path("plot.csv").exists()
+    assert oat("plot", run, "--out", "plot.csv") == 0

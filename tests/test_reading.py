@@ -1,0 +1,112 @@
+"""`oat.load_run`: what a run left as tables, with pandas and without, also while it is being written."""
+
+import json
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from fixtures import World, oat
+
+from oat.errors import ConfigError, DataError
+from oat.reading import load_run, read_rows, table
+from oat.store import Store
+
+
+@pytest.fixture(scope="module")
+def run_dir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of DPO: four steps of four questions, three evaluations of four prompts, two samples and a greedy response each."""
+    folder = tmp_path_factory.mktemp("reading")
+    assert oat("train", world.config("dpo", folder, {"oracle.repeats": 0})) == 0
+    return folder / "dpo"
+
+
+@pytest.fixture
+def without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+
+def test_tables_are_frames_where_pandas_is(run_dir: Path) -> None:
+    import pandas
+
+    run = load_run(run_dir)
+    metrics = run.metrics
+    assert isinstance(metrics, pandas.DataFrame)
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert list(metrics["step"]) == [0, 1, 2, 3, 4]
+    assert list(metrics["loss/total"][1:]) == [row["loss/total"] for row in rows[1:]]
+    assert list(metrics["eval/sampled"].isna()) == [False, True, False, True, False]
+    assert metrics["loss/total"].dtype == float
+    assert run.config.algorithm.name == "dpo"
+
+
+def test_tables_are_dicts_of_lists_elsewhere(run_dir: Path, without_pandas: None) -> None:
+    metrics = load_run(str(run_dir)).metrics
+    assert isinstance(metrics, dict)
+    assert metrics["step"] == [0, 1, 2, 3, 4]
+    assert [value is None for value in metrics["eval/sampled"]] == [False, True, False, True, False]
+    assert table([]) == {}
+    assert table([{"a": 1}, {"b": [2]}]) == {"a": [1, None], "b": [None, [2]]}
+
+
+def test_samples_and_evaluations(run_dir: Path, without_pandas: None) -> None:
+    run = load_run(run_dir)
+    assert run.samples["step"] == [step for step in range(1, 5) for _ in range(4)]
+    assert all(len(texts) == 2 for texts in run.samples["responses"])
+    evaluations = run.evaluations
+    assert evaluations["step"] == [step for step in (0, 2, 4) for _ in range(4 * 3)]
+    last = [
+        value for step, mode, value in zip(*(evaluations[name] for name in ("step", "mode", "value")), strict=True) if (step, mode) == (4, "greedy")
+    ]
+    assert sum(last) / 4 == pytest.approx(run.metrics["eval/greedy"][-1])
+
+
+def test_questions_and_answers(run_dir: Path, without_pandas: None) -> None:
+    """As the ledger itself gives them."""
+    questions = load_run(run_dir).questions
+    rows = [dict(zip(questions, values, strict=True)) for values in zip(*questions.values(), strict=True)]
+    assert [row["purpose"] for row in rows].count("train") == 16
+    assert [row["purpose"] for row in rows].count("eval") == 3 * 4 * 2
+    with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
+        asked = {str(row.question.key): (row.question, *store.answer(row)) for row in store.answered()}
+    for row in rows:
+        question, answer, label = asked[f"{row['purpose']}/{row['step']}/{row['round']}/{row['occurrence']}/{row['number']}"]
+        assert row["prompt"] == [{"role": m.role, "content": m.content} for m in question.messages]
+        assert (tuple(row["candidates"]), row["reference"], row["columns"]) == (question.candidates, question.reference, question.columns)
+        assert (tuple(row["values"]), tuple(row["marks"]), row["label"], row["by"]) == (answer.values, answer.marks, label, answer.by)
+        assert (row["queries"], row["tokens"], row["cost"], row["again"]) == (answer.queries, answer.tokens, answer.cost, 0)
+        assert row["learned"] == row["step"]
+    assert sum(row["queries"] for row in rows if row["purpose"] == "train") == load_run(run_dir).metrics["oracle/queries"][-1]
+
+
+def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pandas: None) -> None:
+    """A cut last line, a question without an answer, a writer that holds the ledger; and nothing in the directory changes."""
+    (tmp_path / "config.yaml").write_text((run_dir / "config.yaml").read_text())
+    run = load_run(tmp_path)
+    assert (run.metrics, run.samples, run.evaluations, run.questions, run.environment) == ({}, {}, {}, {}, [])
+    whole = (run_dir / "metrics.jsonl").read_bytes()
+    for size in range(len(whole) - 3 * len(whole.splitlines()[-1]) // 2, len(whole) + 1):
+        (tmp_path / "metrics.jsonl").write_bytes(whole[:size])
+        assert run.metrics["step"] == list(range(whole[:size].count(b"\n")))
+    with closing(sqlite3.connect(run_dir / "ledger.sqlite")) as old, closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as new:
+        old.backup(new)
+    with closing(Store(tmp_path / "ledger.sqlite")) as writer:
+        writer.db.execute("DELETE FROM taken WHERE question = 16")
+        writer.db.execute("DELETE FROM answers WHERE question = 16")
+        with writer:
+            before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if "shm" not in file.name}
+            questions = run.questions
+            assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if "shm" not in file.name} == before
+    open_ones = [place for place, values in enumerate(questions["values"]) if values is None]
+    assert open_ones == [15]
+    assert [questions[name][15] for name in ("marks", "by", "queries", "learned")] == [None] * 4
+
+
+def test_what_is_no_run_and_what_is_damaged(run_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no run \(config.yaml is missing\)"):
+        load_run(tmp_path)
+    for text, problem in (("{}\nx\n{}\n", ":2: this is not JSON"), ("[]\n", ":1: expected an object")):
+        (tmp_path / "metrics.jsonl").write_text(text)
+        with pytest.raises(DataError, match=problem):
+            read_rows(tmp_path / "metrics.jsonl")

@@ -1,0 +1,98 @@
+"""`tracking.tensorboard`: the points of `metrics.jsonl`, each once, as TensorBoard's own library reads them."""
+
+import importlib.util
+import json
+import math
+import signal
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import World, forked, kill_at, named, oat
+
+ON = {"tracking.tensorboard": True}
+needs_library = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+
+Points = Callable[[Path], dict[tuple[str, int], list[float]]]
+
+
+@pytest.fixture
+def points() -> Points:
+    """By name and step, every value that stands in any file of a run: no later one hides an earlier one."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    def read(run_dir: Path) -> dict[tuple[str, int], list[float]]:
+        found: dict[tuple[str, int], list[float]] = {}
+        for file in (run_dir / "tensorboard").iterdir():
+            for event in LegacyEventFileLoader(str(file)).Load():
+                for value in event.summary.value:
+                    found.setdefault((value.tag, event.step), []).append(value.simple_value)
+        return found
+
+    return read
+
+
+def rows_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def are_its_rows(found: dict[tuple[str, int], list[float]], run_dir: Path) -> bool:
+    expected = {(name, row["step"]): value for row in rows_of(run_dir) for name, value in row.items() if name != "step"}
+    assert found.keys() == expected.keys()
+    return all(len(values) == 1 and math.isclose(values[0], expected[place], rel_tol=1e-6, abs_tol=1e-30) for place, values in found.items())
+
+
+@needs_library
+def test_each_point_once_over_kills(world: World, tmp_path: Path, points: Points) -> None:
+    """Killed behind a checkpoint, continued, made longer."""
+    config, run_dir = world.config("grpo", tmp_path, ON), tmp_path / "grpo"
+    assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4) or oat("train", config), tmp_path / "log") == -signal.SIGKILL
+    for flags in ((), ("--stop.max_steps", 6)):
+        assert forked(lambda flags=flags: oat("train", config, *flags), tmp_path / "log") == 0, (tmp_path / "log").read_text()
+        assert are_its_rows(points(run_dir), run_dir)
+    assert [row["step"] for row in rows_of(run_dir)] == list(range(7))
+
+
+@needs_library
+def test_a_run_that_is_told_late_has_all_points(world: World, tmp_path: Path, points: Points) -> None:
+    config, run_dir = world.config("dpo", tmp_path, {"stop.max_steps": 2}), tmp_path / "dpo"
+    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert not (run_dir / "tensorboard").exists(), "off by default"
+    flags = ("--tracking.tensorboard", "true", "--stop.max_steps", 4)
+    assert forked(lambda: oat("train", config, *flags), tmp_path / "log") == 0
+    assert are_its_rows(points(run_dir), run_dir)
+
+
+@needs_library
+def test_times_of_kept_rows_go_on_from_each_other(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    from oat.tensorboard import TensorBoard
+
+    board = TensorBoard(tmp_path / "board")
+    board.open([{"step": step, "a": 1.0, "time/step_s": 100.0} for step in range(3)])
+    board.row(3, {"a": 2.0})
+    board.close()
+    (file,) = (tmp_path / "board").iterdir()
+    times = [event.wall_time for event in LegacyEventFileLoader(str(file)).Load() if event.summary.value]
+    assert [later - sooner for sooner, later in pairwise(times)] == pytest.approx([100, 100, 0], abs=20)
+
+
+@needs_library
+def test_no_thread_is_left(world: World, tmp_path: Path) -> None:
+    import threading
+
+    def counted() -> int:
+        assert oat("train", world.config("dpo", tmp_path, {**ON, "stop.max_steps": 1})) == 0
+        return threading.active_count() - 1
+
+    assert forked(counted, tmp_path / "log") == 0
+
+
+def test_without_the_library(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, find=importlib.util.find_spec: None if name == "tensorboard" else find(name))
+    assert oat("train", world.config("dpo", tmp_path, ON)) == 2
+    assert "tracking.tensorboard is set, and its library is missing: pip install 'oat-align[tensorboard]'" in capsys.readouterr().err
+    assert not (tmp_path / "dpo").exists()

@@ -1,0 +1,162 @@
+"""The Python API: the same run as the command line's, with objects where a file has names."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures import World, make_model, oat
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from oat import Trainer
+from oat.errors import ConfigError, DataError
+from oat.explore.rules import NoExploration
+from oat.export import digest_run
+from oat.oracles.callables import CallableOracle
+from oat.plugins import load_symbol
+
+EXACT = {"compute": {"threads": 1}, "engine": {"threads": 1}}
+
+
+def letters(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
+    return [text.count("a") + 0.1 * text.count("b") for text in completions]
+
+
+def lines(world: World, run_dir: Path, **changes: Any) -> dict[str, Any]:
+    """What the tests' configuration says, for a run of four steps."""
+    tree = world.tree("grpo", run_dir) | {"oracle": letters, "engine": {"threads": 1}}
+    return tree | changes
+
+
+def objects(world: World) -> dict[str, Any]:
+    records = [json.loads(line) for line in (world.folder / "train.jsonl").read_text().splitlines()]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(world.folder / "model"), AutoTokenizer.from_pretrained(world.folder / "model")
+    return {"model": model, "tokenizer": tokenizer, "prompts": {"path": records, "reference_key": "answer"}}
+
+
+def test_it_is_the_run_of_the_command_line(world: World, tmp_path: Path) -> None:
+    """Bitwise, but for the name of the oracle in the ledger; as well with a model, records and functions that are given as objects."""
+    assert oat("train", world.config("grpo", tmp_path, {"engine.threads": 1})) == 0
+    expected = digest_run(tmp_path / "grpo")
+    given = objects(world)
+    before = {name: tensor.clone() for name, tensor in given["model"].state_dict().items()}
+    for name, changes in {"names": {}, "objects": given}.items():
+        trainer = Trainer(**lines(world, tmp_path / name, **changes))
+        assert trainer.train() == "all 4 steps are done"
+        found = digest_run(tmp_path / name)
+        assert {part for part in expected if found[part] != expected[part]} == {"ledger"}
+        assert [row["weights/version"] for row in trainer.metrics[1:]] == [1, 2, 3, 4]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in given["model"].state_dict().items()), "a copy learns"
+    assert trainer.save_model(tmp_path / "out") == 4
+    AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
+def test_the_same_lines_go_on_with_it(world: World, tmp_path: Path) -> None:
+    """A callback ends it after step 1, which a checkpoint does not follow; it ends as a run that no callback ended."""
+    seen: list[int] = []
+
+    def enough(step: int, metrics: dict[str, float]) -> bool:
+        metrics.clear()
+        seen.append(step)
+        return step == 1
+
+    unbroken = Trainer(**lines(world, tmp_path / "unbroken"))
+    unbroken.train()
+    broken = lines(world, tmp_path / "broken", **objects(world))
+    assert Trainer(**broken, callbacks=[enough]).train() == "a callback ended it"
+    assert seen == [0, 1]
+    assert Trainer(**broken, callbacks=[lambda step, metrics: seen.append(step)]).train() == "all 4 steps are done"
+    assert seen == [0, 1, 2, 3, 4]
+    assert digest_run(tmp_path / "broken") == digest_run(tmp_path / "unbroken")
+
+
+def test_what_was_given_must_be_the_same_when_it_goes_on(world: World, tmp_path: Path) -> None:
+    given = lines(world, tmp_path / "run", **objects(world))
+    Trainer(**given).train()
+    fewer = {"path": given["prompts"]["path"][1:], "reference_key": "answer"}
+    with pytest.raises(ConfigError, match=r"prompts.jsonl: the run in .* was begun with other records"):
+        Trainer(**given | {"prompts": fewer}).train()
+    make_model(tmp_path / "other", seed=1)
+    with pytest.raises(ConfigError, match="was begun with another model"):
+        Trainer(**given | {"model": AutoModelForCausalLM.from_pretrained(tmp_path / "other")}).train()
+    assert sorted(path.name for path in (tmp_path / "run" / "given").iterdir()) == ["model", "prompts.jsonl"]
+
+
+def test_three_lines_are_enough(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defaults are complete: one pass over the prompts, in runs/grpo."""
+    monkeypatch.chdir(tmp_path)
+    records = [{"prompt": f"{number}+1="} for number in range(9)]
+    trainer = Trainer(model=world.folder / "model", oracle=letters, prompts=lambda: iter(records), sampling={"max_new_tokens": 4})
+    assert trainer.train() == "all 1 steps are done"
+    assert trainer.run_dir == Path("runs/grpo")
+    assert len((tmp_path / "runs/grpo/given/prompts.jsonl").read_text().splitlines()) == 9
+
+
+def test_parts_are_given_as_objects(world: World, tmp_path: Path) -> None:
+    """An oracle, an explorer's class, a held-out list, a dataset by splits, and another oracle for the evaluation."""
+    splits = {"train": [{"prompt": "1+1="}], "test": [{"prompt": "2+2="}, {"prompt": "3+3="}]}
+
+    def other(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+    changes: dict[str, Any] = {
+        "oracle": CallableOracle(letters, "letters"),
+        "explorer": NoExploration,
+        "prompts": {"path": splits, "split": "test"},
+        "algorithm": {"name": "dpo", "prompts": 2},
+        "evaluation": {"path": splits["train"], "oracle": other, "samples": 1},
+    }
+    trainer = Trainer(**lines(world, tmp_path / "run", **changes))
+    trainer.train()
+    assert (trainer.config.oracle.name, trainer.config.explorer.name) == ("python:CallableOracle", "python:NoExploration")
+    assert trainer.metrics[0]["eval/sampled"] > 0
+    assert len((tmp_path / "run" / "given" / "prompts.jsonl").read_text().splitlines()) == 2
+
+
+def test_mistakes(world: World, tmp_path: Path) -> None:
+    good = lines(world, tmp_path / "run")
+
+    def reward(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+        return [0.0] * len(prompts)
+
+    first = reward
+
+    def reward(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:  # type: ignore[no-redef]
+        return [1.0] * len(prompts)
+
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        (
+            {"learner": {"learning_rat": 1.0}},
+            r"oat.Trainer\(learner=...\): nothing reads .*learning_rat`; did you mean `learning_rate`",
+        ),
+        ({"lerner": {}}, "did you mean `learner`"),
+        ({"algorithm": "grop"}, "did you mean `grpo`"),
+        ({"model": objects(world)["model"]}, "needs its tokenizer"),
+        ({"oracle": first, "evaluation": {"path": good["evaluation"]["path"], "oracle": reward}}, "two different objects are called reward"),
+        ({"oracle": object()}, "the oracle python:object is object, neither a function nor a class"),
+        ({"prompts": {"path": {"train": []}, "split": "tset"}}, "no split 'tset' among train"),
+    ]
+    for changes, words in mistakes:
+        with pytest.raises((ConfigError, DataError), match=words):
+            Trainer(**good | changes).train()
+    with pytest.raises(DataError, match=r"prompts.jsonl:2: a record cannot be written as JSON"):
+        Trainer(**good | {"prompts": [{"prompt": "1"}, {"prompt": object()}]}).train()
+
+
+def test_the_command_line_cannot_go_on_with_a_function_of_python(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Trainer(**lines(world, tmp_path / "run")).train()
+    assert oat("train", tmp_path / "run" / "config.yaml", "--run_dir", tmp_path / "run", "--stop.max_steps", "5") == 2
+    assert "python:letters: the run was begun from Python" in capsys.readouterr().err
+    with pytest.raises(ConfigError):
+        load_symbol("python:letters")
+
+
+def test_importing_it_brings_no_torch() -> None:
+    code = "import oat, sys; assert not {'torch', 'numpy', 'transformers'} & {*sys.modules}; oat.Trainer; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    with pytest.raises(ImportError, match="cannot import name 'Triner' from 'oat'"):
+        from oat import Triner  # type: ignore[attr-defined]  # noqa: F401
