@@ -47,14 +47,14 @@ def outline(config: Config, origins: Origins, *, with_tokens: bool = False, with
     config = settled(config, origins)
     around = surround(config, origins)
     lengths = lengths_of(around)
-    refuse_too_large(config, lengths, origins)
+    memory = refuse_too_large(config, lengths, origins)
     here = replace(config, compute=replace(config.compute, serialise=False))
     with tempfile.TemporaryDirectory() as scratch, outlines(), LiveBytes():
         run = build(here, directory=Path(scratch), around=around, origins=origins)
         assert isinstance(run.learner, Learner), "nothing goes through the wire here"
         lines = [*_model(run.learner), *_data(around), *_step(config, run, around), *_evaluations(config, run, around)]
         lines += [*_checkpoints(config, run.learner), *_places(config, run.learner)]
-        lines += [("note", note) for note in run.notes]
+        lines += [("memory", memory), *(("note", note) for note in run.notes)]
         run.ledger.close()
     table = [f"  {name:<13}{text}" for name, text in lines]
     return [*table, *(token_lines(config, around) if with_tokens else []), *(memory_lines(config, lengths) if with_memory else [])]
