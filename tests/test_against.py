@@ -112,7 +112,7 @@ def test_models_of_other_shapes(runs: Path, world: World, capsys: pytest.Capture
     ("first", "second", "flags", "words"),
     [
         ("other", "other", (), "nothing says which prompts and which oracle"),
-        ("fast/grpo", "nowhere", (), "there is no directory"),
+        ("fast/grpo", "nowhere", (), "nowhere: model.path is "),
         ("fast/grpo", "slow/grpo", ("--evaluation", "null"), "has no section `evaluation`"),
         ("fast/grpo", "slow/grpo", ("--evaluation.smples", "3"), "did you mean `samples`"),
     ],

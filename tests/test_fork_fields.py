@@ -124,7 +124,6 @@ REFUSED: dict[str, Any] = {
     "router.name": "router.py:Own",
     "compute.profile": "gpu",
     "compute.threads": 2,
-    "compute.memory_gb": 1.0,
 }
 """What each field is changed to that may not be."""
 

@@ -216,7 +216,7 @@ def test_a_directory_without_safetensors_is_refused(copied):
 def test_cut_weights_are_refused(copied):
     file = copied / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ModelError, match="can be read"):
+    with pytest.raises(ModelError, match="cannot be read"):
         load_lm(str(copied))
 
 

@@ -149,6 +149,9 @@ def test_a_run_that_does_not_fit_goes_on_when_it_is_told(world: World, tmp_path:
     lengths = Lengths(4)
     peak = estimate(resolve(*load_config(config)), lengths).peak / 1e9
     small = ["--compute.memory_gb", f"{0.9 * SURE * peak:.3g}"]
+    for gigabytes, words in ((100, "small for the machine (compute.memory_gb is 100)"), (1.1 * peak, f"about {peak:.3g} GB for tensors")):
+        assert oat("check", config, "--compute.memory_gb", gigabytes) == 0
+        assert words in lines_of(capsys.readouterr().out)["memory"]
     assert oat("train", config, *small) == 2
     error = capsys.readouterr().err
     told = re.search(r"set compute.memory_gb to (\S+) or more$", error.strip())

@@ -58,7 +58,7 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
         OatError: nobody says which prompts and which oracle, or a part cannot be made as configured.
     """
     contenders = _contenders(first, second, flags)
-    arounds = [surround(contender.config, has_opponent=True) for contender in contenders]
+    arounds = [surround(contender.config, {(): contender.name}, has_opponent=True) for contender in contenders]
     prompts = _common(arounds)
     other_step, others = _answers(contenders[1], arounds[1], prompts)
     with tempfile.TemporaryDirectory() as scratch:
@@ -124,7 +124,7 @@ def _common(arounds: Sequence[Surroundings]) -> list[Prompt]:
 
 def _made(contender: Contender, around: Surroundings, scratch: Path) -> tuple[Run, int]:
     """The run that a contender is of, its policy in the slot that answers, and how many updates it has had."""
-    run = build(contender.config, directory=scratch, around=around)
+    run = build(contender.config, directory=scratch, around=around, origins={(): contender.name})
     step = take_up_policy(run, contender.run_dir) if contender.run_dir is not None else 0
     run.weights.push(SLOT, step, run.learner.tensors("policy"))
     return run, step

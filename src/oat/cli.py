@@ -155,7 +155,7 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
         raise ConfigError(f"{target}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl")
     told = Interruption()
     with told.heard(), told.at_once(), tempfile.TemporaryDirectory() as scratch:
-        run, step = build(config, directory=Path(scratch)), 0
+        run, step = build(config, directory=Path(scratch), origins=origins), 0
         if is_run:
             step = take_up_policy(run, target)
         metrics = evaluate(run, step, due=True)

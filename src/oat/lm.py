@@ -307,22 +307,14 @@ def _from_files(where: str | None, path: str, config: Any, **options: Any) -> An
     Raises:
         ModelError: some are missing, or of another shape.
     """
-    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    kind, verbosity = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], logging.get_verbosity()
+    asked = {"config": config, "use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     logging.set_verbosity_error()  # what it would report on several lines is raised here
-    logging.disable_progress_bar()
     try:
-        module, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
-            where,
-            config=config,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **options,
-        )
+        with _without_bars():
+            module, info = kind.from_pretrained(where, **asked, **options)
     finally:
         logging.set_verbosity(verbosity)
-        if has_bars:
-            logging.enable_progress_bar()
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ModelError(f"the weights of {path} lack {len(missing)} tensors, for example `{missing[0]}`; give a checkpoint of the whole model")

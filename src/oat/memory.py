@@ -81,8 +81,11 @@ def lengths_of(around: Surroundings) -> Lengths:
     return Lengths(around.prompts.longest, *((held_out.size, held_out.longest) if held_out else ()))
 
 
-def refuse_too_large(config: Config, lengths: Lengths, origins: Origins) -> None:
+def refuse_too_large(config: Config, lengths: Lengths, origins: Origins) -> str:
     """Hold the estimate against `compute.memory_gb`, or against the memory that is free. A small run is not even estimated.
+
+    Returns:
+        What is known of both, for people.
 
     Raises:
         ConfigError: it clearly does not fit; says which settings would make it fit, and how to go on all the same.
@@ -90,14 +93,14 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins) -> None
     given = config.compute.memory_gb
     limit = free_memory(config.compute.profile) if given is None else int(given * GB)
     if config.learner.micro_batch_tokens == "auto" or limit is None:
-        return
+        return "not compared with what is free; --memory estimates it"
+    has = f"{limit / GB:.3g} GB of memory are free" if given is None else f"compute.memory_gb is {limit / GB:.3g}"
     with blaming(config, origins, "model.reference"):
         if _at_most(config, lengths) <= limit:
-            return
+            return f"small for the machine ({has}); --memory estimates it"
     found = estimate(config, lengths)
     if SURE * found.peak <= limit:
-        return
-    has = "{limit} GB of memory are free" if given is None else "compute.memory_gb is {limit}"
+        return f"about {found.peak / GB:.3g} GB for tensors ({found.part}), and {has}"
     peaks: dict[str, int] = {}
     fits: list[str] = []
     for changes, smaller in _smaller(config, lengths, found.part):
@@ -113,7 +116,7 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins) -> None
         else f"it would not fit with {', '.join(peaks)} either ({least:.3g} GB); take a smaller model"
     )
     raise ConfigError(
-        f"{where(('compute', 'memory_gb'), origins)}: {has.format(limit=f'{limit / GB:.3g}')}, and this run needs about {found.peak / GB:.3g} GB for "
+        f"{where(('compute', 'memory_gb'), origins)}: {has}, and this run needs about {found.peak / GB:.3g} GB for "
         f"tensors ({found.part}): {advice}; to go on all the same, set compute.memory_gb to {1.1 * found.peak / GB:.3g} or more"
     )
 

@@ -47,14 +47,14 @@ def outline(config: Config, origins: Origins, *, with_tokens: bool = False, with
     config = settled(config, origins)
     around = surround(config, origins)
     lengths = lengths_of(around)
-    refuse_too_large(config, lengths, origins)
+    memory = refuse_too_large(config, lengths, origins)
     here = replace(config, compute=replace(config.compute, serialise=False))
     with tempfile.TemporaryDirectory() as scratch, outlines(), LiveBytes():
         run = build(here, directory=Path(scratch), around=around, origins=origins)
         assert isinstance(run.learner, Learner), "nothing goes through the wire here"
         lines = [*_model(run.learner), *_data(around), *_step(config, run, around), *_evaluations(config, run, around)]
         lines += [*_checkpoints(config, run.learner), *_places(config, run.learner)]
-        lines += [("note", note) for note in run.notes]
+        lines += [("memory", memory), *(("note", note) for note in run.notes)]
         run.ledger.close()
     table = [f"  {name:<13}{text}" for name, text in lines]
     return [*table, *(token_lines(config, around) if with_tokens else []), *(memory_lines(config, lengths) if with_memory else [])]
@@ -100,8 +100,9 @@ def _step(config: Config, run: Run, around: Surroundings) -> _Lines:
         yield "the run", f"steps until {until}{steps}"
         return
     spent = last * queries if stop.max_queries is None else min(last * queries, stop.max_queries)
-    rounds = last * plan.prompts / around.prompts.size
-    taken = f"{_many(last * plan.prompts, 'prompt')} (each {rounds:.3g} times), {_many(last * responses, 'response')}, {_queries(spent)}"
+    prompts = min(last * plan.prompts, around.prompts.size * (config.prompts.epochs or last * plan.prompts))
+    times = f"each {prompts / around.prompts.size:.3g} times"
+    taken = f"{_many(prompts, 'prompt')} ({times}), {_many(prompts * samples, 'response')}, {_queries(spent)}"
     updates = _many(last * epochs * minibatches, "optimiser step")
     yield "the run", f"{_many(last, 'step')}: {taken}, {updates}" + (f"; or until {until}" if until else "")
 
@@ -170,6 +171,8 @@ def _places(config: Config, learner: Learner) -> _Lines:
     frozen = [name for name in learner.models if name not in learner.trained]
     models = "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
     yield "learner", f"on {device}, {precision}{threads(config.compute.threads)}; {models}"
+    if config.explorer.name != "none":
+        yield "explorer", f"{config.explorer.name}, in this process"
     yield "oracle", f"{config.oracle.name}, in this process" + (", asks nobody" if config.oracle.name in BUILTIN else "")
 
 

@@ -157,8 +157,9 @@ def settled(config: Config, origins: Origins) -> Config:
         with _locked(directory), ExitStack() as left:
             if is_new:
                 left.callback(lock.unlink)  # while it is held, so that nobody else has it open and locked
+            config = _settled(config, directory, origins, None)
             Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
-            return _settled(config, directory, origins, None)
+            return config
     finally:
         _unmake(made)
 
