@@ -110,7 +110,7 @@ _UNITS = {
     "ratio": ("policy/ratio_*",),
     "version": ("weights/version", "lag/versions"),
     "count": (
-        *("alarms/raised", "answers/expired", "ensemble/pairs", "optim/skipped", "optim/steps", "oracle/reasked", "prompts/dropped"),
+        *("alarms/raised", "answers/expired", "ensemble/pairs", "optim/skipped", "optim/steps", "oracle/reasked", "prompts/*"),
         *("rows/trained", "sft/duplicates"),
     ),
     "": ("loss/*", "optim/*", "pairs/*"),
