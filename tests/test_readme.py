@@ -126,7 +126,7 @@ def test_what_a_kill_costs_is_what_the_fault_table_says() -> None:
     assert row is not None
     expected = claims(row[1])
     assert expected in README, f"copy this table into the README's section `What a kill costs`:\n{expected}"
-    assert "| answers in the ledger at a kill that were lost | 3 of 25,978 |" in claims(row[1].replace("0 of 25,978 answers", "3 of 25,978 answers"))
+    assert "| answers in the ledger at a kill that were lost | 3 of " in claims(row[1].replace("; 0 of", "; 3 of", 1))
 
 
 RECIPES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.stem.startswith("stories")]  # those: test_stories.py
