@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 import typing
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,10 @@ def test_every_block_is_valid(block: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks("python"))
 def test_every_block_of_python_runs(block: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a run lies in runs/mine."""
+    """Where a run lies in runs/mine, with what the README begins with."""
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(world.folder / "model", "quickstart/start")
+    shutil.copy(world.folder / "train.jsonl", "prompts.jsonl")
     assert oat("train", world.config("grpo", tmp_path, {"run_dir": str(tmp_path / "runs" / "mine"), "evaluation.gold": world.oracle})) == 0
     exec(block, {})
 
