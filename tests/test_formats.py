@@ -134,4 +134,4 @@ def test_a_response_that_cannot_be_rendered_names_its_record(world, tmp_path, ca
     }
     config = world.config("sft", tmp_path, {**changes, "render.template": str(tmp_path / "thinks.jinja"), "stop.max_steps": 1})
     assert oat("train", config) == 2
-    assert "record 1: field 'completion': the response cannot be rendered: the template's prompt opens <think>" in capsys.readouterr().err
+    assert "data.jsonl:1: field 'completion': the response cannot be rendered: the template's prompt opens <think>" in capsys.readouterr().err

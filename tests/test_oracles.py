@@ -2,10 +2,12 @@
 
 import asyncio
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fixtures import make_group, make_questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -385,3 +387,15 @@ def test_an_async_function_that_two_wait_for():
     assert [(ticket, answer.values) for ticket, answer in oracle.collect(other, 10.0)] == [(other[0], (3.0,))]
     assert [(ticket, answer.values) for ticket, answer in oracle.collect(late[1:], 10.0)] == [(late[1], (2.0,))]
     assert calls == [["a", "bb"], ["ccc"]]
+
+
+def test_an_error_of_a_function_names_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def reward(prompts, completions):\n    return [helper(text) for text in completions]\n\n\ndef helper(text):\n    return {}[text]\n"
+    )
+    oracle = build_oracle(f"{file}:reward", {})
+    group = make_group(0, "a")
+    tickets = oracle.submit(make_questions([group], "score", 0, oracle="o"))
+    with pytest.raises(OracleError, match=r"mine.py:reward raised KeyError: 'a' \(line 6 of mine.py\); repair the function"):
+        oracle.collect(tickets, 1.0)

@@ -3,10 +3,11 @@
 import heapq
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures import oat, write_jsonl
+from fixtures import World, oat, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -335,3 +336,19 @@ def test_recorded_responses_leave_their_prompts_the_whole_context(world, tmp_pat
     path = write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": "1" * 61, "good": "a", "bad": "b"}] * 8)
     changes = {"prompts": {"path": str(path), "responses": ["good", "bad"]}, "oracle.name": "recorded", "stop.max_steps": 1, "evaluation": None}
     assert oat("train", world.config("dpo", tmp_path, changes)) == 0
+
+
+def test_recorded_responses_have_to_fit_the_context(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With their prompt: 64 tokens here. Whole records are dropped and counted, or the first that is too long is named."""
+    records = [{"prompt": "1+1=", "chosen": "a" * (40 * number), "rejected": "b"} for number in (1, 2, 1, 3)]
+    data = write_jsonl(tmp_path / "pairs.jsonl", records)
+    changes = {"prompts": {"path": str(data)}, "oracle": {"name": "recorded"}, "evaluation": None, "stop.max_steps": 1, "sampling": None}
+    config = world.config("dpo", tmp_path, changes)
+    for command in ("check", "train"):
+        assert oat(command, config) == 2
+        said = capsys.readouterr().err
+        assert f"{data}:2: the prompt and its longest response have 8" in said
+        assert "(2 of 4 records are too long); drop longer ones (prompts.max_tokens: 64)" in said
+    assert oat("train", config, "--prompts.max_tokens", 64) == 0
+    first = json.loads((tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["prompts/dropped"] == 2

@@ -14,7 +14,7 @@ from oat.features import Scorer
 from oat.formats import scores_of
 from oat.render import Renderer
 from oat.seeds import Seeds
-from oat.types import ENSEMBLE, Completion, FinishReason, Group, Message, Prompt, Request, Sampling, Segment, Trajectory, Work
+from oat.types import ENSEMBLE, Completion, FinishReason, Group, Prompt, Request, Sampling, Segment, Trajectory, Work
 
 
 @dataclass
@@ -203,7 +203,7 @@ class RecordedActor:
     def _response(self, prompt: Prompt, name: str) -> Trajectory:
         value: str | list[dict[str, str]] = prompt.columns[name]
         try:
-            ids, mask = self._rendered(prompt, value)
+            ids, mask = self.renderer.recorded(prompt.messages, value)
         except TemplateError as error:
             raise DataError(f"record {prompt.row}: field {name!r}: the response cannot be rendered: {error}") from error
         bounds = np.flatnonzero(np.diff(mask)) + 1
@@ -211,11 +211,3 @@ class RecordedActor:
         for part, trained in zip(np.split(ids, bounds), np.split(mask, bounds), strict=True):
             segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
         return Trajectory("recorded", tuple(segments), "stop", value if isinstance(value, str) else value[-1]["content"])
-
-    def _rendered(self, prompt: Prompt, value: str | list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
-        if not prompt.messages:
-            assert isinstance(value, str), "only a text has no prompt"
-            ids = np.concatenate([self.renderer.prompt([Message("user", value)]), self.renderer.response("")])
-            return ids, np.arange(len(ids)) > 0
-        messages = [Message("assistant", value)] if isinstance(value, str) else [Message(**message) for message in value]
-        return self.renderer.loss_mask([*prompt.messages, *messages], prompt=len(prompt.messages))

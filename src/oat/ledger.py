@@ -83,6 +83,7 @@ class Ledger:
         self.max_wait_s, self.max_age, self.budgets = math.inf if max_wait_s is None else max_wait_s, max_age, budgets or {}
         self.heed = heed
         versions = {name: version_of(oracle) for name, oracle in oracles.items()}
+        self._warn_of_versions(versions)
         self.cache, self.keep_groups = Cache(store, repeats, versions) if repeats else None, keep_groups
         self.pending: dict[tuple[str, str], _Pending] = {}
         self.groups: dict[tuple[str, int, int], list[Group]] = {}
@@ -197,6 +198,18 @@ class Ledger:
 
     def close(self) -> None:
         self.store.close()
+
+    def _warn_of_versions(self, versions: Mapping[str, str]) -> None:
+        """Say that an oracle is not what it was: its curve has a kink that no learning made."""
+        with self.store:
+            for name, version in versions.items():
+                before = self.store.put_version(name, version)
+                if before is not None and before != version:
+                    warnings.warn(
+                        f"oracle {name} has changed since this run last asked it (its file, or the version it declares): what it says from here on "
+                        "stands in one curve with what it said before; begin a run of its own, if that is not meant",
+                        stacklevel=3,
+                    )
 
     def _recover(self) -> None:
         """After a restart: attach the tickets of durable oracles, whose deadlines go on; the other unanswered intents are lost until a step needs

@@ -186,6 +186,11 @@ class _Fit:
         if not self.over or self.room is None:
             return
         row, size = self.first
+        if self.layout.responses:
+            raise DataError(
+                f"{self.source.name}:{row}: the prompt and its longest response have {size} tokens, and the model's context holds {self.room} "
+                f"({self.over} of {kept} records are too long); drop longer ones (prompts.max_tokens: {self.room}), or shorten them"
+            )
         drop = f"drop longer ones (prompts.max_tokens: {self.room}), " if self.room > 0 and self.over < kept else ""
         raise DataError(
             f"{self.source.name}:{row}: the prompt has {size} tokens, and the model's context leaves room for {max(0, self.room)} "
@@ -193,15 +198,22 @@ class _Fit:
         )
 
     def _num_tokens(self, prompt: Prompt) -> int:
+        """Of the prompt; of recorded data also of its longest response."""
         if not prompt.messages:
             self._check_text(prompt)
-            return 0
         try:
-            return len(self.renderer.prompt(prompt.messages))
+            size = len(self.renderer.prompt(prompt.messages)) if prompt.messages else 0
+            return max([size, *(self._num_with(prompt, name) for name in self.layout.responses)])
         except TemplateError as error:
             form = self.layout.format
             field = form.prompt or form.columns[0] if form else self.layout.prompt_key
             raise DataError(f"{self.source.name}:{prompt.row}: field {field!r}: the prompt cannot be rendered: {error}") from error
+
+    def _num_with(self, prompt: Prompt, name: str) -> int:
+        try:
+            return len(self.renderer.recorded(prompt.messages, prompt.columns[name])[0])
+        except TemplateError as error:
+            raise DataError(f"{self.source.name}:{prompt.row}: field {name!r}: the response cannot be rendered: {error}") from error
 
     def _check_text(self, prompt: Prompt) -> None:
         """A text that is learned whole has no prompt, and no turns."""

@@ -145,6 +145,21 @@ class Renderer:
             )
         return self._ids(self._lead + written + self._end_text)
 
+    def recorded(self, prompt: Sequence[Message], response: str | Sequence[Mapping[str, str]]) -> tuple[np.ndarray, np.ndarray]:
+        """A prompt with a response that data have: a text, or messages. Without a prompt the text is learned whole.
+
+        Returns:
+            As `loss_mask`.
+        Raises:
+            TemplateError: as `loss_mask`.
+        """
+        if not prompt:
+            assert isinstance(response, str), "only a text has no prompt"
+            ids = np.concatenate([self.prompt([Message("user", response)]), self.response("")])
+            return ids, np.arange(len(ids)) > 0
+        messages = [Message("assistant", response)] if isinstance(response, str) else [Message(**message) for message in response]
+        return self.loss_mask([*prompt, *messages], prompt=len(prompt))
+
     def loss_mask(self, messages: Sequence[Message], prompt: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """A whole conversation, built message by message so that the boundaries are exact.
 

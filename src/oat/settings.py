@@ -62,7 +62,7 @@ class PromptsConfig:
     reference_key: str | None = None
     """Column of the reference answer or response; None when there is none."""
     max_tokens: Count | None = None
-    """Prompts of more tokens are dropped, and counted (`prompts/dropped`)."""
+    """Prompts of more tokens are dropped, and counted (`prompts/dropped`); of recorded data the prompt and its longest response together."""
     epochs: Count | None = None
     """Passes over the prompts; None is endless. With several sources, one pass is as many prompts as they have together."""
     shuffle: bool = True

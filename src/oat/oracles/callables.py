@@ -13,9 +13,11 @@ import inspect
 import math
 import numbers
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import islice
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -138,7 +140,8 @@ class CallableOracle:
             is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping)
             values = list(returned) if is_list else []
         except (Exception, SystemExit) as error:
-            raise OracleError(f"{self.name} raised {type(error).__name__}: {error}; repair the function, or catch what it may meet") from error
+            what = f"{type(error).__name__}: {error}{_line(error, self.function)}"
+            raise OracleError(f"{self.name} raised {what}; repair the function, or catch what it may meet") from error
         if len(values) != len(asked):
             got = f"{len(values)} values" if values else repr(returned)[:80]
             raise OracleError(f"{self.name} returned {got} for {len(asked)} entries; return a list with one number or None for each, in order")
@@ -212,6 +215,13 @@ def _fulfil(future: "Future[list[Answer]]", answers: Callable[[Sequence[str]], l
 
 async def _wait(result: Awaitable[Any]) -> Any:
     return await result
+
+
+def _line(error: BaseException, function: Callable[..., Any]) -> str:
+    """The last line of the function's own file that an error passed through."""
+    file = getattr(inspect.unwrap(function), "__code__", None) and inspect.unwrap(function).__code__.co_filename
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" (line {lines[-1]} of {Path(str(file)).name})" if lines else ""
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:

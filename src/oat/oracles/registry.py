@@ -35,7 +35,7 @@ def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:
     oracle = make_oracle(found, name, options)
     if name not in _NAMED and not hasattr(oracle, "version"):
         with contextlib.suppress(AttributeError):  # a class may have no room for it
-            oracle.version = _hash_of_source(found)  # type: ignore[attr-defined]
+            oracle.version = _hash_of_source(found, name)  # type: ignore[attr-defined]
     return oracle
 
 
@@ -72,10 +72,11 @@ def oracle_options(name: str) -> set[str] | None:
     return _keywords(found) if inspect.isclass(found) else set()
 
 
-def _hash_of_source(found: Any) -> str:
-    """Of the file that a function or a class stands in; "" where there is none."""
+def _hash_of_source(found: Any, name: str) -> str:
+    """Of the file that a function or a class stands in, of what was given from Python of its own lines; "" where there are none."""
     try:
-        return hashlib.sha256(Path(inspect.getsourcefile(found) or "").read_bytes()).hexdigest()[:16]
+        source = inspect.getsource(found).encode() if name.startswith("python:") else Path(inspect.getsourcefile(found) or "").read_bytes()
+        return hashlib.sha256(source).hexdigest()[:16]
     except (OSError, TypeError):
         return ""
 
