@@ -16,6 +16,7 @@ from oat.build import build, resolve
 from oat.checkpoint import Checkpoints
 from oat.config import load_config
 from oat.export import digest_run
+from oat.provenance import command_line
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,37 @@ def test_the_model_card(run_dir: Path, world: World, tmp_path: Path) -> None:
     assert "* torch " in text
     for private in (world.folder, run_dir, tmp_path):
         assert str(private) not in card
+
+
+API = """
+class Api:
+    answers, durable = "score", False
+
+    def __init__(self, api_key, folder):
+        self.asked = []
+
+    def submit(self, questions):
+        self.asked += questions
+        return [str(question.key) for question in questions]
+
+    def collect(self, tickets, seconds):
+        from oat.types import Answer
+        asked, self.asked = self.asked, []
+        return [(str(q.key), Answer(q.key, (1.0,) * q.size, ("ok",) * q.size, q.size)) for q in asked]
+"""
+
+
+def test_the_model_card_tells_no_secret(world: World, tmp_path: Path) -> None:
+    (tmp_path / "api.py").write_text(API)
+    oracle = {"name": f"{tmp_path / 'api.py'}:Api", "api_key": "sk-123", "folder": str(tmp_path / "x")}
+    config = world.config("grpo", tmp_path, {"oracle": oracle, "evaluation.oracle": {**oracle, "folder": "y"}, "stop.max_steps": 1})
+    assert oat("train", config) == 0
+    assert oat("export", tmp_path / "grpo", tmp_path / "model") == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "sk-123" not in card
+    assert str(tmp_path) not in card
+    assert "api_key: '***'" in card
+    assert command_line(["oat", "train", "--oracle", "{name: a, api_key: sk-123}"]) == ["oat", "train", "--oracle", "{name: a, api_key: ***}"]
 
 
 def test_an_exported_model_starts_another_run(run_dir: Path, world: World, tmp_path: Path) -> None:

@@ -298,6 +298,11 @@ def test_an_exported_adapter_is_the_policy(finished: Path, world: World, tmp_pat
     assert torch.allclose(found, expected, atol=1e-5)
     assert (found - before).abs().max() > 1e-3
     assert "PeftModel.from_pretrained" in (tmp_path / "adapter" / "README.md").read_text()
+    assert oat("export", finished, tmp_path / "adapter") == 0, "the whole model over the adapter"
+    with torch.no_grad():
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)(ids).logits, expected)
+    assert oat("export", finished, tmp_path / "merged", "--adapter") == 0, "and the other way round"
+    assert not (tmp_path / "merged" / "model.safetensors").exists()
     assert oat("train", world.config("grpo", tmp_path)) == 0
     assert oat("export", tmp_path / "grpo", tmp_path / "out", "--adapter") == 2
     assert "trained every weight, so there is no adapter" in capsys.readouterr().err

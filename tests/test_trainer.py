@@ -1,5 +1,6 @@
 """The Python API: the same run as the command line's, with objects where a file has names."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -7,8 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 import torch
+from datasets import Dataset
 from fixtures import World, make_model, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -115,6 +119,28 @@ def test_parts_are_given_as_objects(world: World, tmp_path: Path) -> None:
     assert (trainer.config.oracle.name, trainer.config.explorer.name) == ("python:CallableOracle", "python:NoExploration")
     assert trainer.metrics[0]["eval/sampled"] > 0
     assert len((tmp_path / "run" / "given" / "prompts.jsonl").read_text().splitlines()) == 2
+
+
+def test_records_of_many_kinds(world: World, tmp_path: Path) -> None:
+    """An iterator can be read once, and the run trained twice; data sets may give tensors; numbers may be numpy's."""
+    records = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+1=", "answer": "3"}]
+    many = {
+        "an iterator": iter(records),
+        "a data set": Dataset.from_list([{**record, "weight": 1.0} for record in records]).with_format("torch"),
+        "a data frame": pandas.DataFrame(records),
+    }
+    for name, given in many.items():
+        changes = {"prompts": given, "learner": {"learning_rate": np.float64(1e-3)}, "seed": np.int64(1), "evaluation": None}
+        trainer = Trainer(**lines(world, tmp_path / name, **changes), quiet=True)
+        assert [trainer.train(), trainer.train()] == ["all 4 steps are done"] * 2
+        assert trainer.config.seed == 1
+
+
+def test_seeds_of_runs_with_given_records_are_one_line(world: World, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        Trainer(**lines(world, tmp_path / f"run{seed}", **objects(world)) | {"seed": seed}, quiet=True).train()
+    assert oat("plot", tmp_path / "run0", tmp_path / "run1", "--out", tmp_path / "x.csv") == 0
+    assert {row["runs"] for row in csv.DictReader((tmp_path / "x.csv").open())} == {"2"}
 
 
 def test_mistakes(world: World, tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def surround(config: Config, origins: Origins | None = None, *, folder: Path | N
         asked, oracle = _asked(config, objective.requires)
         _check_price(config, asked)
         _check_columns(oracle, prompts)
+    judges = _judges(config, oracle, blame)
     with blame("evaluation.oracle"):
-        judges = _judges(config, oracle)
         if not has_opponent and config.prompts.reference_key is None and any(judge.answers == "compare" for _, judge in judges.values()):
             raise ConfigError("evaluation by a comparing oracle is a win rate against reference responses; set prompts.reference_key")
         for _, judge in judges.values():
@@ -394,7 +394,7 @@ def _check_columns(oracle: Oracle, prompts: Prompts) -> None:
         oracle.check_columns(prompts.columns, prompts.has_references)
 
 
-def _judges(config: Config, trained: Oracle) -> Judges:
+def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
     """Two sections of one name and equal options are one oracle; with other options the address says whose it is."""
     made: dict[str, tuple[Mapping[str, Any], Oracle]] = {config.oracle.name: (config.oracle.options, trained)}
     found = {}
@@ -403,7 +403,8 @@ def _judges(config: Config, trained: Oracle) -> Judges:
         if name in made and made[name][0] != section.options:
             address = f"{name}/{purpose}"
         if address not in made:
-            made[address] = (section.options, KnownOracle(name, "score") if name in BUILTIN else build_oracle(name, section.options))
+            with blame("evaluation.gold" if purpose == "gold" else "evaluation.oracle"):
+                made[address] = (section.options, KnownOracle(name, "score") if name in BUILTIN else build_oracle(name, section.options))
         found[purpose] = (address, made[address][1])
     return found
 

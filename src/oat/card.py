@@ -11,6 +11,7 @@ from typing import Any
 
 from oat.accounts import accounts
 from oat.config import to_yaml
+from oat.provenance import is_secret
 from oat.settings import Config
 from oat.store import Store
 from oat.types import UNASKED
@@ -52,20 +53,20 @@ def model_card(run_dir: Path, config: Config, step: int, out: Path, *, is_adapte
         step: of the checkpoint that is exported.
         out: where the model goes.
     """
-    base = _public(config.model.path)
-    front = {"library_name": "peft" if is_adapter else "transformers", "pipeline_tag": "text-generation", "tags": ["oat", config.algorithm.name]}
+    base, name, algorithm = _public(config.model.path), out.resolve().name, _public(config.algorithm.name)
+    front = {"library_name": "peft" if is_adapter else "transformers", "pipeline_tag": "text-generation", "tags": ["oat", algorithm]}
     if _HUB_ID.fullmatch(config.model.path) and not Path(config.model.path).exists():
         front |= {"base_model": config.model.path, "base_model_relation": "adapter" if is_adapter else "finetune"}
     sections = {
-        "How to load it": (_LOAD_ADAPTER if is_adapter else _LOAD).format(place=out.name, base=base),
+        "How to load it": (_LOAD_ADAPTER if is_adapter else _LOAD).format(place=name, base=base),
         "What it learned from": _sources(run_dir, config),
         "How it went": _curve(run_dir, step),
         "Configuration": f"```yaml\n{to_yaml(_without_places(config))}```\n",
         "Versions": "".join(f"* {name} {version}\n" for name, version in _versions()),
     }
-    head = "\n".join(f"{name}: {json.dumps(value)}" for name, value in front.items())
+    head = "\n".join(f"{field}: {json.dumps(value)}" for field, value in front.items())
     kind = "a LoRA adapter of" if is_adapter else "aligned online from"
-    parts = [f"---\n{head}\n---\n\n# {out.name}\n\nThe policy after {step} steps of {config.algorithm.name}, {kind} `{base}`, by oat.\n"]
+    parts = [f"---\n{head}\n---\n\n# {name}\n\nThe policy after {step} steps of {algorithm}, {kind} `{base}`, by oat.\n"]
     return "\n".join(parts + [f"## {title}\n\n{text}" for title, text in sections.items()])
 
 
@@ -99,18 +100,19 @@ def _spread(steps: Sequence[int], most: int) -> list[int]:
 
 
 def _without_places(config: Config) -> Config:
-    """The configuration with directories of this machine by their last part."""
+    """The configuration with directories of this machine by their last part, and without what is called like a secret."""
 
     def cut(value: Any) -> Any:
+        if hasattr(value, "__dataclass_fields__"):
+            return replace(value, **cut(vars(value)))
         if isinstance(value, dict):
-            return {name: cut(item) for name, item in value.items()}
+            return {name: "***" if is_secret(name) and item is not None else cut(item) for name, item in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(cut(item) for item in value)
         return _public(value) if isinstance(value, str) else value
 
-    changed = {name: cut(value) for name, value in vars(config).items() if isinstance(value, str)}
-    sections = {name: replace(value, **cut(vars(value))) for name, value in vars(config).items() if hasattr(value, "__dataclass_fields__")}
-    return replace(config, **changed, **sections)
+    without: Config = cut(config)
+    return without
 
 
 def _public(name: str) -> str:

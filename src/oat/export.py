@@ -24,6 +24,9 @@ from oat.render import Renderer
 from oat.settings import Config
 from oat.store import Store
 
+_OTHERS = {True: ("config.json", "model*.safetensors", "model.safetensors.index.json"), False: ("adapter_*", "model-*-of-*.safetensors")}
+"""Files of an earlier export to the same place that transformers would load beside those of an adapter, or of a whole model."""
+
 
 def run_config(run_dir: Path) -> Config:
     """The resolved configuration of a run.
@@ -107,6 +110,8 @@ def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = N
     if renderer.template is not None:
         tokenizer.chat_template = renderer.template
     lm.module.generation_config.eos_token_id = sorted(renderer.stop_ids)
+    for stale in (f for pattern in _OTHERS[adapter] for f in out.glob(pattern)):
+        stale.unlink()
     if adapter:
         save_adapter(lm, config.model.path, out)
         tokenizer.save_pretrained(out)

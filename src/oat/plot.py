@@ -92,7 +92,7 @@ def plot_runs(runs: Sequence[Path], out: Path, metric: str | None = None, agains
 def lines_of(runs: Sequence[Path], metric: str | None, against: Against) -> tuple[str, list[Line]]:
     """The metric that is plotted, and its lines."""
     rows = {run: read_rows(run / "metrics.jsonl") for run in runs}
-    trees = {run: _flat(dump(load_run(run).config)) for run in runs}
+    trees = {run: _flat(_within(dump(load_run(run).config))) for run in runs}
     metric = _chosen(metric, rows)
     together: dict[str, list[Path]] = {}
     for run, tree in trees.items():
@@ -169,6 +169,18 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in tree.items():
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
+
+
+def _within(tree: dict[str, Any]) -> dict[str, Any]:
+    """Places in a run's own directory (`oat.Trainer` keeps what it was given there) without the directory."""
+    own = f"{tree['run_dir']}/"
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: cut(item) for name, item in value.items()}
+        return value.removeprefix(own) if isinstance(value, str) else value
+
+    return {name: cut(value) for name, value in tree.items()}
 
 
 def _is_aside(field: str) -> bool:

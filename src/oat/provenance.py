@@ -26,7 +26,8 @@ LIBRARIES = (
 )
 """Whose versions are told, where they are installed: those that can touch what a run computes, reads or writes."""
 
-_SECRET = re.compile(r"--(.*[._])?(api_key|token|secret|password)")
+_SECRET = re.compile(r"(--)?(.*[._])?(api_key|token|secret|password)")
+_SECRET_WITHIN = re.compile(r"""((?:api_key|token|secret|password)['"]?\s*:\s*)[^,}\s]+""")
 _PATIENCE_S = 5.0
 
 
@@ -71,12 +72,22 @@ def command_line(argv: Sequence[str]) -> list[str]:
     """A command line as typed, but for the folder of the program, and for the values of flags that are called like secrets."""
     name = Path(argv[0]).name if argv else ""
     told = ["oat" if name == "__main__.py" else name]
-    is_secret = False
+    hides = False
     for word in argv[1:]:
         flag, equals, _ = word.partition("=")
-        told.append("***" if is_secret and not word.startswith("--") else f"{flag}=***" if equals and _SECRET.fullmatch(flag) else word)
-        is_secret = not equals and _SECRET.fullmatch(flag) is not None
+        plain = _SECRET_WITHIN.sub(r"\1***", word)
+        told.append("***" if hides and not word.startswith("--") else f"{flag}=***" if equals and _is_flag(flag) else plain)
+        hides = not equals and _is_flag(flag)
     return told
+
+
+def is_secret(name: str) -> bool:
+    """Whether a field is called like something that nobody should read."""
+    return _SECRET.fullmatch(name) is not None
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("--") and is_secret(word)
 
 
 def versions() -> dict[str, str]:

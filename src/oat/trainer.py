@@ -145,6 +145,8 @@ class Trainer:
             return [self._plain(item, place) for item in value]
         if isinstance(value, Path):
             return str(value)
+        if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy or torch
+            return value.item()
         if isinstance(value, _PLAIN):
             return value
         name = getattr(value, "__name__", type(value).__name__).strip("<>")
@@ -164,7 +166,7 @@ class Trainer:
             plugins.given.update(before)
 
     def _write_given(self) -> None:
-        for file, given in self._files.items():
+        for file, given in list(self._files.items()):
             place = self.run_dir / "given" / file
             new = place.with_name(f".new-{file}")
             shutil.rmtree(new, ignore_errors=True)
@@ -174,6 +176,7 @@ class Trainer:
                 self._tokenizer.save_pretrained(new)
             else:
                 _write_records(given, new, file)
+            del self._files[file]  # an iterator can be read once
             if not place.exists():
                 new.rename(place)
                 continue
@@ -203,6 +206,10 @@ def _of_split(path: Mapping[str, Any], section: dict[str, Any]) -> Any:
 
 def _write_records(given: Any, out: Path, name: str) -> None:
     records = given() if callable(given) else given
+    if hasattr(records, "with_format"):  # a dataset that may give tensors
+        records = records.with_format(None)
+    if hasattr(records, "to_dict") and hasattr(records, "columns"):  # a data frame
+        records = records.to_dict("records")
     with out.open("w", encoding="utf-8") as file:
         for row, record in enumerate(records, start=1):
             try:
