@@ -1,6 +1,5 @@
 """The model card of an exported run: what was learned, from whom, what it cost, how it went, and how to load it."""
 
-import importlib.metadata
 import json
 import re
 from collections.abc import Sequence
@@ -11,12 +10,12 @@ from typing import Any
 
 from oat.accounts import accounts
 from oat.config import to_yaml
-from oat.provenance import is_secret
+from oat.provenance import is_secret, versions
+from oat.reading import read_rows
 from oat.settings import Config
 from oat.store import Store
 from oat.types import UNASKED
 
-_LIBRARIES = ("oat-align", "torch", "transformers", "peft")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHOWN = ("eval/sampled", "eval/greedy", "eval/gold_sampled", "reward/mean", "pairs/accuracy", "kl/reference", "response/length", "oracle/queries")
 _ROWS = 12
@@ -62,7 +61,7 @@ def model_card(run_dir: Path, config: Config, step: int, out: Path, *, is_adapte
         "What it learned from": _sources(run_dir, config),
         "How it went": _curve(run_dir, step),
         "Configuration": f"```yaml\n{to_yaml(_without_places(config))}```\n",
-        "Versions": "".join(f"* {name} {version}\n" for name, version in _versions()),
+        "Versions": "".join(f"* {name} {version}\n" for name, version in versions().items()),
     }
     head = "\n".join(f"{field}: {json.dumps(value)}" for field, value in front.items())
     kind = "a LoRA adapter of" if is_adapter else "aligned online from"
@@ -83,7 +82,7 @@ def _sources(run_dir: Path, config: Config) -> str:
 
 def _curve(run_dir: Path, last: int) -> str:
     """A table of the rows up to a step, at most so many, evaluated ones first."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()][: last + 1]
+    rows = read_rows(run_dir / "metrics.jsonl")[: last + 1]
     evaluated = [step for step, row in enumerate(rows) if any(name.startswith("eval/") for name in row)]
     steps = _spread(evaluated if len(evaluated) > 1 else range(len(rows)), _ROWS)
     names = [name for name in _SHOWN if any(name in rows[step] for step in steps)]
@@ -118,13 +117,3 @@ def _without_places(config: Config) -> Config:
 def _public(name: str) -> str:
     place, colon, rest = name.partition(":")
     return Path(place).name + colon + rest if Path(place).is_absolute() else name
-
-
-def _versions() -> list[tuple[str, str]]:
-    found = []
-    for name in _LIBRARIES:
-        try:
-            found.append((name, importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

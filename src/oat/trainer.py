@@ -28,7 +28,7 @@ _PLAIN = (str, int, float, bool, type(None), date)
 
 
 class Trainer:
-    """One run, in one directory. Constructing it checks the whole configuration and loads nothing.
+    """One run, in one directory. Constructing it checks what the settings alone decide, and loads nothing.
 
     What is given as a Python object is kept with the run (`given/` in its directory: a model, records), or named by its own name (`python:reward`:
     functions and classes), so the run is continued by the same lines. The given model stays as it is: a copy of it is trained.
