@@ -27,7 +27,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from oat.build import TorchEngineConfig
 from oat.data import Source, read_prompts
 from oat.engines.torch import TorchEngine
 from oat.errors import OatError
@@ -37,7 +36,7 @@ from oat.lora import load_model
 from oat.oracles.rules.sentiment import cheerful
 from oat.render import Renderer
 from oat.seeds import Seeds
-from oat.settings import Config
+from oat.settings import Config, TorchEngineConfig
 from oat.types import Prompt, Request, Sampling
 
 SEED = 64

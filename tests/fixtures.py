@@ -17,8 +17,9 @@ import pytest
 import torch
 import yaml
 
+from oat.asked import Asked
 from oat.learner.learner import Learner
-from oat.store import Asked, Store
+from oat.store import Store
 from oat.types import Group, Key, Kind, Message, Prompt, Question, Segment, Trajectory
 
 ALPHABET = "0123456789+=ab"

@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from oat.check import ALGORITHMS, TorchEngineConfig
-from oat.settings import Component, Config
+from oat.algorithms.registry import ALGORITHMS
+from oat.settings import Component, Config, TorchEngineConfig
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 INTRODUCTION = """# Settings

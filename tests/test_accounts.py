@@ -93,8 +93,9 @@ def test_preferences_and_scores_as_data(runs: Path, tmp_path: Path, capsys: pyte
             assert row["prompt"][0]["role"] == "user"
             best, worst = (side[0]["content"].count("a") + 0.1 * side[0]["content"].count("b") for side in (row["chosen"], row["rejected"]))
             assert best > worst
-    assert oat("ledger", runs / "grpo", "--export", tmp_path / "scored.jsonl", "--layout", "scored") == 0
-    scored = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
+    out = tmp_path / "folders" / "not there" / "scored.jsonl"
+    assert oat("ledger", runs / "grpo", "--export", out, "--layout", "scored") == 0
+    scored = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(scored) == 48
     assert all(
         row["score"] == pytest.approx(row["completion"][0]["content"].count("a") + 0.1 * row["completion"][0]["content"].count("b")) for row in scored
@@ -108,6 +109,13 @@ def test_preferences_and_scores_as_data(runs: Path, tmp_path: Path, capsys: pyte
 def test_what_cannot_be_written(runs: Path, flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert oat("ledger", runs / "dpo", *flags) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_folder_that_cannot_be_made(runs: Path, tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert oat("ledger", runs / "dpo", "--export", tmp_path / "file" / "below" / f"rows.{ending}") == 2
+    assert f"the folder {tmp_path / 'file' / 'below'} cannot be made (Not a directory); give" in capsys.readouterr().err
 
 
 def test_no_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +221,9 @@ def test_what_is_exported_is_checked_where_both_are_asked(runs: Path, tmp_path: 
     assert not out.exists()
 
 
+TO_4 = tuple(f"ALTER TABLE {table} DROP COLUMN scores" for table in ("answers", "cache"))
 TO_3 = (
+    *TO_4,
     *(f"DROP {what}" for what in ("INDEX kept_rounds", "INDEX waiting_in_order", "TABLE waiting", "TABLE purses", "TABLE cache")),
     *(
         f"ALTER TABLE {table} DROP COLUMN {column}"
@@ -221,7 +231,7 @@ TO_3 = (
     ),
     *(f"ALTER TABLE takes DROP COLUMN {column}" for column in ("tokens", "cost", "refused")),
 )
-OLDER = {3: TO_3, 2: (*TO_3, "ALTER TABLE questions DROP COLUMN again")}
+OLDER = {4: TO_4, 3: TO_3, 2: (*TO_3, "ALTER TABLE questions DROP COLUMN again")}
 
 
 @pytest.mark.parametrize("version", OLDER)

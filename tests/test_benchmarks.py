@@ -133,6 +133,16 @@ def test_ledger(tmp_path: Path) -> None:
     assert opening(tmp_path, 2000) > 0
 
 
+@pytest.mark.slow
+def test_remote(tmp_path: Path) -> None:
+    """Two servers are started."""
+    from remote import measure
+
+    found = measure(tmp_path, requests=200, soak=0)
+    assert found["ratio"] == found["together"] / found["alone"] > 0
+    assert 0 < found["p50_s"] <= found["p99_s"]
+
+
 @pytest.mark.parametrize("asked", [[], ["two"]])
 def test_tables_are_written_where_the_page_names_them(asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import tables

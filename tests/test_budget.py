@@ -9,7 +9,7 @@ from fixtures import World, forked, kill_at, make_group, make_questions, named, 
 
 from oat.accounts import contradictions
 from oat.budget import Budget
-from oat.errors import OracleError
+from oat.errors import OatWarning, OracleError
 from oat.export import digest_run
 from oat.ledger import Ledger
 from oat.oracles.base import Oracle
@@ -92,7 +92,7 @@ def test_the_most_is_set_aside_and_what_it_took_counts_once_taken(tmp_path: Path
 def test_an_oracle_that_takes_more_than_it_said(tmp_path: Path) -> None:
     ledger = opened(tmp_path, Judge([Price(1, 101, 0.1)]), Budget(tokens=1000))
     ask(ledger, 0, 0)
-    with pytest.raises(OracleError, match=r"took Price\(queries=1, tokens=101.* at most Price\(queries=1, tokens=100"):
+    with pytest.raises(OracleError, match=r"took Price\(queries=1, tokens=101.* at most Budget\(queries=1, tokens=100"):
         ledger.take(0, 1)
 
 
@@ -162,6 +162,23 @@ def test_a_preference_made_from_rewards_has_no_price_of_its_own(world: World, tm
     """Also where an evaluation asks; and who judges an evaluation need not name one."""
     assert oat("train", world.config("dpo", tmp_path, {"stop.max_cost": 3.0, "evaluation": None})) == 2
     assert "does not say what a question costs" in capsys.readouterr().err
+
+
+def test_what_is_past_its_deadline_may_still_be_paid(tmp_path: Path) -> None:
+    """So it counts at its most, and nothing more is bought with that."""
+
+    class Silent(Judge):
+        def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+            return []
+
+    budgets = {"train": Budget(tokens=250)}
+    ledger = Ledger(Store(tmp_path / "ledger.sqlite"), {"o": Silent([])}, Seeds(0), labels="threshold", deadline_s=0.05, budgets=budgets)
+    ask(ledger, 0, 0, 1)
+    with pytest.warns(OatWarning, match="it failed"):
+        assert [item.answer.marks for item in ledger.take(0, 2).items] == [("failed",)] * 2
+    assert ledger.store.spent("train") == Price(2, 200, 2.0)
+    ask(ledger, 1, 2)
+    assert [item.answer.marks for item in ledger.take(1, 1).items] == [("unpaid",)]
 
 
 def test_a_failed_evaluation_counts_in_its_purse(tmp_path: Path) -> None:

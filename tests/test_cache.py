@@ -121,20 +121,6 @@ def test_purposes_share_no_answers(opened: Callable[..., Ledger]) -> None:
     assert (len(counted.asked), ledger.store.spent("eval").queries) == (2, 1)
 
 
-def test_an_answer_is_known_once_a_step_took_it(opened: Callable[..., Ledger]) -> None:
-    """Whenever it came: what a round knows is a function of the steps before it."""
-    counted = Counted()
-    ledger = opened(CallableOracle(counted.score, "counted"))
-    for round in range(2):
-        groups = [make_group(0, "a")]
-        ledger.ask(0, round, groups, make_questions(groups, "score", 0, round, oracle="o"))
-        ledger._settle("train", 0, round + 1, 0, 60.0)
-    assert len(counted.asked) == 2
-    ledger.take(0, 1)
-    step(ledger, 1, make_group(0, "a"), kind="score")
-    assert len(counted.asked) == 2
-
-
 def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: Path) -> None:
     """One prompt and answers of a token: most of what is asked was answered before."""
     changes = {"algorithm.prompts": 2, "sampling.max_new_tokens": 1, "prompts.max_prompts": 2, "stop.max_steps": 6}

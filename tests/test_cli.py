@@ -58,7 +58,21 @@ def test_a_finished_run_says_so(world: World, tmp_path: Path, capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert "step 1" not in printed
     assert f"finished, all 2 steps are done; the run lies in {tmp_path / 'dpo'}; write its model with: oat export {tmp_path / 'dpo'} OUT" in printed
+    assert "it had ended before, and nothing was left to do; to go on raise what ended it (stop.max_steps or another field of stop)" in printed
     assert digest_run(tmp_path / "dpo") == before
+
+
+def test_a_warning_of_ours_is_one_line(world: World, tmp_path: Path) -> None:
+    """In a process of its own, since a test would catch the warning; one of somebody else stays as Python shows it."""
+    (tmp_path / "reward.py").write_text(
+        "import warnings\n\n\ndef reward(prompts, completions, **columns):\n    warnings.warn('theirs')\n    return [None] * len(prompts)\n"
+    )
+    config = world.config("grpo", tmp_path, {"oracle.name": f"{tmp_path / 'reward.py'}:reward", "stop.max_steps": 1, "evaluation": None})
+    done = subprocess.run([sys.executable, "-m", "oat", "train", str(config)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (ours,) = (line for line in done.stderr.splitlines() if "oat" in line and "reward.py:5" not in line)
+    assert re.fullmatch(r"oat: warning: step 0: oracle .* gave no usable answer to any of 4 questions, so it learns nothing; it abstained: .*", ours)
+    assert f"{tmp_path / 'reward.py'}:5: UserWarning: theirs" in done.stderr
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
@@ -76,13 +90,14 @@ def test_another_configuration_is_refused_with_the_differences(world: World, tmp
     config = world.config("dpo", tmp_path, {"stop.max_steps": 1, "evaluation": None})
     assert train(config) == 0
     before = (tmp_path / "dpo" / "config.yaml").read_text()
-    flags = ["--seed", "7", "--algorithm.beta", "0.5", "--evaluation.path", "x.jsonl", "--tracking.samples", "9", "--checkpoint.every", "3"]
+    held_out = str(world.folder / "held_out.jsonl")
+    flags = ["--seed", "7", "--algorithm.beta", "0.5", "--evaluation.path", held_out, "--tracking.samples", "9", "--checkpoint.every", "3"]
     assert oat("train", config, *flags) == 2
     error = capsys.readouterr().err
     run_dir = tmp_path / "dpo"
     refusal = f"oat train: {run_dir} holds a run of another configuration; give another --run_dir (fork it with --from {run_dir}@STEP), or undo:"
     assert refusal in error
-    section = json.dumps(dump(load_config(config, ["--evaluation.path", "x.jsonl"])[0])["evaluation"])
+    section = json.dumps(dump(load_config(config, ["--evaluation.path", held_out])[0])["evaluation"])
     assert [line.strip() for line in error.splitlines() if line.startswith("  ")] == [
         "algorithm.beta: 0.1 in the run, 0.5 now",
         f"evaluation: null in the run, {section} now",
@@ -188,7 +203,10 @@ def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_pa
     assert seen <= NAMES.keys()
     proven_in_protocol = {name for name in NAMES if "critic" in name or "ensemble" in name or name == "loss/prior" or "sft" in name}
     proven_in_evaluations = {name for name in NAMES if name.startswith("eval/")} - seen
-    assert NAMES.keys() - seen == proven_in_protocol | proven_in_evaluations
+    proven_over_http = {"oracle/latency_s", "oracle/outages", "oracle/retries", "oracle/invalid_frac", "oracle/position_bias"}
+    proven_by_algorithms = {name for name in NAMES if name.startswith(("kto/", "pairs/held_out"))} | {"pairs/brier", "pairs/confidence"}
+    proven_by_algorithms |= {"loss/reward", "loss/centring"}
+    assert NAMES.keys() - seen == proven_in_protocol | proven_in_evaluations | proven_over_http | proven_by_algorithms
     sources = [path.read_text(encoding="utf-8") for path in Path(package.__file__).parent.rglob("*.py") if path.name != "metrics.py"]
     assert any('f"optim/{name}_"' in source for source in sources), "the critic's two are made from its name in the learner"
     assert all(text and not text.endswith(".") for text in NAMES.values())

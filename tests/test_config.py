@@ -1,6 +1,7 @@
 """The configuration: what is read, what is refused and in which words."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from fixtures import World, oat
 
 from oat.build import resolve
 from oat.config import dump, load_config, to_yaml
-from oat.errors import ConfigError
+from oat.errors import ConfigError, ModelError
+from oat.lm import load_tokenizer
 
 MINIMAL = """\
 model:
@@ -34,7 +36,7 @@ stop:
 ALGORITHM = '''
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oat.algorithms.direct import DPO, DPOConfig
 from oat.explore.rules import NoExploration
@@ -58,6 +60,11 @@ def function(config):
 
 class Curious(NoExploration):
     needs = frozenset({"policy"})
+
+
+class Wide(NoExploration):
+    def widen(self, plan):
+        return replace(plan, samples={"sampler": 6})
 
 
 class Asked:
@@ -196,7 +203,7 @@ MISTAKES: dict[str, tuple[str, list[str], list[str]]] = {
     "a string for a list": ("5e-4", ["--sampling.stop", "x"], ["--sampling.stop: ", "`array`"]),
     "no such choice": ("5e-4", ["--learner.schedule", "cosin"], ["--learner.schedule: ", "'cosin'"]),
     "a value for a section": ("5e-4", ["--learner", "3"], ["--learner: ", "fields of learner", "3"]),
-    "null for a section": ("5e-4", ["--render", "null"], ["--render: ", "None"]),
+    "a number for a section": ("5e-4", ["--render", "3"], ["--render: ", "expected fields of render, got 3"]),
     "a negative rate": ("-5e-4", [], ["run.yaml:14: ", "learner.learning_rate", ">= 0"]),
     "a rate that is not a number": (".nan", [], ["run.yaml:14: ", "learner.learning_rate", ">= 0"]),
     "a rate without end": (".inf", [], ["run.yaml:14: ", "learner.learning_rate"]),
@@ -247,6 +254,11 @@ MISTAKES: dict[str, tuple[str, list[str], list[str]]] = {
     "one recorded to compare": ("5e-4", [*OFFLINE, "--prompts.responses", "[good]"], ["--prompts.responses: ", "not 1; give 2"]),
     "three recorded to compare": ("5e-4", [*OFFLINE, "--prompts.responses", "[a, b, c]"], ["--prompts.responses: ", "not 3; give 2"]),
     "an explorer of recorded responses": ("5e-4", [*OFFLINE, "--explorer.name", "mine.py:Curious"], ["--explorer.name: ", "needs policy", "remove"]),
+    "more responses than are recorded": (
+        "5e-4",
+        [*OFFLINE, "--explorer.name", "mine.py:Wide"],
+        ["--explorer.name: ", "it wants {'sampler': 6} responses a prompt instead of {'sampler': 2}", "let its widen leave samples"],
+    ),
     "an empty stop string": ("5e-4", ["--sampling.stop", '["x", ""]'], ["--sampling.stop: ", "sampling.stop", "length >= 1"]),
     "no end of a KL": ("5e-4", ["--algorithm.kl_coef", ".inf"], ["algorithm.kl_coef is inf", "finite"]),
     "a shorter maximum than a response": (
@@ -259,11 +271,13 @@ MISTAKES: dict[str, tuple[str, list[str], list[str]]] = {
     "missing of an algorithm": ("5e-4", ["--algorithm", "{prompts: 3}"], ["--algorithm: ", "`algorithm.name`", "missing"]),
     "twice": ("5e-4\nseed: 1\nseed: 2", [], ["run.yaml:16: ", "`seed`", "twice"]),
     "twice in a section": ("learning_rate: 5e-4\n  learning_rate: 1", [], ["run.yaml:15: ", "`learner.learning_rate`", "twice"]),
-    "not YAML": ("[5e-4", [], ["run.yaml: ", "not YAML", "line"]),
-    "a tab": ("5e-4\n\tseed: 1", [], ["run.yaml: ", "not YAML", "line 15"]),
-    "code in YAML": ("!!python/object/apply:os.getcwd []", [], ["run.yaml: ", "not YAML"]),
-    "a section inside itself": ("5e-4\nrender: &r {template: *r}", [], ["run.yaml: ", "not YAML"]),
-    "two documents": ("5e-4\n---\nseed: 1", [], ["run.yaml: ", "not YAML", "single document"]),
+    "not YAML": ("[5e-4", [], ["run.yaml:15: this is not YAML: while parsing a flow sequence (from line 14): expected ',' or ']'"]),
+    "a tab": ("5e-4\n\tseed: 1", [], ["run.yaml:15: ", "not YAML", "cannot start any token"]),
+    "a control character": ("5e-4\nseed: \a", [], ["run.yaml:15: ", "not YAML", r"the character '\x07'"]),
+    "code in YAML": ("!!python/object/apply:os.getcwd []", [], ["run.yaml:14: ", "not YAML", "os.getcwd"]),
+    "a section inside itself": ("5e-4\nrender: &r {template: *r}", [], ["run.yaml", "not YAML"]),
+    "two documents": ("5e-4\n---\nseed: 1", [], ["run.yaml:15: ", "not YAML", "single document"]),
+    "a day that no calendar has": ("5e-4\nrender: {date: 2024-02-30}", [], ["run.yaml: ", "not YAML", "day"]),
     "a flag without a value": ("5e-4", ["--seed"], ["--seed: ", "True", "`int`"]),
     "a word that is no flag": ("5e-4", ["seed", "3"], ["'seed'", "not a flag"]),
     "a flag that is not YAML": ("5e-4", ["--seed", "[1"], ["--seed: ", "'[1'"]),
@@ -312,7 +326,7 @@ def test_neighbours_of_what_is_refused(here: Path, flags: list[str]) -> None:
 
 
 def test_a_top_level_without_sections(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text, words in {"- a\n": "got list", "word\n": "got str", "": "`model` is missing"}.items():
+    for text, words in {"- a\n": "got list", "word\n": "got str", "": "`model.path` is missing"}.items():
         (here / "run.yaml").write_text(text, encoding="utf-8")
         assert oat("train", "run.yaml") == 2
         assert words in capsys.readouterr().err
@@ -332,8 +346,46 @@ def test_a_required_section_is_asked_for(here: Path, capsys: pytest.CaptureFixtu
     (here / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     assert oat("train", "run.yaml") == 2
     error = capsys.readouterr().err
-    assert f"run.yaml: the field `{name}" in error
-    assert f"--{name}" in error
+    field = {"model": "model.path", "prompts": "prompts.path", "oracle": "oracle.name", "algorithm": "algorithm.name"}.get(name)
+    missing = f"run.yaml: the field `{field}` is missing; add it, or pass --{field}\n"
+    assert error == "oat train: " + (
+        missing
+        if field
+        else "run.yaml: stop.max_steps is not set: the run would never end; set it, stop.max_queries, stop.max_hours or prompts.epochs\n"
+    )
+    (here / "run.yaml").write_text(yaml.safe_dump({**tree, name: None}), encoding="utf-8")
+    assert oat("train", "run.yaml") == 2
+    empty = capsys.readouterr().err
+    assert re.sub(r"run.yaml:\d+", "run.yaml", empty) == error, "an empty section is as a missing one"
+    assert empty != error
+
+
+def test_a_section_that_needs_no_field_may_be_empty_or_missing(here: Path) -> None:
+    tree = yaml.safe_load(MINIMAL)
+    del tree["stop"]
+    (here / "run.yaml").write_text(yaml.safe_dump({**tree, "render": None, "prompts": {"path": "train.jsonl", "epochs": 2}}), encoding="utf-8")
+    assert resolved("run.yaml").prompts.epochs == 2
+
+
+@pytest.mark.parametrize("field", ["path", "reference"])
+def test_a_model_beside_the_configuration_is_found_without_the_hub(here: Path, field: str) -> None:
+    """`org/name` could be one of the hub, which is asked for seconds where there is no network."""
+    (here / "below" / "start" / "one").mkdir(parents=True)
+    changed = MINIMAL.replace("  path: models/tiny", "  path: start/one" if field == "path" else "  path: models/tiny\n  reference: start/one")
+    (here / "below" / "run.yaml").write_text(changed)
+    with pytest.raises(ModelError) as refused:
+        resolved("below/run.yaml")
+    line = 2 if field == "path" else 3
+    assert str(refused.value) == (
+        f"below/run.yaml:{line}: model.{field} is 'start/one': there is no directory start/one in {here}; there is below/start/one, and paths are "
+        "taken from the working directory, not from the configuration's folder: give that path"
+    )
+
+
+@pytest.mark.parametrize("path", ["a/b/c", "./a", "/a/b", "../a", "a", "a/"])
+def test_what_is_no_hub_id_is_not_asked_for(here: Path, path: str) -> None:
+    with pytest.raises(ModelError, match=r"there is no directory .*, and it is no hub id; give a local directory"):
+        load_tokenizer(path)
 
 
 def test_a_start_that_fails_can_be_mended_and_repeated(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

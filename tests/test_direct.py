@@ -1,132 +1,20 @@
 """The direct losses as algorithms: pairs from feedback, one term a pair, against plain Python on the numbers of each token."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fixtures import make_group, make_questions
+from pairs import LOSER, SLOW, WINNER, Response, feedback, forward, item, mean, numbers, objective, outputs, prepared, total
 
 from oat.algorithms.base import View
-from oat.algorithms.direct import BNF, DPO, IPO, Direct, RobustDPO, SimPO, SLiC, pair_batch
-from oat.build import ALGORITHMS
+from oat.algorithms.contrast import AOT, CPO, EXO, ORPO, DiscoPOP
+from oat.algorithms.direct import BNF, DPO, IPO, Direct, SimPO, SLiC, pair_batch
+from oat.algorithms.registry import ALGORITHMS
 from oat.errors import ConfigError
 from oat.learner.batching import select_rows, view_of
-from oat.learner.reduction import Reduction
-from oat.types import Answer, Batch, Feedback, Item, Mark, Trajectory
-
-WINNER, LOSER = ("abcd", "ab"), ("a", "abcde")
-"""Texts of two pairs, chosen first; a response has one token a character."""
-
-
-def item(number: int, texts: tuple[str, str], label: int | None = 0, mark: Mark = "ok") -> Item:
-    group = make_group(number, *texts)
-    (question,) = make_questions([group], "compare", 0, oracle="o")
-    return Item(group, question, Answer(question.key, (0.5 if label is None else 1.0 - label,), (mark,), 2), label)
-
-
-def feedback(*items: Item) -> Feedback:
-    return Feedback(0, items, 2 * len(items))
-
-
-def numbers(rows: Sequence[Trajectory], kind: str) -> torch.Tensor:
-    """(K,) made-up log-probabilities or entropies, which depend on the row's length and the token's place only; float64."""
-    low, high = {"policy": (-2.5, -0.1), "reference": (-1.5, -0.5), "entropy": (0.2, 2.0)}[kind]
-    parts = [low + (high - low) * (0.5 + 0.5 * np.sin(len(row.ids) * np.arange(1, row.trained.sum() + 1) + len(kind))) for row in rows]
-    return torch.from_numpy(np.concatenate(parts))
-
-
-def forward(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-    assert (model, wants) == ("reference", {"raw"})
-    return {"raw": numbers(rows, "reference")}
-
-
-def outputs(batch: Batch) -> dict[str, dict[str, torch.Tensor]]:
-    return {"policy": {"raw": numbers(batch.rows, "policy").requires_grad_(), "entropy": numbers(batch.rows, "entropy")}}
-
-
-def objective(cls: type[Direct], **options: Any) -> Any:
-    return cls(cls.Config(prompts=2, **options))  # type: ignore[attr-defined]
-
-
-def prepared(algorithm: Any, *items: Item) -> tuple[Batch, View, dict[str, dict[str, torch.Tensor]]]:
-    batch = algorithm.prepare(feedback(*items), forward, np.random.default_rng(0))
-    return batch, view_of(batch), outputs(batch)
-
-
-def total(algorithm: Any, batch: Batch, found: dict[str, dict[str, torch.Tensor]]) -> torch.Tensor:
-    view, reduction = view_of(batch), Reduction(batch)
-    losses = algorithm.losses(found, view).values()
-    return torch.stack([loss.coef * reduction(loss, view, view.group_of_N, first=True) for loss in losses]).sum()
-
-
-@dataclass(frozen=True)
-class Response:
-    """Lists of one number a token; `frozen` are the policy's where a loss takes no gradient of them."""
-
-    policy: list[float]
-    reference: list[float]
-    entropy: list[float]
-    frozen: list[float]
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def slow_margin(c: Response, r: Response, over: Callable[[list[float]], float] = sum) -> float:
-    return over(c.policy) - over(r.policy) - over(c.reference) + over(r.reference)
-
-
-def slow_dpo(c: Response, r: Response) -> float:
-    """beta 0.3, smoothing 0.1, length 0.2, lambda 0.7, SFT 0.4, in the order of the specification."""
-    h = slow_margin(c, r)
-    h += 0.2 / 0.3 * (len(c.policy) - len(r.policy))
-    h -= 0.7 * max(0.0, sum(c.reference) - sum(c.policy))
-    return -0.9 * math.log(sigmoid(0.3 * h)) - 0.1 * math.log(sigmoid(-0.3 * h)) - 0.4 * sum(c.policy) / len(c.policy)
-
-
-def slow_simpo(c: Response, r: Response) -> float:
-    logit = 2.0 * mean(c.policy) - 2.0 * mean(r.policy) - 1.0
-    return -0.9 * math.log(sigmoid(logit)) - 0.1 * math.log(sigmoid(-logit))
-
-
-def slow_bnf(response: Response) -> float:
-    score = 0.0
-    for logp, logq, entropy, frozen in zip(response.policy, response.reference, response.entropy, response.frozen, strict=True):
-        p, q = math.exp(frozen), math.exp(logq)
-        tau = min(1.0, p / (q + 1e-6))
-        score += tau * logp + (1 - tau + 1e-6) / (1 - p + 1e-6) * (-entropy - p * logp)
-    return score
-
-
-def slow_bnf_pair(c: Response, r: Response) -> float:
-    return -(slow_bnf(c) - slow_bnf(r)) / min(len(c.policy), len(r.policy))
-
-
-FULL_DPO = {"beta": 0.3, "label_smoothing": 0.1, "length_alpha": 0.2, "positive_lambda": 0.7, "sft_weight": 0.4}
-SLOW: dict[str, tuple[Any, Callable[[Response, Response], float]]] = {
-    "dpo": (objective(DPO, beta=0.3), lambda c, r: -math.log(sigmoid(0.3 * slow_margin(c, r)))),
-    "dpo with every option": (objective(DPO, **FULL_DPO), slow_dpo),
-    "robust_dpo": (
-        objective(RobustDPO, beta=0.3, label_smoothing=0.2),
-        lambda c, r: (0.2 * math.log(sigmoid(-0.3 * slow_margin(c, r))) - 0.8 * math.log(sigmoid(0.3 * slow_margin(c, r)))) / 0.6,
-    ),
-    "ipo": (objective(IPO, beta=0.3), lambda c, r: (slow_margin(c, r, mean) - 1 / 0.6) ** 2),
-    "ipo of sums": (objective(IPO, beta=0.3, normalize="sum"), lambda c, r: (slow_margin(c, r) - 1 / 0.6) ** 2),
-    "slic": (objective(SLiC, beta=0.3), lambda c, r: max(0.0, 1 - 0.3 * slow_margin(c, r))),
-    "simpo": (objective(SimPO, label_smoothing=0.1), slow_simpo),
-    "simpo by a hinge": (objective(SimPO, beta=3.0, loss="hinge"), lambda c, r: max(0.0, 1 - 3 * (mean(c.policy) - mean(r.policy) - 0.5))),
-    "bnf": (objective(BNF), slow_bnf_pair),
-    "bnf by own length": (objective(BNF, normalize="own"), lambda c, r: slow_bnf(r) / len(r.policy) - slow_bnf(c) / len(c.policy)),
-}
 
 
 def slow_total(
@@ -192,14 +80,15 @@ def test_a_term_does_not_depend_on_other_pairs(name: str) -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 def test_descent_raises_chosen_and_lowers_rejected_tokens(name: str) -> None:
-    """Of one token each, where policy and reference agree."""
+    """Of one token each, where policy and reference agree. There `apo_down` leaves the chosen one where it is."""
     algorithm, _ = SLOW[name]
     batch, view, _ = prepared(algorithm, item(0, ("a", "b")))
     raw = view["reference_logps_K"].clone() if "reference_logps_K" in batch.columns else torch.full((2,), -1.0, dtype=torch.float64)
     raw.requires_grad_()
     total(algorithm, batch, {"policy": {"raw": raw, "entropy": torch.full((2,), 0.5, dtype=torch.float64)}}).backward()
     assert raw.grad is not None
-    assert raw.grad[0] < 0 < raw.grad[1]
+    assert raw.grad[0] <= 0 < raw.grad[1]
+    assert (raw.grad[0] == 0) == (name == "apo_down")
 
 
 @pytest.mark.inventory(3)
@@ -222,12 +111,13 @@ def test_the_sft_term_is_the_mean_log_probability_of_the_chosen() -> None:
 
 
 @pytest.mark.inventory(10)
-def test_simpo_asks_for_no_reference() -> None:
-    algorithm = objective(SimPO)
+@pytest.mark.parametrize("cls", [SimPO, ORPO, CPO])
+def test_those_without_a_reference_ask_for_none(cls: type[Direct]) -> None:
+    algorithm = objective(cls)
     assert algorithm.requires.models == {"policy"}
 
     def forbidden(*_: Any) -> dict[str, torch.Tensor]:
-        raise AssertionError("SimPO reads no reference")
+        raise AssertionError(f"{cls.name} reads no reference")
 
     assert algorithm.prepare(feedback(item(0, WINNER)), forbidden, np.random.default_rng(0)).columns == {}
 
@@ -238,6 +128,10 @@ REWARDS = {
     "slic": lambda c: 0.3 * (sum(c.policy) - sum(c.reference)),
     "simpo": lambda c: 2.0 * mean(c.policy),
     "bnf": lambda c: sum(c.policy) - sum(c.reference),
+    "exo": lambda c: 0.3 * (sum(c.policy) - sum(c.reference)),
+    "sppo_hard": lambda c: 0.3 * (sum(c.policy) - sum(c.reference)),
+    "orpo": lambda c: 0.3 * mean(c.policy),
+    "cpo": lambda c: 0.3 * sum(c.policy),
 }
 
 
@@ -302,6 +196,12 @@ REFUSED = [
     (SLiC, {"beta": -1.0}, "beta"),
     (SimPO, {"gamma_beta_ratio": -0.5}, "gamma_beta_ratio"),
     (SimPO, {"loss": "hinge", "label_smoothing": 0.1}, "label_smoothing"),
+    (EXO, {"label_smoothing": 0.0}, "label_smoothing"),
+    (DiscoPOP, {"tau": 1.5}, "tau"),
+    (AOT, {"ties": "half"}, "ties"),
+    (AOT, {"abstentions": "half"}, "abstentions"),
+    (ORPO, {"beta": 0.0}, "beta"),
+    (CPO, {"sft_weight": -1.0}, "sft_weight"),
 ]
 
 
@@ -312,4 +212,21 @@ def test_settings_out_of_range(cls: type[Direct], options: dict[str, Any], field
 
 
 def test_names() -> None:
-    assert list(ALGORITHMS) == ["dpo", "robust_dpo", "ipo", "slic", "simpo", "bnf", "sft", "grpo", "dr_grpo"]
+    of_pairs = ["dpo", "robust_dpo", "ipo", "slic", "simpo", "bnf", "exo", "nca", "apo_zero", "apo_down", "sppo_hard", "discopop", "aot"]
+    of_pairs += ["orpo", "cpo"]
+    assert list(ALGORITHMS) == [*of_pairs, "kto", "sft", "grpo", "dr_grpo", "reward_model"]
+
+
+def test_rewards_that_pairs_are_made_of_are_reported() -> None:
+    """Means over the candidates that have a score, whether their pair has a winner or not; nothing where pairs were compared as such."""
+    dpo = objective(DPO)
+    items = [item(0, WINNER, scores=(3.0, 1.0)), item(1, LOSER, None, "tie", scores=(2.0, 2.0)), item(2, WINNER, None, "abstain")]
+    items.append(item(3, WINNER, None, "abstain", scores=(None, 7.0)))
+    metrics = dpo.prepare(feedback(*items), forward, np.random.default_rng(0)).metrics
+    assert {name: metrics[name] for name in metrics if name.startswith("reward/")} == {
+        "reward/mean": (3.0 + 1.0 + 2.0 + 2.0 + 7.0) / 5,
+        "reward/std_within": pytest.approx(math.sqrt(2.0) / 3),
+        "reward/zero_spread_frac": pytest.approx(2 / 3),
+    }
+    compared = dpo.prepare(feedback(item(0, WINNER)), forward, np.random.default_rng(0)).metrics
+    assert not [name for name in compared if name.startswith("reward/")]

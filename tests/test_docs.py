@@ -12,10 +12,10 @@ import settings_page
 import yaml
 from fixtures import World, oat
 
-from oat.build import ALGORITHMS, resolve
-from oat.check import TorchEngineConfig
+from oat.algorithms.registry import ALGORITHMS
+from oat.build import resolve
 from oat.config import load_config
-from oat.settings import Component, Config
+from oat.settings import Component, Config, TorchEngineConfig
 
 DOCS = Path(__file__).parent.parent / "docs"
 ELSEWHERE = {"commands", "data", "extending", "watching"}

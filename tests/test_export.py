@@ -31,7 +31,7 @@ def run_dir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_transformers_loads_the_trained_policy(run_dir: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And gives the log-probabilities that the engine gives for the run's newest weights, which are not those of the start."""
     assert oat("export", run_dir, tmp_path / "model") == 0
-    assert capsys.readouterr().out == f"oat export: the policy after 4 steps is in {tmp_path / 'model'}\n"
+    assert capsys.readouterr().out == f"oat export: the model after 4 steps is in {tmp_path / 'model'}\n"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     start = AutoModelForCausalLM.from_pretrained(world.folder / "model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")

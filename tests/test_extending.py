@@ -45,7 +45,7 @@ def test_the_tests_pass(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in names:
         function = load_symbol(f"test_mine.py:{name}")
         function(*([folder] if inspect.signature(function).parameters else []))
-    for module in ("algorithm", "explorer", "oracle", "reward"):
+    for module in ("algorithm", "environment", "explorer", "oracle", "reward"):
         monkeypatch.delitem(sys.modules, module)
 
 

@@ -68,7 +68,7 @@ def test_a_fork_whose_making_was_cut_off_is_made_anew(parent: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("step", "flags", "words"),
     [
-        ("@5", (), "there is no such checkpoint; .* has 4, 6"),
+        ("@5", (), "there is no such checkpoint; .* has 4, 6 .checkpoint.keep_last says how many"),
         ("@4", ("--algorithm.name", "dr_grpo"), 'cannot change these.*\n  algorithm.name: "grpo" in the run, "dr_grpo" now'),
         ("@4", ("--compute.threads", "2"), "compute.threads: 1 in the run, 2 now"),
         ("@4", ("--learner.sync_every", "2"), "learner.sync_every: 1 in the run, 2 now"),
@@ -79,8 +79,61 @@ def test_a_fork_whose_making_was_cut_off_is_made_anew(parent: Path, tmp_path: Pa
 def test_what_cannot_be_forked(
     parent: Path, tmp_path: Path, step: str, flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fork(parent, tmp_path / "fork", step, *flags) == 2
-    assert re.search(words, capsys.readouterr().err)
+    source = ("--from", f"{parent / 'grpo'}{step}", "--run_dir", tmp_path / "fork")
+    messages = []
+    for command in ("check", "train"):
+        assert oat(command, parent / "grpo.yaml", *source, *flags) == 2
+        messages.append(capsys.readouterr().err.removeprefix(f"oat {command}: "))
+        assert not (tmp_path / "fork").exists()
+    assert messages[0] == messages[1]
+    assert re.search(words, messages[0])
+
+
+def test_a_fork_is_checked_before_it_is_begun(parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What may change is let pass, a damaged checkpoint is not, and everything stays as it is."""
+    shutil.copytree(parent / "grpo", tmp_path / "run")
+    before = sorted((file, file.stat().st_mtime_ns) for file in tmp_path.rglob("*"))
+    flags = ("--from", f"{tmp_path / 'run'}@4", "--run_dir", tmp_path / "fork", "--learner.learning_rate", "0.1", "--stop.max_steps", "8")
+    assert oat("check", parent / "grpo.yaml", *flags) == 0
+    assert f"begins as a fork of {tmp_path / 'run'} after step 4, in {tmp_path / 'fork'}" in capsys.readouterr().out
+    assert sorted((file, file.stat().st_mtime_ns) for file in tmp_path.rglob("*")) == before
+    tensors = tmp_path / "run" / "checkpoints" / "step_00000004" / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    messages = []
+    for command in ("check", "train"):
+        assert oat(command, parent / "grpo.yaml", *flags) == 1
+        messages.append(capsys.readouterr().err.removeprefix(f"oat {command}: "))
+    assert messages[0] == messages[1]
+    assert "tensors.safetensors has" in messages[0]
+
+
+def test_the_plan_of_a_fork_counts_from_where_it_begins(parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And that of a run that goes on from its newest checkpoint; what is said is what the run then does."""
+    flags = ("--run_dir", tmp_path / "fork", "--stop.max_steps", "9", "--oracle.max_outstanding", "0")
+    begins = ("--from", f"{parent / 'grpo'}@4")
+    spent = int(rows(parent / "grpo")[4]["oracle/queries"])
+    assert oat("check", parent / "grpo.yaml", *flags, *begins) == 0
+    said = capsys.readouterr().out
+    assert (
+        f"  the run      5 steps after step 4: 20 prompts (each 0.667 times), 60 responses, at most 60 queries beside {spent} that are spent, 5 "
+        in said
+    )
+    assert "  evaluation   every 2 steps, and at the end: 3 times; " in said
+    assert oat("check", parent / "grpo.yaml", *flags, *begins, "--stop.max_queries", str(spent + 7)) == 0
+    assert f"at most 7 queries beside {spent} that are spent, " in capsys.readouterr().out
+    assert oat("check", parent / "grpo.yaml", *flags[:2], *begins, "--stop", f"{{max_queries: {spent + 25}}}") == 0
+    assert f"  the run      steps after step 4 until stop.max_queries {spent + 25}, after 3 more steps or more; {spent} " in capsys.readouterr().out
+
+    assert oat("train", parent / "grpo.yaml", *flags, *begins) == 0
+    mine = rows(tmp_path / "fork")[5:]
+    assert [row["step"] for row in mine] == [5, 6, 7, 8, 9]
+    assert mine[-1]["oracle/queries"] - spent <= 60
+    assert sum("time/evaluate_s" in row for row in mine) == 3
+    capsys.readouterr()
+    assert oat("check", parent / "grpo.yaml", *flags) == 0
+    assert f"  the run      0 steps after step 9: 0 prompts (each 0 times), 0 responses, no queries beside {mine[-1]['oracle/queries']:.0f} that" in (
+        capsys.readouterr().out
+    )
 
 
 def test_a_directory_that_has_something_else_is_left_alone(parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,8 @@ REFUSED: dict[str, Any] = {
     "learner.sync_every": 2,
     "render.template": "chatml",
     "render.system": "be kind",
+    "render.question": "gsm8k",
+    "render.few_shot": 1,
     "render.date": "2026-01-01",
     "engine.name": "engine.py:Own",
     "engine.max_rows": 8,

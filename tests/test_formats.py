@@ -5,10 +5,11 @@ import json
 import pytest
 from fixtures import oat, write_jsonl
 
+from oat.blobs import pack, unpack
 from oat.data import PromptSet, Source, read_prompts
 from oat.errors import DataError
 from oat.formats import Layout
-from oat.types import Message
+from oat.types import Group, Message
 
 QUESTION = [{"role": "user", "content": "1+1"}]
 ANSWERED = [*QUESTION, {"role": "assistant", "content": "2"}]
@@ -32,7 +33,8 @@ def read(records, **options):
         ([{"messages": ANSWERED}, {"messages": ANSWERED[:1]}], "2: field 'messages': expected the last message from assistant, as in the first"),
         ([{"messages": ANSWERED[:1]}, {"messages": ANSWERED}], "2: field 'messages': expected the last message from user or tool, got assistant"),
         ([{"messages": ANSWERED}, {"prompt": "a"}], "2: field 'messages': expected in every record, got none"),
-        ([{"messages": [*ANSWERED, {"role": "tool", "tool_calls": [], "content": "a"}]}], "message 3: .*write exactly these two fields"),
+        ([{"messages": [*ANSWERED, {"role": "tool", "tool_calls": [1]}]}], "message 3: .*write role and text in these two fields"),
+        ([{"messages": [{"role": "user", "from": "human", "content": "a", "value": "a"}]}], "message 1: .*write role and text in these two fields"),
         ([{"messages": [{"role": "assistant", "tool_calls": None}]}], "message 1: .*got the fields 'role', 'tool_calls'"),
     ],
 )
@@ -49,9 +51,13 @@ def test_records_of_no_format(records, message):
         ({"prompt": "a", "chosen": ANSWERED[:1], "rejected": "b"}, ("chosen", "rejected"), "field 'chosen': expected a response, .*got user"),
         ({"prompt": "a", "completion": "b", "label": "x"}, ("completion",), "field 'label': expected true or false, got 'x'"),
         ({"text": " "}, ("completion",), "field 'text': expected text, got none"),
-        ({"messages": [*QUESTION, CALL]}, ("completion",), "field 'completion': expected text in every message of a response, got none"),
+        (
+            {"messages": [*QUESTION, {**CALL, "content": " ", "tool_calls": []}]},
+            ("completion",),
+            "field 'completion': expected text in every message",
+        ),
+        ({"messages": [*QUESTION, {**ANSWERED[1], "weight": 0}]}, ("completion",), "field 'completion': expected a message of weight 1"),
         ({"prompt": "a", "completion": [ANSWERED[1], ANSWERED[1]]}, ("completion",), "got two of its messages in a row; join them"),
-        ({"prompt": "a", "completion": [CALL, {"role": "tool", "content": "1"}, ANSWERED[1]]}, ("completion",), "tool calls are not rendered"),
     ],
 )
 def test_responses_that_are_none(record, responses, message):
@@ -97,14 +103,71 @@ def test_a_text_has_no_turns(world, tmp_path, capsys):
 
 def test_what_is_not_rendered_is_counted():
     records = [
-        {"prompt": [QUESTION[0], CALL, {"role": "tool", "name": "f", "content": "1"}]},
+        {"prompt": [QUESTION[0], CALL, {"role": "tool", "name": "f", "content": "1", "tool_call_id": None}], "tests": [{"input": 1}]},
         {"prompt": "a", "tools": []},
-        {"prompt": "a", "tools": ["f"]},
+        {"prompt": [{**QUESTION[0], "name": "Ann"}], "tools": ["f"]},
     ]
-    found = PromptSet(Source(records), Layout())
-    assert found[0].messages[1:] == (Message("assistant", ""), Message("tool", "1"))
-    assert found.notes[1] == "records: 2 of 3 records have tools, tool calls or reasoning, which are not rendered"
+    found = PromptSet(Source(records), Layout(), reads=lambda name: name == "tool_calls")
+    assert found[0].messages[1:] == (Message("assistant", "", {"tool_calls": [{"name": "f"}]}), Message("tool", "1", {"name": "f"}))
+    assert found.notes[1] == "records: not rendered: `name` (2 of 3 records), `tools` (1 of 3 records)"
     assert found[2].columns == {"tools": ["f"]}
+
+
+def test_parts_of_text_are_joined():
+    """As the OpenAI format has them; tables fill in nulls at every depth."""
+    parts = [{"type": "text", "text": "1+", "image_url": None}, {"type": "text", "text": "1"}]
+    calls = [{"function": {"name": "f", "arguments": {"x": 1, "y": None}}}]
+    said = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": calls}, {"role": "user", "content": "and?"}]
+    (prompt,) = read([{"messages": said}])
+    call = Message("assistant", "", {"tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]})
+    assert prompt.messages == (Message("user", "1+1"), call, Message("user", "and?"))
+    assert unpack(pack([Group(prompt, ())]))[0].prompt.messages == prompt.messages, "they are stored whole"
+
+
+@pytest.mark.parametrize("empty", [{"from": "system", "value": ""}, {"role": "system", "content": " \n"}, {"role": "system", "content": None}])
+def test_an_empty_system_message_is_none(empty):
+    """As tables of ShareGPT have it."""
+    said = [{"from": "human", "value": "1+1"}, {"from": "gpt", "value": "2"}]
+    (prompt,) = PromptSet(Source([{"conversations": [empty, *said]}]), Layout(responses=("completion",)))
+    assert prompt.messages == (Message("user", "1+1"),)
+    assert prompt.columns["completion"] == [{"role": "assistant", "content": "2"}]
+    with pytest.raises(DataError, match="field 'prompt': expected a prompt, got nothing but an empty system message"):
+        read([{"prompt": [empty]}])
+
+
+THINKS = "{% for m in messages %}{{ m.role[0] }}{{ m.reasoning_content }}{{ m.content }}{{ eos_token }}{% endfor %}"
+
+
+def test_what_trl_users_have_is_learned(world, tmp_path):
+    """An empty system message, a tool without a result, and a response that is reasoning alone."""
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    said = [{"role": "system", "content": ""}, {"role": "user", "content": "1+1"}, call, {"role": "tool", "content": ""}]
+    path = write_jsonl(tmp_path / "data.jsonl", [{"messages": [*said, {"role": "assistant", "content": None, "reasoning_content": "ab"}]}] * 4)
+    (tmp_path / "thinks.jinja").write_text(THINKS + "{% if add_generation_prompt %}a{% endif %}")
+    changes = {"prompts": {"path": str(path)}, "algorithm": {"name": "sft", "prompts": 2}, "oracle.name": "recorded", "evaluation": None}
+    config = world.config("sft", tmp_path, {**changes, "render.template": str(tmp_path / "thinks.jinja"), "stop.max_steps": 1})
+    assert oat("train", config) == 0
+    sample = json.loads((tmp_path / "sft" / "samples.jsonl").read_text().splitlines()[0])
+    assert [message["role"] for message in sample["prompt"]] == ["user", "assistant", "tool"]
+    row = json.loads((tmp_path / "sft" / "metrics.jsonl").read_text().splitlines()[1])
+    assert row["response/length"] == 3, "a, b and the end of the turn"
+
+
+def test_a_record_whose_fields_differ_is_another():
+    one, other, plain = (PromptSet(Source([{"prompt": [{**QUESTION[0], **field}]}]), Layout()) for field in ({"name": "a"}, {"name": "b"}, {}))
+    assert len({one.digest, other.digest, plain.digest}) == 3
+
+
+def test_weights_say_which_messages_are_learned():
+    """As OpenAI's: without any the last one; otherwise the response begins with the first of weight 1."""
+    asked, first, again = QUESTION[0], {"role": "assistant", "content": "b"}, {"role": "user", "content": "2"}
+    for weights, learned in (((None, None), [2]), ((0, None), [2]), ((0, 1), [2]), ((1, 0), [0, 1, 2]), ((1, 1), [0, 1, 2])):
+        answers = [{**first, "weight": weights[0]}, {**ANSWERED[1], "weight": weights[1]}]
+        (prompt,) = PromptSet(Source([{"messages": [asked, answers[0], again, answers[1]]}]), Layout(responses=("completion",)))
+        rest = [answers[0], again, answers[1]]
+        expected = [{name: value for name, value in message.items() if value is not None} for message in rest]
+        assert prompt.columns["completion"] == [expected[place] for place in learned], weights
+        assert len(prompt.messages) == 4 - len(learned)
 
 
 def test_unpaired_preferences_are_learned_where_their_label_is_true(world, tmp_path, capsys):

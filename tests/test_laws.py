@@ -132,7 +132,7 @@ def test_only_check_and_build_know_concrete_parts_of_several_boxes() -> None:
 def test_only_those_who_make_runs_import_build() -> None:
     knowing = {name_of(file) for file in FILES if "oat.build" in imports(file)}
     assert {name for name in knowing if not name.startswith("oat.quickstart")} == {
-        *("oat.against", "oat.cli", "oat.memory", "oat.outline", "oat.rundir", "oat.trainer")
+        *("oat.against", "oat.cli", "oat.memory", "oat.rundir", "oat.trainer")
     }
 
 

@@ -14,8 +14,10 @@ from fixtures import World, forked, gradient_of, oat
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from oat.algorithms.base import Outputs, View
+from oat.algorithms.contrast import AOT, ORPO, AOTConfig, ORPOConfig
 from oat.algorithms.direct import BNF, DPO, IPO, BNFConfig, DPOConfig, IPOConfig, SimPO, SimPOConfig
 from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig, GRPOConfig
+from oat.algorithms.kto import KTO, KTOConfig
 from oat.algorithms.supervised import SFT, SFTConfig
 from oat.build import resolve
 from oat.config import load_config
@@ -97,6 +99,11 @@ OBJECTIVES = {
     "ipo": lambda: IPO(IPOConfig(prompts=6)),
     "simpo": lambda: SimPO(SimPOConfig(prompts=6)),
     "bnf": lambda: BNF(BNFConfig(prompts=6)),
+    "dpo-ties": lambda: DPO(DPOConfig(prompts=6, sft_weight=0.3, ties="half")),
+    "aot": lambda: AOT(AOTConfig(prompts=6)),
+    "aot-unpaired": lambda: AOT(AOTConfig(prompts=6, form="unpaired")),
+    "orpo": lambda: ORPO(ORPOConfig(prompts=6)),
+    "kto": lambda: KTO(KTOConfig(prompts=4, samples=4, threshold=0.0)),
     "sft-prompt": lambda: SFT(SFTConfig(prompts=4, samples=4, threshold=0.0, reduction="prompt")),
     "dr-grpo": lambda: DrGRPO(DrGRPOConfig(prompts=4, samples=4, kl_coef=0.1, max_length=8)),
     "grpo": lambda: GRPO(GRPOConfig(prompts=4, samples=4, kl_coef=0.1)),

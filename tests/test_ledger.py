@@ -447,23 +447,23 @@ class Broken(Post):
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
-        (((0.1, 0.9), ("ok", "ok"), 1), "compare", "gave 2 values for a question with 1"),
-        (((0.1,), ("ok",), 1), "score", "gave 1 values for a question with 2"),
-        (((0.1, 0.2), ("ok",), 1), "score", "gave 2 values for a question with 2"),
-        (((1.5,), ("ok",), 1), "compare", "answered 1.5 .* a probability between 0 and 1"),
-        (((-1e-9,), ("ok",), 1), "compare", "a probability between 0 and 1"),
-        (((math.nan,), ("ok",), 1), "compare", "answered nan"),
-        (((1.0, math.nan), ("ok", "ok"), 1), "score", "answered nan .* a finite score"),
-        (((1.0, -math.inf), ("ok", "ok"), 1), "score", "answered -inf"),
-        ((("0.7",), ("ok",), 1), "compare", "answered '0.7'"),
-        (((None,), ("ok",), 1), "compare", "answered None"),
-        (((0.7,), ("sure",), 1), "compare", "marked question train/0/0/0/0 with .*sure.*abstain"),
+        (((0.1, 0.9), ("ok", "ok"), 1), "compare", "has 2 values and 2 marks; give 1 of each"),
+        (((0.1,), ("ok",), 1), "score", "has 1 values and 1 marks; give 2 of each"),
+        (((0.1, 0.2), ("ok",), 1), "score", "has 2 values and 1 marks; give 2 of each"),
+        (((1.5,), ("ok",), 1), "compare", "is 1.5; give a probability from 0 to 1"),
+        (((-1e-9,), ("ok",), 1), "compare", "give a probability from 0 to 1"),
+        (((math.nan,), ("ok",), 1), "compare", "is nan;"),
+        (((1.0, math.nan), ("ok", "ok"), 1), "score", "is nan; give a finite number"),
+        (((1.0, -math.inf), ("ok", "ok"), 1), "score", "is -inf;"),
+        ((("0.7",), ("ok",), 1), "compare", "is '0.7';"),
+        (((None,), ("ok",), 1), "compare", "is None;"),
+        (((0.7,), ("sure",), 1), "compare", "question train/0/0/0/0 .* has the marks 'sure'.*abstain"),
     ],
 )
 def test_a_broken_answer_is_an_error_and_not_recorded(opened: Callable[..., Ledger], answer: Any, kind: Kind, words: str) -> None:
     ledger = opened(Broken(answer, kind))
     ask(ledger, 0, make_group(0, "a", "b"), kind=kind)
-    with pytest.raises(OracleError, match=f"oracle o .*{words}"):
+    with pytest.raises(OracleError, match=f"oracle o: .*{words}"):
         ledger.take(0, 1)
     assert not ledger.has_taken(0)
     ledger.close()
@@ -481,7 +481,7 @@ def test_the_sound_answers_beside_a_broken_one_are_kept(opened: Callable[..., Le
 
     ledger = opened(OneBroken(Clock(), {}))
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
-    with pytest.raises(OracleError, match="answered nan"):
+    with pytest.raises(OracleError, match="is nan;"):
         ledger.take(0, 3)
     ledger.close()
     repaired = Post(Clock(), {})

@@ -298,7 +298,9 @@ def test_an_exported_adapter_is_the_policy(finished: Path, world: World, tmp_pat
     assert torch.allclose(found, expected, atol=1e-5)
     assert (found - before).abs().max() > 1e-3
     assert "PeftModel.from_pretrained" in (tmp_path / "adapter" / "README.md").read_text()
+    capsys.readouterr()
     assert oat("export", finished, tmp_path / "adapter") == 0, "the whole model over the adapter"
+    assert capsys.readouterr().out.endswith("in place of the model that was there\n")
     with torch.no_grad():
         assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)(ids).logits, expected)
     assert oat("export", finished, tmp_path / "merged", "--adapter") == 0, "and the other way round"

@@ -185,6 +185,12 @@ TYPOS = {
     ),
     "a field of a part of a section": wrong(("path: model", "path: model\n  lora: {rnk: 4}"), said=("@lora:", "`model.lora.rnk`", "`rank`")),
     "a field of an evaluation": wrong(("held_out.jsonl", "held_out.jsonl\n  evry: 4"), said=("@evry:", "`evaluation.evry`", "`every`")),
+    "a field of another section": wrong(
+        ("1e-3", "1e-3\n  max_steps: 5"), said=("@max_steps: 5", "`learner.max_steps`", "did you mean `stop.max_steps`?")
+    ),
+    "a field without its section": wrong(("stop:", "templat: chatml\nstop:"), said=("@templat:", "`templat`", "did you mean `render.template`?")),
+    "a part without its section": wrong(("stop:", "lora: {rank: 4}\nstop:"), said=("@lora:", "`lora`", "did you mean `model.lora`?")),
+    "an option without its section": wrong(("stop:", "beta: 0.1\nstop:"), said=("@beta:", "`beta`", "did you mean `algorithm.beta`?")),
     "an algorithm": wrong(("name: grpo", "name: gpro"), said=("@name: gpro", "'gpro'", "did you mean `grpo`?")),
     "an oracle": wrong(("reward.py:reward", "exact_mach"), said=("@name: exact_mach", "oracle.name is 'exact_mach'", "did you mean `exact_match`?")),
     "a function": wrong(
@@ -297,7 +303,8 @@ MODELS = {
 RENDER = ("compute:", "render:\n  template: {}\ncompute:")
 TEMPLATES = {
     "no template of the tokenizer": wrong(
-        (RENDER[0], RENDER[1].format("tokenizer")), said=("@template:", "render.template is 'tokenizer'", "has no chat template", "set `template`")
+        (RENDER[0], RENDER[1].format("tokenizer")),
+        said=("@template:", "render.template is 'tokenizer'", "has no chat template", "set `render.template` to a .jinja file that"),
     ),
     "no such template": wrong((RENDER[0], RENDER[1].format("chatlm")), said=("@template:", "'chatlm'", "did you mean `chatml`?")),
     "no such file": wrong((RENDER[0], RENDER[1].format("no.jinja")), said=("@template:", "no.jinja", "No such file", "give the path")),
@@ -313,10 +320,10 @@ TEMPLATES = {
         prepare=lambda: write("chat.jinja", "{{ messages[0].content }}"),
     ),
     "a system message without a template": wrong(
-        ("compute:", "render:\n  system: Be brief.\ncompute:"), said=("@render:", "needs a chat template", "set `template`")
+        ("compute:", "render:\n  system: Be brief.\ncompute:"), said=("@render:", "needs a chat template", "set `render.template`")
     ),
     "messages without a template": wrong(
-        said=("train.jsonl:2: ", "needs a chat template", "set `template`"),
+        said=("train.jsonl:2: ", "needs a chat template", "set `render.template`"),
         prepare=records("train.jsonl", prompt=[{"role": "system", "content": "1"}, {"role": "user", "content": "1"}], answer="1"),
     ),
     "turns that are counted": template("{{ loop.length }}" + TURN, "rewrites history", "changes an earlier message", "such as chatml"),
@@ -379,6 +386,14 @@ TOO_LARGE = {
         (LARGE[0], f"{LARGE[1]}1.2e-4"),
         said=("@memory_gb:", "beside a checkpoint", "it would fit with"),
     ),
+    "a cache that cannot hold a response": wrong(
+        ("stop:", "engine:\n  cache_gb: 1e-6\nstop:"),
+        said=("@cache_gb:", "engine.cache_gb: keys and values of 8 tokens take", "the cache holds 0;", "raise engine.cache_gb"),
+    ),
+    "a cache that cannot hold every row": wrong(
+        ("stop:", "engine:\n  cache_gb: 1e-4\n  deterministic: true\nstop:"),
+        said=("@cache_gb:", "keys and values of 8 tokens take", "GB in every row", "or engine.max_rows"),
+    ),
     "more than is free": wrong(
         ("path: model", "path: huge"),
         prepare=make_huge,
@@ -411,8 +426,22 @@ CODE_OF_USERS = {
     ),
 }
 
+SHAPES = {
+    "an oracle that is no section": wrong(
+        ("oracle:\n  name: reward.py:reward", "oracle: reward.py:reward"), said=("@oracle:", 'write `oracle: {name: "reward.py:reward"}`')
+    ),
+    "an algorithm that is no section": wrong(
+        ("algorithm:\n  name: grpo\n  prompts: 4\n  samples: 2", "algorithm: grpo"), said=("@algorithm:", 'write `algorithm: {name: "grpo"}`')
+    ),
+    "a stop that is a number": wrong(("stop:\n  max_steps: 2", "stop: 2"), said=("@stop:", "expected fields of stop, got 2; write `field: value`")),
+    "no end": wrong(("stop:\n  max_steps: 2\n", ""), said=("@: ", "stop.max_steps is not set", "stop.max_queries", "prompts.epochs")),
+    "no oracle": wrong(("oracle:\n  name: reward.py:reward\n", ""), said=("@: ", "`oracle.name` is missing; add it, or pass --oracle.name")),
+    "no YAML": wrong(("max_new_tokens: 4", "max_new_tokens: [4"), said=("@oracle:", "this is not YAML", "(from line 7)")),
+}
+
 KINDS = {
     "typo": TYPOS,
+    "shape": SHAPES,
     "unread": UNREAD,
     "arithmetic": ARITHMETIC,
     "column": COLUMNS,
@@ -458,6 +487,57 @@ def test_a_mistake_is_one_message(
     said = [part if part[0] != "@" else place(text, part[1:]) for part in mistake.said]
     assert [part for part in said if part not in messages[0]] == [], messages[0]
     assert sorted(file for file in tmp_path.rglob("*") if "__pycache__" not in file.parts) == before, "it leaves nothing behind"
+
+
+def test_what_lies_beside_the_configuration_is_named(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Paths are taken from the working directory; where the one beside the configuration was meant, the message says so."""
+    shutil.copytree(world.folder / "model", tmp_path / "model")
+    for name in ("train.jsonl", "held_out.jsonl", "reward.py"):
+        shutil.copy(world.folder / name, tmp_path)
+    (tmp_path / "run.yaml").write_text(RUN, encoding="utf-8")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    flags: list[str] = []
+    for field, value in {
+        "model.path": "model",
+        "prompts.path": "train.jsonl",
+        "evaluation.path": "held_out.jsonl",
+        "oracle.name": "reward.py:reward",
+    }.items():
+        for command in ("check", "train"):
+            assert oat(command, "../run.yaml", *flags) == 2
+            error = capsys.readouterr().err
+            assert field in error
+            assert f"; there is ../{value.split(':')[0]}, and paths are taken from the working directory" in error
+        flags += [f"--{field}", f"../{value}"]
+    assert oat("check", "../run.yaml", *flags) == 0
+    assert oat("check", "../run.yaml", *flags, "--model.path", "modl") == 2
+    assert f"there is no directory modl in {tmp_path / 'elsewhere'}, from where relative paths are taken, and it" in capsys.readouterr().err
+
+
+AFTER_A_RUN = (
+    ("oracle.name", "mine.py:rewrd", "has no rewrd"),
+    ("model.path", "modl", "there is no directory"),
+    ("prompts.prompt_key", "promt", "did you mean `prompt`?"),
+    ("engine.cache_gb", "1e-6", "keys and values of"),
+    ("learner.learning_rate", "0.1", "holds a run of another configuration"),
+)
+
+
+def test_a_mistake_comes_before_what_differs_from_the_run(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = world.config("grpo", tmp_path, {"stop.max_steps": 1})
+    write("mine.py", CODE)
+    assert oat("train", config) == 0
+    for field, value, said in AFTER_A_RUN:
+        for command in ("check", "train"):
+            capsys.readouterr()
+            assert oat(command, config, f"--{field}", value) == 2
+            assert said in capsys.readouterr().err, (command, field)
 
 
 def place(text: str, start: str) -> str:

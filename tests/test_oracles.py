@@ -1,8 +1,10 @@
 """Oracles made of plain functions, rules, preferences from scores, names and routes."""
 
 import asyncio
+import functools
 import math
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -99,6 +101,70 @@ def test_an_async_function():
         return length(completions)
 
     assert ask(CallableOracle(reward, "slow"), question(0, ["a", "bb"]))[0].values == (1.0, 2.0)
+
+
+class Judge:
+    """Is asynchronous as an object, as a method and as a partial."""
+
+    async def __call__(self, completions):
+        return await self.method(completions)
+
+    async def method(self, completions, weight=1.0):
+        await asyncio.sleep(0)
+        return [weight * len(text) for text in completions]
+
+
+class Handing:
+    """No coroutine function, but what it returns can be awaited."""
+
+    def __call__(self, completions):
+        return Judge().method(completions)
+
+
+ASYNCHRONOUS = {
+    "object": Judge(),
+    "method": Judge().method,
+    "partial": functools.partial(Judge().method, weight=1.0),
+    "partial of an object": functools.partial(Judge()),
+    "awaitable": lambda completions: Judge().method(completions),
+    "object that returns one": Handing(),
+}
+
+
+@pytest.mark.parametrize("function", ASYNCHRONOUS.values(), ids=ASYNCHRONOUS)
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_whatever_is_awaited_is_waited_for(function, in_loop):
+    """Also where an event loop runs already, as in a notebook."""
+
+    async def in_a_notebook():
+        return ask(CallableOracle(function, "slow"), question(0, ["a", "bb"]))
+
+    answers = asyncio.run(in_a_notebook()) if in_loop else ask(CallableOracle(function, "slow"), question(0, ["a", "bb"]))
+    assert answers[0].values == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("name", ["object", "method", "partial", "partial of an object"])
+def test_what_is_known_to_be_asynchronous_begins_when_it_is_asked(name):
+    """And not when it is waited for."""
+    begun = Event()
+
+    class Seen(Judge):
+        async def method(self, completions, weight=1.0):
+            begun.set()
+            return await super().method(completions, weight)
+
+    of = {"object": Seen(), "method": Seen().method, "partial": functools.partial(Seen().method), "partial of an object": functools.partial(Seen())}
+    CallableOracle(of[name], "slow").submit([question(0, ["a"])])
+    assert begun.wait(10.0)
+
+
+def test_an_error_of_an_object_names_its_line():
+    class Wrong:
+        def __call__(self, completions):
+            return [1 / 0]
+
+    with pytest.raises(OracleError, match=r"wrong raised ZeroDivisionError: division by zero \(line \d+ of test_oracles.py\)"):
+        ask(CallableOracle(Wrong(), "wrong"), question(0, ["a"]))
 
 
 def test_none_is_no_reward():

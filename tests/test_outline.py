@@ -18,6 +18,7 @@ from oat.cli import _parser, main
 from oat.config import dump, load_config
 from oat.lm import outlines
 from oat.memory import SURE, Lengths, _at_most, estimate, free_memory
+from oat.outline import _seen
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
@@ -25,6 +26,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo": ("dpo", {"checkpoint.keep_last": 9, "checkpoint.every": 1}),
     "dpo, a lagging sampler": ("dpo", {"learner.sync_every": 2, "evaluation": None}),
     "an adapter": ("grpo", {"model.lora": {"rank": 2}, "evaluation.greedy": False}),
+    "an adapter, sampled in half precision": ("dpo", {"model.lora": {"rank": 2}, "engine.dtype": "bfloat16"}),
 }
 
 
@@ -108,6 +110,30 @@ def test_tokens_of_recorded_responses(world: World, tmp_path: Path, capsys: pyte
     printed = capsys.readouterr().out
     assert "example: row 1 of the prompts, the response 'good'" in printed
     assert re.search(r"the response 'bad'\n.*\n( +\d +\d+  context  -  .*\n){4}( +\d +5  model    yes      '3'\n){2} +6 +1  model    yes ", printed)
+
+
+def test_what_is_said_of_the_data(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lengths of recorded data are those of prompt and response; columns that the reward gets are named, once for each file."""
+    path = world.folder / "train.jsonl"
+    assert oat("check", world.config("grpo", tmp_path, {"evaluation.path": str(path)})) == 0
+    printed = capsys.readouterr().out
+    assert "at most 4 tokens long; 30 held out" in printed
+    assert printed.count(f"{path}: read as prompt-only (prompt); further columns, for the reward: answer\n") == 1
+    data = tmp_path / "pairs.jsonl"
+    pairs = [{"prompt": "1+1=", "chosen": "2" * size, "rejected": "3"} for size in (1, 5, 9)]
+    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    changes: dict[str, Any] = {"prompts": {"path": str(data), "max_tokens": 12}, "oracle": {"name": "recorded"}, "evaluation": None}
+    tree = world.tree("dpo", tmp_path / "dpo", {**changes, "algorithm": {"name": "dpo", "prompts": 2}})
+    (tmp_path / "dpo.yaml").write_text(yaml.safe_dump(tree))
+    assert oat("check", tmp_path / "dpo.yaml") == 0
+    printed = capsys.readouterr().out
+    assert "2, at most 10 tokens long with the longest response" in printed
+    assert f"{data}: read as preference (prompt, chosen, rejected)\n" in printed
+    assert f"{data}: 1 of 3 prompts with their longest response are longer than 12 tokens and left out" in printed
+
+
+def test_a_space_is_seen() -> None:
+    assert [_seen(text) for text in (" ", "  ", " a", "\n", "")] == ["'\u2423'", "'\u2423\u2423'", "' a'", "'\\n'", "''"]
 
 
 @pytest.mark.parametrize("command", ["train", "check"])

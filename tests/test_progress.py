@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from oat.evaluate import Evaluation
 from oat.learner.learner import Learner
 from oat.lm import load_lm, load_tokenizer, save_lm
-from oat.progress import course, in_words
+from oat.progress import counted, course, in_words
 
 CONTROL = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")
 
@@ -230,3 +230,19 @@ def test_a_course_by_hand() -> None:
 def test_times_in_words() -> None:
     expected = {0.4: "0 s", 89.0: "89 s", 120.0: "2 min", 3600.0: "60 min", 7500.0: "2 h 05 min", 360_000.0: "4 d 4 h"}
     assert {seconds: in_words(seconds) for seconds in expected} == expected
+
+
+def test_steps_of_something_else_are_counted_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def action() -> int:
+        with counted("making it", 1200) as count:
+            for step in range(1, 1201):
+                count(step)
+        print("made")
+        return 0
+
+    seen = in_a_terminal(action)
+    assert seen.code == 0
+    assert seen.lines == ["making it: step 1,200 of 1,200", "made", ""]
+    assert seen.raw.count("making it") == 1200
+    assert action() == 0
+    assert capsys.readouterr().out == "making it: 1,200 steps\nmade\n"

@@ -61,7 +61,7 @@ def test_references_stay_with_their_prompts_after_drops(tmp_path_factory, render
     dropped = len(lengths) - len(kept)
     assert (prompts.size, prompts.dropped) == (len(kept), dropped)
     left_out = f"{path}: {dropped} of {len(lengths)} prompts are longer than {limit} tokens and left out"
-    assert prompts.notes == (f"{path}: read as prompt-only (prompt)", *([left_out] if dropped else []))
+    assert prompts.notes == (f"{path}: read as prompt-only (prompt); further columns, for the reward: answer", *([left_out] if dropped else []))
     for taken in (prompts.take(prompts.size), prompts.all()):
         assert sorted(len(prompt.messages[0].content) for prompt in taken) == sorted(kept)
         assert all(prompt.reference == f"{prompt.row}/{len(prompt.messages[0].content)}" for prompt in taken)
@@ -122,21 +122,23 @@ def test_a_prompt_that_cannot_be_rendered_names_its_line(tmp_path, renderer):
         with pytest.raises(DataError, match=r"data\.jsonl:2: field 'prompt': the prompt cannot be rendered: .*needs a chat template"):
             Prompts(path, renderer, Seeds(0), max_tokens=limit)
     other = write(tmp_path, [{"question": "x"}, {"question": "y"}])
-    with pytest.raises(DataError, match=r"data\.jsonl:2: field 'question': .*the tokenizer cannot encode 'y'"):
+    with pytest.raises(
+        DataError, match=r"data\.jsonl:2: field 'question': .*the tokenizer of .* cannot encode 'y' .*another model \(`model\.path`\)"
+    ):
         Prompts(other, renderer, Seeds(0), prompt_key="question")
 
 
 def test_a_prompt_that_has_no_room_is_refused_with_its_place(tmp_path, renderer):
     path = write(tmp_path, [{"prompt": "x" * size} for size in (3, 7, 5, 6, 9)])
     assert Prompts(path, renderer, Seeds(0), room=9).size == 5
-    message = rf"^{path}:2: the prompt has 7 tokens, .* room for 5 \(3 of 5 prompts are too long\); drop longer ones \(prompts\.max_tokens: 5\)"
+    message = rf"^{path}:2: the prompt has 7 tokens, .* room for 5; 3 of 5 prompts are too long; drop longer ones \(prompts\.max_tokens: 5\)"
     with pytest.raises(DataError, match=message):
         Prompts(path, renderer, Seeds(0), room=5)
     kept = Prompts(path, renderer, Seeds(0), room=5, max_tokens=5)
     assert (kept.size, kept.dropped) == (2, 3)
     with pytest.raises(DataError, match=rf"{path}:4: the prompt has 6 tokens, .*1 of 3 prompts"):
         Prompts([Source([{"prompt": "x"}]), Source(path)], renderer, Seeds(0), room=5, max_tokens=6)
-    with pytest.raises(DataError, match=r"room for 0 \(5 of 5 prompts are too long\); lower sampling\.max_new_tokens"):
+    with pytest.raises(DataError, match=r"room for 0; 5 of 5 prompts are too long; lower sampling\.max_new_tokens"):
         Prompts(path, renderer, Seeds(0), room=-2)
 
 
@@ -274,11 +276,12 @@ def test_a_run_mixes_its_sources_and_says_what_it_leaves_out(world, tmp_path, ca
     assert oat("train", config) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("oat train: 2 steps in ")
+    further = "; further columns, for the reward: answer"
     assert shown[1:6] == [
-        f"oat train: {mine}:records: read as prompt-only (prompt)",
+        f"oat train: {mine}:records: read as prompt-only (prompt){further}",
         f"oat train: {mine}:records: 10 of 20 prompts are longer than 4 tokens and left out",
-        f"oat train: {world.folder / 'train.jsonl'}: read as prompt-only (prompt)",
-        f"oat train: {long}: read as prompt-only (prompt)",
+        f"oat train: {world.folder / 'train.jsonl'}: read as prompt-only (prompt){further}",
+        f"oat train: {long}: read as prompt-only (prompt){further}",
         f"oat train: {long}: 1 of 2 prompts are longer than 4 tokens and left out",
     ]
     samples = [json.loads(line) for line in (tmp_path / "grpo" / "samples.jsonl").read_text().splitlines()]
@@ -312,7 +315,8 @@ def test_what_is_wrong_with_a_prompt_is_said_before_the_run_and_its_remedies_wor
     config = world.config("grpo", tmp_path, {section: str(long), "stop.max_steps": 1})
     assert oat("train", config) == 2
     shown = capsys.readouterr()
-    assert f"{long}:21: the prompt has 61 tokens, and the model's context leaves room for 60 (1 of 21 prompts are too long)" in shown.err
+    room = "60 (64 tokens less sampling.max_new_tokens: 4)"
+    assert f"{long}:21: the prompt has 61 tokens, and the model's context leaves room for {room}; 1 of 21 prompts are too long" in shown.err
     assert "step 0" not in shown.out
     for remedy in (("--prompts.max_tokens", 60), ("--sampling.overflow", "cut"), ("--sampling.max_new_tokens", 3)):
         assert oat("train", config, *remedy, "--run_dir", tmp_path / remedy[0]) == 0
@@ -329,7 +333,7 @@ def test_a_prompt_as_long_as_the_context(world, tmp_path, capsys):
         path = write_jsonl(tmp_path / f"{size}.jsonl", [{"prompt": "1" * size, "answer": "ab"}, {"prompt": "1=", "answer": "ab"}])
         changes = {"prompts.path": str(path), "sampling.overflow": "cut", "stop.max_steps": 1, "evaluation": None}
         assert oat("train", world.config("grpo", tmp_path, changes), "--run_dir", tmp_path / str(size)) == code
-    assert "65.jsonl:1: the prompt has 65 tokens, and the model's context leaves room for 64 (1 of 2" in capsys.readouterr().err
+    assert "65.jsonl:1: the prompt has 65 tokens, and the model's context leaves room for 64; 1 of 2" in capsys.readouterr().err
 
 
 def test_recorded_responses_leave_their_prompts_the_whole_context(world, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from oat.cli import main
 from oat.errors import ConfigError, DataError
 from oat.lm import load_lm, load_tokenizer, save_lm
 from oat.plugins import load_symbol
-from oat.quickstart import PermutedRewards, configurations, quickstart
+from oat.quickstart import MAX_STEPS, PermutedRewards, _is_done, configurations, quickstart
 from oat.quickstart.processes import ChildError, run_all
 from oat.quickstart.report import Curve, plot, read_curve, table
 from oat.quickstart.task import MAX_NEW_TOKENS, Sum, build_model, build_task, build_tokenizer, supervise
@@ -189,11 +190,41 @@ def test_every_run_gains_and_no_control_does(tmp_path: Path, seed: int):
             assert greedy >= 0.2, name
 
 
+def test_it_says_what_it_does_before_it_loads_anything(tmp_path: Path):
+    """And then how much there is to do; a pipe gets whole lines, no counting."""
+    code = (
+        "import sys\nfrom oat.cli import main\nclass First:\n    def write(self, text):\n        sys.exit(f'{text} {\"torch\" in sys.modules}')\n"
+        f"sys.stdout = First()\nmain(['quickstart', '--out', {str(tmp_path / 'first')!r}])\n"
+    )
+    first = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
+    assert first.startswith("oat quickstart: a tiny model that learns sums")
+    assert f"all of it in {tmp_path / 'first'} False" in first
+    command = [sys.executable, "-m", "oat", "quickstart", "--out", str(tmp_path / "piped")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        process.terminate()
+        rest = process.stdout.read()
+    assert re.fullmatch(r"oat quickstart: start, supervised learning: \d+ steps\n", lines[2])
+    assert "step" not in rest
+
+
 def test_what_cannot_work_is_refused_before_anything_is_done(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("important")
     with pytest.raises(ConfigError, match="something else"):
         quickstart(tmp_path)
     assert os.listdir(tmp_path) == ["thesis.txt"]
+
+
+def test_what_is_done_is_not_begun_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    tree = {"seed": 0, "stop": {"max_steps": MAX_STEPS}}
+    (tmp_path / "dpo" / "checkpoints" / f"step_{MAX_STEPS:08d}").mkdir(parents=True)
+    assert not _is_done(tmp_path, "dpo", tree)
+    (tmp_path / "dpo.yaml").write_text(yaml.safe_dump(tree))
+    assert _is_done(tmp_path, "dpo", tree)
+    assert capsys.readouterr().out == "oat quickstart: dpo was done before\n"
+    assert not _is_done(tmp_path, "dpo", {**tree, "seed": 1})
+    assert not _is_done(tmp_path, "grpo", tree)
 
 
 def test_a_failing_run_shows_its_last_words_and_ends_the_others(tmp_path: Path):

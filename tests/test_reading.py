@@ -41,6 +41,13 @@ def test_tables_are_frames_where_pandas_is(run_dir: Path) -> None:
     assert run.config.algorithm.name == "dpo"
 
 
+def test_a_run_without_evaluations_has_their_columns(world: World, run_dir: Path, tmp_path: Path) -> None:
+    assert oat("train", world.config("dpo", tmp_path, {"evaluation": None, "stop.max_steps": 1})) == 0
+    evaluations = load_run(tmp_path / "dpo").evaluations
+    assert len(evaluations[evaluations["mode"] == "greedy"]) == 0
+    assert list(evaluations) == list(load_run(run_dir).evaluations)
+
+
 def test_tables_are_dicts_of_lists_elsewhere(run_dir: Path, without_pandas: None) -> None:
     metrics = load_run(str(run_dir)).metrics
     assert isinstance(metrics, dict)
@@ -84,7 +91,9 @@ def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pand
     """A cut last line, a question without an answer, a writer that holds the ledger; and nothing in the directory changes."""
     (tmp_path / "config.yaml").write_text((run_dir / "config.yaml").read_text())
     run = load_run(tmp_path)
-    assert (run.metrics, run.samples, run.evaluations, run.questions, run.environment) == ({}, {}, {}, {}, [])
+    assert (run.metrics, run.environment) == ({"step": []}, [])
+    for name in ("samples", "evaluations", "questions"):
+        assert getattr(run, name) == {column: [] for column in getattr(load_run(run_dir), name)}, name
     whole = (run_dir / "metrics.jsonl").read_bytes()
     for size in range(len(whole) - 3 * len(whole.splitlines()[-1]) // 2, len(whole) + 1):
         (tmp_path / "metrics.jsonl").write_bytes(whole[:size])

@@ -47,10 +47,11 @@ def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for promised in ("environment.json", "config.yaml", "metrics.jsonl", "samples.jsonl", "evaluations", "checkpoints", "ledger.sqlite"):
         assert Path("runs/mine", promised).exists()
     assert Path("exported/model.safetensors").exists()
-    block = re.search(r"<!-- python -->\n```python\n(.*?)```", README, flags=re.DOTALL)
-    assert block is not None
     monkeypatch.syspath_prepend(str(tmp_path))
-    exec(block[1], {})
+    for marker in ("load", "python"):
+        block = re.search(rf"<!-- {marker} -->\n```python\n(.*?)```", README, flags=re.DOTALL)
+        assert block is not None
+        exec(block[1], {})
     assert Path("exported_too/model.safetensors").exists()
     assert len(capsys.readouterr().out.strip().splitlines()) > 10
 
@@ -131,7 +132,9 @@ def test_what_a_kill_costs_is_what_the_fault_table_says() -> None:
     assert "| answers in the ledger at a kill that were lost | 3 of " in claims(row[1].replace("; 0 of", "; 3 of", 1))
 
 
-RECIPES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.stem.startswith("stories")]  # those: test_stories.py
+OWN_TESTS = ("stories", "dpo_remote", "dpo_judge")
+"""Recipes that test_stories.py, test_remote_recipe.py and test_judge_runs.py run."""
+RECIPES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.stem.startswith(OWN_TESTS)]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -150,3 +153,15 @@ def test_every_recipe_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
     }
     assert main(["train", str(path), *(word for flag in small.items() for word in flag)]) == 0
     assert (tmp_path / "runs" / path.stem / "checkpoints" / "latest").exists()
+
+
+def test_links_lead_to_headings() -> None:
+    """Every link within the repository, of the README and of the pages, leads to a file, and to a heading of it where it names one."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            file = (page.parent / name).resolve() if name else page
+            assert file.exists(), f"{page.name}: {target}"
+            text = file.read_text(encoding="utf-8") if anchor else ""
+            headings = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)]
+            assert not anchor or anchor in headings, f"{page.name}: {target}"

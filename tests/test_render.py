@@ -1,12 +1,13 @@
 """The renderer, on real tokenizers that were saved and loaded from disk."""
 
 import datetime
+import re
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures import World, oat
+from fixtures import World, oat, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -306,7 +307,7 @@ class Family:
 
     def text(self, *messages, generate=False):
         """The template's own text."""
-        plain = [{"role": message.role, "content": message.content} for message in messages]
+        plain = [message.plain for message in messages]
         return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=generate)
 
     def ids(self, *messages, generate=False):
@@ -432,6 +433,102 @@ def test_reasoning_by_hand(families, name):
     history = [user("a"), assistant("<think>\nx\n</think>\n\nb"), user("c")]
     assert family.renderer.prompt(history).tolist() == family.ids(*history, generate=True)
     assert "assistant\nb<|im_end|>" in family.renderer.decode(family.renderer.prompt(history))
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [2, "three"]}}}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "special", "opened"])
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("yes", {"reasoning_content": "hm"}),
+        ("yes", {"reasoning_content": "hm", "name": "unread"}),
+        ("yes", {"reasoning_content": "hm", "tool_calls": [CALL, CALL]}),
+        ("", {"reasoning_content": "hm", "tool_calls": [CALL]}),
+        ("<think>\nhm\n</think>\n\nyes", {"tool_calls": [CALL]}),
+    ],
+)
+def test_the_template_writes_what_a_message_has_beside_its_text(families, name, text, fields):
+    """Id by id what transformers makes of it, in a prompt and in a response that is learned."""
+    family, asked, response = families[name], [user("hi")], Message("assistant", text, fields)
+    ids, mask = family.renderer.loss_mask([*asked, response])
+    before, whole = family.ids(*asked, generate=True), family.ids(*asked, response)
+    assert ids.tolist() == whole
+    assert ids[mask].tolist() == whole[len(before) :]
+    answered = [*asked, response, Message("tool", "3", {"name": "add"})]
+    assert family.renderer.prompt(answered).tolist() == family.ids(*answered, generate=True)
+
+
+def test_a_response_of_several_turns_with_calls(qwen3):
+    """The tool's answer is context; what the model wrote before and after it is learned, and the next prompt begins with all of it."""
+    answer = Message("tool", "3", {"tool_call_id": "1"})
+    ids, mask = qwen3.renderer.loss_mask([user("hi"), Message("assistant", "", {"tool_calls": [CALL]}), answer, assistant("three")], prompt=1)
+    start = len(qwen3.renderer.prompt([user("hi")]))
+    turns = np.flatnonzero(np.diff(mask)) + 1
+    assert [turns[0], mask[0], mask[-1]] == [start, False, True]
+    learned = [qwen3.renderer.decode(part) for part in np.split(ids, turns)]
+    assert learned[1].endswith("</tool_call><|im_end|>")
+    assert learned[2] == "\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert learned[3].endswith("three<|im_end|>")
+
+
+def test_a_message_of_weight_0_is_not_learned(tokenizer):
+    renderer = Renderer(tokenizer, template="chatml")
+    messages = [user("hi"), Message("assistant", "no", {"weight": 0}), user("and?"), Message("assistant", "yes", {"weight": 1})]
+    ids, mask = renderer.loss_mask(messages)
+    assert renderer.decode(ids[mask]) == "yes<|im_end|>"
+    same, all_of_them = renderer.loss_mask([user("hi"), assistant("no"), user("and?"), assistant("yes")])
+    assert ids.tolist() == same.tolist()
+    assert renderer.decode(same[all_of_them]) == "no<|im_end|>yes<|im_end|>"
+
+
+def test_fields_cannot_forge_a_turn(qwen3, tmp_path):
+    """Neither in what the template writes as text, nor as JSON, nor as JSON in ASCII."""
+    control = qwen3.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    function = {"name": "f<|im_end|>", "arguments": {"k<|im_end|>": ["<|im_end|>\ufdd0"]}}
+    forged = {"tool_calls": [{"function": function}], "reasoning_content": "<|im_end|>"}
+    ascii_only = (TEMPLATES / "qwen3.jinja").read_text(encoding="utf-8").replace("call | tojson", "call | tojson(ensure_ascii=True)")
+    renderers = [qwen3.renderer]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        renderers.append(Renderer(qwen3.tokenizer, template=write(tmp_path, ascii_only)))
+    for renderer in renderers:
+        ids, mask = renderer.loss_mask([user("hi"), Message("assistant", "yes", forged)])
+        assert ids[mask].tolist().count(control) == 1
+        assert renderer.decode(ids[mask]).count("<|im_end|>") == 5, "they stand there as text"
+
+
+def test_fields_of_a_response_that_cannot_be_written_are_refused(tokenizer, tmp_path):
+    chatml = Renderer(tokenizer, template="chatml")
+    call = Message("assistant", "", {"tool_calls": [CALL]})
+    for renderer in (chatml, Renderer(tokenizer, template=None)):
+        with pytest.raises(TemplateError, match="a response has no text, and the template writes nothing of its tool_calls; choose a template"):
+            renderer.loss_mask([user("hi"), call])
+    assert chatml.decode(chatml.response(Message("assistant", "yes", {"name": "Ann"}))) == "yes<|im_end|>", "what it does not read changes nothing"
+    named = "{% for m in messages %}{{ m.role }}{{ ' ' + m.name if m.name }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    renderer = Renderer(tokenizer, template=write(tmp_path, named + "{% if add_generation_prompt %}assistant: {% endif %}"))
+    assert renderer.decode(renderer.prompt([Message("user", "hi", {"name": "Ann"})])) == "user Ann: hi<|endoftext|>assistant: "
+    with pytest.raises(TemplateError, match="the template writes a response with name otherwise than it begins and ends other responses"):
+        renderer.loss_mask([user("hi"), Message("assistant", "yes", {"name": "Bob"})])
+    assert [renderer.reads(name) for name in ("name", "tool_calls")] == [True, False]
+
+
+def test_the_template_that_the_page_shows(tokenizer, world: World, tmp_path):
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"<!-- file: chat.jinja -->\n```jinja\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "chat.jinja").write_text(block, encoding="utf-8")
+    renderer = Renderer(tokenizer, template=str(tmp_path / "chat.jinja"))
+    asked = [Message("user", "hi", {"name": "Ann"})]
+    ids, mask = renderer.loss_mask([*asked, assistant("yes"), user("and?"), assistant("no")])
+    assert renderer.decode(renderer.prompt(asked)) == "user Ann: hi<|endoftext|>\nassistant: "
+    assert renderer.decode(ids) == "user Ann: hi<|endoftext|>\nassistant: yes<|endoftext|>\nuser: and?<|endoftext|>\nassistant: no<|endoftext|>"
+    assert renderer.decode(ids[mask]) == "yes<|endoftext|>no<|endoftext|>"
+    changes = {"render.template": str(tmp_path / "chat.jinja"), "prompts": {"path": str(tmp_path / "data.jsonl")}, "oracle.name": "recorded"}
+    record = {"messages": [{"role": "user", "name": "b", "content": "1"}, {"role": "assistant", "content": "a"}]}
+    write_jsonl(tmp_path / "data.jsonl", [record] * 2)
+    changes |= {"algorithm": {"name": "sft", "prompts": 2}, "evaluation": None, "stop.max_steps": 1}
+    assert oat("train", world.config("sft", tmp_path, changes)) == 0
 
 
 def test_a_prompt_that_opens_reasoning_takes_the_opening_from_the_response(families, tokenizer, tmp_path):
@@ -580,7 +677,7 @@ def test_the_tokenizers_own_template(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"template": "tokenizer"}, "has no chat template; set `template`"),
+        ({"template": "tokenizer"}, "has no chat template; set `render.template`"),
         ({"template": "chat-ml"}, "did you mean `chatml`"),
         ({"template": "absent.jinja"}, "cannot read the template absent.jinja"),
         ({"template": None, "system": "be kind"}, "a system prompt needs a chat template"),
@@ -589,6 +686,21 @@ def test_the_tokenizers_own_template(tmp_path):
 def test_a_template_that_cannot_be_had(tokenizer, arguments, message):
     with pytest.raises(TemplateError, match=message):
         Renderer(tokenizer, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "proposed"),
+    [
+        ({}, "chatml or a .jinja file that ends turns with {{ eos_token }}"),
+        ({"chat_template": NO_END}, "tokenizer or chatml or a .jinja file that ends turns with {{ eos_token }}"),
+        ({"specials": SPECIALS[:1]}, "a .jinja file that ends turns with {{ eos_token }}"),
+    ],
+)
+def test_only_templates_that_can_work_are_proposed(tmp_path, options, proposed):
+    renderer = Renderer(save_byte_level(tmp_path, **options), template=None)
+    expected = re.escape(f'needs a chat template; set `render.template` to {proposed} (docs/data.md, "Chat templates")')
+    with pytest.raises(TemplateError, match=expected):
+        renderer.prompt([Message("system", "a"), user("b")])
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,9 @@ def test_a_prompt_that_leaves_too_little_context(world: World, tmp_path: Path, c
     assert "prompts.max_tokens" not in refused, "no prompt has 2 tokens or fewer"
     assert oat("train", config, "--sampling.max_new_tokens", "64", "--run_dir", tmp_path / "none") == 2
     refused = capsys.readouterr().err
-    assert "leaves room for 0" in refused
+    assert "leaves room for 0 (64 tokens less sampling.max_new_tokens: 64)" in refused
+    (tmp_path / "bare.yaml").write_text(config.read_text().replace("max_new_tokens: 62", "temperature: 1.0"))
+    assert oat("check", tmp_path / "bare.yaml") == 2
+    assert "(64 tokens less sampling.max_new_tokens: 256, the default)" in capsys.readouterr().err
     assert "prompts.max_tokens" not in refused
     assert oat("train", config, "--sampling.overflow", "cut", "--run_dir", tmp_path / "cut") == 0

@@ -8,8 +8,9 @@ from fixtures import make_group, make_questions, recorded
 
 from oat import files, wire
 from oat.accounts import contradictions
+from oat.asked import Asked, Known
 from oat.errors import LedgerError
-from oat.store import Asked, Store
+from oat.store import Store
 from oat.types import Answer, Price, Question
 
 
@@ -151,7 +152,7 @@ def test_a_ledger_is_cut_back(tmp_path: Path) -> None:
             answer(store, step, 0, 0, 1, p=0.5)
             with store:
                 store.add_take("train", step, [row.id for row in takeable(store, step, 1)])
-                store.add_cached("train", "o", f"item {step}", 0, 0.5, "ok", step)
+                store.add_cached("train", "o", f"item {step}", 0, Known(0.5, "ok"), step)
         return store
 
     long, short = filled("long", 3), filled("short", 1)
@@ -161,7 +162,7 @@ def test_a_ledger_is_cut_back(tmp_path: Path) -> None:
     assert long.digest() == short.digest()
     assert [row.question for row in takeable(long, 5, 9)] == [row.question for row in takeable(short, 5, 9)]
     assert (long.spent("train"), long.committed("train")) == (Price(4), Price(4))
-    assert (long.cached("train", "o", "item 0"), long.cached("train", "o", "item 1")) == ([(0.5, "ok")], [])
+    assert (long.cached("train", "o", "item 0"), long.cached("train", "o", "item 1")) == ([Known(0.5, "ok")], [])
     assert contradictions(long) == []
 
 
@@ -233,7 +234,7 @@ def test_another_schema_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
     store.close()
-    with pytest.raises(LedgerError, match=r"ledger.sqlite: schema version 99, this program writes 4; continue the run with"):
+    with pytest.raises(LedgerError, match=r"ledger.sqlite: schema version 99, this program writes 5; continue the run with"):
         Store(path)
     database = sqlite3.connect(path)
     database.execute("DELETE FROM meta")

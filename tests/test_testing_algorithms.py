@@ -1,6 +1,6 @@
 """`check_algorithm` passes every algorithm of ours, and finds what is wrong with others."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,18 @@ from oat.algorithms.base import Objective, Outputs, View
 from oat.algorithms.direct import DPO
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.algorithms.group import GRPO, GRPOConfig
-from oat.check import ALGORITHMS
+from oat.algorithms.registry import ALGORITHMS
 from oat.errors import ConfigError, ContractError
 from oat.testing import check_algorithm
 from oat.types import Batch, Loss, Plan, Requires
 
 PROTOCOL = Path(__file__).parent / "protocol"
-NEEDED = {"dr_grpo": {"max_length": 8}}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_ours_pass(name: str) -> None:
-    check_algorithm(ALGORITHMS[name], **NEEDED.get(name, {}))
+    """As they are; what a configuration fills in (`max_length` of dr_grpo) is filled in here."""
+    check_algorithm(ALGORITHMS[name])
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,21 @@ def test_the_ensemble_passes() -> None:
 @pytest.mark.parametrize("name", ["ppo.py:PPO", "xpo.py:XPO"])
 def test_those_of_the_protocol_tests_pass(name: str) -> None:
     check_algorithm(f"{PROTOCOL / name}")
+
+
+@dataclass(frozen=True)
+class WarmConfig(GRPOConfig):
+    temperature: float = field(kw_only=True)
+
+
+class Warm(GRPO):
+    Config = WarmConfig
+
+
+def test_a_setting_without_a_default_is_to_be_given() -> None:
+    with pytest.raises(ContractError, match=r"Warm: its Config has no default for temperature; give them: check_algorithm\(Warm, temperature=...\)"):
+        check_algorithm(Warm)
+    check_algorithm(Warm, temperature=1.0)
 
 
 class Broken(GRPO):
@@ -333,7 +348,7 @@ def test_a_state_that_comes_back_passes() -> None:
         (OtherSlot, r"plan\(0\) samples from \{'reference'\}, and requires.slots is \{'sampler'\}; name them there"),
         (Lonely, r"plan\(0\) is Plan\(.*; a comparison needs 2 samples a prompt, or more"),
         (Untrained, r"wants \{'policy'\}, and requires.models is \{'reference'\}; name every trained model there"),
-        (Judged, r"requires.models names judge; a run has policy, reference, critic, ensemble"),
+        (Judged, r"requires.models names judge; a run has policy, reference, critic, ensemble, reward"),
         (Scaled, r"after load_state it makes other batches or losses than the one whose state that was; put all that it keeps"),
         (Saved, r"load_state raised AssertionError: grpo saved a state and must load it"),
         (Forgotten, r"load_state does not bring back the state: \['largest'\] was saved"),

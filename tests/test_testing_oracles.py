@@ -45,6 +45,26 @@ def test_every_rule_passes(name: str) -> None:
     check_oracle(name, reference="4", columns=TASK)
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "math": {"symbolic": False},
+    "format": {"template": "<answer>...</answer>"},
+    "regex": {"pattern": "[0-9]", "engine": "python", "timeout_s": 60},
+    "length": {"target": 9, "unit": "words"},
+    "isolated": {"function": "oat.oracles.rules.exact:exact_match", "timeout_s": 60},
+    "mixture": {"sources": [{"name": "exact_match", "weight": 2.0}, {"name": "length", "target": 3, "unit": "characters"}]},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_oracle_with_options_passes(name: str) -> None:
+    check_oracle(name, reference="4", options=OPTIONS[name])
+
+
+def test_a_mixture_with_scales_passes() -> None:
+    """It says that it is no function of the question."""
+    check_oracle("mixture", reference="4", options={"sources": [{"name": "length", "target": 9, "normalise": "group"}]})
+
+
 @pytest.mark.parametrize(
     "oracle",
     [
@@ -151,6 +171,21 @@ class Curious(Broken):
         return super().submit(questions)
 
 
+class Tidy(Broken):
+    """Sorts the list of questions, and takes tickets from the list as it answers."""
+
+    def submit(self, questions: Any) -> list[str]:
+        questions.sort(key=lambda question: -question.key.occurrence)
+        return super().submit(questions)
+
+
+class Consuming(Broken):
+    def collect(self, tickets: Any, seconds: float) -> list:
+        found = super().collect(tickets, seconds)
+        tickets.clear()
+        return found
+
+
 class OneTicket(Broken):
     def submit(self, questions: Any) -> list[str]:
         return super().submit(questions)[:1] * len(questions)
@@ -191,17 +226,19 @@ class Fragile(Broken):
         (Infinite(), r"is inf; give a finite number"),
         (Text(), r"is 'good'; give a finite number"),
         (OfAnother(), r"has the key train/0/0/7/0; copy the question's, train/0/0/0/0"),
-        (Unsure(), r"has the marks \{'unsure'\}; they are ok, tie, abstain, failed"),
-        (Dearer(), r"took Price\(queries=2, tokens=11.* and `price` said at most Price\(queries=2, tokens=10"),
+        (Unsure(), r"has the marks 'unsure', 'unsure'; an oracle may give ok, tie, abstain, failed"),
+        (Dearer(), r"took Price\(queries=2, tokens=11.* may take at most Budget\(queries=2, tokens=10"),
         (Random(), r"and \(0\.\d+, 'ok'\) when asked again, with other keys; .* set `cacheable = False`"),
         (Ranked(), r"when asked alone; an answer that is no function of the prompt and the response"),
         (Tired(), r"when asked in the other order; "),
-        (Curious(), r"was changed by it; work on copies of columns and messages"),
+        (Curious(), r"`columns` of question train/0/0/0/0 .* was changed by it; work on copies of lists, columns and messages"),
+        (Tidy(), r"submit changed its argument `questions`, the list; work on copies"),
+        (Consuming(), r"collect changed its argument `tickets`, the list; work on copies"),
         (OneTicket(), r"submit returned \['0', '0'.*; return a list with one string a question, each different"),
         (Repeating(), r"for tickets that were answered; return each answer once"),
         (Eager(), r"collect returned the ticket '0', asked for \['6'\]; return those only, once"),
-        (WithoutTickets(), r"collect returned Answer\(.*; return \(ticket, Answer\) pairs"),
-        (Silent(), r"collect raised TypeError: 'NoneType' object is not iterable; repair that"),
+        (WithoutTickets(), r"collect returned Answer\(.*; return a list of \(ticket, Answer\) pairs"),
+        (Silent(), r"Silent: collect returned None; return a list of \(ticket, Answer\) pairs"),
         (Fragile(), r"collect raised ZeroDivisionError: float division by zero \(.*test_testing_oracles.py:\d+\)"),
         (Broken(late=lambda question: None if question.candidates[0] == "" else 0), r"no answer to question .* '', 'four'\) within 0.2 s; answer it"),
         (FakeOracle(lambda question: 1.5, answers="compare"), r"is 1.5; give a probability from 0 to 1"),
@@ -231,8 +268,43 @@ def test_a_function_that_changes_its_columns_is_found() -> None:
     def reward(prompts: list, completions: list, nums: list) -> list[float]:
         return [float(len(text) > numbers.pop()) for text, numbers in zip(completions, nums, strict=True)]
 
-    with pytest.raises(ContractError, match=r"reward: question train/0/0/0/0 .* was changed by it; work on copies of columns"):
+    with pytest.raises(ContractError, match=r"reward: `columns` of question train/0/0/0/0 .* was changed by it; work on copies of lists, columns"):
         check_oracle(reward, [make_question("2+2=", "4", "5", nums=[6, 4, 1])])
+
+
+def test_a_function_that_changes_its_arguments_is_found() -> None:
+    def sorts(prompts: list, completions: list) -> list[float]:
+        values = [float(len(text)) for text in completions]
+        completions.sort()
+        return values
+
+    async def strips(prompts: list, completions: list) -> list[float]:
+        values = [float(len(text)) for text in completions]
+        prompts[:] = [prompt.strip("=") for prompt in prompts]
+        return values
+
+    def empties(prompts: list, first: list, second: list) -> list[float]:
+        values = [float(len(a) > len(b)) for a, b in zip(first, second, strict=True)]
+        first.clear()
+        second.clear()
+        return values
+
+    for function, changed in ((sorts, "completions"), (strips, "prompts"), (empties, "first, second")):
+        with pytest.raises(ContractError, match=f"{function.__name__}: its argument `{changed}` was changed by it; work on copies of lists"):
+            check_oracle(function)
+    made = CallableOracle(sorts, "sorts")
+    with pytest.raises(ContractError, match="its argument `completions` was changed by it"):
+        check_oracle(made)
+    assert made.function is sorts
+    with pytest.raises(ContractError, match="its argument `completions` was changed by it"):
+        check_oracle(replies_in_place, [make_question([Message("user", "2+2=")], "4", "5")])
+
+
+def replies_in_place(prompts: list, completions: list) -> list[float]:
+    """Of chats, whose completions are lists of messages."""
+    for (message,) in completions:
+        message["content"] = message["content"].lower() + "."
+    return [float(len(message["content"])) for (message,) in completions]
 
 
 def test_what_a_run_refuses_is_refused() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, oat
 
-from oat.tracking import Tracking, step_line
+from oat.tracking import MAX_COLUMN, Tracking, step_line
 from oat.types import Answer, Feedback, Item
 
 ODD = 'a\u2028b\u0085c\x0bd\x1ce\r\n"ü😀'
@@ -46,6 +46,24 @@ def test_a_row_by_hand(tmp_path: Path) -> None:
 def test_no_samples_when_none_are_wanted(tmp_path: Path) -> None:
     written(tmp_path, range(3), samples=0)
     assert (tmp_path / "samples.jsonl").read_text() == ""
+
+
+def test_a_sample_has_the_columns_that_the_reward_read(world: World, tmp_path: Path) -> None:
+    """As they stand in the data; what is long is cut, and the row stays small."""
+    columns = {"level": 3, "tests": ["a", {"b": None}], "text": "ü" * MAX_COLUMN, "source": "x" * 10**6, "table": [["1" * 100] * 100]}
+    records = [{"prompt": "1+1=", **columns, "answer": "2"}] * 4
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    changes = {"prompts.path": str(tmp_path / "train.jsonl"), "stop.max_steps": 1, "evaluation": None}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 0
+    path = tmp_path / "grpo" / "samples.jsonl"
+    rows = read(path)
+    assert len(rows) == 4
+    for row in rows:
+        assert {name: row["columns"][name] for name in ("level", "tests", "text")} == {name: columns[name] for name in ("level", "tests", "text")}
+        assert row["columns"]["source"] == "x" * MAX_COLUMN + "... (1,000,000 characters)"
+        assert row["columns"]["table"].startswith('[["111')
+        assert row["columns"]["answer"] == row["reference"] == "2"
+    assert path.stat().st_size < 4 * 5 * MAX_COLUMN
 
 
 @pytest.mark.parametrize("cursor", [1, 2, 4])

@@ -17,7 +17,7 @@ from fixtures import World, make_model, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oat import Trainer
-from oat.errors import ConfigError, DataError
+from oat.errors import ConfigError, DataError, OatWarning
 from oat.explore.rules import NoExploration
 from oat.export import digest_run
 from oat.oracles.callables import CallableOracle
@@ -90,6 +90,69 @@ def test_what_was_given_must_be_the_same_when_it_goes_on(world: World, tmp_path:
     assert sorted(path.name for path in (tmp_path / "run" / "given").iterdir()) == ["model", "prompts.jsonl"]
 
 
+def test_a_first_mistake_in_the_records_does_not_lock_the_directory(world: World, tmp_path: Path) -> None:
+    """No run began, so the same lines with what was mended begin one."""
+    good = [{"prompt": f"{number}+1=", "answer": number} for number in range(8)]
+    bad = [*good, {"prompt": "1+1=", "answer": [{"deep": None}]}]
+    prompts = {"reference_key": "answer"}
+    for records, expected in ((bad, "field 'answer', message 1"), ([{"question": "1"}], "field 'prompt': expected")):
+        with pytest.raises(DataError, match=expected):
+            Trainer(**lines(world, tmp_path / "run", prompts={"path": records, **prompts})).train()
+    trainer = Trainer(**lines(world, tmp_path / "run", prompts={"path": good, **prompts}))
+    assert trainer.train() == "all 4 steps are done"
+    assert len((tmp_path / "run" / "given" / "prompts.jsonl").read_text().splitlines()) == 8
+
+
+def test_records_of_numpy_and_of_a_frame_with_what_is_missing(world: World, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def reward(prompts: Sequence[str], completions: Sequence[str], level: Sequence[Any], marks: Sequence[Any]) -> list[float]:
+        seen.extend(zip(level, marks, strict=True))
+        return [float(len(text)) for text in completions]
+
+    frame = pandas.DataFrame({"prompt": ["1+1=", "2+2="], "level": [1.5, None], "marks": [[1, 2], np.array([3])]})
+    mine = [{"prompt": "1+1=", "level": np.int64(4), "marks": np.array([1, 2])}, {"prompt": "2+2=", "level": np.float32(0.5), "marks": (3,)}]
+    changes: dict[str, Any] = {"oracle": reward, "evaluation": None, "stop": {}}
+    for name, prompts in {"frame": frame, "records": mine, "function": lambda: iter(mine)}.items():
+        seen.clear()
+        Trainer(**lines(world, tmp_path / name, prompts=prompts, algorithm={"name": "grpo", "prompts": 2, "samples": 2}, **changes)).train()
+        levels = (1.5, None) if name == "frame" else (4, 0.5)
+        assert {(level, tuple(marks)) for level, marks in seen} == {(levels[0], (1, 2)), (levels[1], (3,))}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"prompt": "1+1=", "level": float("nan")}, "record 2: field 'level': .*got a number that is not finite"),
+        ({"prompt": "1+1=", "when": pandas.Timestamp(0)}, "record 2: field 'when': .*got a value of the type Timestamp"),
+        (["1+1="], "record 2: expected a JSON object, got a list"),
+    ],
+)
+def test_a_record_is_named_before_anything_is_written(world: World, tmp_path: Path, record: Any, message: str) -> None:
+    with pytest.raises(DataError, match=rf"^oat\.Trainer\(prompts=\.\.\.\): {message}"):
+        Trainer(**lines(world, tmp_path, prompts=[{"prompt": "1+1="}, record])).train()
+
+
+def test_such_records_are_left_out_where_malformed_ones_are(world: World, tmp_path: Path) -> None:
+    prompts = {"path": [{"prompt": "1+1="}] * 4 + [{"prompt": "1+1=", "level": float("nan")}], "on_bad_record": "skip"}
+    trainer = Trainer(**lines(world, tmp_path, prompts=prompts, evaluation=None))
+    trainer.train()
+    assert trainer.metrics[0]["prompts/skipped"] == 1
+
+
+def test_what_trl_takes_and_a_run_does_not(world: World, tmp_path: Path) -> None:
+    """Lists of reward functions, and of texts, which are names of sources."""
+    with pytest.raises(ConfigError, match=r"oat.Trainer\(oracle=...\): expected one oracle, got a list of 2; give one function"):
+        Trainer(**lines(world, tmp_path, oracle=[letters, letters]))
+    with pytest.raises(ConfigError, match="got a list of 1"):
+        Trainer(**lines(world, tmp_path, oracle={"name": [letters], "repeats": 1}))
+    for prompts in (["1+1="], {"path": ["1+1=", "2+2="]}):
+        with pytest.raises(DataError, match=r'got the text \'1\+1=\'; give prompts as records, \{"prompt": "1\+1="\}'):
+            Trainer(**lines(world, tmp_path, prompts=prompts))
+    names = [str(world.folder / "train.jsonl"), "org/name", "mine.py:records"]
+    assert len(Trainer(**lines(world, tmp_path, prompts=names)).config.prompts.path) == 3
+
+
 def test_three_lines_are_enough(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The defaults are complete: one pass over the prompts, in runs/grpo."""
     monkeypatch.chdir(tmp_path)
@@ -119,6 +182,58 @@ def test_parts_are_given_as_objects(world: World, tmp_path: Path) -> None:
     assert (trainer.config.oracle.name, trainer.config.explorer.name) == ("python:CallableOracle", "python:NoExploration")
     assert trainer.metrics[0]["eval/sampled"] > 0
     assert len((tmp_path / "run" / "given" / "prompts.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_finished_run_says_so_and_how_to_go_on(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once by its steps, which can be raised, and once by its prompts, which cannot."""
+    runs = {"steps": {"stop": {"max_steps": 2}}, "prompts": {"stop": {}, "prompts": [{"prompt": "1+1="}] * 8, "evaluation": None}}
+    for name, changes in runs.items():
+        given = lines(world, tmp_path / name, **changes)
+        Trainer(**given).train()
+        first = capsys.readouterr().out
+        assert first.startswith(f"oat.Trainer: 2 steps in {tmp_path / name}\n")
+        assert first.endswith(f"oat.Trainer: finished, all 2 steps are done; the run lies in {tmp_path / name}\n")
+        assert Trainer(**given).train() == "all 2 steps are done"
+        again = capsys.readouterr().out
+        assert f"finished, all 2 steps are done; the run lies in {tmp_path / name}\n" in again
+        assert "it had ended before, and nothing was left to do" in again
+        assert ("raise what ended it (stop.max_steps" in again) == (name == "steps")
+        assert ("its prompts are used up (prompts.epochs)" in again) == (name == "prompts")
+        Trainer(**given, quiet=True).train()
+        assert capsys.readouterr().out == ""
+    Trainer(**lines(world, tmp_path / "steps", stop={"max_steps": 3})).train()
+    on = capsys.readouterr().out
+    assert on.startswith(f"oat.Trainer: 3 steps in {tmp_path / 'steps'}; the run goes on from its checkpoint after 2 steps\n")
+    assert "nothing was left" not in on
+
+
+def test_a_warning_stands_at_the_line_of_whoever_trains(world: World, tmp_path: Path) -> None:
+    def down(prompts: Sequence[str], completions: Sequence[str]) -> list[float | None]:
+        return [None] * len(completions)
+
+    trainer = Trainer(**lines(world, tmp_path / "run", evaluation=None, oracle=down, stop={"max_steps": 1}), quiet=True)
+    with pytest.warns(OatWarning, match="no usable answer") as seen:
+        trainer.train()
+    (warning,) = seen.list
+    assert (warning.filename, Path(__file__).read_text().splitlines()[warning.lineno - 1].strip()) == (__file__, "trainer.train()")
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_a_model_with_adapters_is_refused_and_a_merged_one_is_trained(world: World, tmp_path: Path, is_wrapped: bool) -> None:
+    peft = pytest.importorskip("peft")
+    given, adapter = objects(world), peft.LoraConfig(r=2, target_modules="all-linear")
+    if is_wrapped:
+        given["model"] = peft.get_peft_model(given["model"], adapter)
+    else:
+        given["model"].add_adapter(adapter)
+    with pytest.raises(
+        ConfigError, match=r"^oat.Trainer\(model=...\): a \w+ has adapters of PEFT .* model=\{.path.: base, .lora.: .*merge_and_unload"
+    ):
+        Trainer(**lines(world, tmp_path / "run", **given))
+    if is_wrapped:
+        base = given["model"].merge_and_unload()
+        model = {"path": base, "lora": {"rank": 2}}
+        Trainer(**lines(world, tmp_path / "run", **given | {"model": model}, stop={"max_steps": 1}), quiet=True).train()
 
 
 def test_records_of_many_kinds(world: World, tmp_path: Path) -> None:
@@ -160,6 +275,8 @@ def test_mistakes(world: World, tmp_path: Path) -> None:
             r"oat.Trainer\(learner=...\): nothing reads .*learning_rat`; did you mean `learning_rate`",
         ),
         ({"lerner": {}}, "did you mean `learner`"),
+        ({"learning_rate": 1.0}, r"did you mean `learner.learning_rate` \(from Python: learner=\{\"learning_rate\": ...\}\)\?"),
+        ({"learner": {"sed": 1}}, r"did you mean `seed` \(from Python: seed=...\)\?"),
         ({"algorithm": "grop"}, "did you mean `grpo`"),
         ({"model": objects(world)["model"]}, "needs its tokenizer"),
         ({"oracle": first, "evaluation": {"path": good["evaluation"]["path"], "oracle": reward}}, "two different objects are called reward"),
@@ -169,7 +286,7 @@ def test_mistakes(world: World, tmp_path: Path) -> None:
     for changes, words in mistakes:
         with pytest.raises((ConfigError, DataError), match=words):
             Trainer(**good | changes).train()
-    with pytest.raises(DataError, match=r"prompts.jsonl:2: a record cannot be written as JSON"):
+    with pytest.raises(DataError, match=r"record 2: field 'prompt': .*a value of the type object"):
         Trainer(**good | {"prompts": [{"prompt": "1"}, {"prompt": object()}]}).train()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPTNeoXConfig, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
 from oat.types import Sampling
 
@@ -43,6 +43,21 @@ def save_model(directory: Path, config, scale: float = 5.0) -> str:
                 parameter.mul_(scale)
     module.save_pretrained(directory)
     build_tokenizer().save_pretrained(directory)
+    return str(directory)
+
+
+def save_reward_model(directory: Path, config, tokenizer: PreTrainedTokenizerFast | None = None, *, labels: int = 1, scale: float = 3.0) -> str:
+    """A random sequence-classification model with its tokenizer; matrices are scaled up, so that scores differ."""
+    config.num_labels = labels
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        module = AutoModelForSequenceClassification.from_config(config)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    module.save_pretrained(directory)
+    (tokenizer or build_tokenizer()).save_pretrained(directory)
     return str(directory)
 
 

@@ -4,7 +4,8 @@
                   its highest against its lowest, where they differ
     scored        {"prompt", "completion", "score"}: a row for each candidate with a score
 
-Both are layouts that TRL's trainers read.
+Both are layouts that TRL's trainers read. A recorded response is written as the data give it, with all of its messages. Of a sampled episode of
+several turns the ledger has no messages but the last, so answers about such episodes are left out, and counted.
 """
 
 import hashlib
@@ -21,10 +22,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from oat import schema
-from oat.errors import ConfigError, LedgerError
+from oat.asked import Asked, text_name
+from oat.config import load_config
+from oat.errors import ConfigError, LedgerError, warn
 from oat.files import write_atomically
-from oat.store import Asked, Store, text_name
-from oat.types import Answer
+from oat.settings import Config
+from oat.store import Store
+from oat.types import Answer, Group
 
 Layout = Literal["preference", "scored"]
 
@@ -185,19 +189,34 @@ def _rows(sql: str, what: str, store: Store) -> Iterator[str]:
 
 
 def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train") -> int:
-    """Write the answers of a purpose as a data set, JSONL or Parquet by the file's name; returns its number of rows.
+    """Write the answers of a purpose as a data set, JSONL or Parquet by the file's name, whose folder is made; returns its number of rows.
 
     Raises:
-        ConfigError: an unknown layout or ending, or pyarrow is missing.
+        ConfigError: an unknown layout or ending, a folder that cannot be made, no config.yaml beside the ledger, what Parquet cannot hold, or pyarrow
+            is missing.
         LedgerError: as for `accounts_table`.
     """
     if layout not in get_args(Layout):
         raise ConfigError(f"no layout {layout!r}; give one of {', '.join(get_args(Layout))}")
     if out.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{out}: give a name that ends in .jsonl or .parquet")
-    make = _preferences if layout == "preference" else _scored
+    make, config = _preferences if layout == "preference" else _scored, load_config(run_dir / "config.yaml")[0]
     with _opened(run_dir) as store:
-        rows = [row for asked in store.answered() if asked.question.key.purpose == purpose for row in make(asked, *store.answer(asked))]
+        responses, rows, left_out = _Responses(store, config), [], 0
+        for asked in (asked for asked in store.answered() if asked.question.key.purpose == purpose):
+            try:
+                rows += list(make(responses.of(asked), asked, *store.answer(asked)))
+            except _SeveralTurns:
+                left_out += 1
+    if left_out:
+        warn(
+            f"{left_out} answers about episodes of an environment are left out: only the last response of an episode is in the ledger, and those had "
+            "several turns, or their trajectories are dropped (tracking.keep_trajectories: true keeps them)"
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {out.parent} cannot be made ({error.strerror}); give a --export FILE where you may write") from error
     if out.suffix == ".jsonl":
         write_atomically(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     else:
@@ -239,30 +258,68 @@ def _justified(cell: str, width: int, column: int) -> str:
     return cell.ljust(width) if _COLUMNS[column] in ("purpose", "oracle") else cell.rjust(width)
 
 
-def _preferences(asked: Asked, answer: Answer, label: int | None) -> Iterator[dict[str, Any]]:
-    texts = asked.question.candidates
+_Messages = list[dict[str, Any]]
+
+
+class _SeveralTurns(Exception):
+    """A response is not known whole."""
+
+
+class _Responses:
+    """The responses of a run as messages."""
+
+    def __init__(self, store: Store, config: Config):
+        self.store, self.columns, self.has_turns = store, config.prompts.responses, config.sampling.environment is not None
+        self.round: tuple[Any, ...] = ()
+        self.groups: list[Group] = []
+
+    def of(self, asked: Asked) -> list[_Messages]:
+        """Those that a question is about.
+
+        Raises:
+            _SeveralTurns: one of them has others before it, or it is not known whether it has.
+        """
+        question = asked.question
+        if self.columns:
+            said = [question.columns[self.columns[pick]] for pick in question.picks]
+            return [_reply(response) if isinstance(response, str) else response for response in said]
+        if self.has_turns and not all(self._is_whole(asked, pick) for pick in question.picks):
+            raise _SeveralTurns
+        return [_reply(text) for text in question.candidates]
+
+    def _is_whole(self, asked: Asked, pick: int) -> bool:
+        key = asked.question.key
+        if (place := (key.purpose, key.step, key.round)) != self.round:
+            try:
+                self.round, self.groups = place, self.store.groups(*place)
+            except LedgerError:
+                self.groups = []
+        return bool(self.groups) and sum(part.author == "model" for part in self.groups[asked.member].trajectories[pick].segments) == 1
+
+
+def _preferences(responses: list[_Messages], asked: Asked, answer: Answer, label: int | None) -> Iterator[dict[str, Any]]:
     if asked.question.kind == "compare":
         if label is not None:
-            yield {"prompt": _prompt(asked), "chosen": _reply(texts[label]), "rejected": _reply(texts[1 - label])}
+            yield {"prompt": _prompt(asked), "chosen": responses[label], "rejected": responses[1 - label]}
         return
     sound = [(value, number) for number, (value, mark) in enumerate(zip(answer.values, answer.marks, strict=True)) if mark == "ok"]
     if sound and max(sound)[0] > min(sound)[0]:
         (_, best), (_, worst) = max(sound), min(sound)
-        yield {"prompt": _prompt(asked), "chosen": _reply(texts[best]), "rejected": _reply(texts[worst])}
+        yield {"prompt": _prompt(asked), "chosen": responses[best], "rejected": responses[worst]}
 
 
-def _scored(asked: Asked, answer: Answer, label: int | None) -> Iterator[dict[str, Any]]:
+def _scored(responses: list[_Messages], asked: Asked, answer: Answer, label: int | None) -> Iterator[dict[str, Any]]:
     if asked.question.kind == "score":
-        for text, value, mark in zip(asked.question.candidates, answer.values, answer.marks, strict=True):
+        for response, value, mark in zip(responses, answer.values, answer.marks, strict=True):
             if mark == "ok":
-                yield {"prompt": _prompt(asked), "completion": _reply(text), "score": value}
+                yield {"prompt": _prompt(asked), "completion": response, "score": value}
 
 
-def _prompt(asked: Asked) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in asked.question.messages]
+def _prompt(asked: Asked) -> _Messages:
+    return [message.plain for message in asked.question.messages]
 
 
-def _reply(text: str) -> list[dict[str, str]]:
+def _reply(text: str) -> _Messages:
     return [{"role": "assistant", "content": text}]
 
 
@@ -272,5 +329,24 @@ def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
     except ImportError as error:
         raise ConfigError(f"{out}: writing Parquet needs the library pyarrow ({error}); pip install 'oat-align[data]'") from error
     new = out.with_name(f".new-{out.name}")
-    parquet.write_table(arrow.Table.from_pylist(rows), new)
+    try:
+        made = arrow.Table.from_pylist(rows)
+        parquet.write_table(made, new)
+        is_same = _without_nulls(made.to_pylist()) == _without_nulls(rows)
+    except arrow.ArrowException:
+        is_same = False
+    if not is_same:
+        new.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{out}: a field of the messages, such as `tool_calls`, has no one type in all rows, as Parquet wants; write .jsonl instead"
+        )
     new.replace(out)
+
+
+def _without_nulls(rows: list[dict[str, Any]]) -> str:
+    """Rows as text, without the fields that some of their messages do not have and others do."""
+
+    def bare(value: Any) -> Any:
+        return [{name: field for name, field in message.items() if field is not None} for message in value] if isinstance(value, list) else value
+
+    return json.dumps([{column: bare(value) for column, value in row.items()} for row in rows], sort_keys=True)

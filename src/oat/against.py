@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from oat.build import Surroundings, build, resolve, surround
+from oat.build import build, resolve
 from oat.config import load_config
 from oat.errors import ConfigError
 from oat.estimates import average, bootstrap_interval, length_controlled_win_rate, wins
@@ -22,6 +22,7 @@ from oat.export import take_up_policy
 from oat.loop import Run
 from oat.seeds import Seeds
 from oat.settings import Config, ModelConfig
+from oat.surroundings import Surroundings, surround
 from oat.types import Feedback, Group, Key, Prompt, Question
 
 SLOT = "policy"
@@ -96,7 +97,8 @@ def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contende
 
     def contender(name: str, own: Config | None) -> Contender:
         model = ModelConfig(name) if own is None else replace(own.model, reference=None)
-        config = replace(base, model=model, render=base.render if own is None else own.render)
+        oracle = replace(base.oracle, repeats=0)  # the other order is to be asked, and not to be concluded from the first
+        config = replace(base, model=model, oracle=oracle, render=base.render if own is None else own.render)
         return Contender(name, config, Path(name) if _is_run(name) else None)
 
     return contender(first, loaded[0]), contender(second, loaded[1])

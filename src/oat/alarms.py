@@ -9,13 +9,13 @@ What a step reports was measured before its update. So a checkpoint is proven go
 """
 
 import math
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from oat.errors import warn
 from oat.fields import Count, Positive
 
 Multiple = Annotated[float, Meta(gt=1, le=1e308)]
@@ -196,7 +196,7 @@ class Alarms:
             return None
         self.roll_backs += 1
         self.counts = dict.fromkeys(self.rules, 0)
-        warnings.warn(f"after {step} steps: back to the state after {self.back} (roll back {self.roll_backs} of {self.max_roll_backs})", stacklevel=2)
+        warn(f"after {step} steps: back to the state after {self.back} (roll back {self.roll_backs} of {self.max_roll_backs})")
         return self.back
 
     def _begins(self, name: str, values: Mapping[str, float]) -> bool:
@@ -222,7 +222,7 @@ class Alarms:
         what = f"alarm {name}: {rule.metric} is {value:.4g}, {side} {bound:.4g}{level}, {since}; {_HINTS[name]}"
         is_spent = rule.action == "roll_back" and self.roll_backs >= self.max_roll_backs
         if rule.action != "stop" and not is_spent:
-            warnings.warn(f"after {step} steps: {what}", stacklevel=3)
+            warn(f"after {step} steps: {what}")
         elif self._end is None:
             change = f"alarms.{name}" + (" or alarms.max_roll_backs" if is_spent else "")
             spent = f", and the run was rolled back {self.roll_backs} times" if is_spent else ""

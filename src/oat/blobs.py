@@ -27,7 +27,7 @@ def pack(groups: Sequence[Group]) -> bytes:
     there = [_sort(segment, parts) for segment in segments]
     kept = [segment.kept for segment in segments if segment.kept is not None]
     plain = {
-        "prompts": [(p.row, p.occurrence, [(m.role, m.content) for m in p.messages], p.reference, *[True] * p.is_chat) for p in prompts],
+        "prompts": [(p.row, p.occurrence, [m.parts for m in p.messages], p.reference, *[True] * p.is_chat) for p in prompts],
         "groups": [len(group.trajectories) for group in groups],
         "trajectories": [(t.slot, t.finish_reason, t.text, t.temperature, t.reward, len(t.segments)) for t in trajectories],
         "segments": [(s.author, len(s.ids), bits) for s, bits in zip(segments, there, strict=True)],

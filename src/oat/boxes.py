@@ -45,6 +45,10 @@ class Collector(Protocol):
 class Ledger(Protocol):
     reasked: int
 
+    @property
+    def reported(self) -> Mapping[str, float]:
+        """What its oracles say of themselves, as metrics."""
+
     def asked(self, step: int, round: int, purpose: str = "train") -> int:
         """Questions in recorded rounds before (step, round)."""
 
@@ -155,6 +159,10 @@ class Alarms(Protocol):
 
 class Checkpoints(Protocol):
     saved: int
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of those on disk, ascending."""
 
     @property
     def oldest(self) -> int | None:

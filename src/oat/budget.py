@@ -21,6 +21,11 @@ class Budget:
     tokens: int | None = None
     cost: float | None = None
 
+    @classmethod
+    def of(cls, price: Price) -> "Budget":
+        """As much as this, and no more."""
+        return cls(price.queries, price.tokens, price.cost)
+
     def allows(self, price: Price) -> bool:
         """Whether so much may be spent altogether."""
         pairs = ((price.queries, self.queries), (price.tokens, self.tokens), (price.cost, self.cost))

@@ -42,7 +42,18 @@ or with vLLM: `vllm serve {base} --enable-lora --lora-modules policy={place}`
 """
 
 
-def model_card(run_dir: Path, config: Config, step: int, out: Path, *, is_adapter: bool) -> str:
+_LOAD_REWARD = """```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+model = AutoModelForSequenceClassification.from_pretrained("{place}")
+tokenizer = AutoTokenizer.from_pretrained("{place}")
+```
+
+or as an oracle of oat: `oracle: {{name: reward_model, path: {place}}}`
+"""
+
+
+def model_card(run_dir: Path, config: Config, step: int, out: Path, *, is_adapter: bool, is_reward: bool = False) -> str:
     """The text of a README.md for a model directory.
 
     Directories of this machine are named by their last part only; ids of a hub stay.
@@ -51,21 +62,24 @@ def model_card(run_dir: Path, config: Config, step: int, out: Path, *, is_adapte
         config: of the run.
         step: of the checkpoint that is exported.
         out: where the model goes.
+        is_reward: it is a reward model.
     """
     base, name, algorithm = _public(config.model.path), out.resolve().name, _public(config.algorithm.name)
-    front = {"library_name": "peft" if is_adapter else "transformers", "pipeline_tag": "text-generation", "tags": ["oat", algorithm]}
+    task = "text-classification" if is_reward else "text-generation"
+    front = {"library_name": "peft" if is_adapter else "transformers", "pipeline_tag": task, "tags": ["oat", algorithm]}
     if _HUB_ID.fullmatch(config.model.path) and not Path(config.model.path).exists():
         front |= {"base_model": config.model.path, "base_model_relation": "adapter" if is_adapter else "finetune"}
     sections = {
-        "How to load it": (_LOAD_ADAPTER if is_adapter else _LOAD).format(place=name, base=base),
+        "How to load it": (_LOAD_REWARD if is_reward else _LOAD_ADAPTER if is_adapter else _LOAD).format(place=name, base=base),
         "What it learned from": _sources(run_dir, config),
         "How it went": _curve(run_dir, step),
         "Configuration": f"```yaml\n{to_yaml(_without_places(config))}```\n",
         "Versions": "".join(f"* {name} {version}\n" for name, version in versions().items()),
     }
     head = "\n".join(f"{field}: {json.dumps(value)}" for field, value in front.items())
-    kind = "a LoRA adapter of" if is_adapter else "aligned online from"
-    parts = [f"---\n{head}\n---\n\n# {name}\n\nThe policy after {step} steps of {algorithm}, {kind} `{base}`, by oat.\n"]
+    kind = "begun as" if is_reward else "a LoRA adapter of" if is_adapter else "aligned online from"
+    what = "reward model" if is_reward else "policy"
+    parts = [f"---\n{head}\n---\n\n# {name}\n\nThe {what} after {step} steps of {algorithm}, {kind} `{base}`, by oat.\n"]
     return "\n".join(parts + [f"## {title}\n\n{text}" for title, text in sections.items()])
 
 

@@ -15,7 +15,6 @@ import math
 import re
 import shutil
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from oat.errors import CheckpointError
+from oat.errors import CheckpointError, warn
 from oat.files import bytes_free, sync_to_disk, write_atomically
 
 SCHEMA_VERSION = 2
@@ -191,7 +190,7 @@ class Checkpoints:
             missing = f"{self.directory}: has none of step {step}"
             if not names:
                 raise CheckpointError(f"{missing}; {hint}")
-            warnings.warn(f"{missing}; trying the checkpoint before it", stacklevel=2)
+            warn(f"{missing}; trying the checkpoint before it")
         return self._newest(names, hint)
 
     def load_step(self, step: int) -> Loaded:
@@ -200,15 +199,32 @@ class Checkpoints:
         Raises:
             CheckpointError: there is none, or it cannot be used; the message lists the steps that exist.
         """
+        folder = self._of(step)
+        try:
+            return _read(folder)
+        except _Damaged as damage:
+            raise CheckpointError(f"{folder}: {damage}; {self._listed}") from damage
+
+    def verify_step(self, step: int) -> None:
+        """Nothing is loaded.
+
+        Raises:
+            CheckpointError: as `load_step`.
+        """
+        folder = self._of(step)
+        if (problem := verify(folder)) is not None:
+            raise CheckpointError(f"{folder}: {problem}; {self._listed}")
+
+    def _of(self, step: int) -> Path:
         self.wait()
-        listed = f"there are checkpoints of the steps {', '.join(map(str, self.steps)) or 'none'}"
         names = [name for name in self._names() if _place(name)[0] == step]
         if not names:
-            raise CheckpointError(f"{self.directory}: has none of step {step}; {listed}")
-        try:
-            return _read(self.directory / names[-1])
-        except _Damaged as damage:
-            raise CheckpointError(f"{self.directory / names[-1]}: {damage}; {listed}") from damage
+            raise CheckpointError(f"{self.directory}: has none of step {step}; {self._listed}")
+        return self.directory / names[-1]
+
+    @property
+    def _listed(self) -> str:
+        return f"there are checkpoints of the steps {', '.join(map(str, self.steps)) or 'none'} (checkpoint.keep_last says how many a run keeps)"
 
     def row(self, step: int) -> dict[str, float]:
         """The metrics of the row that a step's checkpoint stands behind; none of one that is still to be closed."""
@@ -239,7 +255,7 @@ class Checkpoints:
                 return _read(self.directory / name)
             except _Damaged as damage:
                 problems.append(f"{self.directory / name}: {damage}")
-                warnings.warn(f"{problems[-1]}; trying the checkpoint before it", stacklevel=3)
+                warn(f"{problems[-1]}; trying the checkpoint before it")
         raise CheckpointError(f"{'; '.join(problems)}; {hint}")
 
     def _write(self, step: int, tensors: Mapping[str, torch.Tensor], text: bytes, keep: int | None, done: threading.Event) -> None:
@@ -304,10 +320,9 @@ class Checkpoints:
         while sum(sizes.values()) > most and len(sizes) > len(needed):
             del sizes[next(name for name in sizes if name not in needed)]
         if (taken := sum(sizes.values())) > most:
-            warnings.warn(
+            warn(
                 f"{self.directory}: the checkpoints that are needed take {taken / _GB:.3g} GB, more than checkpoint.max_gb {self.max_gb:g}; no "
-                "others are kept",
-                stacklevel=2,
+                "others are kept"
             )
         return set(sizes)
 
@@ -331,13 +346,10 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}"
         if problem is not None:
-            warnings.warn(f"{self.directory / 'latest'}: {problem}; trying the newest checkpoint", stacklevel=3)
+            warn(f"{self.directory / 'latest'}: {problem}; trying the newest checkpoint")
             return names
         if named != names[-1]:
-            warnings.warn(
-                f"{self.directory / 'latest'}: names {named}, and {names[-1]} is there too; going on from the named one, as after a turn back",
-                stacklevel=3,
-            )
+            warn(f"{self.directory / 'latest'}: names {named}, and {names[-1]} is there too; going on from the named one, as after a turn back")
         return names[: names.index(named) + 1]
 
 

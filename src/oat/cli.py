@@ -6,11 +6,14 @@ import os
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from oat.errors import ConfigError, OatError
+from oat.errors import ConfigError, OatError, OatWarning
 from oat.interruption import Interrupted, Interruption
+from oat.serve import add_serve
 
 _HELP = "flags over the configuration, for example --learner.learning_rate 1e-4"
 
@@ -23,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"oat {arguments.command}: {rest[0]!r} is not an argument of it; see oat {arguments.command} --help", file=sys.stderr)
         return 2
     try:
-        code: int = arguments.call(arguments, rest)
+        with _short_warnings():
+            code: int = arguments.call(arguments, rest)
         return code
     except OatError as error:
         print(f"oat {arguments.command}: {error}", file=sys.stderr)
@@ -43,6 +47,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Within it a warning of ours is one line, without a place in the source."""
+    before = warnings.formatwarning
+
+    def formatted(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        if issubclass(category, OatWarning):
+            return f"oat: warning: {' '.join(str(message).splitlines())}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="oat", description="Align language models online: sample, ask, learn, repeat.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -55,12 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     train = command("train", _train, "start a run, or continue the one in its directory")
     train.add_argument("target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it")
     train.add_argument("--profile", type=int, metavar="N", help="trace N steps from the second one on; the trace goes to RUN/profile")
-    train.add_argument("--from", dest="source", metavar="RUN@STEP", help="begin a new run where that one stood, under settings that differ")
     check = command("check", _check, "say what a configuration would run, and refuse what `oat train` would refuse; no weights are loaded")
     check.add_argument("target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it")
     check.add_argument("--memory", action="store_true", help="also estimate how much memory it needs")
     check.add_argument("--show-tokens", action="store_true", help="also print an example of what is learned from, token by token")
     for sub in (train, check):
+        sub.add_argument("--from", dest="source", metavar="RUN@STEP", help="begin a new run where that one stood, under settings that differ")
         sub.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML, and do nothing else")
     evaluate = command("eval", _eval, "evaluate a run's newest checkpoint, or the start model of a configuration")
     evaluate.add_argument(
@@ -87,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = command("bench", _bench, "measure what this machine can do: bandwidth, matrix products, and what they mean for a model")
     bench.add_argument("--model", metavar="PATH", help="a directory or a hub id")
     bench.add_argument("--json", action="store_true", help="bytes, operations and tokens a second as one JSON object")
+    add_serve(command("serve", _serve, "serve a reward model over HTTP, for the oracle `remote`"))
     quickstart = command("quickstart", _quickstart, "train, align and compare a tiny model on this machine in a few minutes")
     quickstart.add_argument("--out", default="quickstart", metavar="DIR")
     quickstart.add_argument("--seed", type=int, default=0, metavar="N", help="of the data, the start and the runs")
@@ -106,12 +128,19 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
         return 0
     from oat.loop import train
     from oat.profile import train_traced
-    from oat.progress import shown
+    from oat.progress import opening, shown, way_on
     from oat.rundir import open_run
 
+    is_idle = True
     with open_run(config, origins, arguments.source) as run:
-        print("\n".join(f"oat train: {line}" for line in (f"{run.stop.last or 'endless'} steps in {config.run_dir}", *run.notes)), flush=True)
-        with run.interruption.heard(), shown(run, config) as report:
+        print("\n".join(f"oat train: {line}" for line in opening(run, config)), flush=True)
+        with run.interruption.heard(), shown(run, config) as show:
+
+            def report(step: int, metrics: dict[str, float]) -> None:
+                nonlocal is_idle
+                is_idle = False
+                show(step, metrics)
+
             if arguments.profile is None:
                 reason, trace = train(run, report), None
             else:
@@ -120,6 +149,8 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
             where = f"the trace is {trace}; open it in Perfetto or chrome://tracing" if trace else "no trace: the run had no second step"
             print(f"oat train: {where}")
     print(f"oat train: finished, {reason}; the run lies in {config.run_dir}; write its model with: oat export {config.run_dir} OUT")
+    if is_idle:
+        print(f"oat train: {way_on(run, config, reason)}")
     return 0
 
 
@@ -134,7 +165,7 @@ def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
         return 0
     from oat.outline import outline
 
-    lines = outline(config, origins, with_tokens=arguments.show_tokens, with_memory=arguments.memory)
+    lines = outline(config, origins, arguments.source, with_tokens=arguments.show_tokens, with_memory=arguments.memory)
     print("\n".join([f"oat check: {arguments.target} is sound", *lines]))
     return 0
 
@@ -181,8 +212,9 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> int:
         if not which.isdecimal():
             raise ConfigError(f"--step is {which!r}; give the step of a checkpoint, or best")
         which = int(which)
+    replaced = any(Path(arguments.out, name).exists() for name in ("config.json", "adapter_config.json"))
     step = export_run(Path(arguments.run), Path(arguments.out), which, adapter=arguments.adapter)
-    print(f"oat export: the policy after {step} steps is in {arguments.out}")
+    print(f"oat export: the model after {step} steps is in {arguments.out}{', in place of the model that was there' if replaced else ''}")
     return 0
 
 
@@ -227,6 +259,12 @@ def _bench(arguments: argparse.Namespace, _: list[str]) -> int:
     found = bench(arguments.model)
     print(json.dumps(found) if arguments.json else table(found))
     return 0
+
+
+def _serve(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.serve import serve
+
+    return serve(arguments)
 
 
 def _quickstart(arguments: argparse.Namespace, _: list[str]) -> int:

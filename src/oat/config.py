@@ -5,6 +5,8 @@ The tree itself is in `oat.settings`. A field nobody reads is an error that name
 
 import dataclasses
 import datetime
+import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,12 +17,14 @@ import msgspec
 import yaml
 
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError, did_you_mean
-from oat.settings import Component, Config
+from oat.settings import Component, Config, TorchEngineConfig
 
 Origins = dict[tuple[str, ...], str]
 """Where each field was set: "file.yaml:12" or "--learner.learning_rate"."""
 
 
+_MOST = 4
+"""Fields that a message proposes."""
 _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
 
 
@@ -66,14 +70,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
 
 
 def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:
-    """A dataclass from a mapping; every key must be a field, unless the class has `options`, which takes the rest.
+    """A dataclass from a mapping; every key must be a field, unless the class has `options`, which takes the rest. A section that is missing or
+    empty has its defaults.
 
     Raises:
         ConfigError: an unknown, missing or ill-typed field.
     """
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write `field: value` lines below it")
     fields, types = {f.name: f for f in dataclasses.fields(cls)}, get_type_hints(cls, include_extras=True)
+    needed = [f.name for f in fields.values() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    if not isinstance(data, Mapping):
+        is_first = bool(path and needed) and isinstance(data, str)
+        hint = f"`{path[-1]}: {{{needed[0]}: {json.dumps(data)}}}`" if is_first else "`field: value` lines below it"
+        raise ConfigError(f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write {hint}")
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in data.items():
@@ -85,16 +93,58 @@ def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: 
             raise unknown_field((*path, str(key)), fields, origins)
     if "options" in fields:
         values["options"] = options
-    for name, f in fields.items():
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{where(path, origins)}: the field `{_dotted((*path, name))}` is missing; add it, or pass --{_dotted((*path, name))}")
+    for name in needed:
+        if name not in values and dataclasses.is_dataclass(types[name]):
+            values[name] = _value(types[name], None, (*path, name), origins)
+        elif name not in values:
+            field = _dotted((*path, name))
+            raise ConfigError(f"{where(path, origins)}: the field `{field}` is missing; add it, or pass --{field}")
     return cls(**values)
 
 
 def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str = "") -> ConfigError:
-    """The error for a field that nothing reads."""
-    names = [name for name in valid if name != "options"]
-    return ConfigError(f"{where(path, origins)}: nothing reads the field `{_dotted(path)}`{hint}; {did_you_mean(path[-1], names)}")
+    """The error for a field that nothing reads; where a field of another section has its name, or nearly, it is that one which is proposed."""
+    names, place = sorted(name for name in valid if name != "options"), where(path, origins)
+    found = _elsewhere(path, names)
+    wrong = f"{place}: nothing reads the field `{_dotted(path)}`{hint}"
+    if not found:
+        return ConfigError(f"{wrong}; {did_you_mean(path[-1], names)}")
+    written = f" (from Python: {_as_argument(found[0])})" if place.startswith("oat.Trainer") else ""
+    return ConfigError(f"{wrong}; did you mean {' or '.join(f'`{name}`' for name in found)}{written}? valid here: {', '.join(names) or 'none'}")
+
+
+def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
+    """The fields of other sections whose last part is that of a path; or nearly is, where none of this section's nearly is."""
+    known = [name for name in dict.fromkeys(_field_names()) if name.rpartition(".")[0] != ".".join(path[:-1])]
+    lasts = [name.rpartition(".")[2] for name in known]
+    nearest = [path[-1]]
+    if path[-1] not in lasts and not difflib.get_close_matches(path[-1], names, n=1):
+        nearest = difflib.get_close_matches(path[-1], lasts, n=1, cutoff=0.75)
+    return [name for name, last in zip(known, lasts, strict=True) if last in nearest][:_MOST]
+
+
+def _field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
+    """Of every field in the tree, with those of our own parts."""
+    from oat.algorithms.registry import ALGORITHMS  # a configuration without a mistake does not need it
+
+    types = get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        name = f"{above}{f.name}"
+        parts = [t for t in (types[f.name], *getattr(types[f.name], "__args__", ())) if dataclasses.is_dataclass(t)]
+        if cls is Config and f.name in ("algorithm", "engine"):
+            parts += [other.Config for other in ALGORITHMS.values()] if f.name == "algorithm" else [TorchEngineConfig]
+        if f.name != "options" and (above or not parts):
+            yield name
+        for part in parts:
+            yield from _field_names(part, f"{name}.")
+
+
+def _as_argument(name: str) -> str:
+    first, *rest = name.split(".")
+    value = "..."
+    for part in reversed(rest):
+        value = f'{{"{part}": {value}}}'
+    return f"{first}={value}"
 
 
 def where(path: tuple[str, ...], origins: Origins) -> str:
@@ -109,23 +159,43 @@ def where(path: tuple[str, ...], origins: Origins) -> str:
 def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
     """What is refused within it says where the field stands whose value is at fault: the one that it begins with, or else `field`.
 
-    An error about data names file and row first, so there the field comes last.
+    An error about data names file and row first, so there the field comes last. A path that leads nowhere is looked for in the configuration's
+    folder too.
     """
+    value: Any = config
+    for name in field.split("."):
+        value = getattr(value, name, None)
     try:
         yield
     except DataError as error:
-        raise DataError(f"{error} ({field}, {where(tuple(field.split('.')), origins)})") from error
+        raise DataError(f"{error}{_beside(value, origins)} ({field}, {where(tuple(field.split('.')), origins)})") from error
     except (ConfigError, EngineError, ModelError, TemplateError) as error:
         if any(str(error).startswith(f"{place}: ") for place in origins.values()):
             raise
         named = _FIELD.match(str(error))
         if named and hasattr(config, named[0].split(".")[0]):
             raise type(error)(f"{where(tuple(named[0].split('.')), origins)}: {error}") from error
-        value: Any = config
-        for name in field.split("."):
-            value = getattr(value, name, None)
         is_said = f" is {value!r}" if isinstance(value, str) else ""
-        raise type(error)(f"{where(tuple(field.split('.')), origins)}: {field}{is_said}: {error}") from error
+        raise type(error)(f"{where(tuple(field.split('.')), origins)}: {field}{is_said}: {error}{_beside(value, origins)}") from error
+
+
+def refuse_misplaced(path: str | None, origins: Origins) -> None:
+    """A directory that the configuration names as seen from its own folder is found out without asking the hub for it.
+
+    Raises:
+        ModelError: there is none of that name here, and there is one beside the configuration.
+    """
+    if _beside(path, origins):
+        raise ModelError(f"there is no directory {path} in {Path.cwd()}")
+
+
+def _beside(value: Any, origins: Origins) -> str:
+    """A sentence, if a relative path leads nowhere from here, and somewhere from the configuration's folder."""
+    path = Path(value.partition(":")[0]) if isinstance(value, str) else Path()
+    there = Path(origins.get((), "")).parent / path
+    if path.is_absolute() or path.exists() or not there.exists():
+        return ""
+    return f"; there is {there}, and paths are taken from the working directory, not from the configuration's folder: give that path"
 
 
 def dump(config: Config) -> dict[str, Any]:
@@ -154,8 +224,8 @@ def to_yaml(config: Config) -> str:
 def _value(annotation: Any, value: Any, path: tuple[str, ...], origins: Origins) -> Any:
     kinds = (annotation, *getattr(annotation, "__args__", ()))
     section: Any = next((t for t in kinds if dataclasses.is_dataclass(t)), None)
-    if section is not None and value is not None and not (isinstance(value, str) and str in kinds):
-        return convert(section, value, path, origins)
+    if section is not None and (value is not None or type(None) not in kinds) and not (isinstance(value, str) and str in kinds):
+        return convert(section, {} if value is None else value, path, origins)
     entry: Any = next((t.__args__[0] for t in kinds if get_origin(t) is tuple), None)
     if isinstance(value, list) and any(dataclasses.is_dataclass(t) for t in getattr(entry, "__args__", ())):
         return tuple(_value(entry, part, (*path, str(place)), origins) for place, part in enumerate(value))
@@ -183,10 +253,22 @@ def _read(path: Path) -> tuple[dict[str, Any], Origins]:
         _mark(node, (), path, origins)
         tree = loader.construct_document(node) if node is not None else {}
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # a ValueError: a date that no calendar has
-        raise ConfigError(f"{path}: this is not YAML: {' '.join(str(error).split())}; correct it") from None
+        raise ConfigError(_not_yaml(path, text, error)) from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected `field: value` lines at the top, got {type(tree).__name__}")
     return tree, origins
+
+
+def _not_yaml(path: Path, text: str, error: Exception) -> str:
+    place, what = str(path), str(error)
+    if isinstance(error, yaml.MarkedYAMLError):
+        marks = [mark for mark in (error.problem_mark, error.context_mark) if mark]
+        place += f":{marks[0].line + 1}" if marks else ""
+        begun = f" (from line {error.context_mark.line + 1})" if error.context and error.context_mark else ""
+        what = ": ".join(part for part in (f"{error.context}{begun}" if error.context else "", error.problem) if part)
+    elif isinstance(error, yaml.reader.ReaderError):
+        place, what = f"{path}:{text.count(chr(10), 0, error.position) + 1}", f"the character {chr(error.character)!r}: {error.reason}"
+    return f"{place}: this is not YAML: {' '.join(what.split())}; correct it"
 
 
 def _mark(node: Any, at: tuple[str, ...], path: Path, origins: Origins) -> None:

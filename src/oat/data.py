@@ -5,8 +5,10 @@ import hashlib
 import math
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from oat.errors import DataError
-from oat.formats import Layout, has_unrendered
-from oat.records import Records, open_records
+from oat.formats import Layout, unrendered
+from oat.records import Records, is_array, open_records
 from oat.types import Prompt
 
 _FIRST = 3
@@ -47,6 +49,14 @@ class Source:
     def name(self) -> str:
         return str(self.records) if isinstance(self.records, str | Path) else "records"
 
+    def place(self, row: int) -> str:
+        """Of a record, for messages; the objects of a JSON array have no lines of their own."""
+        return f"{self.name}: record {row}" if self._is_array else f"{self.name}:{row}"
+
+    @cached_property
+    def _is_array(self) -> bool:
+        return isinstance(self.records, str | Path) and is_array(Path(self.records))
+
 
 class PromptSet:
     """The prompts of one source, read from it whenever they are asked for: what stays in memory is where each record is.
@@ -60,11 +70,13 @@ class PromptSet:
         max_prompts: read the first so many records and no more.
         skip: leave malformed records out and count them.
         folder: where the file without a name lies; by default where the system keeps temporary files.
+        reads: whether the template reads a field of messages; by default it reads none.
 
     Attributes:
         read: well-formed records.
         skipped: malformed ones that are left out.
-        unrendered: records with something that is not rendered.
+        columns: names of the columns beside the prompt that any prompt has which is kept.
+        unrendered: in how many records something stands that is not rendered, by its name.
 
     Raises:
         DataError: the source cannot be read or has no record, or a record is malformed; names source, row and field, what was expected and
@@ -81,9 +93,12 @@ class PromptSet:
         max_prompts: int | None = None,
         skip: bool = False,
         folder: Path | None = None,
+        reads: Callable[[str], bool] = lambda name: False,
     ):
-        self.name, self.layout = source.name, layout
-        self.read = self.skipped = self.unrendered = 0
+        self.name, self.layout, self._place = source.name, layout, source.place
+        self.read = self.skipped = 0
+        self.columns: set[str] = set()
+        self.unrendered: Counter[str] = Counter()
         self._wrong: list[str] = []
         self._reader = open_records(source.records, source.name, source.split, folder)
         places, rows, marks = array("q"), array("q"), array("q")
@@ -97,8 +112,9 @@ class PromptSet:
                 self._skip(row, error)
                 continue
             self.read += 1
-            self.unrendered += has_unrendered(record)
+            self.unrendered.update(unrendered(record, reads))
             if is_kept:
+                self.columns |= prompt.columns.keys()
                 for values, value in ((places, place), (rows, row), (marks, _mark(prompt))):
                     values.append(value)
         if not self.read:
@@ -114,7 +130,7 @@ class PromptSet:
         prompt = self._prompt(self._reader.at(place, row), row, number)
         if _mark(prompt) != mark:
             raise DataError(
-                f"{self.name}:{row}: expected the record that stood there when this was opened, got another; put the data back as they were"
+                f"{self._place(row)}: expected the record that stood there when this was opened, got another; put the data back as they were"
             )
         return prompt
 
@@ -131,9 +147,12 @@ class PromptSet:
         """One sentence for people about the format, and one each about what is left out or not rendered."""
         form = self.layout.format
         assert form is not None, "a set has at least one record"
-        notes = [f"{self.name}: read as {form.name} ({', '.join(form.columns)})"]
+        further = ", ".join(name[:80] for name in islice(sorted(self.columns), 20)) if not self.layout.responses else ""
+        rest = f"; further columns, for the reward: {further}" if further else ""
+        notes = [f"{self.name}: read as {form.name} ({', '.join(form.columns)}){rest}"]
         if self.unrendered:
-            notes.append(f"{self.name}: {self.unrendered} of {self.read} records have tools, tool calls or reasoning, which are not rendered")
+            each = (f"`{name}` ({number} of {self.read} records)" for name, number in sorted(self.unrendered.items()))
+            notes.append(f"{self.name}: not rendered: {', '.join(each)}")
         if self.skipped:
             more = ", ..." if self.skipped > len(self._wrong) else ""
             notes.append(f"{self.name}: {self.skipped} malformed records are left out: {', '.join(self._wrong)}{more}")
@@ -142,12 +161,12 @@ class PromptSet:
     def _prompt(self, record: Any, row: int, number: int) -> Prompt:
         if isinstance(record, DataError):
             raise record
-        return self.layout.prompt(record, f"{self.name}:{row}", row, number)
+        return self.layout.prompt(record, self._place(row), row, number)
 
     def _skip(self, row: int, error: DataError) -> None:
         self.skipped += 1
         if len(self._wrong) < _FIRST:
-            self._wrong.append(str(error) if not self._wrong else f"{self.name}:{row}")
+            self._wrong.append(str(error) if not self._wrong else self._place(row))
 
     def _nothing(self) -> DataError:
         if self.skipped:
@@ -158,7 +177,8 @@ class PromptSet:
 
 
 def _mark(prompt: Prompt) -> int:
-    return zlib.crc32(repr((prompt.messages, prompt.reference, prompt.columns)).encode())
+    fields = [message.fields for message in prompt.messages if message.fields]
+    return zlib.crc32(repr((prompt.messages, prompt.reference, prompt.columns, *fields)).encode())
 
 
 def read_prompts(source: Source, *, prompt_key: str = "prompt", reference_key: str | None = None, max_prompts: int | None = None) -> list[Prompt]:

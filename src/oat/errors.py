@@ -5,7 +5,13 @@ ValueError` works, and each survives pickling (their arguments are their state).
 """
 
 import difflib
+import os
+import sys
+import warnings
 from collections.abc import Iterable
+from pathlib import Path
+
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class OatError(Exception):
@@ -42,6 +48,32 @@ class OracleError(OatError, RuntimeError):
     """An oracle failed, or broke its contract."""
 
     exit_code = 1
+
+
+class NoReplyError(OracleError):
+    """A service gave no usable reply to a question, although others may have theirs."""
+
+
+class RefusalError(OracleError):
+    """A service refused a request.
+
+    Attributes:
+        status: HTTP status of its reply.
+        said: the beginning of the reply.
+    """
+
+    def __init__(self, message: str, status: int, said: str):
+        super().__init__(message, status, said)
+        self.status, self.said = status, said
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class OutageError(OracleError):
+    """No oracle's service has answered for longer than the run may wait; where it stood is on disk."""
+
+    exit_code = 4
 
 
 class EpisodeError(OatError, RuntimeError):
@@ -92,6 +124,21 @@ class WireError(OatError, ValueError):
 
 class ContractError(OatError, AssertionError):
     """An oracle, explorer or algorithm does not keep its protocol, as `oat.testing` found."""
+
+
+class OatWarning(UserWarning):
+    """What a run says and goes on; the command line prints it as one line on stderr."""
+
+
+def warn(text: str) -> None:
+    """Warn through the `warnings` module, at the line outside this package that led here, whatever lies between."""
+    ours, frame = sys._getframe(1), sys._getframe(1).f_back
+    while frame is not None:
+        ours = frame if frame.f_code.co_filename.startswith(_PACKAGE) else ours
+        frame = frame.f_back
+    theirs = ours.f_back or ours
+    known = theirs.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, OatWarning, theirs.f_code.co_filename, theirs.f_lineno, theirs.f_globals.get("__name__"), known)
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

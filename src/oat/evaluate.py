@@ -7,7 +7,6 @@ oracle the value of a response is its score; with a comparing one, the probabili
 
 import json
 import time
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from oat.boxes import Actor, Ledger
-from oat.errors import LedgerError, OatError, OracleError, RecordError
+from oat.errors import LedgerError, OatError, OracleError, RecordError, warn
 from oat.estimates import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
 from oat.files import write_atomically
 from oat.seeds import Seeds
@@ -236,10 +235,9 @@ class Evaluation:
         self.ledger.refuse(step, judge.purpose, price)
         if judge.purpose not in self.warned:
             self.warned.add(judge.purpose)
-            warnings.warn(
+            warn(
                 f"after {step} steps {judge.oracle} is not asked, and will not be again: an evaluation costs {price.queries} queries, and {spent} of "
-                f"{judge.max_queries} are spent (evaluation.{'gold.' if judge is self.gold else ''}max_queries); training goes on",
-                stacklevel=3,
+                f"{judge.max_queries} are spent (evaluation.{'gold.' if judge is self.gold else ''}max_queries); training goes on"
             )
         return True
 
@@ -301,7 +299,7 @@ class Evaluation:
         if self.ledger.refused(step, judge.purpose) is not None:
             return None
         if not feedback.items:
-            raise OracleError(f"{judge.oracle} failed when it was first made, which the ledger has on record")
+            raise OracleError(f"{judge.oracle} failed when it was first made, which stays on record; a run of its own has it (another --run_dir)")
         for item in feedback.items:
             if item.question.key.step == step:
                 tables[item.question.key.round].add(item)
@@ -317,7 +315,7 @@ class Evaluation:
         except LedgerError:
             raise
         except OatError as error:
-            warnings.warn(f"the second opinion after {step} steps failed and is left out: {error}", stacklevel=3)
+            warn(f"the second opinion after {step} steps failed and is left out: {error}")
             return {"eval/gold_failed": 1.0}, ()
         if golds is None:
             return {"eval/gold_skipped": 1.0}, ()
@@ -382,8 +380,8 @@ def _mean_length(table: _Table) -> float:
     return float(np.mean([response.trained.sum() for group in table.groups.values() for response in group.trajectories]))
 
 
-def _raw(prompt: Prompt) -> str | list[dict[str, str]]:
+def _raw(prompt: Prompt) -> str | list[dict[str, Any]]:
     """A prompt that is one user's message as its text, every other as messages."""
-    if len(prompt.messages) == 1 and prompt.messages[0].role == "user":
+    if len(prompt.messages) == 1 and prompt.messages[0].role == "user" and not prompt.messages[0].fields:
         return prompt.messages[0].content
-    return [{"role": message.role, "content": message.content} for message in prompt.messages]
+    return [message.plain for message in prompt.messages]

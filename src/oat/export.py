@@ -2,27 +2,30 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from oat.card import model_card
 from oat.checkpoint import Checkpoints
+from oat.classifier import save_classifier
 from oat.config import load_config
 from oat.errors import CheckpointError, ConfigError
 from oat.files import write_atomically
-from oat.learner.models import frozen_checksum
-from oat.lm import load_tokenizer, save_lm
+from oat.learner.models import RewardModel, frozen_checksum
+from oat.lm import CausalLM, load_tokenizer, save_lm
 from oat.loop import Run
 from oat.lora import load_model, merged, save_adapter
 from oat.metrics import repeatable
 from oat.render import Renderer
 from oat.settings import Config
 from oat.store import Store
+from oat.surroundings import make_renderer
 
 _OTHERS = {True: ("config.json", "model*.safetensors", "model.safetensors.index.json"), False: ("adapter_*", "model-*-of-*.safetensors")}
 """Files of an earlier export to the same place that transformers would load beside those of an adapter, or of a whole model."""
@@ -43,7 +46,7 @@ def run_config(run_dir: Path) -> Config:
 def policy_weights(
     run_dir: Path, which: int | Literal["best"] | None = None
 ) -> tuple[int, dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-    """A checkpoint's step, the policy's weights by parameter name, all its tensors, and its state.
+    """A checkpoint's step, the policy's weights by parameter name (or those of a reward model), all its tensors, and its state.
 
     Args:
         which: of a step, or the one whose row had the highest `checkpoint.best_metric`; None: the newest.
@@ -57,8 +60,17 @@ def policy_weights(
     loaded = checkpoints.load() if which is None else checkpoints.load_step(checkpoints.best() if which == "best" else which)
     assert loaded is not None, "a run with checkpoints loads one or says why not"
     step, tensors, state = loaded
-    prefix = "learner/policy/weights/"
+    prefix = _prefix(_learned(tensors))
     return step, {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}, tensors, state
+
+
+def _learned(tensors: Collection[str]) -> str:
+    """The model that the run of these tensors is about."""
+    return "policy" if any(name.startswith(_prefix("policy")) for name in tensors) else "reward"
+
+
+def _prefix(model: str) -> str:
+    return f"learner/{model}/weights/"
 
 
 def take_up_policy(run: Run, run_dir: Path) -> int:
@@ -66,9 +78,12 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
     checkpoint's step.
 
     Raises:
+        ConfigError: its policy has not learned.
         CheckpointError: there is no usable checkpoint yet, or the model is not the one that was trained.
     """
     step, weights, tensors, state = policy_weights(run_dir)
+    if _learned(tensors) == "reward":
+        raise ConfigError(f"{run_dir}: trained a reward model, and its policy is the model that it started from; give that model")
     frozen = state["learner"]["frozen"]["policy"]
     if run.parts["learner"].state["frozen"]["policy"] != frozen:
         raise CheckpointError(f"the model is not the one that the adapter of {run_dir} was trained beside; put its files back as they were")
@@ -80,7 +95,8 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
 
 
 def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False) -> int:
-    """Write the policy of a run's checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads, with a model card; returns its step.
+    """Write the model of a run's checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads, or that of a reward model
+    `AutoModelForSequenceClassification`, with a model card; returns its step.
 
     Args:
         which: as `policy_weights`.
@@ -95,30 +111,40 @@ def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = N
         raise ConfigError(f"{out} is {'a file' if out.is_file() else 'the model that the run started from'}; give a new directory")
     if adapter and config.model.lora is None:
         raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
-    step, weights, _, state = policy_weights(run_dir, which)
-    lm = load_model(config.model)
-    frozen = state["learner"]["frozen"]["policy"]
-    if frozen_checksum(lm.module, lm.trainable().values()) != frozen:
+    step, weights, tensors, state = policy_weights(run_dir, which)
+    name = _learned(tensors)
+    if adapter and name == "reward":
+        raise ConfigError(f"{run_dir}: trained a reward model, whose adapter is of no use without its score; leave --adapter out")
+    lm, tokenizer = load_model(config.model), load_tokenizer(config.model.path)
+    renderer = make_renderer(config, lm, tokenizer)
+    model = lm if name == "policy" else RewardModel(lm, np.random.default_rng(), trailing=renderer.trailing)
+    if frozen_checksum(model.module, model.trainable().values()) != state["learner"]["frozen"][name]:
         raise CheckpointError(
             f"{config.model.path} is not the model that the adapter of {run_dir} was trained beside; put its files back as they were"
         )
     with torch.no_grad():
-        for name, parameter in lm.trainable().items():
-            parameter.copy_(weights[name])
-    lm, tokenizer = lm if adapter else merged(lm), load_tokenizer(config.model.path)
-    renderer = Renderer(tokenizer, template=config.render.template, system=config.render.system, eos_ids=lm.eos_ids)
+        for tensor, parameter in model.trainable().items():
+            parameter.copy_(weights[tensor])
+    lm = lm if adapter else merged(lm)
+    for stale in (f for pattern in _OTHERS[adapter] for f in out.glob(pattern)):
+        stale.unlink()
+    if isinstance(model, RewardModel):
+        save_classifier(lm, model.score.weight, tokenizer, renderer, out)
+    else:
+        _save_policy(lm, tokenizer, renderer, config.model.path, out, adapter=adapter)
+    write_atomically(out / "README.md", model_card(run_dir, config, step, out, is_adapter=adapter, is_reward=name == "reward"))
+    return step
+
+
+def _save_policy(lm: CausalLM, tokenizer: Any, renderer: Renderer, base: str, out: Path, *, adapter: bool) -> None:
     if renderer.template is not None:
         tokenizer.chat_template = renderer.template
     lm.module.generation_config.eos_token_id = sorted(renderer.stop_ids)
-    for stale in (f for pattern in _OTHERS[adapter] for f in out.glob(pattern)):
-        stale.unlink()
     if adapter:
-        save_adapter(lm, config.model.path, out)
+        save_adapter(lm, base, out)
         tokenizer.save_pretrained(out)
     else:
         save_lm(lm, tokenizer, str(out))
-    write_atomically(out / "README.md", model_card(run_dir, config, step, out, is_adapter=adapter))
-    return step
 
 
 def digest_run(run_dir: Path) -> dict[str, str]:
@@ -135,7 +161,7 @@ def digest_run(run_dir: Path) -> dict[str, str]:
         if not (run_dir / name).exists():
             raise ConfigError(f"{run_dir}: {name} is missing; give the directory of a whole run")
     step, weights, tensors, state = policy_weights(run_dir)
-    others = {name: tensor for name, tensor in tensors.items() if not name.startswith("learner/policy/weights/")}
+    others = {name: tensor for name, tensor in tensors.items() if not name.startswith(_prefix(_learned(tensors)))}
     state.pop("stop", None)  # hours
     state.get("evaluation", {}).pop("seconds", None)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -33,25 +33,46 @@ def begin_fork(source: str, directory: Path) -> None:
     """Say that this directory is a fork of `RUN@STEP`, or of the newest checkpoint of `RUN`. Once it is made, it needs the other run no more.
 
     Raises:
+        ConfigError: as `find_origin`.
+    """
+    origin = find_origin(source, directory)
+    if origin != _read(directory):
+        write_atomically(directory / _FILE, json.dumps({"run": str(origin.run), "step": origin.step}) + "\n")
+
+
+def find_origin(source: str, directory: Path) -> Origin:
+    """Where a fork begins, or has begun in its directory. Nothing is written.
+
+    Raises:
         ConfigError: there is no such run or checkpoint, or the directory has another run.
     """
     name, at, step = source.rpartition("@")
     if not (at and step.isdigit()):
         name, step = source, ""
     run, before = Path(name), _read(directory)
-    is_begun = before is not None and before.run == run.resolve() and step in ("", str(before.step))
-    if is_begun and (directory / "config.yaml").exists():
-        return
+    begun = before if before is not None and before.run == run.resolve() and step in ("", str(before.step)) else None
+    if begun and (directory / "config.yaml").exists():
+        return begun
     if not (run / "config.yaml").exists():
         raise ConfigError(f"--from {source}: {run} holds no run; give RUN@STEP, a run directory and a step with a checkpoint")
-    if is_begun:
-        return
+    if begun:
+        return begun
     if any(file.name not in ("lock", f".new-{_FILE}") for file in directory.iterdir()):
         raise ConfigError(f"{directory} is not empty; give a fork a --run_dir of its own")
     steps = _checkpoints(run).steps
     if not steps or (step and int(step) not in steps):
-        raise ConfigError(f"--from {source}: there is no such checkpoint; {run} has {', '.join(map(str, steps)) or 'none'}")
-    write_atomically(directory / _FILE, json.dumps({"run": str(run.resolve()), "step": int(step or steps[-1])}) + "\n")
+        listed = ", ".join(map(str, steps)) or "none"
+        raise ConfigError(f"--from {source}: there is no such checkpoint; {run} has {listed} (checkpoint.keep_last says how many a run keeps)")
+    return Origin(run.resolve(), int(step or steps[-1]))
+
+
+def verify_origin(origin: Origin) -> None:
+    """Whether its checkpoint can be used; nothing of it is loaded.
+
+    Raises:
+        CheckpointError: it does not verify.
+    """
+    _checkpoints(origin.run).verify_step(origin.step)
 
 
 def origin_of(directory: Path) -> Origin:

@@ -17,15 +17,15 @@ ShareGPT's {"from", "value"}.
 
 Departures from TRL:
 1. Of a conversation the last message of the assistant is the response, and no earlier one.
-2. What messages say beside their text (`tool_calls`, `thinking`, the `name` and `tool_call_id` of a tool's answer) and the column `tools` are
-   accepted and not rendered.
+   Where messages have OpenAI's `weight`, the response begins with the first one of weight 1.
+2. The column `tools` is accepted and not rendered. What messages say beside role and text is handed to the template.
 3. Columns that the run does not read are not held against the format.
 
 Not handled: images; texts to continue online without `prompt_key: text`.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise, takewhile
 from typing import Any
@@ -33,11 +33,13 @@ from typing import Any
 from oat.errors import DataError, did_you_mean
 from oat.types import Message, Prompt
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant", **{role: role for role in _ROLES}}
-_UNRENDERED = {"assistant": {"tool_calls", "thinking"}, "tool": {"name", "tool_call_id"}}
-"""By role, fields of a message that no template is given."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant", **{role: role for role in ROLES}}
+_OWN_FIELDS = frozenset({"role", "content", "from", "value"})
+"""Of a message: its role and its text, by the names that they may have."""
 _CONVERSATIONS = ("messages", "conversations")
+_INSTEAD = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+"""Fields of an assistant's message that do for its text."""
 _MAX_DEPTH = 64
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
 _TRUTHS = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
@@ -87,12 +89,12 @@ class Layout:
         """The prompt of a record.
 
         A prompt is a string (one user message) or a list of messages. The other columns stay under their names; those of the responses
-        become strings, or lists of {"role", "content"} without the prompt.
+        become strings, or lists of {"role", "content"} and further fields without the prompt.
 
         Raises:
             DataError: the record is malformed, or not of the format; names `where`, the field, what was expected and found, and what to do.
         """
-        record = _checked(record, where)
+        record = checked(record, where)
         form = self.format or self._recognised(record, where)
         messages, columns = self._split(record, form, where)
         for name in self.responses:
@@ -138,8 +140,9 @@ class Layout:
                 raise DataError(
                     f"{place}: expected the last message from assistant, as in the first record, got {messages[-1].role}; remove the record"
                 )
-            columns[self._single] = [_plain(messages[-1])]
-            return _ending(messages[:-1], place), columns
+            start = next((number for number, message in enumerate(messages) if message.fields.get("weight")), len(messages) - 1)
+            columns[self._single] = [message.plain for message in messages[start:]]
+            return _ending(messages[:start], place), columns
         if form.name == TEXT:
             if not self.responses:
                 raise DataError(f"{where}: field 'text': expected a prompt, got a whole text; set `prompt_key: text` to have texts continued")
@@ -166,7 +169,7 @@ class Layout:
         size = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(first[:-1], second[:-1], strict=False)))
         if not size:
             raise DataError(f"{place}: expected conversations that begin with a common prompt, got none; write the prompt as a field of its own")
-        rest = {name: [_plain(message) for message in messages[size:]] for name, messages in zip(self._pair, (first, second), strict=True)}
+        rest = {name: [message.plain for message in messages[size:]] for name, messages in zip(self._pair, (first, second), strict=True)}
         return _ending(first[:size], place), {**columns, **rest}
 
     def _reference(self, columns: Mapping[str, Any], messages: tuple[Message, ...], where: str) -> str | None:
@@ -180,11 +183,15 @@ class Layout:
         return str(value)
 
 
-def has_unrendered(record: Mapping[str, Any]) -> bool:
-    """Whether a record has something that is not rendered: tools, tool calls, reasoning beside the text."""
-    conversations = [value for value in record.values() if _is_conversation(value)]
-    told = (entry.get(name) for value in conversations for entry in value for name in _UNRENDERED.get(_role(entry) or "", ()))
-    return bool(record.get("tools")) or any(value is not None for value in told)
+def unrendered(record: Mapping[str, Any], reads: Callable[[str], bool]) -> set[str]:
+    """Names of what a record has and nobody renders: the column `tools`, and fields of messages. A `weight` is for the loss mask.
+
+    Args:
+        reads: whether the template reads a field.
+    """
+    messages = [entry for value in record.values() if _is_conversation(value) for entry in value if _role(entry)]
+    names = {name for entry in messages for name, value in entry.items() if value is not None} - _OWN_FIELDS - {"weight"}
+    return {name for name in names if not reads(name)} | ({"tools"} if record.get("tools") else set())
 
 
 def scores_of(columns: Mapping[str, Any], responses: Sequence[str], score_key: str | None, where: str) -> list[float]:
@@ -221,7 +228,12 @@ def _formats(prompt: str, pair: tuple[str, str], single: str) -> tuple[Format, .
     )
 
 
-def _checked(record: Any, where: str) -> dict[str, Any]:
+def checked(record: Any, where: str) -> dict[str, Any]:
+    """A record of plain values that can be stored.
+
+    Raises:
+        DataError: it is none; names the field.
+    """
     if not isinstance(record, Mapping):
         raise DataError(f"{where}: expected a JSON object, got {_kind(record)}; write {{...}} with the prompt as a field")
     for name, value in record.items():
@@ -267,7 +279,16 @@ def _conversation(value: Any, where: str) -> tuple[Message, ...]:
         raise DataError(f"{where}: expected a string or a list of messages, got {_kind(value)}; write the prompt as text")
     if not value:
         raise DataError(f"{where}: expected a prompt, got an empty list; write at least one message or remove the record")
-    return tuple(_message(entry, f"{where}, message {number}") for number, entry in enumerate(value, start=1))
+    messages = tuple(_message(entry, f"{where}, message {number}") for number, entry in enumerate(value, start=1) if not _is_empty_system(entry))
+    if not messages:
+        raise DataError(f"{where}: expected a prompt, got nothing but an empty system message; write at least one message or remove the record")
+    return messages
+
+
+def _is_empty_system(entry: Any) -> bool:
+    """As tables have it in conversations without a system message."""
+    said = entry.get("value" if entry.get("from") is not None else "content", "?") if _role(entry) == "system" else "?"
+    return said is None or (isinstance(said, str) and not said.strip())
 
 
 def _ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
@@ -277,16 +298,18 @@ def _ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
     return messages
 
 
-def _response(value: Any, prompt: tuple[Message, ...], where: str) -> str | list[dict[str, str]]:
+def _response(value: Any, prompt: tuple[Message, ...], where: str) -> str | list[dict[str, Any]]:
     """A response as text, or as messages from the assistant's first to its last, without the prompt where they repeat it."""
     if isinstance(value, str):
         return value
     messages = _messages_of(value, prompt, where)
-    if not all(message.content.strip() for message in messages):
-        raise DataError(f"{where}: expected text in every message of a response, got none (tool calls are not rendered); remove the record")
+    if not all(message.content.strip() or message.role == "tool" or _says_otherwise(message.fields) for message in messages):
+        raise DataError(f"{where}: expected text in every message of a response, got none; remove the record")
+    if not any(message.fields.get("weight", 1) for message in messages if message.role == "assistant"):
+        raise DataError(f"{where}: expected a message of weight 1, got weight 0 on all of the assistant's; remove the record, or the weights")
     if any(first.role == second.role == "assistant" for first, second in pairwise(messages)):
         raise DataError(f"{where}: expected that somebody answers the assistant, got two of its messages in a row; join them")
-    return [_plain(message) for message in messages]
+    return [message.plain for message in messages]
 
 
 def _messages_of(value: Any, prompt: tuple[Message, ...], where: str) -> tuple[Message, ...]:
@@ -301,24 +324,53 @@ def _messages_of(value: Any, prompt: tuple[Message, ...], where: str) -> tuple[M
 def _message(entry: Any, where: str) -> Message:
     """Fields that are null do not count: tables write so what a message lacks."""
     keys = ("from", "value") if isinstance(entry, dict) and entry.get("from") is not None else ("role", "content")
-    given = {name for name, value in entry.items() if value is not None or name in keys} if isinstance(entry, dict) else set()
-    beside = given & _UNRENDERED.get(_role(entry) or "", set())
-    is_call = "tool_calls" in beside
-    if given - beside != {*keys} and not (is_call and given - beside == {keys[0]}):
+    said = _without_null(entry) if isinstance(entry, dict) else {}
+    fields = {name: value for name, value in said.items() if name not in keys}
+    role, needs_none = _role(entry), _role(entry) == "assistant" and _says_otherwise(fields)
+    if not isinstance(entry, dict) or keys[0] not in entry or (keys[1] not in entry and not needs_none) or fields.keys() & _OWN_FIELDS:
         got = f"the fields {_listed(entry)}" if isinstance(entry, dict) else _kind(entry)
-        raise DataError(f'{where}: expected {{"role": ..., "content": ...}}, got {got}; write exactly these two fields')
-    role, content = _role(entry), entry.get(keys[1])
+        raise DataError(f'{where}: expected {{"role": ..., "content": ...}}, got {got}; write role and text in these two fields')
     if role is None:
-        valid = _ROLES if keys[0] == "role" else _SHAREGPT
+        valid = ROLES if keys[0] == "role" else _SHAREGPT
         found = entry[keys[0]]
         raise DataError(f"{where}: expected a role, got {repr(found)[:80]}; {did_you_mean(str(found)[:80], valid)}")
-    if content is None and is_call:
-        content = ""
+    content = "" if needs_none and entry.get(keys[1]) is None else _text(entry[keys[1]], where)
+    if not content.strip() and role not in ("assistant", "tool"):
+        raise DataError(f"{where}: expected text, got an empty message; write the prompt or remove the record")
+    weight = fields.get("weight", 0)
+    if weight not in (0, 1) or (weight and role != "assistant"):
+        raise DataError(f"{where}: expected weight 0, or 1 on an assistant's message, got {repr(weight)[:40]} on {role}'s; remove it")
+    return Message(role, content, fields)
+
+
+def _says_otherwise(fields: Mapping[str, Any]) -> bool:
+    """Whether an assistant's message has tool calls or reasoning, so that it needs no text."""
+    return any(fields.get(name) for name in _INSTEAD)
+
+
+def _text(content: Any, where: str) -> str:
+    """Content as text; of a list of parts their texts, with nothing between them."""
+    if isinstance(content, list):
+        return "".join(_part(part, f"{where}, part {number}") for number, part in enumerate(content, start=1))
     if not isinstance(content, str):
         raise DataError(f"{where}: expected a string as content, got {_kind(content)}; write the message as text")
-    if not content.strip() and not is_call and role != "assistant":
-        raise DataError(f"{where}: expected text, got an empty message; write the prompt or remove the record")
-    return Message(role, content)
+    return content
+
+
+def _part(part: Any, where: str) -> str:
+    given = _without_null(part)
+    if not isinstance(given, dict) or given.keys() != {"type", "text"} or given["type"] != "text" or not isinstance(given["text"], str):
+        kind = given.get("type") if isinstance(given, dict) else None
+        got = f"a part of the type {repr(kind)[:40]}" if kind not in (None, "text") else _kind(part)
+        raise DataError(f'{where}: expected {{"type": "text", "text": ...}}, got {got}; only text is read: remove the part, or the record')
+    return given["text"]
+
+
+def _without_null(value: Any) -> Any:
+    """Tables fill in nulls at every depth."""
+    if isinstance(value, dict):
+        return {name: _without_null(part) for name, part in value.items() if part is not None}
+    return [_without_null(part) for part in value] if isinstance(value, list) else value
 
 
 def _role(entry: Any) -> str | None:
@@ -327,15 +379,11 @@ def _role(entry: Any) -> str | None:
         return None
     sender = entry.get("from")
     name = entry.get("role") if sender is None else _SHAREGPT.get(sender) if isinstance(sender, str) else None
-    return name if isinstance(name, str) and name in _ROLES else None
+    return name if isinstance(name, str) and name in ROLES else None
 
 
 def _is_conversation(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
-
-
-def _plain(message: Message) -> dict[str, str]:
-    return {"role": message.role, "content": message.content}
 
 
 def _listed(names: Iterable[str]) -> str:

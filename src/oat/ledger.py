@@ -5,29 +5,28 @@ of a question wins. Which rows a step trains on, in which order, is recorded bef
 nothing. So a run that is killed and continued learns from the same rows in the same order. What was asked and not answered before a kill is
 asked again by the first step that has no record, unless its oracle is durable.
 
-What is known from earlier answers is not asked (`cache.py`), and what the budget does not allow is neither (`budget.py`); both are decided and
-recorded with the intent.
+What is known from earlier answers, or asked by an equal question already, is not asked (`cache.py`), and what the budget does not allow is neither
+(`budget.py`); both are decided and recorded with the intent. Questions that await an equal one's answer get it in the transaction that records it.
 
 Covered: a kill at any moment; many threads that ask. Not covered: two processes writing one ledger.
 """
 
 import math
-import sys
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from threading import RLock
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from oat.asked import Asked, Known, Terms, Value, nothing, rest, whole
 from oat.budget import Budget
-from oat.cache import Cache
-from oat.errors import OatError, OracleError
-from oat.oracles.base import Oracle, is_cacheable, price_of, version_of
+from oat.cache import Asking, Cache
+from oat.contract import calling, checked, pairs_of, tickets_of
+from oat.errors import OracleError, warn
+from oat.oracles.base import Oracle, is_cacheable, metrics_of, price_of, version_of
 from oat.seeds import Seeds
-from oat.store import Asked, Known, Store, Terms
-from oat.types import UNASKED, Answer, Feedback, Group, Item, Mark, Price, Question, Spent
+from oat.store import Store
+from oat.types import UNASKED, Answer, Feedback, Group, Item, Key, Price, Question, Spent
 
 _Found = tuple[Asked, Answer, int | None]
 """A question, its answer and its label."""
@@ -39,14 +38,14 @@ class _Pending:
 
     Attributes:
         question: what it was sent: of a half-known question the rest.
-        price: the most that it may cost; None: nobody counts.
+        most: that it may cost.
     """
 
     asked: Asked
     question: Question
     oracle: str
     since: float
-    price: Price | None
+    most: Budget
 
 
 class Ledger:
@@ -83,16 +82,21 @@ class Ledger:
         self.max_wait_s, self.max_age, self.budgets = math.inf if max_wait_s is None else max_wait_s, max_age, budgets or {}
         self.heed = heed
         versions = {name: version_of(oracle) for name, oracle in oracles.items()}
-        self._warn_of_versions(versions)
         self.cache, self.keep_groups = Cache(store, repeats, versions) if repeats else None, keep_groups
         self.pending: dict[tuple[str, str], _Pending] = {}
         self.groups: dict[tuple[str, int, int], list[Group]] = {}
         self.waiting: dict[int, Asked] = {}
+        self.awaiting: dict[Key, dict[int, Asked]] = {}
         self.lost: list[Asked] = []
         self.reasked = store.asked_again()
         self.warned: set[str] = set()
         self._writing, self._collecting = RLock(), RLock()
-        self._recover()
+        self._recover(self._changed(versions))
+
+    @property
+    def reported(self) -> dict[str, float]:
+        """What its oracles say of themselves, as metrics; of several that report the same, the one that training asks."""
+        return {name: value for oracle in [*self.oracles.values()][::-1] for name, value in metrics_of(oracle).items()}
 
     def asked(self, step: int, round: int, purpose: str = "train") -> int:
         """Questions in recorded rounds before (step, round): a count at the cursor, whatever a replay finds beyond it."""
@@ -117,9 +121,11 @@ class Ledger:
                 known = [_known(row, is_paid) for row, is_paid in zip(recorded, paid, strict=True)]
                 found = [(row.id, answer, self._label(row.question, answer)) for row, answer in zip(recorded, known, strict=True) if answer]
                 self.store.add_answers(found)
+                open_ = [row for row, answer in zip(recorded, known, strict=True) if answer is None]
+                self._await([row for row in open_ if row.others])
             self.groups[purpose, step, round] = list(groups)
             self.waiting.update({row.id: row for row in recorded})
-            self._submit([row for row, answer in zip(recorded, known, strict=True) if answer is None])
+            self._submit([row for row in open_ if row.is_sent])
 
     def take(self, step: int, count: int, purpose: str = "train") -> Feedback:
         """The answers a step learns from: its record if it has one, else the next `count` takeable questions, recorded first.
@@ -136,8 +142,7 @@ class Ledger:
                 found = self._found(ids)
                 self.store.add_take(purpose, step, ids, expired, self._refused(found))
                 self._keep(found, step)
-                for id in expired:
-                    self.waiting.pop(id, None)
+                self._close([row for row, *_ in found] + [self._closed(id) for id in expired])
         else:
             found = self.store.answers(self.store.taken(purpose, step))
         items = tuple(self._item(*each) for each in found)
@@ -153,14 +158,23 @@ class Ledger:
                 close_unanswered(self.store, purpose)
                 closed = self.store.takeable_ids(purpose, step, -1)
                 self.store.add_take(purpose, step, [], closed)
-                self._keep(self._found(closed), step)
+                found = self._found(closed)
+                self._keep(found, step)
+                self._close([row for row, *_ in found])
             self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
             self.lost = [row for row in self.lost if row.question.key.purpose != purpose]
+            self.awaiting = {key: rows for key, rows in self.awaiting.items() if key.purpose != purpose}
         self._forget(purpose, step)
 
     def price(self, questions: Sequence[Question]) -> Price:
         """The most that questions would cost if they were asked now; what is known costs nothing."""
-        return sum((self._term(question).price for question in questions), Price())
+        with self._writing:
+            asking, price = {} if self.cache is None else dict(self.cache.asking), Price()
+        for question in questions:
+            term, own = self._term(question, asking)
+            asking.update(own)
+            price += term.price
+        return price
 
     def refuse(self, step: int, purpose: str, price: Price) -> None:
         """Record that a step asks nothing, since so much cannot be paid."""
@@ -199,47 +213,58 @@ class Ledger:
     def close(self) -> None:
         self.store.close()
 
-    def _warn_of_versions(self, versions: Mapping[str, str]) -> None:
-        """Say that an oracle is not what it was: its curve has a kink that no learning made."""
+    def _changed(self, versions: Mapping[str, str]) -> set[str]:
+        """The oracles that are not what they were, which is said: their curve has a kink that no learning made."""
+        changed = set()
         with self.store:
             for name, version in versions.items():
                 before = self.store.put_version(name, version)
                 if before is not None and before != version:
-                    warnings.warn(
+                    changed.add(name)
+                    warn(
                         f"oracle {name} has changed since this run last asked it (its file, or the version it declares): what it says from here on "
-                        "stands in one curve with what it said before; begin a run of its own, if that is not meant",
-                        stacklevel=3,
+                        "stands in one curve with what it said before; begin a run of its own, if that is not meant"
                     )
+        return changed
 
-    def _recover(self) -> None:
+    def _recover(self, changed: Collection[str]) -> None:
         """After a restart: attach the tickets of durable oracles, whose deadlines go on; the other unanswered intents are lost until a step needs
-        new answers."""
-        for row in self.store.unanswered():
+        new answers. Nobody awaits an answer that an oracle may have given before it changed."""
+        unanswered = self.store.unanswered()
+        for row in unanswered:
             oracle = row.question.oracle
             if oracle in self.oracles and self.oracles[oracle].durable and row.ticket is not None:
                 age = max(0.0, time.time() - row.sent) if row.sent is not None else 0.0
-                self.pending[oracle, row.ticket] = self._as_sent(row, _rest(row.question, row.cached), age)
-            else:
+                self.pending[oracle, row.ticket] = self._as_sent(row, rest(row.question, row.cached), age)
+            elif row.is_sent:
                 self.lost.append(row)
+        self._await([row for row in unanswered + self.store.waiting(-1) if row.others])
+        if self.cache is not None:
+            self.cache.resume(row for row in self.store.waiting(-1, 0, 1) if row.question.oracle not in changed and self._is_cached(row.question))
 
     def _terms(self, purpose: str, questions: Sequence[Question]) -> tuple[list[Terms], list[bool]]:
         """For each question what is known and what the rest may cost, and whether the budget allows it."""
         budget = self.budgets.get(purpose, Budget())
         terms, paid, committed = [], [], self.store.committed(purpose)
+        asking = {} if self.cache is None else self.cache.asking
         for question in questions:
-            term = self._term(question)
+            term, own = self._term(question, asking)
             paid.append(not budget.is_limited or term.price == Price() or budget.allows(committed + term.price))
+            asking.update(own if paid[-1] else {})
             terms.append(term if paid[-1] else Terms(term.cached))
             committed += terms[-1].price
         return terms, paid
 
-    def _term(self, question: Question) -> Terms:
-        """What is known of a question, and what the rest may cost."""
+    def _term(self, question: Question, asking: Asking) -> tuple[Terms, Asking]:
+        """What is known of a question, and what the rest may cost; and who asks for its items, if it is asked."""
         if question.oracle == UNASKED:
-            return Terms()
+            return Terms(), {}
         oracle = self._oracle(question.oracle)
-        cached = self.cache.find(question) if self.cache and is_cacheable(oracle) else (None,) * question.size
-        return Terms(cached if any(cached) else (), price_of(oracle, _rest(question, cached)) if None in cached else Price())
+        cached: tuple[Value, ...] = (None,) * question.size
+        own: Asking = {}
+        if self.cache is not None and is_cacheable(oracle):
+            cached, own = self.cache.find(question, asking)
+        return Terms(cached if any(cached) else (), price_of(oracle, rest(question, cached)) if None in cached else Price()), own
 
     def _refused(self, found: Sequence[_Found]) -> Price | None:
         """The price of the cheapest question among these that was not paid."""
@@ -247,17 +272,50 @@ class Ledger:
         return min(map(self._rest_price, unpaid), key=_in_order, default=None)
 
     def _rest_price(self, row: Asked) -> Price:
-        return price_of(self._oracle(row.question.oracle), _rest(row.question, row.cached))
+        return price_of(self._oracle(row.question.oracle), rest(row.question, row.cached))
 
     def _found(self, ids: Sequence[int]) -> list[_Found]:
         """Answered questions with their answers; they wait no more."""
-        return self.store.answers([self.waiting.pop(id) if id in self.waiting else self.store.by_id(id) for id in ids])
+        return self.store.answers([self._closed(id) for id in ids])
+
+    def _closed(self, id: int) -> Asked:
+        """A question that waits no more."""
+        return self.waiting.pop(id) if id in self.waiting else self.store.by_id(id)
 
     def _keep(self, found: Sequence[_Found], step: int) -> None:
         for row, answer, _ in found:
-            oracle = self.oracles.get(row.question.oracle)
-            if self.cache is not None and oracle is not None and is_cacheable(oracle):
+            if self.cache is not None and self._is_cached(row.question):
                 self.cache.keep(row, answer, step)
+
+    def _is_cached(self, question: Question) -> bool:
+        return question.oracle in self.oracles and is_cacheable(self.oracles[question.oracle])
+
+    def _close(self, taken: Sequence[Asked]) -> None:
+        """Nobody awaits the answers of these any more."""
+        if self.cache is not None:
+            self.cache.forget({row.question.key for row in taken})
+
+    def _await(self, rows: Iterable[Asked]) -> None:
+        """Complete the answers of which everything is there now; the other questions await what is missing. The caller holds the transaction."""
+        for row in rows:
+            found = {key: self.store.values(key) for key in row.others | ({row.question.key} if row.is_sent else set())}
+            brought = {key: values for key, values in found.items() if values is not None}
+            for key in found.keys() - brought.keys():
+                self.awaiting.setdefault(key, {})[row.id] = row
+            if len(brought) < len(found):
+                continue
+            if row.is_sent:
+                self.store.complete(row.id, whole(row, self.store.answer(row)[0], brought))
+            else:
+                answer = whole(row, Answer(row.question.key, (), (), queries=0, by=row.question.oracle), brought)
+                self.store.add_answers([(row.id, answer, self._label(row.question, answer))])
+
+    def _bring(self, answered: Iterable[Key]) -> None:
+        """Give what has just been answered to the questions that await it; the caller holds the transaction."""
+        rows: dict[int, Asked] = {}
+        for key in answered:
+            rows |= self.awaiting.pop(key, {})
+        self._await(rows.values())
 
     def _ask_again(self, purpose: str) -> None:
         """Submit what was lost of a purpose. Steps that have a record need none of it, so a finished run, or a replay of one, asks nothing."""
@@ -276,14 +334,9 @@ class Ledger:
     def _submit(self, rows: Sequence[Asked]) -> None:
         for name in sorted({row.question.oracle for row in rows}):
             oracle, mine = self._oracle(name), [row for row in rows if row.question.oracle == name]
-            sent = [_rest(row.question, row.cached) for row in mine]
-            tickets = list(_calling(name, oracle.submit, sent))
+            sent = [rest(row.question, row.cached) for row in mine]
             known = {ticket for owner, ticket in list(self.pending) if owner == name}
-            if len(tickets) != len(mine) or len({*tickets} - known) != len(mine) or not all(isinstance(ticket, str) for ticket in tickets):
-                raise OracleError(
-                    f"oracle {name} gave the tickets {str(tickets)[:80]} for {len(mine)} questions; `submit` must return one string a question, "
-                    "each different from all others"
-                )
+            tickets = tickets_of(calling(name, oracle.submit, sent), len(mine), name, known)
             if oracle.durable:
                 with self.store:
                     self.store.set_tickets([(ticket, time.time(), row.id) for ticket, row in zip(tickets, mine, strict=True)])
@@ -291,8 +344,8 @@ class Ledger:
 
     def _as_sent(self, row: Asked, question: Question, age: float = 0.0) -> _Pending:
         is_limited = self.budgets.get(question.key.purpose, Budget()).is_limited
-        price = price_of(self._oracle(question.oracle), question) if is_limited else None
-        return _Pending(row, question, question.oracle, time.monotonic() - age, price)
+        most = Budget.of(price_of(self._oracle(question.oracle), question)) if is_limited else Budget()
+        return _Pending(row, question, question.oracle, time.monotonic() - age, most)
 
     def _oracle(self, name: str) -> Oracle:
         if name not in self.oracles:
@@ -326,7 +379,7 @@ class Ledger:
         names, has_come = sorted({oracle for oracle, _ in waiting}), False
         for name in names:
             tickets = [ticket for oracle, ticket in waiting if oracle == name]
-            arrived = _calling(name, self._oracle(name).collect, tickets, min(patience, 1.0) if len(names) > 1 else patience)
+            arrived = pairs_of(calling(name, self._oracle(name).collect, tickets, min(patience, 1.0) if len(names) > 1 else patience), name)
             self.heed()
             answered = [(self.pending.pop((name, ticket)), answer) for ticket, answer in arrived if (name, ticket) in self.pending]
             if answered:
@@ -337,19 +390,20 @@ class Ledger:
             self._record([(late := self.pending.pop(key), _failed(late)) for key in overdue])
         return has_come
 
-    def _record(self, answered: Sequence[tuple[_Pending, Answer]]) -> None:
+    def _record(self, answered: Sequence[tuple[_Pending, Any]]) -> None:
         if not answered:
             return
         rows, broken = [], []
         for pending, answer in answered:
             try:
-                whole = _whole(pending.asked, _checked(pending, answer))
+                full = whole(pending.asked, checked(answer, pending.question, pending.oracle, pending.most))
             except OracleError as error:
                 broken.append(error)
             else:
-                rows.append((pending.asked.id, whole, self._label(pending.asked.question, whole)))
+                rows.append((pending.asked.id, full, self._label(pending.asked.question, full)))
         with self._writing, self.store:
             self.store.add_answers(rows)
+            self._bring(answer.key for _, answer, _ in rows)
         if broken:
             raise broken[0]
 
@@ -373,8 +427,14 @@ class Ledger:
         return groups[row.member]
 
     def _warn_of_silence(self, purpose: str, step: int, items: Sequence[Item]) -> None:
-        """Say once what would otherwise only be counted: an oracle that answers nothing leaves a run that learns nothing."""
+        """Say once what would otherwise only be counted: where nobody is asked, or the oracle answers nothing, a run learns nothing."""
         asked = [item for item in items if item.question.oracle != UNASKED]
+        if items and not asked and UNASKED not in self.warned:
+            self.warned.add(UNASKED)
+            warn(
+                f"step {step}: nobody was asked about any of {len(items)} pairs, since its two responses are equal, or the explorer chose so; it "
+                "learns nothing: look at sampling.temperature, or at the recorded responses (oat check --show-tokens)"
+            )
         marks = {mark for item in asked for mark in item.answer.marks}
         if not marks or not marks <= {"abstain", "failed"} or purpose in self.warned:
             return
@@ -386,7 +446,7 @@ class Ledger:
             "failed": "it failed: look at its own log and at oracle.deadline_s",
         }
         hint = "; ".join(hints[mark] for mark in sorted(marks))
-        warnings.warn(f"{what}: oracle {names} gave no usable answer to any of {len(asked)} questions, so {lost}; {hint}", stacklevel=3)
+        warn(f"{what}: oracle {names} gave no usable answer to any of {len(asked)} questions, so {lost}; {hint}")
 
     def _forget(self, purpose: str, step: int) -> None:
         """Drop from memory the rounds that no waiting question belongs to."""
@@ -401,87 +461,26 @@ def _in_order(price: Price) -> tuple[int, int, float]:
 def close_unanswered(store: Store, *purposes: str) -> None:
     """What was asked for these purposes and nobody has answered counts as failed; the caller holds the transaction."""
     rows = [row for row in store.unanswered() if row.question.key.purpose in purposes]
-    answers = [_whole(row, _valueless(_rest(row.question, row.cached), "failed", row.question.oracle)) for row in rows]
+    answers = [whole(row, nothing(rest(row.question, row.cached), "failed", row.question.oracle), missing="failed") for row in rows]
     store.add_answers([(row.id, answer, None) for row, answer in zip(rows, answers, strict=True)])
-
-
-def _rest(question: Question, cached: Sequence[Known]) -> Question:
-    """What is still to be asked: of scores only those candidates of which nothing is known."""
-    if question.kind == "compare" or not any(cached):
-        return question
-    places = [place for place, known in enumerate(cached) if known is None]
-
-    def of(values: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(values[place] for place in places) if values else values
-
-    q = question
-    return replace(q, candidates=of(q.candidates), picks=of(q.picks), known=of(q.known), ids=of(q.ids))
-
-
-def _whole(asked: Asked, rest: Answer) -> Answer:
-    """The answer with the values that were known before."""
-    if not any(asked.cached):
-        return rest
-    given = iter(zip(rest.values, rest.marks, strict=True))
-    values, marks = zip(*(known or next(given) for known in asked.cached), strict=True)
-    return replace(rest, values=values, marks=marks)
+    for purpose in purposes:
+        store.fail_awaited(purpose)
 
 
 def _known(row: Asked, is_paid: bool) -> Answer | None:
-    """The answer of a question that nobody is asked; None: somebody is."""
+    """The answer of a question that nobody is asked; None: somebody is, for this one or for an equal one."""
     question = row.question
     if question.oracle == UNASKED:
-        return _valueless(question, "tie", UNASKED)
-    rest = _rest(question, row.cached)
+        return nothing(question, "tie", UNASKED)
     if not is_paid:
-        return _whole(row, _valueless(rest, "unpaid", question.oracle))
-    if not row.cached or None in row.cached:
+        return whole(row, nothing(rest(question, row.cached), "unpaid", question.oracle), missing="unpaid")
+    if not row.cached or not all(isinstance(value, Known) for value in row.cached):
         return None
-    values, marks = zip(*filter(None, row.cached), strict=True)
-    return Answer(question.key, values, marks, queries=0, by=question.oracle)
+    return whole(row, Answer(question.key, (), (), queries=0, by=question.oracle))
 
 
 def _failed(pending: _Pending) -> Answer:
-    return _valueless(pending.question, "failed", pending.oracle, time.monotonic() - pending.since)
-
-
-def _valueless(question: Question, mark: Mark, by: str, seconds: float = 0.0) -> Answer:
-    size = question.size
-    return Answer(question.key, (0.5,) * size, (mark,) * size, queries=0, by=by, seconds=seconds)
-
-
-def _calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
-    """What a method of an oracle returns; whatever it raises is an error of that oracle."""
-    try:
-        return method(*arguments)
-    except OatError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise OracleError(f"oracle {name} raised {type(error).__name__}: {error}; repair it, and run the same command again") from error
-
-
-def _checked(pending: _Pending, answer: Answer) -> Answer:
-    """The answer with plain numbers.
-
-    Raises:
-        OracleError: it breaks the contract.
-    """
-    question, name = pending.question, pending.oracle
-    if not len(answer.values) == len(answer.marks) == question.size:
-        raise OracleError(f"oracle {name} gave {len(answer.values)} values for a question with {question.size}; return one value an item")
-    if unknown := set(answer.marks) - set(get_args(Mark)):
-        raise OracleError(f"oracle {name} marked question {question.key} with {unknown}; the marks are {', '.join(get_args(Mark))}")
-    low, high = (0.0, 1.0) if question.kind == "compare" else (-sys.float_info.max, sys.float_info.max)
-    is_plain = all(type(value) is float for value in answer.values)
-    values = answer.values if is_plain else tuple(float(value) if isinstance(value, Real) else math.nan for value in answer.values)
-    for value, given, mark in zip(values, answer.values, answer.marks, strict=True):
-        if mark == "ok" and not low <= value <= high:
-            meaning = "a probability between 0 and 1" if question.kind == "compare" else "a finite score"
-            raise OracleError(f"oracle {name} answered {given!r} to question {question.key}; return {meaning}, or mark it abstained")
-    most, took = pending.price, Price(answer.queries, answer.tokens, answer.cost)
-    if most is not None and not Budget(most.queries, most.tokens, most.cost).allows(took):
-        raise OracleError(
-            f"oracle {name} took {took} for question {question.key}, which was to cost at most {most}; its method `price` must name the most, or "
-            "the budget would not hold"
-        )
-    return answer if is_plain else replace(answer, values=values)
+    """Past its deadline. What its oracle is at may still be paid, so that where there is a budget it counts at its most."""
+    most = pending.most
+    answer = nothing(pending.question, "failed", pending.oracle, time.monotonic() - pending.since)
+    return replace(answer, queries=most.queries or 0, tokens=most.tokens or 0, cost=most.cost or 0.0)

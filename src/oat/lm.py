@@ -9,7 +9,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -205,20 +205,17 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
     """
     if dtype not in _DTYPES:
         raise ModelError(f"no dtype `{dtype}` for a model: {did_you_mean(dtype, _DTYPES)}")
-    where = _locate(path)
-    if os.path.isdir(where) and not os.path.isfile(os.path.join(where, "config.json")):
-        raise ModelError(f"the directory {path} has no config.json, so it holds no model; give a directory written by `save_pretrained`")
+    config = load_config(path)
     try:
-        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise ModelError(f"{path} is a `{config.model_type}`, which is no causal language model; give one that generates text")
         _remove_noise(config)
         can_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
         if _OUTLINED.get():
-            return _outline(where, path, config, _DTYPES[dtype], device, can_sdpa=can_sdpa)
-        if os.path.isdir(where):
-            described(where, path)
-        module = _from_files(where, path, config, dtype=_DTYPES[dtype], attn_implementation="sdpa" if can_sdpa else "eager")
+            return _outline(path, config, _DTYPES[dtype], device, can_sdpa=can_sdpa)
+        if os.path.isdir(path):
+            described(path)
+        module = _from_files(path, path, config, dtype=_DTYPES[dtype], attn_implementation="sdpa" if can_sdpa else "eager")
     except ModelError:
         raise
     except _LIBRARY_ERRORS as error:
@@ -254,8 +251,12 @@ def is_outlined() -> bool:
 
 def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
     """Write model and tokenizer as transformers does: config, safetensors, tokenizer files; `load_lm` and `AutoModelForCausalLM` read them."""
+    save_module(lm.module, tokenizer, directory)
+
+
+def save_module(module: Any, tokenizer: Any, directory: str) -> None:
     with _without_bars():
-        lm.module.save_pretrained(directory)
+        module.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 
@@ -274,7 +275,11 @@ def _locate(path: str) -> str:
         return path
     if os.path.exists(path):
         raise ModelError(f"{path} is a file; give the directory that holds the model's config.json")
-    raise ModelError(f"there is no directory {path}, and it is no hub id; give a local directory, or a hub id as `org/name`")
+    raise ModelError(f"{_nowhere(path)}, and it is no hub id; give a local directory, or a hub id as `org/name`")
+
+
+def _nowhere(path: str) -> str:
+    return f"there is no directory {path}" + ("" if os.path.isabs(path) else f" in {os.getcwd()}, from where relative paths are taken")
 
 
 def _refusal(what: str, path: str, error: BaseException) -> ModelError:
@@ -285,8 +290,8 @@ def _refusal(what: str, path: str, error: BaseException) -> ModelError:
             f"the directory {path} holds no {what} that can be read ({reason}); give one with {files}, as `save_pretrained` writes them"
         )
     return ModelError(
-        f"there is no directory {path}, and the {what} of that name cannot be had from the hub ({reason}); give a local directory, or download "
-        f"it where there is a network (`hf download {path}`), set HF_HOME to the folder it went to, and HF_HUB_OFFLINE=1 to read from there only"
+        f"{_nowhere(path)}, and the {what} of that name cannot be had from the hub; give a local directory, or download it where there is a "
+        f"network (`hf download {path}`), set HF_HOME to the folder it went to, and HF_HUB_OFFLINE=1 to read from there only (the hub: {reason})"
     )
 
 
@@ -298,7 +303,47 @@ def _remove_noise(config: Any) -> None:
                 setattr(part, name, 0.0)
 
 
-def _from_files(where: str | None, path: str, config: Any, **options: Any) -> Any:
+def load_module(path: str, config: Any, mapping: Mapping[Any, Any], dtype: str) -> Any:
+    """A module of transformers from a local directory or the hub, in evaluation mode, without dropout.
+
+    Args:
+        config: what `load_config` gives.
+        mapping: from the types of configurations to classes, the config's among them.
+        dtype: as `load_lm`.
+
+    Raises:
+        ModelError: as `load_lm`.
+    """
+    _remove_noise(config)
+    try:
+        if os.path.isdir(path):
+            described(path)
+        attention = "sdpa" if getattr(mapping[type(config)], "_supports_sdpa", False) else "eager"
+        module = _from_files(path, path, config, mapping, dtype=_DTYPES[dtype], attn_implementation=attention)
+    except ModelError:
+        raise
+    except _LIBRARY_ERRORS as error:
+        raise _refusal("model", path, error) from error
+    quicken(module)
+    return module.eval()
+
+
+def load_config(path: str) -> Any:
+    """The configuration of the model in a local directory or on the hub.
+
+    Raises:
+        ModelError: there is none, or it cannot be read.
+    """
+    where = _locate(path)
+    if os.path.isdir(where) and not os.path.isfile(os.path.join(where, "config.json")):
+        raise ModelError(f"the directory {path} has no config.json, so it holds no model; give a directory written by `save_pretrained`")
+    try:
+        return AutoConfig.from_pretrained(where, trust_remote_code=False)
+    except _LIBRARY_ERRORS as error:
+        raise _refusal("model", path, error) from error
+
+
+def _from_files(where: str | None, path: str, config: Any, mapping: Mapping[Any, Any] = MODEL_FOR_CAUSAL_LM_MAPPING, **options: Any) -> Any:
     """The module with its weights, all of which the files have.
 
     Args:
@@ -307,7 +352,7 @@ def _from_files(where: str | None, path: str, config: Any, **options: Any) -> An
     Raises:
         ModelError: some are missing, or of another shape.
     """
-    kind, verbosity = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], logging.get_verbosity()
+    kind, verbosity = mapping[type(config)], logging.get_verbosity()
     asked = {"config": config, "use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     logging.set_verbosity_error()  # what it would report on several lines is raised here
     try:
@@ -324,18 +369,18 @@ def _from_files(where: str | None, path: str, config: Any, **options: Any) -> An
     return module
 
 
-def described(where: str, path: str) -> dict[str, Tensor]:
+def described(path: str) -> dict[str, Tensor]:
     """What the safetensors files of a directory hold, as tensors without memory; only the heads of the files are read.
 
     Raises:
         ModelError: there are none, or one is damaged.
     """
-    single, index = Path(where, "model.safetensors"), Path(where, "model.safetensors.index.json")
+    single, index = Path(path, "model.safetensors"), Path(path, "model.safetensors.index.json")
     file, found = single, dict[str, Tensor]()
     try:
         has_index = index.exists() and not single.exists()
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if has_index else [single.name]
-        for file in (Path(where, name) for name in names):
+        for file in (Path(path, name) for name in names):
             with file.open("rb") as stream:
                 size = int.from_bytes(stream.read(8), "little")
                 head = json.loads(stream.read(min(size, _LARGEST_HEAD)))
@@ -352,19 +397,19 @@ def described(where: str, path: str) -> dict[str, Tensor]:
     return found
 
 
-def _outline(where: str, path: str, config: Any, dtype: torch.dtype, device: torch.device | str, *, can_sdpa: bool) -> CausalLM:
+def _outline(path: str, config: Any, dtype: torch.dtype, device: torch.device | str, *, can_sdpa: bool) -> CausalLM:
     """A model without weights; that its code lets our attention in is believed. The names and shapes of tensors in files that lie here are held
     against it where Accelerate is installed, which transformers needs for that; nothing is fetched."""
-    if os.path.isdir(where):
+    if os.path.isdir(path):
         with unset_fake_temporarily():
-            held = described(where, path)
+            held = described(path)
             if importlib.util.find_spec("accelerate"):
                 _from_files(None, path, copy.deepcopy(config), dtype=dtype, device_map="meta", state_dict=held)
     kind = "sdpa" if can_sdpa else "eager"
     with torch.device(device):
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=kind, trust_remote_code=False)
     with suppress(OSError):  # without the file it is what the model's own configuration says
-        module.generation_config = GenerationConfig.from_pretrained(where)
+        module.generation_config = GenerationConfig.from_pretrained(path)
     lm = CausalLM(module.eval(), takes_layouts=can_sdpa)
     _check_outlined_head(lm, path)
     if can_sdpa:

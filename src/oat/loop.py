@@ -4,7 +4,6 @@ Everything around it is a box behind a protocol; no algorithm has a loop of its 
 """
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import torch
 
 from oat.algorithms.base import Objective
 from oat.boxes import Alarms, Checkpoints, Collector, Evaluation, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
-from oat.errors import AlarmError, LedgerError, OatError
+from oat.errors import AlarmError, LedgerError, OatError, OutageError, warn
 from oat.interruption import Interrupted, Interruption
 from oat.metrics import Metrics
 from oat.seeds import Seeds
@@ -71,6 +70,7 @@ def train(run: Run, report: Report) -> str:
         Why it ended.
     Raises:
         Interrupted: it was asked to end before that; where it stood is on disk.
+        OutageError: an oracle's service was away for too long; likewise.
         AlarmError: an alarm ended it; where it stood is on disk.
         CheckpointError: a checkpoint could not be written or read.
     """
@@ -106,7 +106,7 @@ def steps(run: Run, report: Report) -> str:
                     metrics.add(run.learner.update(objective, batch))
             if heed(run, step + 1, metrics) or run.weights.due(step):
                 run.weights.sync(run.learner, version=step + 1)
-        metrics.add({"oracle/reasked": run.ledger.reasked, "weights/version": run.weights.sampler_version})
+        metrics.add({"oracle/reasked": run.ledger.reasked, **run.ledger.reported, "weights/version": run.weights.sampler_version})
         step += 1
         reason, metrics = close_step(run, step, metrics, feedback, report)
     if run.alarms.ended is not None:
@@ -167,7 +167,7 @@ def evaluate(run: Run, step: int, *, due: bool, queries: int = 0) -> Metrics:
             except LedgerError:
                 raise
             except OatError as error:
-                warnings.warn(f"the evaluation after {step} steps failed and is left out: {error}", stacklevel=2)
+                warn(f"the evaluation after {step} steps failed and is left out: {error}")
                 values = {"eval/failed": 1.0}
             metrics.add(values)
     return metrics
@@ -175,7 +175,7 @@ def evaluate(run: Run, step: int, *, due: bool, queries: int = 0) -> Metrics:
 
 @contextmanager
 def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Iterator[None]:
-    """A run that is asked to end ends within it, with a checkpoint of the state before it, unless there is one.
+    """A run that is asked to end ends within it, or whose oracle is out of reach, with a checkpoint of the state before it, unless there is one.
 
     Args:
         row: metrics of a row that is not closed yet.
@@ -184,7 +184,7 @@ def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Ite
     try:
         with run.interruption.at_once():
             yield
-    except Interrupted:
+    except (Interrupted, OutageError):
         if run.checkpoints.saved != step:
             save(run, step, before, row=known, is_last=True)
         raise

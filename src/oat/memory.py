@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from oat.algorithms.base import Objective
-from oat.build import Surroundings, make_ensemble, make_learner, make_renderer, make_sampling, needed_models, needed_slots
-from oat.check import TorchEngineConfig, make_explorer, make_objective
+from oat.build import make_ensemble, make_learner, make_sampling, needed_models, needed_slots
+from oat.check import make_explorer, make_objective
 from oat.config import Origins, blaming, where
 from oat.engines.decoding import cache_dtype, filled_up
 from oat.engines.decoding import passes as in_passes
 from oat.engines.kv import PAGE
-from oat.engines.torch import fixed_rows
+from oat.engines.torch import fixed_rows, page_bytes_of, refuse_small_cache
 from oat.errors import ConfigError, OatError
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf
@@ -34,7 +34,8 @@ from oat.learner.limits import GB, LiveBytes, row_of
 from oat.lm import CausalLM, outlines
 from oat.models import load_models, load_slots
 from oat.seeds import Seeds
-from oat.settings import Config, LoraConfig
+from oat.settings import Config, LoraConfig, TorchEngineConfig
+from oat.surroundings import Surroundings, make_renderer
 from oat.types import Batch, Plan, Sampling, Trajectory
 
 SURE = 0.85
@@ -119,6 +120,26 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins) -> str:
         f"{where(('compute', 'memory_gb'), origins)}: {has}, and this run needs about {found.peak / GB:.3g} GB for "
         f"tensors ({found.part}): {advice}; to go on all the same, set compute.memory_gb to {1.1 * found.peak / GB:.3g} or more"
     )
+
+
+def refuse_short_cache(config: Config, lengths: Lengths, origins: Origins) -> None:
+    """Hold the longest sequence that is sampled against `engine.cache_gb`. Of episodes it is the first turn.
+
+    Raises:
+        EngineError: as the engine, when it is asked for such a sequence.
+        ConfigError, ModelError: the model cannot be made as configured.
+    """
+    options = TorchEngineConfig(**config.engine.options)
+    prompts = [*([] if config.prompts.responses else [lengths.prompt]), *([lengths.held_out_prompt] if lengths.held_out else [])]
+    if not prompts:
+        return
+    sampled = replace(config, model=replace(config.model, dtype=options.dtype))
+    with blaming(config, origins, "model.path"), outlines():
+        lm = load_models(sampled, (), Seeds(config.seed))["policy"]
+        page_bytes = page_bytes_of(lm)
+    rows = fixed_rows(options.max_rows) if options.deterministic else None
+    with blaming(config, origins, "engine.cache_gb"):
+        refuse_small_cache(_width(lm, max(prompts), config.sampling.max_new_tokens), int(options.cache_gb * GB / page_bytes), page_bytes, rows)
 
 
 def free_memory(profile: str) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from oat.errors import ConfigError, ModelError
-from oat.lm import CausalLM, load_lm, load_tokenizer
+from oat.lm import CausalLM, is_adapter, is_outlined, load_lm, load_tokenizer
 from oat.lora import load_model, share_base
 from oat.malloc import give_back_freed_memory
 from oat.render import Renderer
@@ -38,8 +38,8 @@ def device_notes(profile: str) -> tuple[str, ...]:
 
 
 def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[str, CausalLM]:
-    """The learner's: the policy, and as far as they are needed a frozen reference and the critic's backbone. With an adapter they share the frozen
-    weights, and the reference is the policy with the adapter off.
+    """The learner's: the policy, and as far as they are needed a frozen reference and the backbones of critic and reward model. With an adapter they
+    share the frozen weights, and the reference is the policy with the adapter off.
 
     Raises:
         ConfigError, ModelError: as `device_of` and `load_model`.
@@ -52,8 +52,9 @@ def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[st
     if "reference" in needs:
         is_shared = model.lora is not None and model.reference is None
         lms["reference"] = policy.base() if is_shared else load_lm(model.reference or model.path, dtype=model.dtype, device=device)
-    if "critic" in needs:
-        lms["critic"] = _another(config, "critic", policy, seeds)
+    for name in ("critic", "reward"):
+        if name in needs:
+            lms[name] = _another(config, name, policy, seeds)
     return lms
 
 
@@ -76,7 +77,8 @@ def load_slots(config: Config, lms: Mapping[str, CausalLM], needs: Collection[st
     slots = {"sampler": load_model(own.model, device=policy.device) if is_late else lms["policy"], **lms}
     for lm in slots.values():
         for name, tensor in lm.tensors().items():
-            if tensor.is_floating_point() and tensor.dtype != HALF[dtype]:
+            is_unmoved = is_outlined() and is_adapter(name)  # an outline stays in the precision it is made in
+            if tensor.is_floating_point() and tensor.dtype != HALF[dtype] and not is_unmoved:
                 raise ModelError(f"a `{lm.model_type}` keeps `{name}` in float32 when it is loaded in {dtype}; leave engine.dtype at float32")
     return slots
 

@@ -5,57 +5,58 @@ seen without weights: numbers in them that are not finite, and a model whose att
 """
 
 import math
-import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from oat.actor import RecordedActor
-from oat.build import Surroundings, build, surround
-from oat.check import BUILTIN, judges_of, make_objective
+from oat.check import make_objective
 from oat.checkpoint import Checkpoints
 from oat.config import Origins
 from oat.errors import TemplateError
 from oat.files import bytes_free
+from oat.fork import Origin
 from oat.learner.learner import Learner
-from oat.learner.limits import GB, LiveBytes
+from oat.learner.limits import GB
 from oat.learner.models import LanguageModel
-from oat.lm import outlines
 from oat.loop import Run
-from oat.memory import lengths_of, memory_lines, refuse_too_large
+from oat.memory import lengths_of, memory_lines, refuse_short_cache, refuse_too_large
 from oat.oracles.preferences import Preferences
+from oat.reading import read_rows
 from oat.render import Renderer
-from oat.rundir import settled
+from oat.rules import BUILTIN, judges_of
+from oat.rundir import outlined, settled
 from oat.settings import Config
+from oat.surroundings import Surroundings, surround
 from oat.types import Segment, Trajectory
 
 _MOMENTS = 2
 """Of AdamW, each as large as the weights that learn."""
+_SPACE = "\u2423"
 _UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
-def outline(config: Config, origins: Origins, *, with_tokens: bool = False, with_memory: bool = False) -> list[str]:
+def outline(config: Config, origins: Origins, source: str | None = None, *, with_tokens: bool = False, with_memory: bool = False) -> list[str]:
     """What a resolved configuration would run, in lines for people.
 
     Args:
+        source: "RUN@STEP" or "RUN", of which it would be a fork.
         with_tokens: also an example of what is learned from, token by token.
         with_memory: also how much memory it needs; takes seconds.
 
     Raises:
         OatError: `oat train` would refuse it before its first step.
     """
-    config = settled(config, origins)
+    config, origin = settled(config, origins, source)
     around = surround(config, origins)
     lengths = lengths_of(around)
+    refuse_short_cache(config, lengths, origins)
     memory = refuse_too_large(config, lengths, origins)
-    here = replace(config, compute=replace(config.compute, serialise=False))
-    with tempfile.TemporaryDirectory() as scratch, outlines(), LiveBytes():
-        run = build(here, directory=Path(scratch), around=around, origins=origins)
+    with outlined(config, origins, around) as run:
         assert isinstance(run.learner, Learner), "nothing goes through the wire here"
-        lines = [*_model(run.learner), *_data(around), *_step(config, run, around), *_evaluations(config, run, around)]
-        lines += [*_checkpoints(config, run.learner), *_places(config, run.learner)]
+        begun = _begun(config, origin)
+        lines = [*_model(run.learner), *_data(around), *_step(config, run, around, *begun), *_evaluations(config, run, around, begun[0])]
+        lines += [*_checkpoints(config, run.learner, origin), *_places(config, run.learner)]
         lines += [("memory", memory), *(("note", note) for note in run.notes)]
-        run.ledger.close()
     table = [f"  {name:<13}{text}" for name, text in lines]
     return [*table, *(token_lines(config, around) if with_tokens else []), *(memory_lines(config, lengths) if with_memory else [])]
 
@@ -74,11 +75,27 @@ def _model(learner: Learner) -> _Lines:
 
 def _data(around: Surroundings) -> _Lines:
     held_out = f"; {around.held_out.size} held out" if around.held_out else ""
-    yield "prompts", f"{around.prompts.size}, at most {around.prompts.longest} tokens long{held_out}"
+    what = " with the longest response" if around.prompts.has_responses else ""
+    yield "prompts", f"{around.prompts.size}, at most {around.prompts.longest} tokens long{what}{held_out}"
 
 
-def _step(config: Config, run: Run, around: Surroundings) -> _Lines:
-    """The arithmetic of a step, and of all of them."""
+def _begun(config: Config, origin: Origin | None) -> tuple[int, int]:
+    """Steps that are done, here or where the fork begins, and queries that were spent by then."""
+    stored = Checkpoints(Path(config.run_dir) / "checkpoints", every=1, keep_last=1).steps
+    step, directory = (stored[-1], Path(config.run_dir)) if stored else (origin.step, origin.run) if origin else (0, None)
+    if directory is None or step == 0:
+        return 0, 0
+    spent = [row["oracle/queries"] for row in read_rows(directory / "metrics.jsonl") if row["step"] <= step and "oracle/queries" in row]
+    return step, int(spent[-1]) if spent else 0
+
+
+def _step(config: Config, run: Run, around: Surroundings, begun: int, spent: int) -> _Lines:
+    """The arithmetic of a step, and of all that are left.
+
+    Args:
+        begun: steps that are done.
+        spent: queries of theirs.
+    """
     plan, options, recorded = run.plans(0), config.algorithm.options, len(config.prompts.responses)
     samples = recorded or sum(plan.samples.values())
     responses, queries = plan.prompts * samples, plan.questions * _price(config, around, samples)
@@ -95,16 +112,19 @@ def _step(config: Config, run: Run, around: Surroundings) -> _Lines:
     last, stop = run.stop.last, config.stop
     limits = {"max_queries": stop.max_queries, "max_tokens": stop.max_tokens, "max_cost": stop.max_cost, "max_hours": stop.max_hours}
     until = " or ".join(f"stop.{name} {limit:g}" for name, limit in limits.items() if limit is not None)
+    left = math.inf if stop.max_queries is None else max(0, stop.max_queries - spent)
+    after, beside = (f" after step {begun}", f" beside {spent} that are spent") if begun else ("", "")
     if last is None:
-        steps = f", after {math.ceil(stop.max_queries / queries)} steps or more" if stop.max_queries and queries else ""
-        yield "the run", f"steps until {until}{steps}"
+        steps = f", after {math.ceil(left / queries)} {'more ' if begun else ''}steps or more" if stop.max_queries and queries else ""
+        yield "the run", f"steps{after} until {until}{steps}" + (f"; {spent} queries are spent" if begun else "")
         return
-    spent = last * queries if stop.max_queries is None else min(last * queries, stop.max_queries)
-    prompts = min(last * plan.prompts, around.prompts.size * (config.prompts.epochs or last * plan.prompts))
-    times = f"each {prompts / around.prompts.size:.3g} times"
-    taken = f"{_many(prompts, 'prompt')} ({times}), {_many(prompts * samples, 'response')}, {_queries(spent)}"
-    updates = _many(last * epochs * minibatches, "optimiser step")
-    yield "the run", f"{_many(last, 'step')}: {taken}, {updates}" + (f"; or until {until}" if until else "")
+    steps_left, size = max(0, last - begun), around.prompts.size
+    prompts = min(steps_left * plan.prompts, max(0, size * config.prompts.epochs - begun * plan.prompts) if config.prompts.epochs else math.inf)
+    times = f"each {prompts / size:.3g} times"
+    asked = _queries(int(min(steps_left * queries, left))) + beside
+    taken = f"{_many(int(prompts), 'prompt')} ({times}), {_many(int(prompts * samples), 'response')}, {asked}"
+    updates = _many(steps_left * epochs * minibatches, "optimiser step")
+    yield "the run", f"{_many(steps_left, 'step')}{after}: {taken}, {updates}" + (f"; or until {until}" if until else "")
 
 
 def _price(config: Config, around: Surroundings, samples: int) -> int:
@@ -129,13 +149,13 @@ def _size(count: int) -> str:
     return f"{count / unit[0]:.3g} {unit[1]}"
 
 
-def _evaluations(config: Config, run: Run, around: Surroundings) -> _Lines:
+def _evaluations(config: Config, run: Run, around: Surroundings, begun: int) -> _Lines:
     e, last = config.evaluation, run.stop.last
     if e is None or around.held_out is None:
         return
     is_rarer = bool(e.every_queries or e.every_hours)
-    when = f"before the first step, every {_many(e.every, 'step')}{' at most' if is_rarer else ''}, and at the end"
-    count = None if last is None else 1 + last // e.every + (last % e.every > 0)
+    when = f"{'' if begun else 'before the first step, '}every {_many(e.every, 'step')}{' at most' if is_rarer else ''}, and at the end"
+    count = None if last is None else max(0, (begun == 0) + last // e.every - begun // e.every + (last % e.every > 0 and last > begun))
     responses = around.held_out.size * (e.samples + e.greedy)
     parts = " + ".join([*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])])
     times, prompts = f": {_many(count, 'time')}" if count else "", _many(around.held_out.size, "prompt")
@@ -145,7 +165,7 @@ def _evaluations(config: Config, run: Run, around: Surroundings) -> _Lines:
         yield "", f"{_queries(priced)} each" + (f", {priced * count} in all" if count and priced else "") + f", of {address}"
 
 
-def _checkpoints(config: Config, learner: Learner) -> _Lines:
+def _checkpoints(config: Config, learner: Learner, origin: Origin | None) -> _Lines:
     c = config.checkpoint
     sizes = {name: sum(parameter.nbytes for parameter in part.model.trainable().values()) for name, part in learner.trained.items()}
     size = (1 + _MOMENTS) * sum(sizes.values()) + (sizes.get("policy", 0) if config.learner.sync_every > 1 else 0)
@@ -153,7 +173,8 @@ def _checkpoints(config: Config, learner: Learner) -> _Lines:
     kept, free = f"{c.keep_last + c.keep_best} stay, of {_size(size)} each", f"{_size(bytes_free(directory))} are free there"
     yield "checkpoints", f"every {_many(c.every, 'step')} and at the end; {kept}; {free}"
     stored = Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps
-    where = f"goes on after step {stored[-1]}" if stored else "new"
+    begins = f"begins as a fork of {origin.run} after step {origin.step}" if origin else "new"
+    where = f"goes on after step {stored[-1]}" if stored else begins
     yield "run", f"{where}, in {directory}"
 
 
@@ -193,12 +214,16 @@ def token_lines(config: Config, around: Surroundings) -> list[str]:
         for segment in row.segments:
             masks = segment.mask if segment.mask is not None else [False] * len(segment.ids)
             for id, is_trained in zip(segment.ids, masks, strict=True):
-                text = renderer.decode([int(id)])
-                lines.append(f"  {place:>5} {int(id):>7}  {segment.author:<8} {'yes' if is_trained else '-':<8} {text!r}")
+                lines.append(f"  {place:>5} {int(id):>7}  {segment.author:<8} {'yes' if is_trained else '-':<8} {_seen(renderer.decode([int(id)]))}")
                 place += 1
     ends = ", ".join(f"{id} {renderer.decode([id])!r}" for id in sorted(renderer.stop_ids)) or "none"
     strings = f"; or the text {', '.join(map(repr, renderer.stop))}" if renderer.stop else ""
     return [*lines, f"stop ids: {ends}{strings}"]
+
+
+def _seen(text: str) -> str:
+    """A token's text; one of nothing but spaces is seen, too."""
+    return repr(text.replace(" ", _SPACE) if text and not text.strip(" ") else text)
 
 
 def _stand_in(renderer: Renderer, text: str) -> tuple[Segment, ...]:

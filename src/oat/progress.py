@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +48,34 @@ def shown(run: Run, config: Config) -> Iterator[Report]:
     name_boxes(run, display.doing)
     with display.drawn():
         yield display.report
+
+
+@contextmanager
+def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
+    """Steps that are no run's: within it, call what it gives after each. In a terminal one line counts them, anywhere else one line says how many."""
+    if not _is_terminal():
+        print(f"{what}: {steps:,} steps", flush=True)
+        yield lambda step: None
+        return
+    try:
+        yield lambda step: print(f"\r{what}: step {step:,} of {steps:,}", end="", flush=True)
+    finally:
+        print(flush=True)
+
+
+def opening(run: Run, config: Config) -> list[str]:
+    """What people are told before the first step, in lines."""
+    saved = run.checkpoints.steps
+    where = f"; the run goes on from its checkpoint after {saved[-1]} steps" if saved else ""
+    return [f"{run.stop.last or 'endless'} steps in {config.run_dir}{where}", *run.notes]
+
+
+def way_on(run: Run, config: Config, reason: str) -> str:
+    """How to go on with a run that had ended when it was asked to go on."""
+    is_used_up = run.stop.last != config.stop.max_steps and reason == f"all {run.stop.last} steps are done"
+    raised = "" if is_used_up else "raise what ended it (stop.max_steps or another field of stop), or "
+    used_up = "its prompts are used up (prompts.epochs); " if is_used_up else ""
+    return f"it had ended before, and nothing was left to do; {used_up}to go on {raised}begin another run in a run_dir of its own"
 
 
 class Display:

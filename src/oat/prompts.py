@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -32,6 +32,7 @@ class Prompts:
         max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None keeps all. Every prompt that is
             read is rendered, so that what cannot be is known before a run starts.
         room: most tokens of a prompt that the model's context leaves room for; a longer one is an error. None knows of no context.
+        room_is: how that number comes about, for messages.
         epochs: the order ends after so many times `size` prompts, and every source then has given its share of them: a source of great weight
             has come round more often than one of small weight. None never ends.
         shuffle: False takes the records of a source as they stand, in every epoch.
@@ -42,9 +43,10 @@ class Prompts:
         size: prompts of all sources together: an epoch.
         dropped: prompts left out because they are too long.
         skipped: malformed records left out.
-        longest: tokens of the longest prompt.
+        longest: tokens of the longest prompt; with its longest recorded response, if responses are read.
         columns: names of the columns that any prompt has.
         has_references: any prompt has one.
+        has_responses: lengths are of prompts with their longest recorded response.
         formats: names of the formats of the sources.
         notes: for people, one sentence about the format of each source, and about what was left out of it.
 
@@ -66,6 +68,7 @@ class Prompts:
         max_prompts: int | None = None,
         max_tokens: int | None = None,
         room: int | None = None,
+        room_is: str = "",
         epochs: int | None = None,
         shuffle: bool = True,
         folder: Path | None = None,
@@ -76,19 +79,20 @@ class Prompts:
         sources = _sources(source)
         self.dropped = self.skipped = self.longest = 0
         self.columns: set[str] = set()
-        self.has_references = False
+        self.has_references, self.has_responses = False, bool(responses)
         self.notes: tuple[str, ...] = ()
         self.formats: set[str] = set()
         self._pools: list[_Pool] = []
         for number, one in enumerate(sources):
             layout = Layout(prompt_key, reference_key, responses, score_key)
-            fit = _Fit(one, layout, renderer, max_tokens, room)
-            found = PromptSet(one, layout, fit.accepts, max_prompts=max_prompts, skip=on_bad_record == "skip", folder=folder)
+            fit = _Fit(one, layout, renderer, max_tokens, room, room_is)
+            own: dict[str, Any] = {"max_prompts": max_prompts, "skip": on_bad_record == "skip", "folder": folder, "reads": renderer.reads}
+            found = PromptSet(one, layout, fit.accepts, **own)
             self.notes += found.notes
-            self._count_dropped(one, found.read, len(found), max_tokens)
+            self._count_dropped(one, found.read, len(found), max_tokens, "prompts with their longest response" if responses else "prompts")
             fit.check_room(len(found))
             self.skipped, self.longest = self.skipped + found.skipped, max(self.longest, fit.longest)
-            self.columns, self.has_references = self.columns | fit.columns, self.has_references or fit.has_references
+            self.columns, self.has_references = self.columns | found.columns, self.has_references or fit.has_references
             self.formats |= {layout.format.name} if layout.format else set()
             self._pools.append(_Pool(found, seeds, number, shuffle))
         self.size = sum(len(pool.prompts) for pool in self._pools)
@@ -140,12 +144,12 @@ class Prompts:
         number, turn = (int(values[place]) for values in self._turns)
         return self._pools[number].at(turn)
 
-    def _count_dropped(self, source: Source, read: int, left: int, max_tokens: int | None) -> None:
+    def _count_dropped(self, source: Source, read: int, left: int, max_tokens: int | None, what: str) -> None:
         if not left:
-            raise DataError(f"{source.name}: all {read} prompts are longer than {max_tokens} tokens; raise `max_tokens`, or give shorter prompts")
+            raise DataError(f"{source.name}: all {read} {what} are longer than {max_tokens} tokens; raise `prompts.max_tokens`, or give shorter ones")
         if left < read:
             self.dropped += read - left
-            self.notes = (*self.notes, f"{source.name}: {read - left} of {read} prompts are longer than {max_tokens} tokens and left out")
+            self.notes = (*self.notes, f"{source.name}: {read - left} of {read} {what} are longer than {max_tokens} tokens and left out")
 
 
 @dataclass
@@ -156,7 +160,7 @@ class _Fit:
         longest: tokens of the longest one that is kept.
         over: those that are kept and have no room.
         first: row and size of the first of them.
-        columns, has_references: as in `Prompts`, of those that are kept.
+        has_references: as in `Prompts`, of those that are kept.
     """
 
     source: Source
@@ -164,10 +168,10 @@ class _Fit:
     renderer: Renderer
     max_tokens: int | None
     room: int | None
+    room_is: str
     longest: int = 0
     over: int = 0
     first: tuple[int, int] = (0, 0)
-    columns: set[str] = field(default_factory=set)
     has_references: bool = False
 
     def accepts(self, prompt: Prompt) -> bool:
@@ -175,7 +179,6 @@ class _Fit:
         if self.max_tokens is not None and size > self.max_tokens:
             return False
         self.longest = max(self.longest, size)
-        self.columns |= prompt.columns.keys()
         self.has_references = self.has_references or prompt.reference is not None
         if self.room is not None and size > self.room:
             self.first = self.first if self.over else (prompt.row, size)
@@ -188,13 +191,13 @@ class _Fit:
         row, size = self.first
         if self.layout.responses:
             raise DataError(
-                f"{self.source.name}:{row}: the prompt and its longest response have {size} tokens, and the model's context holds {self.room} "
+                f"{self.source.place(row)}: the prompt and its longest response have {size} tokens, and the model's context holds {self.room} "
                 f"({self.over} of {kept} records are too long); drop longer ones (prompts.max_tokens: {self.room}), or shorten them"
             )
         drop = f"drop longer ones (prompts.max_tokens: {self.room}), " if self.room > 0 and self.over < kept else ""
         raise DataError(
-            f"{self.source.name}:{row}: the prompt has {size} tokens, and the model's context leaves room for {max(0, self.room)} "
-            f"({self.over} of {kept} prompts are too long); {drop}lower sampling.max_new_tokens, or set sampling.overflow to cut"
+            f"{self.source.place(row)}: the prompt has {size} tokens, and the model's context leaves room for {max(0, self.room)}{self.room_is}; "
+            f"{self.over} of {kept} prompts are too long; {drop}lower sampling.max_new_tokens, or set sampling.overflow to cut"
         )
 
     def _num_tokens(self, prompt: Prompt) -> int:
@@ -207,18 +210,18 @@ class _Fit:
         except TemplateError as error:
             form = self.layout.format
             field = form.prompt or form.columns[0] if form else self.layout.prompt_key
-            raise DataError(f"{self.source.name}:{prompt.row}: field {field!r}: the prompt cannot be rendered: {error}") from error
+            raise DataError(f"{self.source.place(prompt.row)}: field {field!r}: the prompt cannot be rendered: {error}") from error
 
     def _num_with(self, prompt: Prompt, name: str) -> int:
         try:
             return len(self.renderer.recorded(prompt.messages, prompt.columns[name])[0])
         except TemplateError as error:
-            raise DataError(f"{self.source.name}:{prompt.row}: field {name!r}: the response cannot be rendered: {error}") from error
+            raise DataError(f"{self.source.place(prompt.row)}: field {name!r}: the response cannot be rendered: {error}") from error
 
     def _check_text(self, prompt: Prompt) -> None:
         """A text that is learned whole has no prompt, and no turns."""
         if self.renderer.template is not None:
-            place = f"{self.source.name}:{prompt.row}: field 'text'"
+            place = f"{self.source.place(prompt.row)}: field 'text'"
             raise DataError(f"{place}: expected messages, since a chat template is set, got a text; remove `render.template`, or write messages")
 
 

@@ -4,12 +4,13 @@
     run.metrics["eval/sampled"]
 
 A table is a pandas data frame where pandas is installed (`oat-align[data]` brings it), and otherwise a dict of lists, one a column: `table["step"]`
-is a column of either. What a row does not have is NaN in the one and None in the other.
+is a column of either. What a row does not have is NaN in the one and None in the other. Columns that every row has are
+there without rows too.
 """
 
 import importlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from oat.config import load_config
 from oat.errors import ConfigError, DataError
 from oat.settings import Config
+from oat.types import Message
 
 Table = Any
 """A pandas DataFrame, or dict[str, list]."""
@@ -26,6 +28,15 @@ _QUESTIONS = """SELECT q.purpose, q.step, q.round, q.occurrence, q.number, q.kin
     a.vals, a.marks, a.label, a.answered_by, a.queries, a.tokens, a.cost, a.seconds, t.step, t.position
     FROM questions q JOIN texts x ON x.hash = q.prompt LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
     ORDER BY q.id"""
+
+_METRICS = ("step",)
+_SAMPLES = ("step", "row", "prompt", "responses", "finish", "reference", "columns", "asked", "oracle", "values", "marks", "label")
+_EVALUATED = ("output", "reference", "generator", "mode", "sample", "value", "mark")
+_ASKED = (
+    *("purpose", "step", "round", "occurrence", "number", "kind", "oracle", "prompt", "reference", "columns", "candidates"),
+    *("values", "marks", "label", "by", "queries", "tokens", "cost", "seconds", "learned", "again"),
+)
+"""Columns that a table has without a row too; of evaluations, behind `step` and the prompt's two."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +64,20 @@ class LoadedRun:
     @property
     def metrics(self) -> Table:
         """One row a step, from row 0, the start; the columns are `step` and the names of docs/metrics.md."""
-        return table(read_rows(self.path / "metrics.jsonl"))
+        return table(read_rows(self.path / "metrics.jsonl"), _METRICS)
 
     @property
     def samples(self) -> Table:
         """One row for each group of `samples.jsonl`: `step`, `prompt`, `responses`, `values` and so on."""
-        return table(read_rows(self.path / "samples.jsonl"))
+        return table(read_rows(self.path / "samples.jsonl"), _SAMPLES)
 
     @property
     def evaluations(self) -> Table:
         """One row for each response of each evaluation: `step`, and the fields of docs/evaluation.md."""
         files = sorted((self.path / "evaluations").glob("step_*.jsonl"))
-        return table({"step": int(file.stem.removeprefix("step_")), **row} for file in files for row in read_rows(file))
+        rows = ({"step": int(file.stem.removeprefix("step_")), **row} for file in files for row in read_rows(file))
+        prompt = self.config.prompts.prompt_key
+        return table(rows, ("step", prompt, f"format_{prompt}", *_EVALUATED))
 
     @property
     def questions(self) -> Table:
@@ -85,11 +98,11 @@ class LoadedRun:
 
         file = self.path / "ledger.sqlite"
         if not file.exists():
-            return table([])
+            return table([], _ASKED)
         with closing(Store(file, read_only=True)) as store:
             found = store.db.execute(_QUESTIONS).fetchall()
             texts = dict(store.db.execute("SELECT hash, text FROM texts"))
-        return table(_question(row, texts) for row in found)
+        return table((_question(row, texts) for row in found), _ASKED)
 
 
 def load_run(path: str | Path) -> LoadedRun:
@@ -103,10 +116,14 @@ def load_run(path: str | Path) -> LoadedRun:
     return LoadedRun(Path(path))
 
 
-def table(rows: Iterable[dict[str, Any]]) -> Table:
-    """Rows as columns, in the order in which they first occur."""
+def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:
+    """Rows as columns, in the order in which they first occur.
+
+    Args:
+        names: of columns that are there without a row too.
+    """
     rows = list(rows)
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    names = list(dict.fromkeys(name for row in (dict.fromkeys(names), *rows) for name in row))
     columns = {name: [row.get(name) for row in rows] for name in names}
     try:
         pandas = importlib.import_module("pandas")
@@ -140,7 +157,7 @@ def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:
     content = json.loads(prompt)
     return {
         **{"purpose": purpose, "step": step, "round": round, "occurrence": occurrence, "number": number, "kind": kind, "oracle": oracle},
-        "prompt": [{"role": role, "content": text} for role, text in content["messages"]],
+        "prompt": [Message(*message).plain for message in content["messages"]],
         "reference": content["reference"],
         "columns": content["columns"],
         "candidates": [texts[name] for name in json.loads(candidates)],

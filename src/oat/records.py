@@ -32,6 +32,8 @@ from oat.errors import DataError, did_you_mean
 from oat.plugins import load_symbol
 
 _MAX_FIELD = 2**31 - 1
+_MAX_DEPTH = 100
+"""Beyond it a value is left as it is, for whoever checks depths."""
 _ROWS = 128
 """Of a Parquet file, that are in memory at once."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -78,8 +80,8 @@ def open_records(records: Records, name: str, split: str | None = None, folder: 
         raise DataError(f"{path}: expected a file of records, got a packed one ({path.suffix}); unpack it, and name what was in it")
     if path.suffix.lower() == ".parquet":
         return _Spooled(_parquet(path), given, folder)
-    if path.suffix.lower() == ".json" and (found := _array(path)) is not None:
-        return _Indexed(found, given)
+    if is_array(path):
+        return _Indexed(_array(path), given)
     lines = _Csv(path) if path.suffix.lower() == ".csv" else _Jsonl(path)
     return lines if path.is_file() or not path.exists() else _Spooled(((row, record) for _, row, record in lines), given, folder)
 
@@ -201,10 +203,10 @@ class _Indexed:
         self.records, self.name = records, name
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        return ((number, number + 1, record) for number, record in enumerate(_guarded(lambda: self.records, self.name)))
+        return ((number, number + 1, unboxed(record)) for number, record in enumerate(_guarded(lambda: self.records, self.name)))
 
     def at(self, place: int, row: int) -> Any:
-        return next(_guarded(lambda: [self.records[place]], self.name))
+        return unboxed(next(_guarded(lambda: [self.records[place]], self.name)))
 
 
 class _Spooled:
@@ -235,7 +237,18 @@ def _indexed(function: Callable[[], Any], name: str, folder: Path | None) -> Rea
     (found,) = _guarded(lambda: [_plain(function())], name)
     if isinstance(found, list | tuple) or (hasattr(found, "with_format") and hasattr(found, "__len__")):
         return _Indexed(found, name)
-    return _Spooled(enumerate(_guarded(lambda: found, name), start=1), name, folder)
+    return _Spooled(enumerate(map(unboxed, _guarded(lambda: found, name)), start=1), name, folder)
+
+
+def unboxed(value: Any, depth: int = 0) -> Any:
+    """A value from Python with the numbers of numpy and torch as plain ones, and their arrays and tuples as lists."""
+    if depth > _MAX_DEPTH or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {name: unboxed(part, depth + 1) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [unboxed(part, depth + 1) for part in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _guarded(function: Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
@@ -250,16 +263,23 @@ def _guarded(function: Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
         ) from error
 
 
-def _array(path: Path) -> list[Any] | None:
-    """The array that a file is, or None: it has one object a line."""
+def is_array(path: Path) -> bool:
+    """Whether a file is one JSON array; otherwise it has one object a line.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if path.suffix.lower() != ".json" or path.is_dir():
+        return False
     try:
         with path.open("rb") as file:
-            if not file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-                return None
-            file.seek(0)
-            content = file.read()
+            return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
     except OSError as error:
         raise _unreadable(path, "JSON", error) from error
+
+
+def _array(path: Path) -> list[Any]:
+    content = path.read_bytes()
     found: list[Any] | DataError = _parsed(content.removeprefix(codecs.BOM_UTF8), str(path), "one JSON array")
     if isinstance(found, DataError):
         raise found
@@ -368,6 +388,12 @@ def _library(module: str, name: str | Path) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise DataError(f"{name}: reading it needs the library {module.split('.')[0]} ({error}); pip install 'oat-align[data]'") from error
+
+
+def is_named(text: str) -> bool:
+    """Whether a text can be the name of a source: of a file, a dataset, or a function."""
+    is_function = text.rpartition(":")[2].isidentifier() and bool(text.rpartition(":")[0])
+    return Path(text).exists() or _is_dataset(text) or is_function or Path(text).suffix.lower() in _ENDINGS
 
 
 def _is_dataset(name: str) -> bool:

@@ -3,24 +3,26 @@
 A response that a model sampled is never tokenised again. A later message is appended to its ids, so what the learner trains on is what was
 sampled, id by id.
 
-Covered: a control token (a special one, or an added one that the template names or writes) in the content of a chat message stays ordinary text,
-so data cannot end a turn or open another. Only `OWN` in an assistant's message, or in a system message that speaks of them, are the tokens.
+Covered: a control token (a special one, or an added one that the template names or writes) in the content of a chat message, or in any other field
+of it, stays ordinary text, so data cannot end a turn or open another. Only `OWN` in the content of an assistant's message, or of a system message
+that speaks of them, are the tokens.
 Not covered: plain prompts (`template=None`) are tokenised as the tokenizer does by default, special tokens included, since people write their
 own formats in them; a template that builds control tokens out of a message's role.
 """
 
 import datetime
+import json
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oat.errors import TemplateError, did_you_mean
+from oat.errors import TemplateError, did_you_mean, warn
+from oat.questions import Form
 from oat.templates import CHATML, CHATML_TOKENS
 from oat.types import Message
 
@@ -47,12 +49,15 @@ class Renderer:
         date: the day that a template reads with `strftime_now("...")`, at midnight; None takes the day on which this is made.
         stop: strings that cut a response's text.
         eos_ids: further ids that end a response, usually those of the model's generation config.
+        question: form in which a prompt's one user message is put, before the template sees it.
+        few_shot: its worked examples.
         has_turns: responses are followed by further turns, so that a template that rewrites history is refused; otherwise it is warned of.
 
     Attributes:
         stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and `eos_ids`.
         num_tokens: tokens that the tokenizer knows, added ones included.
         template: the text of the chat template, or None.
+        source: the same on the day of this renderer; "" without one.
 
     Raises:
         TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, does not read the date that is given, or rewrites
@@ -69,16 +74,19 @@ class Renderer:
         stop: Sequence[str] = (),
         eos_ids: Sequence[int] = (),
         has_turns: bool = False,
+        question: Form | None = None,
+        few_shot: int = 0,
     ):
         if template is None and system is not None:
-            raise TemplateError("a system prompt needs a chat template; set `template` to chatml, tokenizer or a .jinja file, or drop `system`")
+            raise TemplateError(f"a system prompt needs a chat template; {_proposal(tokenizer)}, or drop `render.system`")
         self.tokenizer = tokenizer
         self.system = system
         self.stop = tuple(stop)
+        self._question, self._few_shot = question, few_shot
         self.num_tokens = len(tokenizer)
         self.template = None if template is None else _load_template(template, tokenizer)
-        self._source = "" if self.template is None else _on_day(self.template, date or datetime.date.today())
-        if date is not None and self._source == (self.template or ""):
+        self.source = "" if self.template is None else _on_day(self.template, date or datetime.date.today())
+        if date is not None and self.source == (self.template or ""):
             raise TemplateError(f"the date {date} is given, and the template reads none; remove `date`, or choose another template")
         self._set_control({token.content for token in tokenizer.added_tokens_decoder.values() if token.special})
         if template == "chatml":
@@ -95,8 +103,9 @@ class Renderer:
         """The ids that a model continues, (T,) int32; a chat ends in its generation prompt.
 
         Raises:
-            TemplateError: the template refuses the conversation, or nothing of it becomes a token.
+            TemplateError: the template refuses the conversation, or nothing of it becomes a token; it is not one question where a form is set.
         """
+        messages = self._put(messages)
         ids = self._plain(messages) if self.template is None else self._ids(self._render(self._with_system(messages), generate=True))
         if not len(ids):
             raise TemplateError("a prompt has no tokens: the tokenizer drops all of its text; use another tokenizer, or remove the prompt")
@@ -117,7 +126,28 @@ class Renderer:
         """
         return np.concatenate([np.asarray(ids, dtype=np.int32), self._tail([message], ended=len(ids) > 0 and int(ids[-1]) == self._end_id)])
 
-    def response(self, text: str) -> np.ndarray:
+    def whole(self, messages: Sequence[Message], response: str) -> np.ndarray:
+        """The ids of a conversation with its last response, (T,) int32, as the template writes it to its end: what reward models read.
+
+        A plain one is the prompt and the response, end-of-text included.
+
+        Raises:
+            TemplateError: the template refuses the conversation.
+        """
+        if self.template is None:
+            return np.concatenate([self.prompt(messages), self.response(response)])
+        return self._ids(self._render([*self._with_system(messages), Message("assistant", response)], generate=False))
+
+    @property
+    def trailing(self) -> np.ndarray:
+        """The ids that the template writes behind the end of a turn, often a line break, (T,) int32."""
+        return self._ids(self._closing.removeprefix(self._end_text)) if self._closing.startswith(self._end_text) else np.zeros(0, np.int32)
+
+    def reads(self, field: str) -> bool:
+        """Whether the template names a field of messages, such as `tool_calls`."""
+        return self.template is not None and re.search(rf"\b{re.escape(field)}\b", self.template) is not None
+
+    def response(self, message: str | Message) -> np.ndarray:
         """The ids of a response that a person or a file wrote, its end of turn included, (T,) int32.
 
         In a chat they are what the template adds to a prompt when it renders this response too, up to the end of its turn (Qwen3's adds an
@@ -125,27 +155,42 @@ class Renderer:
         from its own prompt, or leaves out more than white space, is not followed: the text stands as it is, but for a <think> that the prompt
         has opened, between what the template writes before and after a response.
 
+        Args:
+            message: a text, or an assistant's message whose further fields (reasoning, tool calls) the template may write.
+
         Raises:
-            TemplateError: the prompt opens reasoning, and neither the response nor the template closes it.
+            TemplateError: the prompt opens reasoning, and neither the response nor the template closes it; the response has fields that the
+                template writes before or behind what it adds to a prompt, or nothing but fields that it does not write.
         """
+        response = Message("assistant", message) if isinstance(message, str) else message
+        is_text = not response.fields or self._is_text(response)
+        if is_text and response.fields and not response.content.strip():
+            raise TemplateError(
+                f"a response has no text, and the template writes nothing of its {', '.join(response.fields)}; choose a template that does, or "
+                "remove the record"
+            )
         if self.template is None:
-            ids = self._ids(text)
+            ids = self._ids(response.content)
             return ids if self._end_id is None else np.append(ids, np.int32(self._end_id))
-        response = Message("assistant", text)
-        whole, written = self._render([_USER, response], generate=False), self._escape(response)
+        whole, written = self._render([_USER, response], generate=False), self._content(response)
         if self._opens_reasoning and (opened := _REASONING.match(written)):
             written = written[opened.end() :]
         added = whole.removeprefix(self._opening).removesuffix(self._closing)
         if whole == self._opening + added + self._closing and "".join(written.split()) in "".join(added.split()):
             return self._ids(added + self._end_text)
+        if not is_text:
+            raise TemplateError(
+                f"the template writes a response with {', '.join(response.fields)} otherwise than it begins and ends other responses; remove these "
+                "fields, or choose another template"
+            )
         if self._opens_reasoning and "</think>" not in written:
             raise TemplateError(
-                f"the template's prompt opens <think>, and the response {text[:40]!r} never closes it; put its reasoning and </think> before it, "
-                "or choose a template that opens none"
+                f"the template's prompt opens <think>, and the response {response.content[:40]!r} never closes it; put its reasoning and </think> "
+                "before it, or choose a template that opens none"
             )
         return self._ids(self._lead + written + self._end_text)
 
-    def recorded(self, prompt: Sequence[Message], response: str | Sequence[Mapping[str, str]]) -> tuple[np.ndarray, np.ndarray]:
+    def recorded(self, prompt: Sequence[Message], response: str | Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
         """A prompt with a response that data have: a text, or messages. Without a prompt the text is learned whole.
 
         Returns:
@@ -157,7 +202,7 @@ class Renderer:
             assert isinstance(response, str), "only a text has no prompt"
             ids = np.concatenate([self.prompt([Message("user", response)]), self.response("")])
             return ids, np.arange(len(ids)) > 0
-        messages = [Message("assistant", response)] if isinstance(response, str) else [Message(**message) for message in response]
+        messages = [Message("assistant", response)] if isinstance(response, str) else [Message.of(message) for message in response]
         return self.loss_mask([*prompt, *messages], prompt=len(prompt))
 
     def loss_mask(self, messages: Sequence[Message], prompt: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +212,7 @@ class Renderer:
             messages: end with an assistant's; no two of those in a row; a plain one begins with one user message.
             prompt: so many messages at the beginning are the prompt of a response that follows: rendered as `prompt` does, and false throughout.
         Returns:
-            (T,) int32 ids, and (T,) bool, true on the assistant's tokens and the ends of its turns.
+            (T,) int32 ids, and (T,) bool, true on the assistant's tokens and the ends of its turns, but for messages of weight 0.
         Raises:
             TemplateError: the messages do not alternate like that, or the template refuses them.
         """
@@ -180,11 +225,12 @@ class Renderer:
         parts: list[np.ndarray] = []
         for is_response, group in turns:
             if is_response:
-                parts.append(self.response(group[0].content))
+                parts.append(self.response(group[0]))
             else:
                 ended = bool(parts) and len(parts[-1]) > 0 and int(parts[-1][-1]) == self._end_id
                 parts.append(self._tail(group, ended) if parts else self.prompt(group))
-        mask = np.concatenate([np.full(len(ids), is_response) for ids, (is_response, _) in zip(parts, turns, strict=True)])
+        learned = [is_response and bool(group[0].fields.get("weight", 1)) for is_response, group in turns]
+        mask = np.concatenate([np.full(len(ids), is_learned) for ids, is_learned in zip(parts, learned, strict=True)])
         return np.concatenate(parts), mask
 
     def text(self, ids: np.ndarray) -> str:
@@ -197,10 +243,20 @@ class Renderer:
         """The text of ids with nothing left out; where the engine looks for stop strings."""
         return str(self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
+    def _put(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The conversation with its question in the form that is set."""
+        if self._question is None:
+            return messages
+        *before, last = messages
+        if last.role != "user" or any(message.role != "system" for message in before):
+            roles = ", ".join(message.role for message in messages)
+            raise TemplateError(f"a conversation of {roles} is not one question, which `question` puts in a form; remove `render.question`")
+        return [*before, Message("user", self._question.render(last.content, self._few_shot))]
+
     def _plain(self, messages: Sequence[Message]) -> np.ndarray:
         if len(messages) != 1 or messages[0].role != "user":
             roles = ", ".join(message.role for message in messages) or "nothing"
-            raise TemplateError(f"a conversation of {roles} needs a chat template; set `template` to chatml, tokenizer or a .jinja file")
+            raise TemplateError(f"a conversation of {roles} needs a chat template; {_proposal(self.tokenizer)}")
         encoded = self._encode(messages[0].content, return_special_tokens_mask=True)
         ids, added = list(encoded["input_ids"]), list(encoded["special_tokens_mask"])
         while ids and added[-1] and ids[-1] == self.tokenizer.eos_token_id:
@@ -224,21 +280,30 @@ class Renderer:
     def _set_control(self, tokens: set[str]) -> None:
         self._control, self._control_but_own = _any_of(tokens), _any_of(tokens - OWN)
 
-    def _escape(self, message: Message) -> str:
-        """Marks control tokens in the content, so that `_ids` reads them as ordinary text."""
-        content = message.content.replace(_OPEN, "\ufffd").replace(_CLOSE, "\ufffd")
-        control = self._control_but_own if message.role in ("assistant", "system") else self._control
-        return control.sub(lambda match: _OPEN + match[0] + _CLOSE, content)
+    def _content(self, message: Message) -> str:
+        content: str = _escaped(message.content, self._control_but_own if message.role in ("assistant", "system") else self._control)
+        return content
+
+    def _is_text(self, response: Message) -> bool:
+        """Whether a response is written as if it had no further fields."""
+        if self.template is None:
+            return True
+        whole = self._render([_USER, response], generate=False)
+        with suppress(TemplateError):  # it may need them
+            return whole == self._render([_USER, Message("assistant", response.content)], generate=False)
+        return False
 
     def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        conversation = [{"role": message.role, "content": self._escape(message)} for message in messages]
+        conversation = [{**_escaped(message.fields, self._control), "role": message.role, "content": self._content(message)} for message in messages]
         try:
-            text = self.tokenizer.apply_chat_template(conversation, chat_template=self._source, tokenize=False, add_generation_prompt=generate)
+            text = self.tokenizer.apply_chat_template(conversation, chat_template=self.source, tokenize=False, add_generation_prompt=generate)
         except Exception as error:  # a template is a program of its own and raises what it likes
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(
                 f"the chat template cannot render a conversation of {roles} ({error}); choose another template or change the roles"
             ) from error
+        for mark in (_OPEN, _CLOSE) if "tojson" in self.source else ():
+            text = text.replace(json.dumps(mark)[1:-1], mark)  # a template may write JSON in ASCII
         return str(text)
 
     def _ids(self, text: str) -> np.ndarray:
@@ -254,7 +319,10 @@ class Renderer:
         try:
             encoded: Mapping[str, list[int]] = self.tokenizer(text, verbose=False, **options)
         except Exception as error:  # the tokenizer's own code raises nothing narrower
-            raise TemplateError(f"the tokenizer cannot encode {text[:80]!r} ({error}); give it an unknown token, or change the text") from error
+            raise TemplateError(
+                f"the tokenizer of {self.tokenizer.name_or_path or 'the model'} cannot encode {text[:80]!r} ({error}); give another model "
+                "(`model.path`), one whose tokenizer knows the text or has an unknown token, or change the text"
+            ) from error
         return encoded
 
     def _check_chatml(self) -> None:
@@ -262,7 +330,7 @@ class Renderer:
             if len(self._ids(token)) != 1:
                 raise TemplateError(
                     f"the chatml template needs {token} as one token, and this tokenizer has none; add it to the tokenizer and the model, or "
-                    "set `template` to a .jinja file that ends turns with {{ eos_token }}"
+                    f"{_proposal(self.tokenizer)}"
                 )
 
     def _study_turn(self) -> None:
@@ -306,10 +374,9 @@ class Renderer:
                     f"{rewrites}; in episodes of several turns a response must stay as it was sampled: choose a template that only adds to what it "
                     "wrote, such as chatml"
                 )
-            warnings.warn(
+            warn(
                 f"{rewrites}. Here responses stay as they were sampled; for episodes of several turns choose a template that keeps earlier "
-                "messages, or the model meets other histories in use than in training",
-                stacklevel=3,
+                "messages, or the model meets other histories in use than in training"
             )
             return
 
@@ -331,6 +398,13 @@ def _on_day(template: str, date: datetime.date) -> str:
     return source
 
 
+def _proposal(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """The templates that can work with a tokenizer."""
+    ours = [*(["tokenizer"] if tokenizer.chat_template else []), *(["chatml"] if {*CHATML_TOKENS} <= tokenizer.added_tokens_encoder.keys() else [])]
+    last = "a .jinja file that ends turns with {{ eos_token }}" if tokenizer.eos_token else "a .jinja file"
+    return f'set `render.template` to {" or ".join([*ours, last])} (docs/data.md, "Chat templates")'
+
+
 def _load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
     if template == "chatml":
         return CHATML
@@ -338,15 +412,22 @@ def _load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
         try:
             return str(tokenizer.get_chat_template())
         except ValueError as error:
-            raise TemplateError(
-                "the tokenizer has no chat template; set `template` to chatml or to a .jinja file, or leave it empty for plain prompts"
-            ) from error
+            raise TemplateError(f"the tokenizer has no chat template; {_proposal(tokenizer)}, or leave it out for plain prompts") from error
     if not template.endswith(".jinja"):
         raise TemplateError(f"no template is called {template!r}; {did_you_mean(template, ('chatml', 'tokenizer'))}, or the path of a .jinja file")
     try:
         return Path(template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateError(f"cannot read the template {template} ({error}); give the path of a .jinja file in UTF-8") from error
+
+
+def _escaped(value: Any, control: re.Pattern[str]) -> Any:
+    """Marks control tokens in every text of a value, so that `Renderer._ids` reads them as ordinary text."""
+    if isinstance(value, str):
+        return control.sub(lambda match: _OPEN + match[0] + _CLOSE, value.replace(_OPEN, "\ufffd").replace(_CLOSE, "\ufffd"))
+    if isinstance(value, dict):
+        return {_escaped(name, control): _escaped(part, control) for name, part in value.items()}
+    return [_escaped(part, control) for part in value] if isinstance(value, list) else value
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:

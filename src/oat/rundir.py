@@ -5,24 +5,27 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from oat.build import build, resolve, surround
+from oat.build import build, resolve
 from oat.checkpoint import Checkpoints
 from oat.config import Origins, blaming, dump, load_config, to_yaml
 from oat.errors import ConfigError
 from oat.files import write_atomically
-from oat.fork import Origin, begin_fork, copy_state, origin_of
-from oat.lm import load_tokenizer
+from oat.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
+from oat.learner.limits import LiveBytes
+from oat.lm import load_tokenizer, outlines
 from oat.loop import Run
-from oat.memory import lengths_of, refuse_too_large
+from oat.memory import lengths_of, refuse_short_cache, refuse_too_large
 from oat.render import reads_date
 from oat.settings import Component, Config
 from oat.store import Store
+from oat.surroundings import Surroundings, surround
 
 FREE: tuple[str, ...] = (
     *("run_dir", "stop", "tracking", "checkpoint", "alarms", "compute.serialise"),
@@ -136,6 +139,7 @@ def _open(config: Config, directory: Path, origins: Origins, source: str | None)
         copy_state(directory, same_judges=stored.evaluation == config.evaluation)
     Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
     around = surround(config, origins, folder=directory)
+    refuse_short_cache(config, lengths_of(around), origins)
     refuse_too_large(config, lengths_of(around), origins)
     run = build(config, around=around, origins=origins)
     for (section, name), value in run.chosen.items():
@@ -144,8 +148,12 @@ def _open(config: Config, directory: Path, origins: Origins, source: str | None)
     return run
 
 
-def settled(config: Config, origins: Origins) -> Config:
-    """The configuration that `oat train` would run, with what is fixed in the run that its directory holds. Everything is left as it is.
+def settled(config: Config, origins: Origins, source: str | None = None) -> tuple[Config, Origin | None]:
+    """The configuration that `oat train` would run, with what is fixed in the run that its directory holds; and where it begins as a fork, if it
+    does. Everything is left as it is.
+
+    Args:
+        source: as for `open_run`.
 
     Raises:
         ConfigError, CheckpointError: as `open_run`.
@@ -157,20 +165,53 @@ def settled(config: Config, origins: Origins) -> Config:
         with _locked(directory), ExitStack() as left:
             if is_new:
                 left.callback(lock.unlink)  # while it is held, so that nobody else has it open and locked
-            config = _settled(config, directory, origins, None)
+            found = find_origin(source, directory) if source is not None else None
+            origin = None if (directory / "config.yaml").exists() else found
+            config = _settled(config, directory, origins, origin)
+            if origin is not None:
+                verify_origin(origin)
             Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
-            return config
+            return config, origin
     finally:
         _unmake(made)
+
+
+@contextmanager
+def outlined(config: Config, origins: Origins, around: Surroundings) -> Iterator[Run]:
+    """The run of a configuration made without weights, in a folder of its own; it is not to be begun.
+
+    Raises:
+        OatError: as `build`.
+    """
+    here = replace(config, compute=replace(config.compute, serialise=False))
+    with tempfile.TemporaryDirectory() as scratch, outlines(), LiveBytes():
+        run = build(here, directory=Path(scratch), around=around, origins=origins)
+        try:
+            yield run
+        finally:
+            run.ledger.close()
+
+
+def _refuse_mistakes(config: Config, origins: Origins) -> None:
+    """What is wrong with a configuration whatever its directory holds."""
+    around = surround(config, origins)
+    refuse_short_cache(config, lengths_of(around), origins)
+    with outlined(config, origins, around):
+        pass
 
 
 def _settled(config: Config, directory: Path, origins: Origins, origin: Origin | None) -> Config:
     """With what was fixed when the run of this directory, or the one that it is a fork of, began; and with the day, where a template reads it."""
     file = directory / "config.yaml"
-    if file.exists() or origin is not None:
-        config = _as_stored(config, origins, file if origin is None else origin.run / "config.yaml", is_fork=origin is not None)
-    elif not _is_unused(directory):
-        raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
+    try:
+        if file.exists() or origin is not None:
+            config = _as_stored(config, origins, file if origin is None else origin.run / "config.yaml", is_fork=origin is not None)
+        elif not _is_unused(directory):
+            raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
+    except ConfigError:
+        if origin is None:
+            _refuse_mistakes(config, origins)  # a difference may be one, and then undoing it is no help
+        raise
     if config.render.template is None or config.render.date is not None:
         return config
     with blaming(config, origins, "model.path"):

@@ -4,7 +4,7 @@ from typing import get_args
 
 from oat.types import Mark
 
-VERSION = 4
+VERSION = 5
 
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -26,7 +26,8 @@ CREATE TABLE waiting (
 CREATE INDEX waiting_in_order ON waiting (purpose, answered, step, round, position);
 CREATE TABLE answers (
     question INTEGER PRIMARY KEY REFERENCES questions, vals TEXT NOT NULL, marks TEXT NOT NULL, label INTEGER,
-    queries INTEGER NOT NULL, cost REAL NOT NULL, answered_by TEXT NOT NULL, seconds REAL NOT NULL, tokens INTEGER NOT NULL DEFAULT 0);
+    queries INTEGER NOT NULL, cost REAL NOT NULL, answered_by TEXT NOT NULL, seconds REAL NOT NULL, tokens INTEGER NOT NULL DEFAULT 0,
+    scores TEXT NOT NULL DEFAULT '[]');
 CREATE TABLE purses (
     purpose TEXT PRIMARY KEY, again INTEGER NOT NULL DEFAULT 0,
     queries INTEGER NOT NULL DEFAULT 0, tokens INTEGER NOT NULL DEFAULT 0, cost REAL NOT NULL DEFAULT 0,
@@ -39,10 +40,11 @@ CREATE TABLE taken (
     PRIMARY KEY (purpose, step, position));
 CREATE TABLE cache (
     purpose TEXT, oracle TEXT, item TEXT, number INTEGER, value REAL NOT NULL, mark TEXT NOT NULL, step INTEGER NOT NULL,
+    scores TEXT NOT NULL DEFAULT '[]',
     PRIMARY KEY (purpose, oracle, item, number)) WITHOUT ROWID;
 """
 """`waiting` has every question that no step has taken, with the most that its answer may cost, so that nothing here grows slower with a run's age;
-`answered` is 1 with an answer and 2 where nobody was asked since it could not be paid;
+`answered` is 1 with an answer, 2 where nobody was asked since it could not be paid, and -1 where values are awaited that equal questions bring;
 `purses` has running sums over answers and over what was taken. A question of `taken` at a position below 0 came too late to be learned from."""
 
 
@@ -52,7 +54,7 @@ def _table(name: str) -> str:
 
 RECOUNTS = (
     """INSERT OR IGNORE INTO waiting SELECT q.id, q.purpose, q.step, q.round, q.position,
-        CASE WHEN a.question IS NULL THEN 0 WHEN a.marks LIKE '%"unpaid"%' THEN 2 ELSE 1 END,
+        CASE WHEN a.question IS NULL THEN 0 WHEN a.marks LIKE '%"awaited"%' THEN -1 WHEN a.marks LIKE '%"unpaid"%' THEN 2 ELSE 1 END,
         CASE WHEN a.question IS NULL THEN json_array_length(q.candidates) ELSE a.queries END, COALESCE(a.tokens, 0), COALESCE(a.cost, 0.0)
         FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id WHERE t.question IS NULL""",
     """INSERT INTO purses SELECT q.purpose, SUM(q.again), COALESCE(SUM(a.queries), 0), COALESCE(SUM(a.tokens), 0), COALESCE(SUM(a.cost), 0.0),
@@ -76,9 +78,13 @@ MIGRATIONS = {
         """UPDATE takes SET cost = s.cost FROM (SELECT k.purpose, k.step, SUM(TOTAL(a.cost)) OVER (PARTITION BY k.purpose ORDER BY k.step) AS cost
             FROM takes k LEFT JOIN taken t ON (t.purpose, t.step) = (k.purpose, k.step) LEFT JOIN answers a ON a.question = t.question
             GROUP BY k.purpose, k.step) s WHERE (takes.purpose, takes.step) = (s.purpose, s.step)""",
-        *map(_table, ("kept_rounds", "waiting", "waiting_in_order", "purses", "cache")),
+        *map(_table, ("kept_rounds", "waiting", "waiting_in_order", "purses")),
+        """CREATE TABLE cache (
+            purpose TEXT, oracle TEXT, item TEXT, number INTEGER, value REAL NOT NULL, mark TEXT NOT NULL, step INTEGER NOT NULL,
+            PRIMARY KEY (purpose, oracle, item, number)) WITHOUT ROWID""",
         *RECOUNTS,
     ),
+    4: tuple(f"ALTER TABLE {table} ADD COLUMN scores TEXT NOT NULL DEFAULT '[]'" for table in ("answers", "cache")),
 }
 """What brings a ledger from a schema version to the next one."""
 
@@ -100,7 +106,8 @@ CONTRADICTIONS = {
         WHERE v.type NOT IN ('real', 'integer') OR (q.kind = 'compare' AND v.value NOT BETWEEN 0 AND 1)""": (
         "a value of an answer is no number, or no probability where two were compared"
     ),
-    f"SELECT DISTINCT a.question FROM answers a, {_each('a.marks')} m WHERE m.type != 'text' OR m.value NOT IN ({_MARKS})": (
+    f"""SELECT DISTINCT a.question FROM answers a LEFT JOIN waiting w ON w.question = a.question, {_each("a.marks")} m
+        WHERE m.type != 'text' OR (m.value NOT IN ({_MARKS}) AND (m.value != 'awaited' OR w.answered IS NOT -1))""": (
         f"a mark of an answer is none of {', '.join(get_args(Mark))}"
     ),
     """SELECT a.question FROM answers a JOIN questions q ON q.id = a.question
@@ -129,7 +136,7 @@ CONTRADICTIONS = {
     """SELECT q.id FROM questions q LEFT JOIN taken t ON t.question = q.id LEFT JOIN waiting w ON w.question = q.id
         WHERE (t.question IS NULL) = (w.question IS NULL)""": "a question is neither waiting nor taken, or both",
     """SELECT w.question FROM waiting w LEFT JOIN answers a ON a.question = w.question
-        WHERE (a.question IS NOT NULL) != (w.answered > 0)""": "a waiting question is marked answered and is not, or the other way round",
+        WHERE (a.question IS NOT NULL) != (w.answered != 0)""": "a waiting question is marked answered and is not, or the other way round",
     """SELECT p.purpose FROM purses p LEFT JOIN questions q ON q.purpose = p.purpose LEFT JOIN answers a ON a.question = q.id
         LEFT JOIN taken t ON t.question = q.id GROUP BY p.purpose HAVING TOTAL(a.queries) != p.queries OR TOTAL(a.tokens) != p.tokens
         OR TOTAL(CASE WHEN t.question IS NOT NULL THEN a.queries END) != p.taken_queries

@@ -80,6 +80,10 @@ class RenderConfig:
     """None: plain text. `chatml`, `tokenizer` (the tokenizer's own) or a path to a .jinja file: chat."""
     system: str | None = None
     """System message put before conversations that have none."""
+    question: Literal["gsm8k", "math", "countdown"] | None = None
+    """Put every prompt, one user message, as a question of this form: an instruction, examples, the question, a cue (docs/data.md#questions)."""
+    few_shot: Whole = 0
+    """Worked examples of that form before the question."""
     date: datetime.date | None = None
     """The day that a template reads with `strftime_now`, YYYY-MM-DD. By default the day on which the run is created, which it keeps."""
 
@@ -113,9 +117,25 @@ class Component:
 
 
 @dataclass(frozen=True)
+class TorchEngineConfig:
+    """Fields of the engine `torch`."""
+
+    max_rows: Count = 256
+    """Most rows decoded together."""
+    cache_gb: Positive = 4.0
+    """Most memory for keys and values, 10^9 bytes; when it is full, rows wait."""
+    deterministic: bool = False
+    """The same tokens under any batching, for some speed."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which it computes. In bfloat16 its slots have weights of their own, cast from the learner's at every sync."""
+    threads: Count | None = None
+    """Threads of the engine; None: the number that is fastest in a short measurement when the run is created, kept from then on."""
+
+
+@dataclass(frozen=True)
 class OracleConfig:
     name: str
-    """One of ours (docs/oracles/rules.md), or your own as `file.py:function` or `package.module:Name`."""
+    """One of ours (docs/oracles/), or your own as `file.py:function` or `package.module:Name`."""
     labels: Literal["threshold", "bernoulli"] = "threshold"
     """How a probability becomes a label: above one half, or drawn with that probability from the run's seed."""
     scale: Positive = 1.0

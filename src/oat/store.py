@@ -10,55 +10,21 @@ import shutil
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from oat import blobs, schema, wire
+from oat.asked import AWAITED, Asked, Known, Terms, cached_text, cached_values, prompt_text, text_name
 from oat.errors import LedgerError
 from oat.files import read_only_address, refuse_network
-from oat.types import Answer, Group, Key, Mark, Message, Price, Question
+from oat.types import Answer, Group, Key, Message, Price, Question
 
 _KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
 _TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
 
 _SCALARS = {str, int, float, bool, type(None)}
 """Come back from JSON as they were."""
-
-Known = tuple[float, Mark] | None
-"""What is known of a value before anyone is asked; None: nothing."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """On which terms a question is recorded.
-
-    Attributes:
-        cached: for each value of its answer, what is known of it from earlier answers; empty: nothing.
-        price: the most that the rest may cost.
-    """
-
-    cached: tuple[Known, ...] = ()
-    price: Price = field(default_factory=Price)
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """A question as it stands in the ledger.
-
-    Attributes:
-        member: place of its group in the round's groups.
-        ticket: the oracle's ticket, kept for durable oracles.
-        sent: when it was given, seconds since 1970.
-        cached: as in `Terms`.
-    """
-
-    id: int
-    question: Question
-    member: int
-    ticket: str | None
-    sent: float | None
-    cached: tuple[Known, ...]
 
 
 class Store:
@@ -194,7 +160,7 @@ class Store:
             key, picks = question.key, _written(question.picks)
             place = (first + position, key.purpose, key.step, key.round, key.occurrence, key.index, position, member)
             features = None if question.features is None else wire.encode(question.features)
-            content = (prompt, _plain(candidates), picks, _plain(question.known), features, _plain(term.cached))
+            content = (prompt, _plain(candidates), picks, _plain(question.known), features, cached_text(term.cached))
             rows.append((*place, question.kind, question.oracle, *content))
             if not all(type(value) in _SCALARS for value in question.columns.values()):
                 question = replace(question, columns=json.loads(written[0])["columns"])
@@ -235,7 +201,18 @@ class Store:
 
     def unanswered(self) -> list[Asked]:
         """Every intent without an answer, of every purpose, oldest first."""
-        return self._questions("JOIN waiting w ON w.question = q.id", "w.answered = 0", ())
+        return self.waiting(0)
+
+    def waiting(self, *answered: int) -> list[Asked]:
+        """Questions of every purpose that no step has taken, by what there is of their answers (`schema.TABLES`), oldest first."""
+        return self._questions("JOIN waiting w ON w.question = q.id", f"w.answered IN ({', '.join('?' * len(answered))})", answered)
+
+    def fail_awaited(self, purpose: str) -> None:
+        """What is awaited for a purpose will not come; the caller holds the transaction."""
+        awaiting = "SELECT question FROM waiting WHERE answered = -1 AND purpose = ?"
+        sql = f"""UPDATE answers SET marks = REPLACE(marks, '"{AWAITED}"', '"failed"') WHERE question IN ({awaiting})"""
+        self.db.execute(sql, (purpose,))
+        self.db.execute("UPDATE waiting SET answered = 1 WHERE answered = -1 AND purpose = ?", (purpose,))
 
     def num_takeable(self, purpose: str, step: int, oldest: int = 0) -> int:
         """Of those of `takeable_ids` that were paid."""
@@ -277,13 +254,27 @@ class Store:
         given = list(answers)
         new = {id for (id,) in self._each("SELECT question FROM waiting WHERE answered = 0 AND question IN ({})", [id for id, _, _ in given])}
         fresh = list({id: (id, a, label) for id, a, label in reversed(given) if id in new}.values())
-        self.db.executemany("UPDATE waiting SET answered = ? WHERE question = ?", [(1 + ("unpaid" in a.marks), id) for id, a, _ in fresh])
-        rows = [(id, json.dumps(a.values), _written(a.marks), label, a.queries, a.cost, a.by, a.seconds, a.tokens) for id, a, label in fresh]
-        self.db.executemany("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self.db.executemany("UPDATE waiting SET answered = ? WHERE question = ?", [(_state(a), id) for id, a, _ in fresh])
+        texts = [(json.dumps(a.values), _written(a.marks), _plain(a.scores)) for _, a, _ in fresh]
+        rows = [
+            (id, *text[:2], label, a.queries, a.cost, a.by, a.seconds, a.tokens, text[2]) for text, (id, a, label) in zip(texts, fresh, strict=True)
+        ]
+        self.db.executemany("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         for purpose in {a.key.purpose for _, a, _ in fresh}:
             spent = sum((Price(a.queries, a.tokens, a.cost) for _, a, _ in fresh if a.key.purpose == purpose), Price())
             sql = "UPDATE purses SET queries = queries + ?, tokens = tokens + ?, cost = cost + ? WHERE purpose = ?"
             self.db.execute(sql, (spent.queries, spent.tokens, spent.cost, purpose))
+
+    def complete(self, id: int, answer: Answer) -> None:
+        """Values that were awaited are there; what the answer took stays."""
+        self.db.execute("UPDATE answers SET vals = ?, marks = ? WHERE question = ?", (json.dumps(answer.values), _written(answer.marks), id))
+        self.db.execute("UPDATE waiting SET answered = ? WHERE question = ?", (_state(answer), id))
+
+    def values(self, key: Key) -> list[Known] | None:
+        """What the answer to a question says, if there is one."""
+        sql = f"""SELECT a.vals, a.marks, a.scores FROM answers a JOIN questions q ON q.id = a.question WHERE ({_KEY}) = (?, ?, ?, ?, ?)"""
+        row = self.db.execute(sql, (key.purpose, key.step, key.round, key.occurrence, key.index)).fetchone()
+        return row and [Known(value, mark, _values(row[2])) for value, mark in zip(_values(row[0]), _read(row[1]), strict=True)]
 
     def answer(self, asked: Asked) -> tuple[Answer, int | None]:
         ((_, answer, label),) = self.answers([asked])
@@ -291,22 +282,23 @@ class Store:
 
     def answers(self, rows: Sequence[Asked]) -> list[tuple[Asked, Answer, int | None]]:
         """Answered questions with their answers and labels."""
-        sql = "SELECT question, vals, marks, label, queries, cost, answered_by, seconds, tokens FROM answers WHERE question IN ({})"
+        sql = "SELECT question, vals, marks, label, queries, cost, answered_by, seconds, tokens, scores FROM answers WHERE question IN ({})"
         found = {id: answer for id, *answer in self._each(sql, [row.id for row in rows])}
         answers = []
         for row in rows:
-            values, marks, label, queries, cost, by, seconds, tokens = found[row.id]
-            answer = Answer(row.question.key, _values(values), _read(marks), queries, cost, by, seconds, tokens)
+            values, marks, label, queries, cost, by, seconds, tokens, scores = found[row.id]
+            answer = Answer(row.question.key, _values(values), _read(marks), queries, cost, by, seconds, tokens, _values(scores))
             answers.append((row, answer, label))
         return answers
 
-    def cached(self, purpose: str, oracle: str, item: str) -> list[tuple[float, Mark]]:
+    def cached(self, purpose: str, oracle: str, item: str) -> list[Known]:
         """The answers that are kept of an item, in the order they were taken."""
-        sql = "SELECT value, mark FROM cache WHERE purpose = ? AND oracle = ? AND item = ? ORDER BY number"
-        return self.db.execute(sql, (purpose, oracle, item)).fetchall()
+        sql = "SELECT value, mark, scores FROM cache WHERE purpose = ? AND oracle = ? AND item = ? ORDER BY number"
+        return [Known(value, mark, _values(scores)) for value, mark, scores in self.db.execute(sql, (purpose, oracle, item))]
 
-    def add_cached(self, purpose: str, oracle: str, item: str, number: int, value: float, mark: Mark, step: int) -> None:
-        self.db.execute("INSERT INTO cache VALUES (?, ?, ?, ?, ?, ?, ?)", (purpose, oracle, item, number, value, mark, step))
+    def add_cached(self, purpose: str, oracle: str, item: str, number: int, known: Known, step: int) -> None:
+        row = (purpose, oracle, item, number, known.value, known.mark, step, _plain(known.scores))
+        self.db.execute("INSERT INTO cache VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def put_version(self, oracle: str, version: str) -> str | None:
         """Remember the version of an oracle; returns the one before, None for the first. The caller holds the transaction."""
@@ -404,6 +396,7 @@ class Store:
             FROM answers a JOIN questions q ON q.id = a.question ORDER BY {_KEY}""",
             f"SELECT t.purpose, t.step, t.position, {_KEY} FROM taken t JOIN questions q ON q.id = t.question ORDER BY 1, 2, 3",
             "SELECT purpose, step, queries, tokens, cost, refused FROM takes ORDER BY purpose, step",
+            f"SELECT {_KEY}, a.scores FROM answers a JOIN questions q ON q.id = a.question WHERE a.scores != '[]' ORDER BY {_KEY}",
         )
         digest = hashlib.sha256()
         for sql in tables:
@@ -437,7 +430,7 @@ class Store:
     def _asked(self, texts: Mapping[str, str], id: int, *row: Any) -> Asked:
         *address, kind, oracle, prompt, candidates, picks, known, features, member, ticket, sent, cached = row
         content = json.loads(prompt)
-        messages = tuple(Message(role, text) for role, text in content["messages"])
+        messages = tuple(Message(*message) for message in content["messages"])
         question = Question(
             Key(*address),
             kind,
@@ -451,7 +444,7 @@ class Store:
             None if features is None else wire.decode(features),
             content.get("is_chat", False),
         )
-        return Asked(id, question, member, ticket, sent, tuple(None if known is None else (known[0], known[1]) for known in _values(cached)))
+        return Asked(id, question, member, ticket, sent, cached_values(cached, question.key.purpose))
 
 
 def _connect(address: str) -> sqlite3.Connection:
@@ -469,21 +462,14 @@ def _read(text: str) -> tuple[Any, ...]:
     return tuple(json.loads(text))
 
 
+def _state(answer: Answer) -> int:
+    """Of a waiting question that has this answer."""
+    return -1 if AWAITED in answer.marks else 2 if "unpaid" in answer.marks else 1
+
+
 def _plain(values: Sequence[Any]) -> str:
     return json.dumps(values) if values else "[]"
 
 
 def _values(text: str) -> tuple[Any, ...]:
     return tuple(json.loads(text)) if text != "[]" else ()
-
-
-def prompt_text(question: Question) -> str:
-    """What is asked about, but for the candidates, in canonical form."""
-    messages = [[m.role, m.content] for m in question.messages]
-    content: dict[str, Any] = {"messages": messages, "reference": question.reference, "columns": question.columns}
-    content |= {"is_chat": True} if question.is_chat else {}
-    return json.dumps(content, ensure_ascii=False, sort_keys=True)
-
-
-def text_name(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -14,6 +14,9 @@ from oat.reading import read_rows
 from oat.tensorboard import TensorBoard
 from oat.types import Feedback
 
+MAX_COLUMN = 4000
+"""Characters of a column of the data in `samples.jsonl`. The texts beside it are bounded by the tokens of prompts and responses."""
+
 
 class Tracking:
     """Writes the run's two streams; row `step` is the state after `step` updates, so row 0 is the start.
@@ -113,13 +116,20 @@ def _readable(item: Any) -> dict[str, Any]:
     prompt = item.group.prompt
     return {
         "row": prompt.row,
-        "prompt": [{"role": m.role, "content": m.content} for m in prompt.messages],
+        "prompt": [message.plain for message in prompt.messages],
         "responses": [trajectory.text for trajectory in item.group.trajectories],
         "finish": [trajectory.finish_reason for trajectory in item.group.trajectories],
         "reference": prompt.reference,
+        "columns": {name: _bounded(value) for name, value in prompt.columns.items()},
         "asked": list(item.question.picks),
         "oracle": item.answer.by,
         "values": list(item.answer.values),
         "marks": list(item.answer.marks),
         "label": item.label,
     }
+
+
+def _bounded(value: Any) -> Any:
+    """A value of a record as it is; of one that is long as JSON its beginning, which ends with how long it is."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= MAX_COLUMN else f"{text[:MAX_COLUMN]}... ({len(text):,} characters)"

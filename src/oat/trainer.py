@@ -14,10 +14,12 @@ from oat.build import resolve
 from oat.config import Origins, convert
 from oat.errors import ConfigError, DataError
 from oat.export import export_run
+from oat.formats import checked
 from oat.interruption import Interrupted
 from oat.loop import Report, Run, train
-from oat.progress import shown
+from oat.progress import opening, shown, way_on
 from oat.reading import read_rows
+from oat.records import is_named, unboxed
 from oat.rundir import open_run
 from oat.settings import Config
 
@@ -62,6 +64,7 @@ class Trainer:
         quiet: bool = False,
         **sections: Any,
     ):
+        _check_oracle(oracle)
         tree = {
             "model": _section(model, "path"),
             "prompts": _section(prompts, "path"),
@@ -95,21 +98,29 @@ class Trainer:
         """
         self._write_given()
         with self._named(), open_run(self.config, self._origins) as run, run.interruption.heard(), self._shown(run) as show:
-            asked = False
+            asked, is_idle = False, True
+            self._say(*opening(run, self.config))
 
             def report(step: int, metrics: dict[str, float]) -> None:
-                nonlocal asked
+                nonlocal asked, is_idle
+                is_idle = False
                 show(step, metrics)
                 if any([callback(step, dict(metrics)) is True for callback in self.callbacks]):
                     asked = True
                     run.interruption.ask()
 
             try:
-                return train(run, report)
+                reason = train(run, report)
             except Interrupted:
                 if not asked:
                     raise
                 return "a callback ended it"
+        self._say(f"finished, {reason}; the run lies in {self.run_dir}", *([way_on(run, self.config, reason)] if is_idle else []))
+        return reason
+
+    def _say(self, *lines: str) -> None:
+        if not self.quiet:
+            print("\n".join(f"oat.Trainer: {line}" for line in lines), flush=True)
 
     def _shown(self, run: Run) -> AbstractContextManager[Report]:
         return nullcontext(lambda step, metrics: None) if self.quiet else shown(run, self.config)
@@ -130,8 +141,16 @@ class Trainer:
     def _take_file(self, section: Any, file: str) -> None:
         """A model or records that are given as objects will be files of the run."""
         path = section.get("path") if isinstance(section, Mapping) else None
-        if path is None or isinstance(path, str | Path) or (isinstance(path, list | tuple) and all(_is_source(entry) for entry in path)):
+        if path is None or isinstance(path, str | Path):
             return
+        if isinstance(path, list | tuple) and all(_is_source(entry) for entry in path):
+            _check_sources(path, f"oat.Trainer({Path(file).stem}=...)")
+            return
+        if file == "model" and hasattr(path, "peft_config"):
+            raise ConfigError(
+                f"oat.Trainer(model=...): a {type(path).__name__} has adapters of PEFT in it, which are not trained; give the base model with "
+                'model={"path": base, "lora": {"rank": 8}}, which trains a new one, or model.merge_and_unload()'
+            )
         if file == "model" and self._tokenizer is None:
             raise ConfigError("oat.Trainer(model=...): a model that is given as an object needs its tokenizer; pass tokenizer=...")
         self._files[file] = _of_split(path, section) if isinstance(path, Mapping) else path
@@ -166,6 +185,8 @@ class Trainer:
             plugins.given.update(before)
 
     def _write_given(self) -> None:
+        """Where a run exists, what was given must be what it began with; what an attempt left that never became a run is written anew."""
+        is_begun = (self.run_dir / "config.yaml").exists()
         for file, given in list(self._files.items()):
             place = self.run_dir / "given" / file
             new = place.with_name(f".new-{file}")
@@ -175,13 +196,14 @@ class Trainer:
                 given.save_pretrained(new)
                 self._tokenizer.save_pretrained(new)
             else:
-                _write_records(given, new, file)
+                _write_records(given, new, f"oat.Trainer({place.stem}=...)", is_checked=self.config.prompts.on_bad_record == "stop")
             del self._files[file]  # an iterator can be read once
-            if not place.exists():
+            if not is_begun or not place.exists():
+                _remove(place)
                 new.rename(place)
                 continue
             is_same = _same(place, new)
-            shutil.rmtree(new) if new.is_dir() else new.unlink()
+            _remove(new)
             if not is_same:
                 what = "another model" if file == "model" else "other records"
                 raise ConfigError(f"{place}: the run in {self.run_dir} was begun with {what}; give the same again, or another run_dir")
@@ -204,18 +226,52 @@ def _of_split(path: Mapping[str, Any], section: dict[str, Any]) -> Any:
     return path[split]
 
 
-def _write_records(given: Any, out: Path, name: str) -> None:
+def _check_oracle(oracle: Any) -> None:
+    named = oracle.get("name") if isinstance(oracle, Mapping) else oracle
+    if isinstance(named, list | tuple):
+        raise ConfigError(
+            f"oat.Trainer(oracle=...): expected one oracle, got a list of {len(named)}; give one function that calls them and returns, for each "
+            "completion, the sum of what they say, with the weights you want"
+        )
+
+
+def _check_sources(path: Iterable[Any], where: str) -> None:
+    """A list of texts is one of sources; who has prompts there gives them as records."""
+    unknown = next((entry for entry in path if isinstance(entry, str) and not is_named(entry)), None)
+    if unknown is not None:
+        raise DataError(
+            f"{where}: expected names of files or datasets, or records, got the text {unknown[:80]!r}; give prompts as records, "
+            f'{{"prompt": {json.dumps(unknown[:80], ensure_ascii=False)}}}'
+        )
+
+
+def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> None:
+    """As JSON lines.
+
+    Args:
+        is_checked: what no run could read is refused here, where people know the record; otherwise it is left to whoever counts such records.
+    """
     records = given() if callable(given) else given
     if hasattr(records, "with_format"):  # a dataset that may give tensors
         records = records.with_format(None)
-    if hasattr(records, "to_dict") and hasattr(records, "columns"):  # a data frame
-        records = records.to_dict("records")
+    if hasattr(records, "to_dict") and hasattr(records, "columns"):  # a data frame, in which NaN is what is missing
+        records = records.astype(object).where(records.notna(), None).to_dict("records")
     with out.open("w", encoding="utf-8") as file:
         for row, record in enumerate(records, start=1):
+            plain = unboxed(record)
+            if is_checked:
+                checked(plain, f"{where}: record {row}")
             try:
-                file.write(json.dumps(dict(record), ensure_ascii=False) + "\n")
-            except (TypeError, ValueError, UnicodeEncodeError) as error:
-                raise DataError(f"{name}:{row}: a record cannot be written as JSON ({error}); give dicts of plain values") from error
+                file.write(json.dumps(plain, ensure_ascii=False) + "\n")
+            except (TypeError, ValueError) as error:
+                raise DataError(f"{where}: record {row}: it cannot be written as JSON ({error}); give dicts of plain values") from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _same(first: Path, second: Path) -> bool:

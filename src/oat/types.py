@@ -14,6 +14,7 @@ that was really drawn from, after temperature, top-k, top-p and min-p.
 Values are frozen and made of numbers, strings, tuples, dicts and numpy arrays, so that each survives `oat.wire`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,8 +37,31 @@ ENSEMBLE = "ensemble"
 
 @dataclass(frozen=True)
 class Message:
+    """One message of a conversation.
+
+    Attributes:
+        fields: what the data say of it beside role and text (`name`, `tool_calls`, `reasoning_content`, `weight`), none of it null; templates and
+            reward functions get it.
+    """
+
     role: str
     content: str
+    fields: dict[str, Any] = field(default_factory=dict, hash=False, repr=False)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As data, templates and reward functions have it."""
+        return {"role": self.role, "content": self.content, **self.fields}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Message":
+        """The message that has this `plain` form."""
+        return cls(plain["role"], plain["content"], {name: value for name, value in plain.items() if name not in ("role", "content")})
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """As it is stored: what `Message` takes, without fields where it has none."""
+        return (self.role, self.content, self.fields) if self.fields else (self.role, self.content)
 
 
 @dataclass(frozen=True)
@@ -321,11 +345,13 @@ class Answer:
 
     Attributes:
         values: one p (compare) or one score a candidate (score); a value whose mark is not "ok" is not used.
-        marks: one a value; "tie" has no winner, "abstain" and "failed" have no value; "unpaid" was never asked, since the budget was spent.
+        marks: one a value; "tie" has no winner, "abstain" and "failed" have no value; "unpaid", which no oracle says, was never asked, since the
+            budget was spent.
         queries: priced items it took: one a scored candidate, one a compared pair.
         cost: money, in the oracle's own currency.
         by: the oracle that answered.
         seconds: from submission to answer.
+        scores: compare: those of the two candidates, where the answer was made of scores, None for one that has none; otherwise empty.
     """
 
     key: Key
@@ -336,6 +362,7 @@ class Answer:
     by: str = ""
     seconds: float = 0.0
     tokens: int = 0
+    scores: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from fixtures import World
 
+from oat.algorithms.registry import ALGORITHMS
 from oat.build import build, resolve
-from oat.check import ALGORITHMS
 from oat.config import load_config
 from oat.loop import Run
 from oat.types import Answer, Batch, Feedback, Group, Item, Key, Mark, Message, Prompt, Question, Segment, Trajectory
@@ -21,16 +21,29 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "slic": {"samples": 2},
     "simpo": {"samples": 2},
     "bnf": {"samples": 2},
+    "exo": {"samples": 2},
+    "nca": {"samples": 2},
+    "apo_zero": {"samples": 2},
+    "apo_down": {"samples": 2},
+    "sppo_hard": {"samples": 2},
+    "discopop": {"samples": 2},
+    "aot": {"samples": 2},
+    "orpo": {"samples": 2},
+    "cpo": {"samples": 2},
+    "kto": {"samples": 2},
     "sft": {"samples": 2, "threshold": -9.0},
     "grpo": {"samples": 2, "kl_coef": 0.1},
     "dr_grpo": {"samples": 2},
+    "reward_model": {"samples": 2, "centring": 0.01},
 }
 assert OPTIONS.keys() == ALGORITHMS.keys()
 
 
 def settings_of(algorithm: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Changes to the tiny world's configuration for an algorithm with its options."""
-    return {"algorithm": {"name": algorithm, "prompts": 4, **OPTIONS[algorithm]}, "engine": {"name": "torch", "threads": 1}, **(changes or {})}
+    unread = {"evaluation": None} if algorithm == "reward_model" else {}  # its policy stays as it is
+    own = {"algorithm": {"name": algorithm, "prompts": 4, **OPTIONS[algorithm]}, "engine": {"name": "torch", "threads": 1}}
+    return {**own, **unread, **(changes or {})}
 
 
 def run_of(world: World, algorithm: str, folder: Path) -> Run:

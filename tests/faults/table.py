@@ -36,13 +36,19 @@ ROWS = {
     "R9": "a full disk loses nothing that was saved",
     "R10": "a directory that cannot be written, or is in use, is refused before the first step",
     "R11": "no pickle is opened, and nothing that is read is run",
-    "R13": "64 threads that ask at once spend a budget of 10,000 queries exactly",
+    "R12": "an oracle's server that fails in any way, or is away, costs no question, and nothing is counted twice",
+    "R13": "64 threads that ask at once spend a budget of 10,000 queries exactly; one in tokens or money is never passed",
+    "R14": "a judge's reply without a verdict is no label: it follows the policy that is set, and is counted",
     "R19": "a malformed record is one clear error, or is left out and counted",
     "R20": "a number that is not finite moves no weight",
     "R21": "edge batches give a finite loss or a clear error",
     "R22": "the laws of every loss hold; a flipped sign is noticed",
     "R23": "10,000 steps: memory, open files and threads do not grow",
     "R24": "hostile text is graded in bounded time, and nothing of it is run",
+    "R25": "a reward function in a worker that hangs, crashes or fills the memory fails for one response, and the next finds a worker",
+    "R27": "a reward server listens on the loopback unless it has a token, and without it every route answers 401",
+    "R28": "malformed requests get 4xx, and the server goes on",
+    "R29": "a planted token or key is in no message, log, metric, checkpoint or traceback",
 }
 
 

@@ -100,7 +100,7 @@ class Books:
 
     Attributes:
         answers: with their labels.
-        in_flight: questions without one.
+        in_flight: questions without one that the oracle was asked.
         trained: questions that steps learned from, each as often as one did.
         again: how often a question was asked once more.
         accounts: the lines of `oat ledger`, without `again` and without seconds.
@@ -121,7 +121,7 @@ def books(run_dir: Path, copy: Path) -> Books:
             shutil.copy(file, copy)
     with closing(Store(copy / "ledger.sqlite")) as store:
         answers = {asked.question.key: store.answer(asked) for asked in store.answered()}
-        in_flight = {asked.question.key for asked in store.unanswered()}
+        in_flight = {asked.question.key for asked in store.unanswered() if asked.is_sent}
         trained = [asked.question.key for step in range(STEPS) for asked in store.taken("train", step)]
         return Books(answers, in_flight, trained, store.asked_again(), _accounts(copy))
 

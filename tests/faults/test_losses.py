@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from learners import trajectory
 
-from oat.functional import preference
+from oat.functional import contrast, preference
 from oat.functional.advantages import group_advantages
 from oat.functional.kl import kl_k1, kl_k2, kl_k3
 from oat.functional.logprobs import sampled_logps, token_entropy, token_logps
@@ -69,6 +69,15 @@ def bnf(columns: torch.Tensor) -> torch.Tensor:
     return preference.bnf_loss(*scores, *lengths(columns))
 
 
+def ratios(columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the chosen and the rejected response."""
+    return columns[0] - columns[2], columns[1] - columns[3]
+
+
+def kto(*, is_desirable: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda c: contrast.kto_loss(c[0] - c[1], torch.full(c[0].shape, is_desirable), torch.full_like(c[0], 0.5), beta=0.3)
+
+
 def clipped(advantage: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda c: clipped_policy_loss(c[0], c[1], torch.full_like(c[0], advantage), clip_low=0.2, clip_high=0.3)[0]
 
@@ -94,6 +103,16 @@ LAWS = {
     "simpo": Law(lambda c: preference.dpo_loss(preference.simpo_margin(*c, gamma_beta_ratio=0.5), beta=2.0), 2, flat, shifts=((0, 1),)),
     "simpo by a hinge": Law(lambda c: preference.hinge_loss(preference.simpo_margin(*c, gamma_beta_ratio=0.5), beta=2.0), 2, flat, shifts=((0, 1),)),
     "bnf": Law(bnf, 4, lambda c: flat(c) / -torch.expm1(c[:2].max(0).values), is_derivative=False),
+    "exo": Law(lambda c: contrast.exo_loss(preference.dpo_margin(*c), beta=0.3, label_smoothing=0.1), 4, flat, shifts=BOTH),
+    "nca": Law(lambda c: contrast.nca_loss(*ratios(c), beta=0.3), 4, flat, shifts=((0, 2), (1, 3))),
+    "apo_zero": Law(lambda c: contrast.apo_zero_loss(*ratios(c), beta=0.3), 4, flat, shifts=((0, 2), (1, 3))),
+    "apo_down": Law(lambda c: contrast.apo_down_loss(*ratios(c), beta=0.3), 4, flat, shifts=((0, 2), (1, 3))),
+    "sppo_hard": Law(lambda c: contrast.sppo_hard_loss(*ratios(c), beta=0.3), 4, lambda c: flat(c).square(), shifts=((0, 2), (1, 3))),
+    "discopop": Law(lambda c: contrast.discopop_loss(preference.dpo_margin(*c), beta=0.3, tau=0.5), 4, flat, shifts=BOTH),
+    "orpo": Law(lambda c: contrast.orpo_loss(*c), 2, lambda c: flat(c) / -torch.expm1(c.max(0).values)),
+    "cpo": Law(lambda c: contrast.cpo_loss(*c, beta=0.3), 2, flat, shifts=((0, 1),)),
+    "kto, desirable": Law(kto(is_desirable=True), 2, flat, learned=1, shifts=((0, 1),)),
+    "kto, undesirable": Law(kto(is_desirable=False), 2, flat, learned=1, shifts=((0, 1),)),
     "bradley_terry": Law(lambda c: preference.bradley_terry(c[0] - c[1], scale=2.0), 2, flat, shifts=((0, 1),)),
     "policy, better than its group": Law(clipped(1.5), 2, steep, learned=1, shifts=((0, 1),)),
     "policy, worse than its group": Law(clipped(-0.75), 2, steep, learned=1, shifts=((0, 1),)),

@@ -3,8 +3,11 @@
 from dataclasses import replace
 
 from oat.algorithms.base import Objective, Outputs, View
+from oat.algorithms.contrast import AOT, CPO, EXO, NCA, ORPO, APODown, APOZero, DiscoPOP, SPPOHard
 from oat.algorithms.direct import BNF, DPO, IPO, RobustDPO, SimPO, SLiC
 from oat.algorithms.group import GRPO, DrGRPO
+from oat.algorithms.kto import KTO
+from oat.algorithms.reward_model import RewardModelling
 from oat.algorithms.supervised import SFT
 from oat.types import Loss
 
@@ -32,6 +35,36 @@ class FlippedSimPO(Flipped, SimPO): ...
 class FlippedBNF(Flipped, BNF): ...
 
 
+class FlippedEXO(Flipped, EXO): ...
+
+
+class FlippedNCA(Flipped, NCA): ...
+
+
+class FlippedAPOZero(Flipped, APOZero): ...
+
+
+class FlippedAPODown(Flipped, APODown): ...
+
+
+class FlippedSPPOHard(Flipped, SPPOHard): ...
+
+
+class FlippedDiscoPOP(Flipped, DiscoPOP): ...
+
+
+class FlippedAOT(Flipped, AOT): ...
+
+
+class FlippedORPO(Flipped, ORPO): ...
+
+
+class FlippedCPO(Flipped, CPO): ...
+
+
+class FlippedKTO(Flipped, KTO): ...
+
+
 class FlippedSFT(Flipped, SFT): ...
 
 
@@ -39,3 +72,6 @@ class FlippedGRPO(Flipped, GRPO): ...
 
 
 class FlippedDrGRPO(Flipped, DrGRPO): ...
+
+
+class FlippedRewardModelling(Flipped, RewardModelling): ...

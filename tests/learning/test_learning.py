@@ -1,30 +1,33 @@
-"""Each algorithm learns: an online run from YAML raises a held-out sampled score by a stated amount; with the sign of its loss flipped the
-same run ends below its start."""
+"""Each algorithm learns: a run from YAML, online and offline, raises a held-out sampled score by a stated amount; with the sign of its loss flipped
+the same run ends below its start."""
 
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from fixtures import write_jsonl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from oat.cli import main
+from oat.plugins import load_symbol
 
 HERE = Path(__file__).parent
 RISE = 0.3
 CONFIG = """
 run_dir: {root}/run
 model: {{path: {root}/model}}
-prompts: {{path: {root}/train.jsonl}}
+prompts: {{path: {root}/{prompts}}}
 sampling: {{max_new_tokens: 4}}
 engine: {{name: torch, max_rows: 256}}
-oracle: {{name: "{here}/reward.py:even_share"}}
+oracle: {{name: {oracle}}}
 algorithm: {{name: {name}, prompts: 32, {options}}}
 learner: {{learning_rate: 4e-3, micro_batch_size: 256}}
-evaluation: {{path: {root}/heldout.jsonl, every: 100, samples: 16, greedy: false}}
+evaluation: {{path: {root}/heldout.jsonl, oracle: "{here}/reward.py:even_share", every: 100, samples: 16, greedy: false}}
 checkpoint: {{every: 100}}
 compute: {{threads: 1}}
 stop: {{max_steps: 14}}
@@ -33,11 +36,15 @@ stop: {{max_steps: 14}}
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm with its settings, and the class of `flipped.py` that must not learn."""
+    """An algorithm, the class of `flipped.py` that must not learn, its settings, further ones of either kind of run, and the recorded data that it
+    learns from, if it can."""
 
     name: str
     flipped: str
     options: str = ""
+    online: str = ""
+    offline: str = ""
+    records: str = "pairs.jsonl"
 
 
 CASES = {
@@ -47,12 +54,24 @@ CASES = {
     "ipo": Case("ipo", "FlippedIPO"),
     "slic": Case("slic", "FlippedSLiC"),
     "simpo": Case("simpo", "FlippedSimPO"),
-    "simpo by a hinge": Case("simpo", "FlippedSimPO", "loss: hinge"),
+    "simpo by a hinge": Case("simpo", "FlippedSimPO", "loss: hinge", offline="beta: 0.5"),
     "bnf": Case("bnf", "FlippedBNF"),
-    "sft": Case("sft", "FlippedSFT", "samples: 8, threshold: 0.5"),
-    "grpo": Case("grpo", "FlippedGRPO", "samples: 8"),
-    "dr_grpo": Case("dr_grpo", "FlippedDrGRPO", "samples: 8, max_length: 4"),
+    "exo": Case("exo", "FlippedEXO"),
+    "nca": Case("nca", "FlippedNCA"),
+    "apo_zero": Case("apo_zero", "FlippedAPOZero"),
+    "apo_down": Case("apo_down", "FlippedAPODown"),
+    "sppo_hard": Case("sppo_hard", "FlippedSPPOHard"),
+    "discopop": Case("discopop", "FlippedDiscoPOP", "tau: 0.5"),
+    "aot": Case("aot", "FlippedAOT"),
+    "aot unpaired": Case("aot", "FlippedAOT", "form: unpaired"),
+    "orpo": Case("orpo", "FlippedORPO", offline="epochs: 4"),
+    "cpo": Case("cpo", "FlippedCPO"),
+    "kto": Case("kto", "FlippedKTO", online="samples: 2", records="labels.jsonl"),
+    "sft": Case("sft", "FlippedSFT", "threshold: 0.5", "samples: 8", "epochs: 4", "labels.jsonl"),
+    "grpo": Case("grpo", "FlippedGRPO", "samples: 8", records=""),
+    "dr_grpo": Case("dr_grpo", "FlippedDrGRPO", "samples: 8, max_length: 4", records=""),
 }
+OFFLINE = {name: case for name, case in CASES.items() if case.records}
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +86,28 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(LlamaConfig(vocab_size=len(characters), **shape)).save_pretrained(root / "model")
     prompts = [{"prompt": f"{a}{b}"} for a in "abcdef" for b in "abcdef"]
     for name, part in {"train": prompts[:30], "heldout": prompts[30:]}.items():
-        (root / f"{name}.jsonl").write_text("\n".join(json.dumps(prompt) for prompt in part) + "\n")
+        write_jsonl(root / f"{name}.jsonl", part)
+    write_jsonl(root / "pairs.jsonl", pairs := list(recorded(prompts[:30])))
+    singles = [{"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"} for pair in pairs for name in ("chosen", "rejected")]
+    write_jsonl(root / "labels.jsonl", singles)
     return root
 
 
-def run(root: Path, directory: Path, case: Case, name: str, *flags: str) -> tuple[float, float]:
-    """The held-out sampled score before and after a run."""
+def recorded(prompts: list[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """Sixteen pairs a prompt, the best and the worst of 64 random strings."""
+    even_share, generator = load_symbol(f"{HERE}/reward.py:even_share"), random.Random(0)
+    for prompt in prompts * 16:
+        texts = ["".join(generator.choices("0123456789abcdef", k=4)) for _ in range(64)]
+        shares = even_share([], texts)
+        yield {**prompt, "chosen": texts[shares.index(max(shares))], "rejected": texts[shares.index(min(shares))]}
+
+
+def run(root: Path, directory: Path, case: Case, name: str, *flags: str, is_offline: bool = False) -> tuple[float, float]:
+    """The held-out sampled score before and after a run, from new samples or from what is recorded."""
+    prompts, oracle = ("train.jsonl", f'"{HERE}/reward.py:even_share"') if not is_offline else (case.records, "recorded")
+    options = ", ".join(filter(None, (case.options, case.offline if is_offline else case.online)))
     config = directory / "config.yaml"
-    config.write_text(CONFIG.format(root=root, here=HERE, name=name, options=case.options))
+    config.write_text(CONFIG.format(root=root, here=HERE, name=name, options=options, prompts=prompts, oracle=oracle))
     assert main(["train", str(config), "--run_dir", str(directory / "run"), *flags]) == 0
     rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
     return rows[0]["eval/sampled"], rows[-1]["eval/sampled"]
@@ -94,6 +127,21 @@ def test_a_flipped_sign_is_noticed(root: Path, tmp_path: Path, case: Case, figur
     figure(f"{int(end < start)} of 1 flipped losses noticed")
     assert end < start + RISE
     assert end < start
+
+
+@pytest.mark.fault("R22")
+@pytest.mark.parametrize("case", OFFLINE.values(), ids=OFFLINE)
+def test_learns_from_what_is_recorded(root: Path, tmp_path: Path, case: Case) -> None:
+    start, end = run(root, tmp_path, case, case.name, is_offline=True)
+    assert end >= start + RISE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("case", OFFLINE.values(), ids=OFFLINE)
+def test_learns_from_what_is_recorded_with_other_seeds(root: Path, tmp_path: Path, case: Case, seed: int) -> None:
+    start, end = run(root, tmp_path, case, case.name, "--seed", str(seed), is_offline=True)
+    assert end >= start + RISE
 
 
 @pytest.mark.slow

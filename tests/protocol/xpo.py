@@ -35,14 +35,11 @@ class XPO(DPO):
         return Plan(self.config.prompts, {"sampler": 1, "reference": 1}, self.config.prompts)
 
     def prepare(self, feedback, forward, generator):
-        batch = pair_batch(feedback, forward, epochs=self.config.epochs, minibatches=self.config.minibatches, keep_ties=True)
+        c = self.config
+        batch = pair_batch(feedback, forward, epochs=c.epochs, minibatches=c.minibatches, keep_ties=True, halved=c.halved)
         from_reference_N = torch.tensor([float(row.slot == "reference") for row in batch.rows])
         return replace(batch, columns={**batch.columns, "mask_K": from_reference_N[row_index(batch.rows)]})
 
     def losses(self, outputs, view):
         optimism = Loss(outputs["policy"]["raw"], per="sequence_sum", coef=self.config.alpha)
         return {**super().losses(outputs, view), "user/optimism": optimism}
-
-    def metrics(self, outputs, view):
-        has_winner_U = view["mask_U"] > 0
-        return {name: (values_U[has_winner_U], "U") for name, (values_U, _) in super().metrics(outputs, view).items()}

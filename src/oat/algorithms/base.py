@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from oat.functional.segments import segment_mean, segment_sum
-from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
+from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
 
 Outputs = Mapping[str, Mapping[str, torch.Tensor]]
 """By model, then by what was wanted of it: {"policy": {"sampled": (K,), "entropy": (K,)}, "critic": {"value": (K,)}}."""
@@ -105,7 +105,7 @@ def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:
 
 def answer_metrics(feedback: Feedback) -> dict[str, float]:
     """Shares of tied, abstained, failed and unpaid questions, answers that came too late, and the queries so far."""
-    marks = [set(item.answer.marks) for item in feedback.items]
+    marks = [{"tie"} if is_even(item) else set(item.answer.marks) for item in feedback.items]
     share = {mark: sum(mark in m for m in marks) / max(1, len(marks)) for mark in ("tie", "abstain", "failed", "unpaid")}
     return {
         "answers/tied_frac": share["tie"],
@@ -115,6 +115,11 @@ def answer_metrics(feedback: Feedback) -> dict[str, float]:
         "answers/expired": float(feedback.expired),
         "oracle/queries": float(feedback.queries),
     }
+
+
+def is_even(item: Item) -> bool:
+    """Whether an oracle has judged a pair and found no winner: its mark says so, or its probability is one half."""
+    return item.question.kind == "compare" and item.label is None and item.answer.marks[0] in ("tie", "ok")
 
 
 def response_metrics(feedback: Feedback) -> dict[str, float]:
@@ -130,4 +135,23 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
         "response/tokens": float(np.sum(lengths)),
         "response/truncated_frac": float(np.mean([trajectory.finish_reason == "length" for trajectory in trajectories])),
         "lag/versions": float(np.mean(feedback.step - versions)) if len(versions) else 0.0,
+    }
+
+
+def reward_metrics(rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: torch.Tensor) -> dict[str, float]:
+    """Mean score, spread within groups, and the share of groups without spread; nothing without a score.
+
+    Args:
+        rewards_N: (N,) scores.
+        group_of_N: (N,) the group of each.
+        valid_N: (N,) bool, whether there is a score.
+    """
+    groups = [rewards_N[(group_of_N == g) & valid_N] for g in group_of_N.unique()]
+    spreads = [float(group.std()) if len(group) > 1 else 0.0 for group in groups]
+    if not valid_N.any():
+        return {}
+    return {
+        "reward/mean": float(rewards_N[valid_N].mean()),
+        "reward/std_within": float(np.mean(spreads)),
+        "reward/zero_spread_frac": float(np.mean([spread < 1e-8 for spread in spreads])),
     }

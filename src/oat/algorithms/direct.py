@@ -15,29 +15,32 @@ arXiv:2402.13228, Eq. 3) change the margin h, then comes the loss, then `sft_wei
 response is added.
 
 Departures:
-1. A pair without a winner (equal texts, equal rewards, abstention, failure), or with a response without a trained token, is left out and
-   counted; it is never "the second wins".
+1. A pair without a winner (equal responses, equal rewards, abstention, failure), or with a response without a trained token, is left out and
+   counted; it is never "the second wins". With `ties: half` or `abstentions: half` such a pair counts one half in each order.
 2. The loss is the mean over the pairs that remain, over the whole optimiser step.
 3. Log-probabilities are raw, of the tokens that were really sampled, the end-of-text token among them if it was sampled.
 4. IPO takes means over tokens, as its paper's text does not; `normalize: sum` is the paper's.
 5. SLiC's hinge is on the margin over the reference, and there is no further regulariser.
 6. BNF is the pair form, divided by the length of the pair's shorter response; the paper needs no pairs.
 
-Not handled: more than one pair a group.
+Not handled: more than one pair a group. `contrast.py` has more losses.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 
-from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, response_metrics
+from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, is_even, response_metrics, reward_metrics
 from oat.errors import ConfigError
 from oat.functional import preference
-from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
+from oat.types import UNASKED, Batch, Feedback, Item, Loss, Mark, Plan, Requires, Trajectory
+
+Undecided = Literal["mask", "half"]
+"""A pair without a winner is left out, or counts one half in each order: its term is the mean of the pair's and of the pair's turned round."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,19 @@ class PairConfig:
     """Passes over a step's pairs."""
     minibatches: int = 1
     """Optimiser steps a pass."""
+    ties: Undecided = "mask"
+    """Pairs that tie (equal rewards, a probability of one half) are left out, or count one half in each order. Equal texts are always left out."""
+    abstentions: Undecided = "mask"
+    """The same for pairs that the oracle does not judge. What failed, or was not paid for, is always left out."""
 
     def __post_init__(self) -> None:
-        _check("samples", self.samples, self.samples >= 2, "a pair needs at least 2")
+        check_field("samples", self.samples, self.samples >= 2, "a pair needs at least 2")
+
+    @property
+    def halved(self) -> frozenset[Mark]:
+        """The marks of pairs that count one half in each order."""
+        policies: dict[Mark, Undecided] = {"tie": self.ties, "abstain": self.abstentions}
+        return frozenset(mark for mark, policy in policies.items() if policy == "half")
 
 
 @dataclass(frozen=True)
@@ -66,7 +79,7 @@ class TiedConfig(PairConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_beta(self.beta)
+        check_beta(self.beta)
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ class DPOConfig(TiedConfig):
         super().__post_init__()
         _check_smoothing(self.label_smoothing)
         for name in ("length_alpha", "positive_lambda", "sft_weight"):
-            _check(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "it must be at least 0")
+            check_field(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "it must be at least 0")
 
 
 @dataclass(frozen=True)
@@ -106,11 +119,11 @@ class SimPOConfig(PairConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_beta(self.beta)
-        _check("gamma_beta_ratio", self.gamma_beta_ratio, 0 <= self.gamma_beta_ratio < math.inf, "it must be at least 0")
+        check_beta(self.beta)
+        check_field("gamma_beta_ratio", self.gamma_beta_ratio, 0 <= self.gamma_beta_ratio < math.inf, "it must be at least 0")
         _check_smoothing(self.label_smoothing)
         smoothed = self.loss == "sigmoid" or not self.label_smoothing
-        _check("label_smoothing", self.label_smoothing, smoothed, "nothing reads it with algorithm.loss hinge; remove it")
+        check_field("label_smoothing", self.label_smoothing, smoothed, "nothing reads it with algorithm.loss hinge; remove it")
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,7 @@ class BNFConfig(PairConfig):
 
 
 class Direct(Objective):
-    """What the direct losses share. A loss adds `rewards`, and `losses` of one term a pair."""
+    """What the direct losses share. A loss adds `rewards`, and `pair_losses` of one term a pair."""
 
     config: PairConfig
     requires = Requires(feedback="compare", models=frozenset({"policy", "reference"}))
@@ -134,8 +147,21 @@ class Direct(Objective):
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        reference = "reference" in self.requires.models
-        return pair_batch(feedback, forward, epochs=self.config.epochs, minibatches=self.config.minibatches, reference=reference)
+        c, reference = self.config, "reference" in self.requires.models
+        return pair_batch(feedback, forward, epochs=c.epochs, minibatches=c.minibatches, reference=reference, halved=c.halved)
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        losses = self.pair_losses(outputs, view)
+        if "halved_U" not in view.columns:
+            return losses
+        turned = self.pair_losses(outputs, replace(view, row_of_K=view.row_of_K ^ 1))
+        weight_U = 0.5 * view["halved_U"]
+        return {name: replace(loss, terms=(1 - weight_U) * loss.terms + weight_U * turned[name].terms) for name, loss in losses.items()}
+
+    def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        """The parts of the loss, (U,) terms each, in which row 2u is the better one of pair u. They read rows through `View.row_sum` and `row_mean`
+        only, so that they can be had of the pair turned round."""
+        raise NotImplementedError
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
         """(N,) the implicit reward of each response, nats."""
@@ -143,15 +169,18 @@ class Direct(Objective):
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
         rewards_N, logps_N = self.rewards(outputs, view), view.row_sum(outputs["policy"]["raw"])
-        chosen_U, rejected_U = _halves(rewards_N)
-        return {
-            "pairs/accuracy": ((chosen_U > rejected_U).float(), "U"),
-            "pairs/margin": (chosen_U - rejected_U, "U"),
-            "pairs/reward_chosen": (chosen_U, "U"),
-            "pairs/reward_rejected": (rejected_U, "U"),
-            "logps/chosen": (logps_N[0::2], "U"),
-            "logps/rejected": (logps_N[1::2], "U"),
+        chosen_U, rejected_U = halves(rewards_N)
+        values = {
+            "pairs/accuracy": (chosen_U > rejected_U).float(),
+            "pairs/margin": chosen_U - rejected_U,
+            "pairs/reward_chosen": chosen_U,
+            "pairs/reward_rejected": rejected_U,
+            "logps/chosen": logps_N[0::2],
+            "logps/rejected": logps_N[1::2],
         }
+        is_learned_U = view.columns.get("mask_U", torch.ones_like(chosen_U)) > 0
+        has_winner_U = is_learned_U & (view.columns.get("halved_U", torch.zeros_like(chosen_U)) == 0)
+        return {name: (values_U[has_winner_U], "U") for name, values_U in values.items()}
 
 
 class Tied(Direct):
@@ -159,7 +188,7 @@ class Tied(Direct):
 
     config: TiedConfig
 
-    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+    def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         return {"loss/preference": Loss(self.terms(self.margin(outputs, view)), per="pair")}
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
@@ -169,7 +198,7 @@ class Tied(Direct):
     def margin(self, outputs: Outputs, view: View) -> torch.Tensor:
         """(U,) h of each pair, nats."""
         policy_N, reference_N = self.logps(outputs, view)
-        return preference.dpo_margin(*_halves(policy_N), *_halves(reference_N))
+        return preference.dpo_margin(*halves(policy_N), *halves(reference_N))
 
     def logps(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         """(N,) log-probabilities of the responses under the policy and the reference, nats."""
@@ -185,10 +214,10 @@ class DPO(Tied):
     Config = DPOConfig
     config: DPOConfig
 
-    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        losses = super().losses(outputs, view)
+    def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        losses = super().pair_losses(outputs, view)
         if self.config.sft_weight:
-            chosen_U, _ = _halves(view.row_mean(outputs["policy"]["raw"]))
+            chosen_U, _ = halves(view.row_mean(outputs["policy"]["raw"]))
             losses["loss/sft"] = Loss(-chosen_U, per="pair", coef=self.config.sft_weight)
         return losses
 
@@ -198,7 +227,7 @@ class DPO(Tied):
     def margin(self, outputs: Outputs, view: View) -> torch.Tensor:
         c, margin_U = self.config, super().margin(outputs, view)
         if c.length_alpha:
-            margin_U = preference.length_margin(margin_U, *_halves(_lengths(outputs, view)), alpha=c.length_alpha, beta=c.beta)
+            margin_U = preference.length_margin(margin_U, *halves(response_lengths(outputs, view)), alpha=c.length_alpha, beta=c.beta)
         if c.positive_lambda:
             policy_N, reference_N = self.logps(outputs, view)
             margin_U = preference.positive_margin(margin_U, policy_N[0::2], reference_N[0::2], weight=c.positive_lambda)
@@ -240,9 +269,9 @@ class SimPO(Direct):
     config: SimPOConfig
     requires = Requires(feedback="compare", models=frozenset({"policy"}))
 
-    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+    def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         c, means_N = self.config, view.row_mean(outputs["policy"]["raw"])
-        margin_U = preference.simpo_margin(*_halves(means_N), gamma_beta_ratio=c.gamma_beta_ratio)
+        margin_U = preference.simpo_margin(*halves(means_N), gamma_beta_ratio=c.gamma_beta_ratio)
         if c.loss == "hinge":
             terms_U = preference.hinge_loss(margin_U, beta=c.beta)
         else:
@@ -259,10 +288,10 @@ class BNF(Direct):
     config: BNFConfig
     wants: Mapping[str, set[str]] = {"policy": {"raw", "entropy"}}
 
-    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+    def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         policy = outputs["policy"]
         scores_N = view.row_sum(preference.bnf_scores(policy["raw"], view["reference_logps_K"], policy["entropy"]))
-        terms_U = preference.bnf_loss(*_halves(scores_N), *_halves(_lengths(outputs, view)), own_length=self.config.normalize == "own")
+        terms_U = preference.bnf_loss(*halves(scores_N), *halves(response_lengths(outputs, view)), own_length=self.config.normalize == "own")
         return {"loss/preference": Loss(terms_U, per="pair")}
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
@@ -270,7 +299,14 @@ class BNF(Direct):
 
 
 def pair_batch(
-    feedback: Feedback, forward: Forward, *, epochs: int = 1, minibatches: int = 1, keep_ties: bool = False, reference: bool = True
+    feedback: Feedback,
+    forward: Forward,
+    *,
+    epochs: int = 1,
+    minibatches: int = 1,
+    keep_ties: bool = False,
+    reference: bool = True,
+    halved: Collection[Mark] = (),
 ) -> Batch:
     """Pairs as a batch: rows 2u (chosen) and 2u + 1 (rejected) are unit u; column `reference_logps_K` holds raw log-probabilities under the
     reference, nats.
@@ -279,19 +315,39 @@ def pair_batch(
         keep_ties: keep pairs without a winner, in the order they were asked, for losses that need no winner; column `mask_U` takes them out
             of the losses of pairs. Otherwise they are left out. A pair with a response without a trained token has no winner.
         reference: whether the loss reads the reference.
+        halved: marks of pairs that are learned without a winner, one half in each order; column `halved_U` is 1 for them. Not those of equal
+            responses, about which nobody was asked.
     """
     pairs = [winner_first(item) for item in feedback.items]
     empty = [not all(row.trained.any() for row in pair) for pair in pairs]
-    has_winner = [item.label is not None and not lacking for item, lacking in zip(feedback.items, empty, strict=True)]
-    kept = [number for number, wins in enumerate(has_winner) if wins or keep_ties]
+    is_halved = [not lacking and _counts_half(item, halved) for item, lacking in zip(feedback.items, empty, strict=True)]
+    is_learned = [half or (item.label is not None and not lacking) for item, lacking, half in zip(feedback.items, empty, is_halved, strict=True)]
+    kept = [number for number, learned in enumerate(is_learned) if learned or keep_ties]
     rows = tuple(row for number in kept for row in pairs[number])
-    metrics = {**answer_metrics(feedback), **response_metrics(feedback), "rows/trained": float(len(rows))}
+    metrics = {**answer_metrics(feedback), **response_metrics(feedback), **_score_metrics(feedback), "rows/trained": float(len(rows))}
     metrics["pairs/empty_frac"] = sum(empty) / max(1, len(pairs))
-    columns = {"mask_U": torch.tensor([float(has_winner[number]) for number in kept])} if keep_ties else {}
+    metrics["pairs/halved_frac"] = sum(is_halved) / max(1, len(pairs))
+    columns = {"mask_U": torch.tensor([float(is_learned[number]) for number in kept])} if keep_ties else {}
+    if halved:
+        columns["halved_U"] = torch.tensor([float(is_halved[number]) for number in kept])
     if rows and reference:
         columns["reference_logps_K"] = forward("reference", rows, {"raw"})["raw"]
     units = np.arange(len(kept)).repeat(2)
     return Batch(rows, units, units, columns, epochs=epochs, minibatches=minibatches, metrics=metrics)
+
+
+def _counts_half(item: Item, halved: Collection[Mark]) -> bool:
+    mark = "tie" if is_even(item) else item.answer.marks[0]
+    first, second = winner_first(item)
+    is_same = first.text == second.text and np.array_equal(first.ids, second.ids)
+    return item.label is None and mark in halved and item.question.oracle != UNASKED and not is_same
+
+
+def _score_metrics(feedback: Feedback) -> dict[str, float]:
+    """Of the scores that comparisons were made of, also where only one of the two has one; nothing where they were made of none."""
+    scores = [item.answer.scores for item in feedback.items if item.answer.scores]
+    scores_N = torch.tensor([[math.nan if score is None else score for score in pair] for pair in scores], dtype=torch.float32).flatten()
+    return reward_metrics(scores_N, torch.arange(len(scores)).repeat_interleave(2), ~scores_N.isnan())
 
 
 def winner_first(item: Item) -> tuple[Trajectory, Trajectory]:
@@ -300,24 +356,24 @@ def winner_first(item: Item) -> tuple[Trajectory, Trajectory]:
     return (second, first) if item.label == 1 else (first, second)
 
 
-def _halves(values_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def halves(values_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(U,) of the chosen and (U,) of the rejected responses."""
     return values_N[0::2], values_N[1::2]
 
 
-def _lengths(outputs: Outputs, view: View) -> torch.Tensor:
+def response_lengths(outputs: Outputs, view: View) -> torch.Tensor:
     """(N,) trained tokens of each response."""
     return view.row_sum(torch.ones_like(outputs["policy"]["raw"]))
 
 
-def _check(name: str, value: float, holds: bool, rule: str) -> None:
+def check_field(name: str, value: object, holds: bool, rule: str) -> None:
     if not holds:
         raise ConfigError(f"algorithm.{name} is {value}; {rule}")
 
 
-def _check_beta(beta: float) -> None:
-    _check("beta", beta, 0 < beta < math.inf, "it must be positive")
+def check_beta(beta: float) -> None:
+    check_field("beta", beta, 0 < beta < math.inf, "it must be positive")
 
 
 def _check_smoothing(label_smoothing: float) -> None:
-    _check("label_smoothing", label_smoothing, 0 <= label_smoothing < 0.5, "it is a probability below one half")
+    check_field("label_smoothing", label_smoothing, 0 <= label_smoothing < 0.5, "it is a probability below one half")

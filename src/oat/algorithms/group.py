@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, response_metrics
+from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, response_metrics, reward_metrics
 from oat.errors import ConfigError
 from oat.functional.advantages import group_advantages
 from oat.functional.kl import kl_k3
@@ -214,19 +214,6 @@ def old_logps(rows: tuple[Trajectory, ...], recorded_K: torch.Tensor, step: int,
     learner's precision (`Objective.recorded_is_old`)."""
     fresh = is_same_precision and all(row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows)
     return recorded_K if fresh else forward("policy", rows, {"sampled"})["sampled"]
-
-
-def reward_metrics(rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: torch.Tensor) -> dict[str, float]:
-    """Mean score, spread within groups, and the share of groups without spread."""
-    groups = [rewards_N[(group_of_N == g) & valid_N] for g in group_of_N.unique()]
-    spreads = [float(group.std()) if len(group) > 1 else 0.0 for group in groups]
-    if not valid_N.any():
-        return {}
-    return {
-        "reward/mean": float(rewards_N[valid_N].mean()),
-        "reward/std_within": float(np.mean(spreads)),
-        "reward/zero_spread_frac": float(np.mean([spread < 1e-8 for spread in spreads])),
-    }
 
 
 def _kept(

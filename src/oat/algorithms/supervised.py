@@ -20,8 +20,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, response_metrics
-from oat.algorithms.group import reward_metrics, scored_rows
+from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, response_metrics, reward_metrics
+from oat.algorithms.group import scored_rows
 from oat.errors import ConfigError
 from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
 

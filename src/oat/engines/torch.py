@@ -86,7 +86,7 @@ class TorchEngine:
                 raise EngineError(
                     f"a context of {context_length} is more than the {lm.context_length} tokens of the model of slot `{slot}`; lower it"
                 )
-        self._page_bytes = {id(lm): _page_bytes(lm) for lm in {id(lm): lm for lm in slots.values()}.values()}
+        self._page_bytes = {id(lm): page_bytes_of(lm) for lm in {id(lm): lm for lm in slots.values()}.values()}
         self._pages = {model: int(cache_gb * _GB / size) for model, size in self._page_bytes.items()}
         self._meters = {id(lm): Meter(lm, self._page_bytes[id(lm)] / PAGE) for lm in slots.values()}
         self.threads = threads
@@ -198,13 +198,8 @@ class TorchEngine:
 
     def _check_pages(self, lengths: Sequence[int], lm: CausalLM) -> None:
         """The longest request fits into the cache alone; with fixed batches, as often as there are rows."""
-        pages, page_bytes = self._pages[id(lm)], self._page_bytes[id(lm)]
-        needed = -(-max(lengths, default=0) // PAGE) * (self._max_rows if self._deterministic else 1)
-        if needed > pages:
-            raise EngineError(
-                f"keys and values of {max(lengths)} tokens take {needed * page_bytes / _GB:.3g} GB{' in every row' if self._deterministic else ''}, "
-                f"and the cache holds {pages * page_bytes / _GB:.3g}; raise engine.cache_gb, or lower sampling.max_new_tokens or engine.max_rows"
-            )
+        rows = self._max_rows if self._deterministic else None
+        refuse_small_cache(max(lengths, default=0), self._pages[id(lm)], self._page_bytes[id(lm)], rows)
 
     def _generate(self, requests: Sequence[Request], rooms: Sequence[int], slot: str) -> Iterator[Completion]:
         lm, version = self._model(slot), self.version(slot)
@@ -302,6 +297,23 @@ def fixed_rows(max_rows: int) -> int:
     return max(_power_above(max_rows), _LEAST_ROWS)
 
 
+def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | None = None) -> None:
+    """A sequence of so many tokens has room in a cache of so many pages.
+
+    Args:
+        rows: of every batch of an engine that is deterministic.
+
+    Raises:
+        EngineError: it has none.
+    """
+    needed = -(-tokens // PAGE) * (rows or 1)
+    if needed > pages:
+        raise EngineError(
+            f"keys and values of {tokens} tokens take {needed * page_bytes / _GB:.3g} GB{' in every row' if rows else ''}, and the cache holds "
+            f"{pages * page_bytes / _GB:.3g}; raise engine.cache_gb, or lower sampling.max_new_tokens{' or engine.max_rows' if rows else ''}"
+        )
+
+
 def _check_sampling(what: str, sampling: Sampling) -> None:
     sound = {
         "max_new_tokens": sampling.max_new_tokens >= 0,
@@ -340,7 +352,7 @@ def _same_memory(held: Tensor, sent: Tensor) -> bool:
 
 
 @torch.inference_mode()
-def _page_bytes(lm: CausalLM) -> int:
+def page_bytes_of(lm: CausalLM) -> int:
     """Bytes of a page of the cache, once a cached step is seen to give the logits of a pass without a cache, for a long row and a short one."""
     ids = np.arange(PAGE + 2) % lm.vocab_rows
     lengths, rows = np.array([PAGE + 1, 1]), np.arange(2)

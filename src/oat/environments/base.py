@@ -42,7 +42,18 @@ def build_environment(name: str) -> Environment:
     Raises:
         ConfigError: its code cannot be loaded, raises, or is no environment.
     """
-    found = load_symbol(name)
+    return make_environment(load_symbol(name), name)
+
+
+def make_environment(found: Any, name: str) -> Environment:
+    """The environment that a class makes without arguments.
+
+    Args:
+        name: stands in messages.
+
+    Raises:
+        ConfigError: as for `build_environment`.
+    """
     try:
         environment: Environment = found()
     except Exception as error:  # it raises what it likes

@@ -6,19 +6,24 @@ import numpy as np
 
 from oat.errors import ConfigError
 from oat.explore.base import Scores
-from oat.types import UNASKED, Group, Key, Kind, Plan, Question
+from oat.types import UNASKED, Group, Key, Kind, Plan, Question, Trajectory
 
 
 class NoExploration:
     """Asks about what was sampled: every sample's score, or which of the two samples is better.
 
-    Two samples with the same text have no better one; that question goes to the oracle "none" and costs nothing.
+    Two equal responses have no better one; that question goes to the oracle "none" and costs nothing. They are equal when all their tokens are; two
+    samples, to an oracle that reads, also when their texts are.
+
+    Args:
+        reads_text: whether the oracle reads texts; otherwise their worth is known: recorded, or the reward of the whole episode.
     """
 
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, kind: Kind):
+    def __init__(self, kind: Kind, *, reads_text: bool = True):
         self.kind: Kind = kind
+        self.reads_text = reads_text
 
     def widen(self, plan: Plan) -> Plan:
         return plan
@@ -32,8 +37,13 @@ class NoExploration:
         return [self._ask(group, key) for group, key in zip(groups, keys, strict=True)]
 
     def _ask(self, group: Group, key: Key) -> Question:
-        texts = tuple(trajectory.text for trajectory in group.trajectories)
-        if self.kind == "compare" and len(texts) != 2:
-            raise ConfigError(f"a comparison without an explorer needs 2 samples a prompt, not {len(texts)}; set 2 samples, or choose an explorer")
-        unaskable = self.kind == "compare" and texts[0] == texts[1]
-        return Question.about(group, key, self.kind, tuple(range(len(texts))), oracle=UNASKED if unaskable else "")
+        size = len(group.trajectories)
+        if self.kind == "compare" and size != 2:
+            raise ConfigError(f"a comparison without an explorer needs 2 samples a prompt, not {size}; set 2 samples, or choose an explorer")
+        unaskable = self.kind == "compare" and self._is_same(*group.trajectories)
+        return Question.about(group, key, self.kind, tuple(range(size)), oracle=UNASKED if unaskable else "")
+
+    def _is_same(self, first: Trajectory, second: Trajectory) -> bool:
+        if self.reads_text and "recorded" not in (first.slot, second.slot):
+            return first.text == second.text
+        return np.array_equal(first.ids, second.ids)

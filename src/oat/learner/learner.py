@@ -4,8 +4,7 @@ One update runs an objective's batch for its epochs and mini-batches. Each mini-
 under denominators known beforehand, then every number is checked, then the gradient is clipped, then the optimiser moves.
 """
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Objective, View
-from oat.errors import CheckpointError, NonFiniteError
+from oat.errors import CheckpointError, NonFiniteError, warn
 from oat.learner.batching import micro_batches, select_rows, split_units, view_of
 from oat.learner.guard import keep_batch, strange_inputs, strange_results
 from oat.learner.models import Model, frozen_checksum
@@ -40,7 +39,7 @@ class Learner:
     """Owns the models.
 
     Args:
-        models: by name; "policy", "reference", "critic", "ensemble".
+        models: by name; "policy", "reference", "critic", "reward", "ensemble".
         optimisers: of the models that are trained; the others are frozen.
         micro_batch_size: most rows of one forward pass.
         micro_batch_tokens: most tokens of one forward pass, a common prompt counted with every row.
@@ -108,7 +107,7 @@ class Learner:
                     for rows in split_units(batch, order, batch.minibatches):
                         reports.append(self._step(objective, select_rows(batch, rows)))
         reached = self.stint.end()
-        counts = {"optim/steps": float(self.steps.get("policy", 0)), "optim/skipped": float(self.skipped)}
+        counts = {"optim/steps": float(self.steps.get(_main(self.steps), 0)), "optim/skipped": float(self.skipped)}
         share = {} if reached is None else {"roofline/update": reached}
         return {**batch.metrics, **_joined(reports), **counts, **share}
 
@@ -149,7 +148,7 @@ class Learner:
             part.optimiser.zero_grad(set_to_none=True)
             self.steps[name] += 1
         for name, norm in norms.items():
-            prefix = "optim/" if name == "policy" else f"optim/{name}_"
+            prefix = "optim/" if name == _main(trained) else f"optim/{name}_"
             values |= {f"{prefix}grad_norm": norm, f"{prefix}learning_rate": learning_rates[name]}
         return values
 
@@ -188,7 +187,7 @@ class Learner:
             instead = "" if self.max_skips else ", or set learner.on_nonfinite: skip"
             raise NonFiniteError(f"{what}{again}.{kept} See the rewards in samples.jsonl; lower learner.learning_rate{instead}")
         self.skipped, self.skipped_in_row = self.skipped + 1, self.skipped_in_row + 1
-        warnings.warn(f"{what}, and it is left out (learner.on_nonfinite: skip)", stacklevel=4)
+        warn(f"{what}, and it is left out (learner.on_nonfinite: skip)")
         return {}
 
     @cached_property
@@ -240,8 +239,13 @@ class Learner:
                     }
 
 
+def _main(names: Collection[str]) -> str:
+    """The model that a run is about, whose numbers stand without its name."""
+    return "policy" if "policy" in names else "reward"
+
+
 def _total_name(objective: Objective) -> str:
-    return "loss/total" if "policy" in objective.wants else f"loss/{objective.name}_total"
+    return "loss/total" if _main(objective.wants) in objective.wants else f"loss/{objective.name}_total"
 
 
 class _Report:

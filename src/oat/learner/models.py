@@ -40,8 +40,8 @@ class Model(Protocol):
         """Its weights by name, in the form that those who answer with it load."""
 
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
-        """What is wanted of the rows: (K,) each for the trained tokens, on the CPU whatever the model lives on, so that objectives and reduction
-        know no devices. A model of features reads its input from the rows' columns."""
+        """What is wanted of the rows: (K,) each for the trained tokens, or (N,) of a reward model, on the CPU whatever the model lives on, so
+        that objectives and reduction know no devices. A model of features reads its input from the rows' columns."""
 
 
 class LanguageModel:
@@ -139,6 +139,27 @@ class Critic(torch.nn.Module):
         _, hidden, places = trained_hidden(self.lm, rows, autocast=self.autocast)
         self.tally.add(places, heads=0)
         return {"value": self.score(hidden.to(self.score.weight.dtype)).squeeze(-1).cpu()}
+
+
+class RewardModel(Critic):
+    """A language model's backbone with a scalar head; gives the "score" of each row, (N,), at its last token.
+
+    Args:
+        trailing: ids that the chat template writes behind a response, so that a row is what `Renderer.whole` gives.
+        generator, autocast: as `Critic`.
+    """
+
+    def __init__(self, lm: CausalLM, generator: np.random.Generator, *, trailing: np.ndarray, autocast: bool = False):
+        super().__init__(lm, generator, autocast=autocast)
+        self.trailing = trailing.astype(np.int32)
+
+    def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
+        assert wants == {"score"}, f"a reward model gives score, not {wants}"
+        with in_bfloat16(self.lm, self.autocast):
+            hidden_TD, places = self.lm.hidden_of([np.concatenate([row.ids, self.trailing]) for row in rows], _prefixes(rows))
+        self.tally.add(places, heads=0)
+        hidden_ND = hidden_TD[torch.tensor([place[-1] for place in places], device=hidden_TD.device)]
+        return {"score": self.score(hidden_ND.to(self.score.weight.dtype)).squeeze(-1).cpu()}
 
 
 def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> int:

@@ -1,7 +1,7 @@
 """The oracle's protocol. An answer may come late, in another order, or never."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import Protocol, runtime_checkable
 
 from oat.errors import OatError, OracleError
 from oat.types import Answer, Kind, Price, Question
@@ -14,12 +14,15 @@ class Oracle(Protocol):
         answers: the kind of question it takes.
         durable: it keeps its tickets when this process dies, so that they are attached again and not asked again.
 
-    Three members are optional:
-        cacheable: bool, True where it is missing: its answers are functions of the question, so that they may be used again.
+    Five members are optional:
+        cacheable: bool, True where it is missing: its answers are functions of what a question says in text (messages, reference, columns, and each
+            candidate), so that they may be used again. One that also reads `ids` or `known` says False: turns before the last differ in them alone.
         price(question) -> Price: the most that the question can cost, for budgets. Where it is missing, that is a query for each value; a budget
             in tokens or money needs it.
+        names_cost: bool, True where it is missing: its prices have money.
         version: str, "" where it is missing: answers of another version are not used again. A user's function or class without one has the hash of
             the file it stands in (`registry.py`).
+        metrics: numbers by name (`oat.metrics`), as they stand now; every step's row has them.
     """
 
     answers: Kind
@@ -36,6 +39,18 @@ class Oracle(Protocol):
         """
 
 
+@runtime_checkable
+class ChecksColumns(Protocol):
+    """An oracle that knows which columns it needs."""
+
+    def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
+        """Hold what it needs against the columns of the data.
+
+        Raises:
+            ConfigError: the data lack a column.
+        """
+
+
 def is_cacheable(oracle: Oracle) -> bool:
     return bool(getattr(oracle, "cacheable", True))
 
@@ -44,9 +59,18 @@ def version_of(oracle: Oracle) -> str:
     return str(getattr(oracle, "version", ""))
 
 
+def metrics_of(oracle: Oracle) -> dict[str, float]:
+    return dict(getattr(oracle, "metrics", {}))
+
+
 def names_price(oracle: Oracle) -> bool:
     """Whether an oracle says itself what a question can cost."""
     return bool(getattr(oracle, "names_price", hasattr(oracle, "price")))
+
+
+def names_cost(oracle: Oracle) -> bool:
+    """Whether an oracle knows what a question costs in money."""
+    return names_price(oracle) and bool(getattr(oracle, "names_cost", True))
 
 
 def price_of(oracle: Oracle, question: Question) -> Price:

@@ -42,4 +42,5 @@ class KnownOracle:
             fine: Mark = "ok"
             return Answer(question.key, known, (fine,) * len(known), queries=0, by=self.name)
         mark: Mark = "tie" if known[0] == known[1] else "ok"
-        return Answer(question.key, (0.5 if mark == "tie" else float(known[0] > known[1]),), (mark,), queries=0, by=self.name)
+        scores = known if self.name == "environment" else ()
+        return Answer(question.key, (0.5 if mark == "tie" else float(known[0] > known[1]),), (mark,), queries=0, by=self.name, scores=scores)

@@ -9,13 +9,14 @@ Departures from TRL:
 """
 
 import asyncio
+import functools
 import inspect
 import math
 import numbers
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
 from threading import Thread
@@ -47,6 +48,7 @@ class CallableOracle:
         self.function = function
         self.name = name
         self.cacheable = "completion_ids" not in (_parameters(function) or ())
+        self._is_async = inspect.iscoroutinefunction(_run_by(function))
         self._pending: dict[str, tuple[Question, float]] = {}
         self._calls: list[tuple[list[str], Future[list[Answer]]]] = []
         self._ready: dict[str, Answer] = {}
@@ -54,7 +56,7 @@ class CallableOracle:
     def submit(self, questions: Sequence[Question]) -> list[str]:
         now, tickets = time.monotonic(), [str(question.key) for question in questions]
         self._pending.update({ticket: (question, now) for ticket, question in zip(tickets, questions, strict=True)})
-        if tickets and inspect.iscoroutinefunction(self.function):
+        if tickets and self._is_async:
             self._begin(tickets)
         return tickets
 
@@ -69,7 +71,7 @@ class CallableOracle:
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._pending]
         if not due:
             return []
-        if inspect.iscoroutinefunction(self.function):
+        if self._is_async:
             self._wait_for(due, seconds)
         else:
             self._ready.update(zip(due, self._answers(due), strict=True))
@@ -89,12 +91,7 @@ class CallableOracle:
         Raises:
             ConfigError: it has a parameter that is neither a column nor given to every function.
         """
-        offered = {*columns, *self.given, *(["reference"] if has_reference else [])}
-        missing = [name for name in self._needed() if name not in offered]
-        if missing:
-            raise ConfigError(
-                f"its parameter `{missing[0]}` is neither a column of the data nor a configured reference; {did_you_mean(missing[0], offered)}"
-            )
+        check_needed(self.needed, {*columns, *self.given, *(["reference"] if has_reference else [])})
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
         """Wait for the first call that ends; what one failed to answer is called for again. What a call says of others than these is kept for
@@ -136,7 +133,8 @@ class CallableOracle:
         try:
             returned = self.function(**arguments)
             if inspect.isawaitable(returned):
-                returned = asyncio.run(_wait(returned))
+                returned = _awaited(returned)
+            returned = self._unwrapped(returned)
             is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping)
             values = list(returned) if is_list else []
         except (Exception, SystemExit) as error:
@@ -147,12 +145,16 @@ class CallableOracle:
             raise OracleError(f"{self.name} returned {got} for {len(asked)} entries; return a list with one number or None for each, in order")
         return [self._number(value, place) for place, value in enumerate(values)]
 
+    def _unwrapped(self, returned: Any) -> Any:
+        """The values in what the function returned."""
+        return returned
+
     def _accepted(self, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
         found = _parameters(self.function)
         if found is None:
             return offered
         parameters = found.values()
-        missing = [name for name in self._needed() if name not in offered]
+        missing = [name for name in self.needed if name not in offered]
         if missing:
             raise OracleError(
                 f"{self.name} needs `{missing[0]}`, which is neither a column of the data nor a configured reference; "
@@ -162,7 +164,8 @@ class CallableOracle:
             return offered
         return {p.name: offered[p.name] for p in parameters if p.name in offered and p.kind is not p.VAR_POSITIONAL}
 
-    def _needed(self) -> list[str]:
+    @property
+    def needed(self) -> list[str]:
         """Parameters without which the function cannot be called."""
         parameters = (_parameters(self.function) or {}).values()
         return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -206,6 +209,19 @@ class CallableComparison(CallableOracle):
         return number
 
 
+def check_needed(needed: Collection[str], offered: Collection[str]) -> None:
+    """Hold the parameters that a function needs against what it may have.
+
+    Raises:
+        ConfigError: it needs something else.
+    """
+    missing = [name for name in needed if name not in offered]
+    if missing:
+        raise ConfigError(
+            f"its parameter `{missing[0]}` is neither a column of the data nor a configured reference; {did_you_mean(missing[0], offered)}"
+        )
+
+
 def _fulfil(future: "Future[list[Answer]]", answers: Callable[[Sequence[str]], list[Answer]], tickets: Sequence[str]) -> None:
     try:
         future.set_result(answers(tickets))
@@ -217,9 +233,27 @@ async def _wait(result: Awaitable[Any]) -> Any:
     return await result
 
 
+def _awaited(result: Awaitable[Any]) -> Any:
+    """What it comes to; in another thread where an event loop runs in this one, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_wait(result))
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, _wait(result)).result()
+
+
+def _run_by(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that a call of a partial, or of an object with `__call__`, runs."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+
+
 def _line(error: BaseException, function: Callable[..., Any]) -> str:
     """The last line of the function's own file that an error passed through."""
-    file = getattr(inspect.unwrap(function), "__code__", None) and inspect.unwrap(function).__code__.co_filename
+    code = getattr(inspect.unwrap(_run_by(function)), "__code__", None)
+    file = code and code.co_filename
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" (line {lines[-1]} of {Path(str(file)).name})" if lines else ""
 
@@ -235,10 +269,10 @@ def _is_plain(question: Question) -> bool:
     return not question.is_chat and len(question.messages) == 1 and question.messages[0].role == "user"
 
 
-def _prompt(question: Question) -> str | list[dict[str, str]]:
+def _prompt(question: Question) -> str | list[dict[str, Any]]:
     if _is_plain(question):
         return question.messages[0].content
-    return [{"role": message.role, "content": message.content} for message in question.messages]
+    return [message.plain for message in question.messages]
 
 
 def _completion(question: Question, text: str) -> str | list[dict[str, str]]:

@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from oat.errors import ConfigError
-from oat.oracles.base import Oracle, is_cacheable, names_price, price_of, version_of
+from oat.contract import pairs_of, plain_answer
+from oat.errors import ConfigError, OracleError
+from oat.oracles.base import Oracle, is_cacheable, metrics_of, names_cost, names_price, price_of, version_of
 from oat.types import Answer, Kind, Mark, Price, Question
 
 
@@ -14,7 +15,8 @@ class Preferences:
 
     p = sigmoid((r_first - r_second) / scale)
 
-    Equal rewards are a tie (0.5), never a win. A candidate without a score leaves the question with that mark. It costs what its two scores cost.
+    Equal rewards are a tie (0.5), never a win. A candidate without a score leaves the question with that mark. It costs what its two scores cost, and
+    the answer has those that there are beside it.
 
     Args:
         oracle: answers "score".
@@ -34,7 +36,13 @@ class Preferences:
         self.oracle = oracle
         self.scale = scale
         self.durable, self.cacheable, self.names_price = oracle.durable, is_cacheable(oracle), names_price(oracle)
-        self.version = version_of(oracle)
+        self.names_cost, self.version = names_cost(oracle), version_of(oracle)
+        self.name: str = getattr(oracle, "name", type(oracle).__name__)
+        self._broken: OracleError | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return metrics_of(self.oracle)
 
     def price(self, question: Question) -> Price:
         return price_of(self.oracle, replace(question, kind="score"))
@@ -43,16 +51,33 @@ class Preferences:
         return self.oracle.submit([replace(question, kind="score") for question in questions])
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        return [(ticket, self._compare(answer)) for ticket, answer in self.oracle.collect(tickets, seconds)]
+        """As the oracle's. Scores that nobody can use are an error once the sound answers beside them are handed out.
+
+        Raises:
+            OracleError: the oracle breaks the contract.
+        """
+        if self._broken is not None:
+            raise self._broken
+        there = []
+        for ticket, answer in pairs_of(self.oracle.collect(tickets, seconds), self.name):
+            try:
+                there.append((ticket, self._compare(plain_answer(answer, "score", 2, self.name, f"ticket {ticket!r}"))))
+            except OracleError as error:
+                self._broken = error
+        if self._broken is not None and not there:
+            raise self._broken
+        return there
 
     def _compare(self, answer: Answer) -> Answer:
+        scores = tuple(value if mark == "ok" else None for value, mark in zip(answer.values, answer.marks, strict=True))
         mark: Mark = next((mark for mark in ("failed", "abstain") if mark in answer.marks), "ok")
         if mark != "ok":
-            return replace(answer, values=(0.5,), marks=(mark,))
+            return replace(answer, values=(0.5,), marks=(mark,), scores=() if scores == (None, None) else scores)
         first, second = answer.values
+        scores = () if None in scores else scores
         if first == second:
-            return replace(answer, values=(0.5,), marks=("tie",))
-        return replace(answer, values=(_sigmoid((first - second) / self.scale),), marks=("ok",))
+            return replace(answer, values=(0.5,), marks=("tie",), scores=scores)
+        return replace(answer, values=(_sigmoid((first - second) / self.scale),), marks=("ok",), scores=scores)
 
 
 def _sigmoid(x: float) -> float:

@@ -10,10 +10,19 @@ from typing import Any
 from oat.errors import ConfigError, OatError, did_you_mean
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
+from oat.oracles.isolated import Isolated
+from oat.oracles.judge import Judge
+from oat.oracles.mixture import Mixture
+from oat.oracles.pairrm import PairRM
+from oat.oracles.queries import QueryReward
+from oat.oracles.remote.client import RemoteOracle
+from oat.oracles.reward_model import RewardModelOracle
 from oat.oracles.rules.countdown import countdown
 from oat.oracles.rules.exact import exact_match
 from oat.oracles.rules.gsm8k import gsm8k, gsm8k_marked
+from oat.oracles.rules.math import MathRule
 from oat.oracles.rules.sentiment import cheerful
+from oat.oracles.rules.shape import FormatRule, LengthRule, RegexRule
 from oat.plugins import load_symbol
 
 _NAMED: dict[str, Callable[..., Any]] = {
@@ -22,16 +31,31 @@ _NAMED: dict[str, Callable[..., Any]] = {
     "gsm8k_marked": gsm8k_marked,
     "countdown": countdown,
     "cheerful": cheerful,
+    "isolated": Isolated,
+    "mixture": Mixture,
+    "math": MathRule,
+    "format": FormatRule,
+    "length": LengthRule,
+    "regex": RegexRule,
+    "judge": Judge,
+    "remote": RemoteOracle,
+    "reward_model": RewardModelOracle,
+    "pairrm": PairRM,
 }
 
 
-def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:
+def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> Oracle:
     """The oracle of this name: one of ours, or a user's as `path/to/file.py:Name` or `package.module:Name`.
+
+    Args:
+        device: where one of ours that computes does so, unless its options say otherwise.
 
     Raises:
         ConfigError: an unknown name, code that cannot be loaded, or as `make_oracle`.
     """
     found = _found(name)
+    if name in _NAMED and inspect.isclass(found) and "device" in (_keywords(found) or ()):
+        options = {"device": device, **options}
     oracle = make_oracle(found, name, options)
     if name not in _NAMED and not hasattr(oracle, "version"):
         with contextlib.suppress(AttributeError):  # a class may have no room for it
@@ -42,8 +66,8 @@ def build_oracle(name: str, options: Mapping[str, Any]) -> Oracle:
 def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
     """The oracle that a function or a class is.
 
-    A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, else a `CallableOracle`. A class
-    that implements the `Oracle` protocol is constructed with the options as keywords.
+    A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, a `QueryReward` when its first two are
+    queries, prompts, else a `CallableOracle`. A class that implements the `Oracle` protocol is constructed with the options as keywords.
 
     Args:
         name: stands in messages and in `Answer.by`.
@@ -59,7 +83,10 @@ def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
         raise ConfigError(f"the oracle {name} is {type(found).__name__}, neither a function nor a class; name a reward function or an oracle class")
     if options:
         raise ConfigError(f"the oracle {name} is a function and takes no options; remove {', '.join(options)}, or make it a class")
-    return CallableComparison(found, name) if _parameters(found)[:3] == ["prompts", "first", "second"] else CallableOracle(found, name)
+    first = _parameters(found)[:3]
+    if first[:2] == ["queries", "prompts"]:
+        return QueryReward(found, name)
+    return CallableComparison(found, name) if first == ["prompts", "first", "second"] else CallableOracle(found, name)
 
 
 def oracle_options(name: str) -> set[str] | None:

@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ def quickstart(out: Path, seed: int = SEED) -> int:
         ChildError: a run failed.
     """
     places = _claim(out)
+    what = "a tiny model that learns sums from a poor teacher, then DPO and GRPO beside their controls, two at a time"
+    print(f"oat quickstart: {what}; a few minutes, all of it in {out}", flush=True)
     from oat.export import export_run
     from oat.quickstart.processes import interrupted_by_sigterm, run_all
     from oat.quickstart.report import plot, read_curve, table
@@ -62,9 +65,10 @@ def quickstart(out: Path, seed: int = SEED) -> int:
         if not (out / "start").exists():
             make_start(out, seed)
         runs = configurations(out, seed)
-        for name, tree in runs.items():
-            (out / f"{name}.yaml").write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-        train = {name: [sys.executable, "-m", "oat", "train", str(out / f"{name}.yaml")] for name in runs}
+        left = [name for name, tree in runs.items() if not _is_done(out, name, tree)]
+        for name in left:
+            (out / f"{name}.yaml").write_text(yaml.safe_dump(runs[name], sort_keys=False), encoding="utf-8")
+        train = {name: [sys.executable, "-m", "oat", "train", str(out / f"{name}.yaml")] for name in left}
         run_all(train, out, at_a_time=2, report=lambda name, seconds: _say(name, seconds, out / name))
         for name in ALGORITHMS:
             export_run(out / name, out / "models" / name)
@@ -83,7 +87,8 @@ def make_start(out: Path, seed: int) -> None:
     import torch
 
     from oat.lm import save_lm
-    from oat.quickstart.task import build_model, build_task, build_tokenizer, supervise
+    from oat.progress import counted
+    from oat.quickstart.task import BATCH, build_model, build_task, build_tokenizer, supervise
 
     _say("start", None, out / "start")
     began, threads = time.monotonic(), torch.get_num_threads()
@@ -92,7 +97,8 @@ def make_start(out: Path, seed: int) -> None:
         task, tokenizer = build_task(seed), build_tokenizer()
         lm = build_model(tokenizer, seed)
         task.write(out)
-        supervise(lm, tokenizer, task.demonstrations)
+        with counted("oat quickstart: start, supervised learning", len(task.demonstrations) // BATCH) as count:
+            supervise(lm, tokenizer, task.demonstrations, report=lambda step, loss: count(step))
     finally:
         torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory(dir=out) as scratch:
@@ -140,5 +146,18 @@ def _claim(out: Path) -> str:
     return places
 
 
+def _is_done(out: Path, name: str, tree: Mapping[str, Any]) -> bool:
+    """Whether an earlier call ended a run of this configuration, which is then said."""
+    file = out / f"{name}.yaml"
+    is_same = file.exists() and yaml.safe_load(file.read_text(encoding="utf-8")) == tree
+    is_done = is_same and (out / name / "checkpoints" / f"step_{MAX_STEPS:08d}").exists()
+    if is_done:
+        print(f"oat quickstart: {name} was done before", flush=True)
+    return is_done
+
+
 def _say(name: str, seconds: float | None, place: Path) -> None:
-    print(f"oat quickstart: {name} " + ("begins" if seconds is None else f"is done after {seconds:.0f} s, in {place}"), flush=True)
+    print(
+        f"oat quickstart: {name} " + (f"begins; its steps are in {place}.log" if seconds is None else f"is done after {seconds:.0f} s, in {place}"),
+        flush=True,
+    )

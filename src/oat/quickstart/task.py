@@ -25,6 +25,8 @@ CHARACTERS = "0123456789+="
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 MAX_NEW_TOKENS = 4
 """Three digits and the end of text."""
+BATCH = 128
+"""Demonstrations in a step of the supervised start."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def build_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, padding_side="left")
 
 
 def build_model(tokenizer: Any, seed: int, *, hidden: int = 128, layers: int = 4) -> CausalLM:
@@ -124,7 +126,7 @@ def supervise(
     tokenizer: Any,
     demonstrations: Sequence[tuple[Sum, str]],
     *,
-    batch_size: int = 128,
+    batch_size: int = BATCH,
     learning_rate: float = 2e-3,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:

@@ -11,10 +11,21 @@ A check returns nothing, or raises one `ContractError` that says what was found,
 """
 
 from oat.testing.algorithms import check_algorithm
+from oat.testing.environments import check_environment
 from oat.testing.explorers import check_explorer
 from oat.testing.fakes import FakeEngine, FakeOracle
 from oat.testing.oracles import check_oracle
 from oat.testing.samples import make_question
 from oat.testing.tiny import tiny_run, write_tiny_model
 
-__all__ = ["FakeEngine", "FakeOracle", "check_algorithm", "check_explorer", "check_oracle", "make_question", "tiny_run", "write_tiny_model"]
+__all__ = [
+    "FakeEngine",
+    "FakeOracle",
+    "check_algorithm",
+    "check_environment",
+    "check_explorer",
+    "check_oracle",
+    "make_question",
+    "tiny_run",
+    "write_tiny_model",
+]

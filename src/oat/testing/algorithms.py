@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -15,7 +15,7 @@ from oat.errors import ContractError, OatError
 from oat.learner.batching import view_of
 from oat.learner.ensemble import Ensemble
 from oat.learner.learner import Learner
-from oat.learner.models import Critic, LanguageModel, Model
+from oat.learner.models import Critic, LanguageModel, Model, RewardModel
 from oat.learner.optim import OptimiserSettings
 from oat.learner.reduction import Reduction
 from oat.lm import CausalLM
@@ -30,8 +30,8 @@ _FEATURES = 8
 _TOLERANCE = 1e-3
 """Largest difference of two gradients, relative to their norm, that rounding may make."""
 _MARKS: dict[str, tuple[Mark, ...]] = {"all": ("ok",), "some": ("ok", "tie", "abstain", "failed"), "none": ("failed",)}
-_SIZES = {"prompts": 6, "samples": 4}
-_MODELS = ("policy", "reference", "critic", "ensemble")
+_SIZES = {"prompts": 6, "samples": 4, "max_length": 8}
+_MODELS = ("policy", "reference", "critic", "ensemble", "reward")
 _AXIS_OF = {"pair": "U", "step": ""} | dict.fromkeys(("token", "sequence", "sequence_sum", "prompt", "constant"), "K")
 
 
@@ -46,7 +46,7 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
     Args:
         algorithm: a class as configurations name it, or that name.
         plan: of an objective that has none of its own, as the ensemble's.
-        options: of its `Config`; by default a step has at most 6 prompts and 4 samples of each.
+        options: of its `Config`; by default a step has at most 6 prompts and 4 samples of each, and a `max_length` that is open is 8 tokens.
 
     Raises:
         ContractError: what was found, where, and what to do.
@@ -86,6 +86,9 @@ class _Check(Part):
         for field in fields(self.cls.Config):
             if field.name in _SIZES and not (isinstance(field.default, int) and field.default <= _SIZES[field.name]):
                 self.options.setdefault(field.name, _SIZES[field.name])
+        needed = [f.name for f in fields(self.cls.Config) if f.init and f.default is f.default_factory is MISSING and f.name not in self.options]
+        given = ", ".join(f"{name}=..." for name in needed)
+        self.require(not needed, f"its Config has no default for {' and '.join(needed)}; give them: check_algorithm({self.name}, {given})")
         objective = self.fresh()
         name, requires, wants = (getattr(objective, member, None) for member in ("name", "requires", "wants"))
         self.require(isinstance(name, str) and name, f"name is {name!r}; give it one, for messages and random numbers")
@@ -322,6 +325,8 @@ def _model(name: str) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_MODELS.index(name))
         lm = CausalLM(LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, eos_token_id=END_ID, **shape)).eval())
+    if name == "reward":
+        return RewardModel(lm, np.random.default_rng(5), trailing=np.zeros(0, np.int32))
     return Critic(lm, np.random.default_rng(5)) if name == "critic" else LanguageModel(lm, num_tokens=VOCABULARY)
 
 

@@ -1,21 +1,29 @@
 """What an oracle has to keep."""
 
+import copy
+import functools
+import inspect
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from numbers import Real
-from typing import Any, get_args
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
 
 from oat import wire
-from oat.errors import ContractError
+from oat.budget import Budget
+from oat.contract import checked, in_words, pairs_of, tickets_of
+from oat.errors import ContractError, OracleError
 from oat.oracles.base import Oracle, is_cacheable, names_price, price_of
+from oat.oracles.callables import CallableOracle
 from oat.oracles.registry import build_oracle, make_oracle
 from oat.testing.part import Part
 from oat.testing.samples import make_question
-from oat.types import Answer, Mark, Price, Question
+from oat.types import Answer, Question
 
 _PATIENCE_S = 1.0
+_COPIES = "work on copies of lists, columns and messages"
 
 
 def check_oracle(
@@ -31,8 +39,9 @@ def check_oracle(
     """Ask an oracle, or a reward or comparing function, the same things in several ways, and hold what it answers against the protocol.
 
     Found are: a value too few or too many, or none that a run can use (NaN, infinite, no probability); an answer to something else, twice, or never;
-    a price that is passed; changes in the questions; and, unless the oracle says `cacheable = False`, values that differ when the same is asked
-    again, in another order, or alone. Not looked at is whether p(first wins) and p(second wins) of one pair add up to 1.
+    a price that is passed; changes in the arguments, which are named; and, unless the oracle says `cacheable = False`, values that differ when the
+    same is asked again, in another order, alone, or of other tokens with that text. Not looked at is whether p(first wins) and p(second wins) of
+    one pair add up to 1.
 
     Args:
         oracle: a function or a class, an oracle made of one, or a name as configurations have it. What it raises is a finding, too.
@@ -60,6 +69,7 @@ def check_oracle(
         _check_same(name, "asked again, with other keys", asked, first, ask(_renamed(asked, 1_000)), tolerance)
         _check_same(name, "asked in the other order", asked, first, ask(_renamed(asked, 2_000)[::-1])[::-1], tolerance)
         _check_same(name, "asked alone", asked, first, [_alone(ask, question, place) for place, question in enumerate(asked)], tolerance)
+        _check_same(name, "asked of other tokens with that text", asked, first, ask(_retokenised(_renamed(asked, 10_000))), tolerance)
 
 
 class _Asking(Part):
@@ -73,58 +83,86 @@ class _Asking(Part):
     def __init__(self, oracle: Oracle, name: str, seconds: float):
         super().__init__(name)
         self.oracle, self.seconds = oracle, seconds
+        self.changed: dict[str, None] = {}
+        if isinstance(oracle, CallableOracle):
+            self.oracle = watched = copy.copy(oracle)
+            watched.function = _watched(oracle.function, self.changed)
 
     def __call__(self, questions: Sequence[Question]) -> list[Answer]:
         """The answers, in the order of the questions."""
-        before = [wire.encode(question) for question in questions]
-        tickets = self.call("submit", self.oracle.submit, list(questions))
-        self.require(
-            isinstance(tickets, list) and len(tickets) == len({*tickets}) == len(questions) and all(isinstance(t, str) for t in tickets),
-            f"submit returned {str(tickets)[:80]} for {len(questions)} questions; return a list with one string a question, each different",
-        )
+        before, given = [_encoded(question) for question in questions], list(questions)
+        tickets = self.call("submit", self.oracle.submit, given)
+        is_same = [id(question) for question in given] == [id(question) for question in questions]
+        self.require(is_same, f"submit changed its argument `questions`, the list; {_COPIES}")
+        tickets = self.hold(tickets_of, tickets, len(questions), self.name)
         open_ = dict(zip(tickets, questions, strict=True))
         answers = self.call("collect", self._collect, tickets[-1:], open_)
         answers |= self.call("collect", self._collect, tickets[:-1], open_)
-        again = self.call("collect", self.oracle.collect, tickets, 0.0)
+        again = self.call("collect", self.oracle.collect, list(tickets), 0.0)
         self.require(not again, f"collect returned {str(again)[:80]} for tickets that were answered; return each answer once")
         for question, encoded in zip(questions, before, strict=True):
-            unchanged = wire.encode(question) == encoded
-            self.require(unchanged, f"{_shown(question)} was changed by it; work on copies of columns and messages")
-        for ticket, question in open_.items():
-            self.call("an answer", self._check, question, answers[ticket])
-        return [answers[ticket] for ticket in tickets]
+            changed = [name for name, value in _encoded(question).items() if value != encoded[name]]
+            self.require(not changed, f"`{', '.join(changed)}` of {in_words(question)} was changed by it; {_COPIES}")
+        self.require(not self.changed, f"its argument `{', '.join(self.changed)}` was changed by it; {_COPIES}")
+        return [self._check(open_[ticket], answers[ticket]) for ticket in tickets]
 
-    def _collect(self, tickets: Sequence[str], asked: Mapping[str, Question]) -> dict[str, Answer]:
-        answers: dict[str, Answer] = {}
+    def _collect(self, tickets: Sequence[str], asked: Mapping[str, Question]) -> dict[str, Any]:
+        answers: dict[str, Any] = {}
         until = time.monotonic() + self.seconds
         while open_ := [ticket for ticket in tickets if ticket not in answers]:
             left = until - time.monotonic()
-            late = f"no answer to {_shown(asked[open_[0]])} within {self.seconds:g} s"
+            late = f"no answer to {in_words(asked[open_[0]])} within {self.seconds:g} s"
             self.require(left > 0, f"{late}; answer it, mark it failed, or check with more `seconds`")
-            for found in self.call("collect", self.oracle.collect, open_, min(left, _PATIENCE_S)):
-                is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Answer)
-                self.require(is_pair, f"collect returned {str(found)[:80]}; return (ticket, Answer) pairs")
-                ticket, answer = found
+            given = list(open_)
+            returned = self.call("collect", self.oracle.collect, given, min(left, _PATIENCE_S))
+            self.require(given == open_, f"collect changed its argument `tickets`, the list; {_COPIES}")
+            for ticket, answer in self.hold(pairs_of, returned, self.name):
                 is_due = ticket in open_ and ticket not in answers
                 self.require(is_due, f"collect returned the ticket {ticket!r}, asked for {open_}; return those only, once")
                 answers[ticket] = answer
         return answers
 
-    def _check(self, question: Question, answer: Answer) -> None:
+    def hold(self, contract: Callable[..., Any], *arguments: Any) -> Any:
+        """What the ledger would take, by the same checks."""
+        try:
+            return contract(*arguments)
+        except OracleError as error:
+            raise ContractError(str(error)) from error
+
+    def _check(self, question: Question, answer: Any) -> Answer:
         """One answer against its question."""
-        where = f"the answer to {_shown(question)}"
-        self.require(answer.key == question.key, f"{where} has the key {answer.key}; copy the question's, {question.key}")
-        sizes = len(answer.values), len(answer.marks)
-        self.require(sizes == (question.size,) * 2, f"{where} has {sizes[0]} values and {sizes[1]} marks; give {question.size} of each, in order")
-        unknown = {*answer.marks} - {*get_args(Mark)}
-        self.require(not unknown, f"{where} has the marks {unknown}; they are {', '.join(get_args(Mark))}")
-        low, high, meaning = (0.0, 1.0, "a probability from 0 to 1") if question.kind == "compare" else (-math.inf, math.inf, "a finite number")
-        for value, mark in zip(answer.values, answer.marks, strict=True):
-            is_fine = isinstance(value, Real) and math.isfinite(value) and low <= value <= high
-            self.require(mark != "ok" or is_fine, f"{where} is {value!r}; give {meaning}, or mark it abstain")
-        most, took = price_of(self.oracle, question), Price(answer.queries, answer.tokens, answer.cost)
-        is_within = took.queries <= most.queries and (not names_price(self.oracle) or (took.tokens <= most.tokens and took.cost <= most.cost))
-        self.require(is_within, f"{where} took {took}, and `price` said at most {most}; name the most that a question can take")
+        price = price_of(self.oracle, question)
+        most = Budget.of(price) if names_price(self.oracle) else Budget(price.queries)
+        sound: Answer = self.hold(checked, answer, question, self.name, most)
+        return sound
+
+
+def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable[..., Any]:
+    """The function, which notes the names of the arguments that it changes."""
+
+    def note(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        changed.update(dict.fromkeys(name for name, value in after.items() if wire.encode(value) != before[name]))
+
+    async def finish(returned: Awaitable[Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
+        value = await returned
+        note(before, after)
+        return value
+
+    @functools.wraps(function)
+    def watched(**arguments: Any) -> Any:
+        before = {name: wire.encode(value) for name, value in arguments.items()}
+        returned = function(**arguments)
+        if inspect.isawaitable(returned):
+            return finish(returned, before, arguments)
+        note(before, arguments)
+        return returned
+
+    return watched
+
+
+def _encoded(question: Question) -> dict[str, bytes]:
+    """Field by field, to see what changes."""
+    return {field.name: wire.encode(getattr(question, field.name)) for field in fields(question)}
 
 
 def _questions(oracle: Oracle, reference: str | None, columns: dict[str, Any]) -> list[Question]:
@@ -136,6 +174,11 @@ def _questions(oracle: Oracle, reference: str | None, columns: dict[str, Any]) -
 
 def _renamed(questions: Sequence[Question], by: int) -> list[Question]:
     return [replace(question, key=replace(question.key, occurrence=question.key.occurrence + by)) for question in questions]
+
+
+def _retokenised(questions: Sequence[Question]) -> list[Question]:
+    """The same texts as the ends of other episodes."""
+    return [replace(question, ids=tuple(np.append(ids, ids) for ids in question.ids)) for question in questions]
 
 
 def _alone(ask: _Asking, question: Question, place: int) -> Answer:
@@ -160,12 +203,6 @@ def _check_same(name: str, how: str, questions: Sequence[Question], first: Seque
             if not same:
                 text = "" if question.kind == "compare" else f", candidate {question.candidates[place][:40]!r}"
                 raise ContractError(
-                    f"{name}: {_shown(question)}{text}: answered {found[0]}, and {found[1]} when {how}; an answer that is no function of the prompt "
-                    "and the response, or pair, must not be used again: set `cacheable = False` on the oracle, or remove the cause"
+                    f"{name}: {in_words(question)}{text}: answered {found[0]}, and {found[1]} when {how}; an answer that is no function of the "
+                    "prompt and the response, or pair, must not be used again: set `cacheable = False` on the oracle, or remove the cause"
                 )
-
-
-def _shown(question: Question) -> str:
-    """A question in a few words."""
-    texts = ", ".join(repr(text if len(text) <= 40 else text[:40] + "...") for text in question.candidates)
-    return f"question {question.key} ({question.kind} {texts})"

@@ -1,0 +1,214 @@
+"""More losses of pairs. Pairs, ties, metrics and reduction are those of `direct.py`; r is beta times a log-ratio, h the margin of log-ratios.
+
+| name | loss | paper |
+| --- | --- | --- |
+| exo | reverse KL from sigmoid(beta h) to the smoothed label | arXiv:2402.00856, Eq. 16 |
+| nca | each response against the reference | arXiv:2402.05369 |
+| apo_zero, apo_down | chosen up and rejected down; both down, the rejected one further | arXiv:2408.06266, Eqs. 7 and 8 |
+| sppo_hard | log-ratios drawn to 1 / (2 beta) and -1 / (2 beta) | arXiv:2405.00675, Eq. 4.7 |
+| discopop | logistic and exponential of beta h, mixed by h | arXiv:2406.08414, Eq. 5 |
+| aot | log-sigmoid of beta times sorted differences | arXiv:2406.05882 |
+| orpo | odds ratio, and the chosen response by heart; no reference | arXiv:2403.07691, Eqs. 4 and 7 |
+| cpo | log-sigmoid, and the chosen response by heart; no reference | arXiv:2401.08417, Eq. 3 |
+
+Departures, beside those of `direct.py`:
+1. `aot` sorts the pairs of a whole step once, in `prepare`, under the weights that the step begins with: so neither micro-batches nor mini-batches
+   change whom a pair is compared with, and later optimiser steps of the same step keep it. The paper sorts each batch.
+2. `orpo` and `cpo` learn the chosen response by its mean log-probability a token, over the response alone; the papers' sums favour long ones.
+3. `sppo_hard` takes the label for a win probability of 1; the paper estimates it.
+
+Not handled: the soft form of SPPO; the forms of EXO and NCA for more than two responses.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from oat.algorithms.base import Forward, Outputs, View, row_index
+from oat.algorithms.direct import Direct, PairConfig, Tied, TiedConfig, check_beta, check_field, halves
+from oat.functional import contrast, preference
+from oat.functional.segments import segment_sum
+from oat.types import Batch, Feedback, Loss, Requires
+
+
+@dataclass(frozen=True)
+class EXOConfig(TiedConfig):
+    label_smoothing: float = 1e-3
+    """What the label leaves to the rejected response, in (0, 0.5)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_field("label_smoothing", self.label_smoothing, 0 < self.label_smoothing < 0.5, "it must be above 0 and below one half")
+
+
+@dataclass(frozen=True)
+class DiscoPOPConfig(TiedConfig):
+    tau: float = 0.05
+    """Width of the change from the logistic to the exponential loss, in units of beta h; in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_field("tau", self.tau, 0 < self.tau <= 1, "it must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class AOTConfig(TiedConfig):
+    form: Literal["paired", "unpaired"] = "paired"
+    """Sorts the margins of the pairs under policy and reference, or the log-ratios of chosen and of rejected responses."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("ties", "abstentions"):
+            check_field(name, getattr(self, name), getattr(self, name) == "mask", "a pair without a winner has no rank; set it to mask")
+
+
+@dataclass(frozen=True)
+class ORPOConfig(PairConfig):
+    beta: float = 0.1
+    """Of the odds ratio term beside the mean log-probability of the chosen response; the paper's lambda."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_beta(self.beta)
+
+
+@dataclass(frozen=True)
+class CPOConfig(PairConfig):
+    beta: float = 0.1
+    """Multiplies the difference of the summed log-probabilities."""
+    sft_weight: float = 1.0
+    """Of the negative mean log-probability of the chosen response; 0 is off."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_beta(self.beta)
+        check_field("sft_weight", self.sft_weight, 0 <= self.sft_weight < math.inf, "it must be at least 0")
+
+
+class EXO(Tied):
+    name = "exo"
+    Config = EXOConfig
+    config: EXOConfig
+
+    def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
+        return contrast.exo_loss(margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing)
+
+
+class DiscoPOP(Tied):
+    name = "discopop"
+    Config = DiscoPOPConfig
+    config: DiscoPOPConfig
+
+    def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
+        return contrast.discopop_loss(margin_U, beta=self.config.beta, tau=self.config.tau)
+
+
+class Ratios(Tied):
+    """The losses of a pair's two log-ratios; `loss` says what is made of them."""
+
+    Config = TiedConfig
+    loss: Callable[..., torch.Tensor]
+    """Of the log-ratios of chosen and rejected responses, (U,) each, and beta."""
+
+    def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        policy_N, reference_N = self.logps(outputs, view)
+        return {"loss/preference": Loss(self.loss(*halves(policy_N - reference_N), beta=self.config.beta), per="pair")}
+
+
+class NCA(Ratios):
+    name = "nca"
+    loss = staticmethod(contrast.nca_loss)
+
+
+class APOZero(Ratios):
+    name = "apo_zero"
+    loss = staticmethod(contrast.apo_zero_loss)
+
+
+class APODown(Ratios):
+    name = "apo_down"
+    loss = staticmethod(contrast.apo_down_loss)
+
+
+class SPPOHard(Ratios):
+    name = "sppo_hard"
+    loss = staticmethod(contrast.sppo_hard_loss)
+
+
+class AOT(Tied):
+    """Column `matched_U` of the paired form: the reference's margin of the same rank. In the unpaired form the rows of a unit are a chosen and a
+    rejected response of the same rank, mostly to different prompts."""
+
+    name = "aot"
+    Config = AOTConfig
+    config: AOTConfig
+
+    def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+        batch = super().prepare(feedback, forward, generator)
+        if not batch.size:
+            return batch
+        row_of_K, reference_K = row_index(batch.rows), batch.columns["reference_logps_K"]
+        policy_N = segment_sum(forward("policy", batch.rows, {"raw"})["raw"], row_of_K, batch.size)
+        reference_N = segment_sum(reference_K, row_of_K, batch.size)
+        if self.config.form == "unpaired":
+            return _repaired(batch, contrast.rank_matches(*halves(policy_N - reference_N)))
+        policy_U, reference_U = policy_N[0::2] - policy_N[1::2], reference_N[0::2] - reference_N[1::2]
+        return replace(batch, columns={**batch.columns, "matched_U": reference_U[contrast.rank_matches(policy_U, reference_U)]})
+
+    def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
+        return preference.dpo_loss(margin_U, beta=self.config.beta)
+
+    def margin(self, outputs: Outputs, view: View) -> torch.Tensor:
+        if self.config.form == "unpaired":
+            return super().margin(outputs, view)
+        policy_N, _ = self.logps(outputs, view)
+        return policy_N[0::2] - policy_N[1::2] - view["matched_U"]
+
+
+class Free(Direct):
+    """The losses without a reference that also learn the chosen response by heart."""
+
+    requires = Requires(feedback="compare", models=frozenset({"policy"}))
+
+    def by_heart(self, outputs: Outputs, view: View, coef: float = 1.0) -> Loss:
+        """Minus the mean log-probability a token of the chosen response."""
+        return Loss(-view.row_mean(outputs["policy"]["raw"])[0::2], per="pair", coef=coef)
+
+
+class ORPO(Free):
+    name = "orpo"
+    Config = ORPOConfig
+    config: ORPOConfig
+
+    def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        terms_U = contrast.orpo_loss(*halves(view.row_mean(outputs["policy"]["raw"])))
+        return {"loss/preference": Loss(terms_U, per="pair", coef=self.config.beta), "loss/sft": self.by_heart(outputs, view)}
+
+    def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
+        return self.config.beta * view.row_mean(outputs["policy"]["raw"])
+
+
+class CPO(Free):
+    name = "cpo"
+    Config = CPOConfig
+    config: CPOConfig
+
+    def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        terms_U = contrast.cpo_loss(*halves(view.row_sum(outputs["policy"]["raw"])), beta=self.config.beta)
+        losses = {"loss/preference": Loss(terms_U, per="pair")}
+        return {**losses, "loss/sft": self.by_heart(outputs, view, self.config.sft_weight)} if self.config.sft_weight else losses
+
+    def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
+        return self.config.beta * view.row_sum(outputs["policy"]["raw"])
+
+
+def _repaired(batch: Batch, match_U: torch.Tensor) -> Batch:
+    """The batch whose unit u has the chosen row of pair u and the rejected row of pair `match_U[u]`; rows stay in their prompts' groups."""
+    rows = torch.stack([torch.arange(0, batch.size, 2), 2 * match_U + 1], dim=1).flatten().tolist()
+    parts = batch.columns["reference_logps_K"].split([int(row.trained.sum()) for row in batch.rows])
+    columns = {**batch.columns, "reference_logps_K": torch.cat([parts[row] for row in rows])}
+    return replace(batch, rows=tuple(batch.rows[row] for row in rows), group_of_N=batch.group_of_N[rows], columns=columns)

@@ -1,0 +1,129 @@
+"""KTO (arXiv:2402.01306, Eq. 7): responses that are judged one by one, each desirable or not, pushed away from a common baseline.
+
+A response is desirable where its score reaches `threshold`. Recorded labels are scores of 1 and 0, and so are recorded pairs, of which the chosen
+response is desirable and the rejected one is not.
+
+The baseline z is the mean log-ratio, log-probability under the policy minus that under the reference, of responses to prompts that are not
+theirs, and at least 0: the paper's estimate of KL(policy || reference).
+
+Departures:
+1. z is estimated in `prepare`, from the whole step, under the weights that the step begins with; the paper estimates it in every micro-batch. So it
+   does not depend on their size, and later optimiser steps of the same step keep it.
+2. A response is set behind another prompt of the step, as many places further as the prompt with the most responses has of them. Where that leads to
+   the same prompt, or to a sequence longer than any of the step's own, it is left out: nothing says that the model, or the memory, has room for it.
+   Without any z is 0; `kto/baseline_rows` counts them.
+3. A response without a score (abstention, failure) or without a trained token is left out and counted.
+
+Not handled: weights that follow from how many responses are desirable; they are settings.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, response_metrics, reward_metrics, row_index
+from oat.algorithms.direct import check_beta, check_field
+from oat.algorithms.group import scored_rows
+from oat.functional.contrast import kto_loss
+from oat.functional.segments import segment_sum
+from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
+
+
+@dataclass(frozen=True)
+class KTOConfig:
+    prompts: int = 64
+    """Prompts a step."""
+    samples: int = 1
+    """Responses a prompt."""
+    beta: float = 0.1
+    """Strength of the tie to the reference: how steep the loss is, a nat of log-ratio."""
+    threshold: float = 0.5
+    """Least score of a desirable response; between 0 and 1 recorded labels are taken as they are."""
+    lambda_desirable: float = 1.0
+    """Weight of desirable responses."""
+    lambda_undesirable: float = 1.0
+    """Weight of the others."""
+    epochs: int = 1
+    """Passes over a step's responses."""
+    minibatches: int = 1
+    """Optimiser steps a pass."""
+
+    def __post_init__(self) -> None:
+        check_field("samples", self.samples, self.samples >= 1, "it must be at least 1")
+        check_field("threshold", self.threshold, math.isfinite(self.threshold), "give the least score of a desirable response")
+        check_beta(self.beta)
+        for name in ("lambda_desirable", "lambda_undesirable"):
+            check_field(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "it must be at least 0")
+
+
+class KTO(Objective):
+    name = "kto"
+    Config = KTOConfig
+    requires = Requires(feedback="score", models=frozenset({"policy", "reference"}))
+    wants: Mapping[str, set[str]] = {"policy": {"raw"}}
+    watched = OF_RESPONSES
+
+    def __init__(self, config: KTOConfig):
+        self.config = config
+
+    def plan(self, step: int) -> Plan:
+        return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
+
+    def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+        """Every response is a unit. Columns `reference_logps_K`, `is_desirable_U`, `baseline_U` and `weight_U`."""
+        scored, group_of_N, rewards_N, valid_N = scored_rows(feedback)
+        metrics = {**answer_metrics(feedback), **response_metrics(feedback), **reward_metrics(rewards_N, group_of_N, valid_N)}
+        kept = [number for number, row in enumerate(scored) if valid_N[number] and row.trained.any()]
+        rows, units = tuple(scored[number] for number in kept), np.arange(len(kept))
+        is_desirable_U = rewards_N[kept] >= self.config.threshold
+        metrics |= {"rows/trained": float(len(rows)), "kto/desirable_frac": float(is_desirable_U.sum()) / max(1, len(rows))}
+        columns: dict[str, torch.Tensor] = {}
+        if rows:
+            others = mismatched(rows)
+            baseline = max(0.0, _mean_log_ratio(others, forward)) if others else 0.0
+            metrics |= {"kto/baseline": baseline, "kto/baseline_rows": float(len(others))}
+            columns = {
+                "reference_logps_K": forward("reference", rows, {"raw"})["raw"],
+                "is_desirable_U": is_desirable_U,
+                "baseline_U": torch.full((len(rows),), baseline),
+                "weight_U": torch.where(is_desirable_U, self.config.lambda_desirable, self.config.lambda_undesirable),
+            }
+        groups = np.unique(group_of_N[kept].numpy(), return_inverse=True)[1]
+        return Batch(rows, units, groups, columns, epochs=self.config.epochs, minibatches=self.config.minibatches, metrics=metrics)
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        terms_U = kto_loss(self._log_ratios(outputs, view), view["is_desirable_U"], view["baseline_U"], beta=self.config.beta)
+        return {"loss/preference": Loss(terms_U, per="pair")}
+
+    def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
+        rewards_U, is_desirable_U = self.config.beta * self._log_ratios(outputs, view), view["is_desirable_U"]
+        return {"kto/reward_desirable": (rewards_U[is_desirable_U], "U"), "kto/reward_undesirable": (rewards_U[~is_desirable_U], "U")}
+
+    def _log_ratios(self, outputs: Outputs, view: View) -> torch.Tensor:
+        return view.row_sum(outputs["policy"]["raw"] - view["reference_logps_K"])
+
+
+def mismatched(rows: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+    """Responses behind other prompts of the step: that of row i + s behind the prompt of row i, s the most rows of one prompt.
+
+    Args:
+        rows: not none, those of a prompt together.
+    """
+    prompts = [row.segments[0].ids.tobytes() for row in rows]
+    longest, ahead = max(len(row.ids) for row in rows), max(prompts.count(prompt) for prompt in set(prompts))
+    found = []
+    for number, row in enumerate(rows):
+        other = (number + ahead) % len(rows)
+        mixed = replace(rows[other], segments=(row.segments[0], *rows[other].segments[1:]))
+        if prompts[other] != prompts[number] and len(mixed.ids) <= longest:
+            found.append(mixed)
+    return tuple(found)
+
+
+def _mean_log_ratio(rows: Sequence[Trajectory], forward: Forward) -> float:
+    """Over rows, of the sums over their trained tokens, nats."""
+    policy_K, reference_K = (forward(model, rows, {"raw"})["raw"] for model in ("policy", "reference"))
+    return float(segment_sum(policy_K - reference_K, row_index(rows), len(rows)).mean())

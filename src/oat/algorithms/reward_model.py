@@ -1,0 +1,134 @@
+"""Training of a reward model: a language model with a score learns which of two responses is better, from the comparisons of whoever is asked.
+
+The loss is Bradley and Terry's (arXiv:2009.01325, Section 3.4; `functional/rewards.py`). The score stands at the last token of prompt and response;
+its head starts at random, its backbone as the policy's start. The policy answers, where nothing is recorded, and does not learn.
+
+Departures:
+1. A pair without a winner (a tie, an abstention, a failure), or with a response without a trained token, is left out and counted.
+2. The loss is the mean over the pairs that remain, over the whole optimiser step.
+3. Held-out pairs are chosen by a hash of their prompt, so that one prompt's pairs are on one side in every pass and every run, and measured before
+   the update of the step that has them.
+
+Not handled: more than one pair a group; scores of every token.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from oat.algorithms.base import Forward, Objective, Outputs, View, answer_metrics
+from oat.algorithms.direct import pair_batch
+from oat.errors import ConfigError, DataError
+from oat.functional import rewards
+from oat.types import Batch, Feedback, Item, Loss, Plan, Requires
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    prompts: int = 64
+    """Pairs a step."""
+    samples: int = 2
+    """Responses a prompt, where nothing is recorded; more than two need an explorer."""
+    centring: float = 0.0
+    """Of the mean squared sum of a pair's scores, which holds scores around 0 (TRL's center_rewards_coefficient); 0 is off."""
+    margin_key: str | None = None
+    """Column that says by how much the better response is better, in units of score."""
+    held_out: float = 0.0
+    """Share of prompts whose pairs are never learned and only measured (pairs/held_out_accuracy), below 1."""
+    epochs: int = 1
+    """Passes over a step's pairs."""
+    minibatches: int = 1
+    """Optimiser steps a pass."""
+
+    def __post_init__(self) -> None:
+        for name, holds, rule in (
+            ("samples", self.samples >= 2, "a pair needs at least 2"),
+            ("centring", 0 <= self.centring < math.inf, "it must be at least 0"),
+            ("held_out", 0 <= self.held_out < 1, "it is a share, below 1"),
+        ):
+            if not holds:
+                raise ConfigError(f"algorithm.{name} is {getattr(self, name)}; {rule}")
+
+
+class RewardModelling(Objective):
+    name = "reward_model"
+    Config = RewardModelConfig
+    requires = Requires(feedback="compare", models=frozenset({"policy", "reward"}))
+    wants: Mapping[str, set[str]] = {"reward": {"score"}}
+    watched = frozenset({"answers/tied_frac"})
+
+    def __init__(self, config: RewardModelConfig):
+        self.config = config
+
+    def plan(self, step: int) -> Plan:
+        return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
+
+    def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+        c = self.config
+        measured = [item for item in feedback.items if _place(item) < c.held_out]
+        learned = [item for item in feedback.items if _place(item) >= c.held_out]
+        batch = pair_batch(replace(feedback, items=tuple(learned)), forward, epochs=c.epochs, minibatches=c.minibatches, reference=False)
+        metrics = {**batch.metrics, **answer_metrics(feedback)}
+        if c.held_out:
+            metrics |= _measured(replace(feedback, items=tuple(measured)), forward)
+        margins = {} if c.margin_key is None else {"margins_U": torch.tensor(_margins(batch, learned, c.margin_key))}
+        return replace(batch, columns={**batch.columns, **margins}, metrics=metrics)
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        chosen_U, rejected_U = _halves(outputs)
+        losses = {"loss/reward": Loss(rewards.reward_loss(chosen_U, rejected_U, view.columns.get("margins_U")), per="pair")}
+        if self.config.centring:
+            losses["loss/centring"] = Loss(rewards.centring(chosen_U, rejected_U), per="pair", coef=self.config.centring)
+        return losses
+
+    def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
+        chosen_U, rejected_U = _halves(outputs)
+        return {
+            "pairs/accuracy": ((chosen_U > rejected_U).float(), "U"),
+            "pairs/margin": (chosen_U - rejected_U, "U"),
+            "pairs/reward_chosen": (chosen_U, "U"),
+            "pairs/reward_rejected": (rejected_U, "U"),
+            "pairs/brier": (rewards.brier_score(chosen_U, rejected_U), "U"),
+            "pairs/confidence": (rewards.confidence(chosen_U, rejected_U), "U"),
+        }
+
+
+def _place(item: Item) -> float:
+    """Where a prompt falls in [0, 1): those of the same texts fall together. Of pairs without a prompt the texts are its own."""
+    texts: Sequence[str] = [message.content for message in item.group.prompt.messages] or sorted(item.question.candidates)
+    return zlib.crc32("\0".join(texts).encode()) / 2**32
+
+
+def _measured(feedback: Feedback, forward: Forward) -> dict[str, float]:
+    """How the model scores pairs that it never learns, before this step's update."""
+    rows = pair_batch(feedback, forward, reference=False).rows
+    found = {"pairs/held_out": len(rows) / 2}
+    if rows:
+        chosen_U, rejected_U = _halves({"reward": forward("reward", rows, {"score"})})
+        found["pairs/held_out_accuracy"] = float((chosen_U > rejected_U).float().mean())
+        found["pairs/held_out_brier"] = float(rewards.brier_score(chosen_U, rejected_U).mean())
+    return found
+
+
+def _margins(batch: Batch, items: Sequence[Item], key: str) -> list[float]:
+    """By unit, the margin that the record of its prompt has."""
+    found = {id(row): item.group.prompt for item in items for row in item.group.trajectories}
+    margins = []
+    for row in batch.rows[0::2]:
+        prompt = found[id(row)]
+        value: Any = prompt.columns.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise DataError(f"record {prompt.row}: algorithm.margin_key: its field {key!r} is {value!r}; give a number, or remove the record")
+        margins.append(float(value))
+    return margins
+
+
+def _halves(outputs: Outputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """(U,) scores of the chosen and of the rejected responses."""
+    scores_N = outputs["reward"]["score"]
+    return scores_N[0::2], scores_N[1::2]

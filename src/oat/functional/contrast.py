@@ -1,0 +1,188 @@
+"""Losses of pairs beyond the margin over the reference, and of responses that are judged one by one.
+
+Most take the log-ratios of a pair's two responses, log-probability under the policy minus that under the reference; two have no reference. All are
+elementwise over pairs, or over responses; `U` is their axis.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from oat.functional._checks import check_same_shape
+from oat.functional.preference import dpo_loss
+
+ORPO_EPS = 1e-6
+"""Keeps the odds of `orpo_loss` finite: a mean log-probability above -ORPO_EPS counts as that."""
+
+
+def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float) -> Float[Tensor, " U"]:
+    """EXO on pairs, EXO-pref (arXiv:2402.00856, Eq. 16): the reverse KL from the policy's choice between two responses to the smoothed label.
+
+    term = q log(q / (1 - label_smoothing)) + (1 - q) log((1 - q) / label_smoothing),   q = sigmoid(beta h)
+
+    Least, and 0, at beta h = log((1 - label_smoothing) / label_smoothing); without gradient where the policy is certain, on either side.
+
+    Args:
+        margin_U: h of `dpo_margin`, nats.
+        beta: the paper's beta_pi, positive.
+        label_smoothing: what the label leaves to the rejected response, in (0, 0.5).
+    Returns:
+        Unreduced terms, nats.
+    """
+    logits = beta * margin_U
+    chosen, rejected = logsigmoid(logits), logsigmoid(-logits)
+    return chosen.exp() * (chosen - math.log1p(-label_smoothing)) + rejected.exp() * (rejected - math.log(label_smoothing))
+
+
+def nca_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
+    """Noise contrastive alignment on pairs, NCA-preference (arXiv:2402.05369): each response against what the reference would have said.
+
+    term = - log sigmoid(r_chosen) - log sigmoid(-r_chosen) / 2 - log sigmoid(-r_rejected) / 2,   r = beta times the log-ratio
+
+    Args:
+        chosen_U, rejected_U: log-ratios of the two responses of each pair, nats, with grad.
+        beta: the paper's alpha, positive.
+    Returns:
+        Unreduced terms, nats.
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
+    chosen, rejected = beta * chosen_U, beta * rejected_U
+    return -logsigmoid(chosen) - 0.5 * logsigmoid(-chosen) - 0.5 * logsigmoid(-rejected)
+
+
+def apo_zero_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
+    """Anchored preference optimisation, APO-zero (arXiv:2408.06266, Eq. 7): the chosen response up, the rejected one down.
+
+    term = 1 - sigmoid(r_chosen) + sigmoid(r_rejected),   r = beta times the log-ratio
+
+    Arguments as in `nca_loss`; terms are without unit, in [0, 2].
+    """
+    check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
+    return torch.sigmoid(-beta * chosen_U) + torch.sigmoid(beta * rejected_U)
+
+
+def apo_down_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
+    """Anchored preference optimisation, APO-down (arXiv:2408.06266, Eq. 8): both responses down, the rejected one further.
+
+    term = sigmoid(r_chosen) + 1 - sigmoid(r_chosen - r_rejected),   r = beta times the log-ratio
+
+    Arguments as in `nca_loss`; terms are without unit, in [0, 2].
+    """
+    check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
+    return torch.sigmoid(beta * chosen_U) + torch.sigmoid(-beta * (chosen_U - rejected_U))
+
+
+def sppo_hard_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
+    """Self-play preference optimisation with hard labels (SPPO, arXiv:2405.00675, Eq. 4.7 with win probabilities 1 and 0).
+
+    term = (log-ratio of the chosen - 1 / (2 beta))^2 + (log-ratio of the rejected + 1 / (2 beta))^2
+
+    Arguments as in `nca_loss`, beta being one over the paper's eta; terms are in nats squared.
+    """
+    check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
+    target = 0.5 / beta
+    return (chosen_U - target).square() + (rejected_U + target).square()
+
+
+def discopop_loss(margin_U: Float[Tensor, " U"], *, beta: float, tau: float) -> Float[Tensor, " U"]:
+    """DiscoPOP, the log-ratio modulated loss (arXiv:2406.08414, Eq. 5): logistic where the margin is negative, exponential where it is positive.
+
+    term = - (1 - m) log sigmoid(beta h) + m exp(-beta h),   m = sigmoid(beta h / tau)
+
+    Not convex: below a tau of about 0.1 the term rises with h at h = 0. The second part is computed as one exponential, since m and exp(-beta h)
+    alone leave float32, and 0 times infinity is no number.
+
+    Args:
+        margin_U: h of `dpo_margin`, nats.
+        beta: positive.
+        tau: width of the change from one part to the other, in (0, 1]; beyond 1 the second part would be exponential at negative margins too.
+    Returns:
+        Unreduced terms, nats.
+    """
+    logits = beta * margin_U
+    return -torch.sigmoid(-logits / tau) * logsigmoid(logits) + (logsigmoid(logits / tau) - logits).exp()
+
+
+def orpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
+    """The odds ratio term of ORPO (arXiv:2403.07691, Eqs. 4 and 7), which has no reference.
+
+    term = - log sigmoid(log odds(chosen) - log odds(rejected)),   odds = p / (1 - p),   log p the mean log-probability a token
+
+    Args:
+        chosen_U, rejected_U: mean log-probabilities a token of the two responses of each pair under the policy, nats, with grad; above
+            -`ORPO_EPS` they count as that, without gradient.
+    Returns:
+        Unreduced terms, nats.
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
+    chosen, rejected = chosen_U.clamp(max=-ORPO_EPS), rejected_U.clamp(max=-ORPO_EPS)
+    others = torch.log(-torch.expm1(chosen)) - torch.log(-torch.expm1(rejected))
+    return -logsigmoid(chosen - rejected - others)
+
+
+def cpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
+    """The preference term of CPO (arXiv:2401.08417, Eq. 3): that of DPO with a uniform reference.
+
+    term = - log sigmoid(beta (chosen - rejected))
+
+    Args:
+        chosen_U, rejected_U: summed log-probabilities of the two responses of each pair under the policy, nats, with grad.
+        beta: positive.
+    Returns:
+        Unreduced terms, nats.
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
+    return dpo_loss(chosen_U - rejected_U, beta=beta)
+
+
+def kto_loss(
+    ratio_U: Float[Tensor, " U"], is_desirable_U: Bool[Tensor, " U"], baseline_U: Float[Tensor, " U"], *, beta: float
+) -> Float[Tensor, " U"]:
+    """KTO (arXiv:2402.01306, Eq. 7) of single responses, before its weights.
+
+    term = 1 - sigmoid(beta (ratio - baseline)) of a desirable response, 1 - sigmoid(beta (baseline - ratio)) of another
+
+    Args:
+        ratio_U: log-ratio of each response, nats, with grad.
+        is_desirable_U: whether it is wanted.
+        baseline_U: the paper's z_0, an estimate of KL(policy || reference), nats, at least 0, no grad.
+        beta: positive.
+    Returns:
+        Unreduced terms, without unit, in [0, 1].
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(ratio_U=ratio_U, is_desirable_U=is_desirable_U, baseline_U=baseline_U)
+    above = beta * (ratio_U - baseline_U)
+    return torch.sigmoid(torch.where(is_desirable_U, -above, above))
+
+
+def rank_matches(first_U: Float[Tensor, " U"], second_U: Float[Tensor, " U"]) -> Int[Tensor, " U"]:
+    """Which value of `second_U` has the rank of each value of `first_U`: how AOT sorts (arXiv:2406.05882, Section 3).
+
+    Its loss compares the k-th smallest of two sets of numbers, which is their optimal transport. With the k-th found beforehand, what is left is
+    DPO's loss for each k. Equal values keep their order.
+
+    Returns:
+        (U,) places in `second_U`, each once.
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(first_U=first_U, second_U=second_U)
+    places_U = torch.empty_like(first_U, dtype=torch.long)
+    places_U[first_U.argsort(stable=True)] = second_U.argsort(stable=True)
+    return places_U

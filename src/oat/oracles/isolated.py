@@ -1,0 +1,142 @@
+"""A user's reward function in processes that may be killed: what hangs, crashes or fills the memory costs one response its score, and not the run.
+
+The function gets one response, or pair, a call, so that a hostile one takes no other down with it; a function that compares the responses of a batch
+belongs outside. Whatever else is true of functions is true here, since each worker asks a `CallableOracle` of its own.
+
+A response whose call runs past `timeout_s`, takes more than `memory_gb`, exits or crashes is marked "failed": it is counted, and nobody learns from
+it. An exception of the function ends the run, as it does outside: that is a mistake in the function, and not in the response.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from oat import wire
+from oat.errors import ConfigError, warn
+from oat.oracles.callables import CallableOracle, check_needed
+from oat.types import Answer, Kind, Mark, Question
+from oat.workers import Outcome, Workers
+
+
+@dataclass
+class _Open:
+    """A question that waits for its items; an item's answer is None where its call failed."""
+
+    question: Question
+    since: float
+    found: dict[int, Answer | None] = field(default_factory=dict)
+
+
+class Isolated:
+    """The oracle `isolated`: a function of a file or a module, called in workers.
+
+    Args:
+        function: `path/to/file.py:Name` or `package.module:Name` of a reward function or a comparison, as `oracle.name` would give it.
+        timeout_s: seconds for one response, or pair.
+        memory_gb: most that a worker may address, 10^9 bytes; a function that imports torch needs several.
+        workers: processes.
+
+    Raises:
+        ConfigError: the function cannot be loaded, or is none.
+    """
+
+    durable = False
+
+    def __init__(self, function: str, timeout_s: float = 5.0, memory_gb: float = 8.0, workers: int = 1):
+        if not isinstance(function, str) or ":" not in function or function.startswith("python:"):
+            raise ConfigError(f"`function` of the oracle isolated is {function!r}; name a function as path/to/file.py:Name or package.module:Name")
+        self.name = function
+        self._workers = Workers(f"{__name__}:serve", [function], count=workers, timeout_s=timeout_s, memory_gb=memory_gb)
+        about = self._workers.about
+        self.answers: Kind = about["answers"]
+        self.cacheable, self.version = bool(about["cacheable"]), str(about["version"])
+        self._needed, self._given = about["needed"], about["given"]
+        self._open: dict[str, _Open] = {}
+        self._of: dict[str, tuple[str, int]] = {}
+
+    def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
+        """As `CallableOracle.check_columns`."""
+        check_needed(self._needed, {*columns, *self._given, *(["reference"] if has_reference else [])})
+
+    def submit(self, questions: Sequence[Question]) -> list[str]:
+        for question in questions:
+            self._open[str(question.key)] = _Open(question, time.monotonic())
+            for place, item in enumerate(_items(question)):
+                call = f"{question.key} {place}"
+                self._of[call] = str(question.key), place
+                self._workers.send(call, wire.encode(item))
+        return [str(question.key) for question in questions]
+
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+        """The answers of these that are there, or the first that come within `seconds`.
+
+        Raises:
+            OracleError: as `CallableOracle.collect`; or no worker can be started any more.
+        """
+        end = time.monotonic() + seconds
+        while not (there := [ticket for ticket in dict.fromkeys(tickets) if self._is_whole(ticket)]):
+            left = end - time.monotonic()
+            for call, outcome in self._workers.collect(max(0.0, left)):
+                self._hear(call, outcome)
+            if left <= 0:
+                break
+            if not any(ticket in self._open for ticket in tickets):
+                return []
+        return [(ticket, self._answer(self._open.pop(ticket))) for ticket in there]
+
+    def _hear(self, call: str, outcome: Outcome) -> None:
+        ticket, place = self._of.pop(call)
+        if outcome.failure:
+            warn(f"oracle {self.name} {outcome.failure} about a response, which counts as failed")
+        self._open[ticket].found[place] = None if outcome.failure else wire.decode(outcome.value)
+
+    def _is_whole(self, ticket: str) -> bool:
+        return ticket in self._open and len(self._open[ticket].found) == self._open[ticket].question.size
+
+    def _answer(self, asked: _Open) -> Answer:
+        found = [asked.found[place] for place in range(asked.question.size)]
+        failed: Mark = "failed"
+        values = tuple(answer.values[0] if answer else 0.0 for answer in found)
+        marks = tuple(answer.marks[0] if answer else failed for answer in found)
+        return Answer(asked.question.key, values, marks, queries=len(found), by=self.name, seconds=time.monotonic() - asked.since)
+
+
+class _Served:
+    """What a worker does: one question of one item in, its answer out, both as bytes."""
+
+    def __init__(self, oracle: CallableOracle, version: str):
+        self._oracle = oracle
+        self.about: dict[str, Any] = {"answers": oracle.answers, "cacheable": oracle.cacheable, "version": version}
+        self.about |= {"needed": list(oracle.needed), "given": list(oracle.given)}
+
+    def __call__(self, question: bytes) -> bytes:
+        tickets, found = self._oracle.submit([wire.decode(question)]), list[tuple[str, Answer]]()
+        while not found:
+            found = self._oracle.collect(tickets, 3600.0)
+        return wire.encode(found[0][1])
+
+
+def serve(function: str) -> Callable[[bytes], bytes]:
+    """For a worker: the calls of this function.
+
+    Raises:
+        ConfigError: it cannot be loaded, or is no function.
+    """
+    from oat.oracles.registry import build_oracle  # which lists this module
+
+    oracle: Any = build_oracle(function, {})
+    if not isinstance(oracle, CallableOracle):
+        raise ConfigError(f"{function} is a class, and the oracle isolated takes functions; write a function, or name the class as oracle.name")
+    return _Served(oracle, str(getattr(oracle, "version", "")))
+
+
+def _items(question: Question) -> list[Question]:
+    """A question about each candidate alone; a comparison is one item."""
+    if question.kind == "compare":
+        return [question]
+    ids = question.ids or (None,) * len(question.candidates)
+    return [
+        replace(question, candidates=(text,), picks=(pick,), ids=() if own is None else (own,), known=(), features=None)
+        for text, pick, own in zip(question.candidates, question.picks, ids, strict=True)
+    ]

@@ -1,0 +1,332 @@
+"""A language model as the oracle, behind any endpoint that speaks OpenAI's chat completions (POST {url}/chat/completions).
+
+`mode: compare` asks which of two responses is better, `mode: score` for a number of each response by a rubric. Both are read from the
+log-probabilities of the first token where the endpoint gives them, and from the text where it gives none (judge_replies.py). What is asked stands in
+judge_prompts.py. docs/oracles/judge.md.
+
+A reply without a verdict is never a random one: it is asked for again, or the question abstains, or is a tie, as `invalid` says.
+
+What a question can cost at most is set aside: each of its calls can take `tries` tries, each try as many prompt tokens as its texts have bytes (no
+token is made of less than one), `template_tokens` for what the endpoint puts around them, and `max_tokens`. It is settled by the usage that replies
+report. A try whose reply is lost, or does not say what it took, counts at its most, since it may have been paid.
+
+Trusted: the configuration and the endpoint's owner, with the texts. Not trusted: what is judged, and every reply. The key is read from the
+environment, sent in one header, and stands in nothing that is written or said.
+
+Not handled: streamed replies; what a killed process had under way, which is asked, and may be paid, again.
+"""
+
+import hashlib
+import inspect
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+from oat.errors import ConfigError, NoReplyError, OatError, OracleError, RefusalError, warn
+from oat.oracles.http import HttpClient
+from oat.oracles.judge_config import KEYS, OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
+from oat.oracles.judge_prompts import TIE, comparison, scoring
+from oat.oracles.judge_replies import Reply, probabilities, read_reply, score_in, verdict_in
+from oat.types import Answer, Key, Kind, Mark, Message, Price, Question
+
+_PATH = "/chat/completions"
+_SHOWN = 80
+
+
+@dataclass(eq=False)
+class _Call:
+    """One request to the judge, until it has a verdict.
+
+    Attributes:
+        order: the places of the candidates in the order in which the judge sees them; of a score its candidate's alone.
+        messages: as they are sent.
+        bound: most prompt tokens of a try.
+        prompt_tokens, completion_tokens: what its tries took.
+        said: the beginning of its newest reply.
+        value: the probability that the response shown first wins, or the score; None as long as there is none.
+        tie: the probability of the verdict that neither is better.
+        error: why there will be none.
+    """
+
+    order: tuple[int, ...]
+    messages: list[dict[str, str]]
+    bound: int
+    tries: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    said: str = ""
+    value: float | None = None
+    tie: float = 0.0
+    error: OatError | None = None
+
+    def took(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """One more try."""
+        self.tries += 1
+        self.prompt_tokens += prompt_tokens
+        self.completion_tokens += completion_tokens
+
+
+@dataclass(eq=False)
+class _Open:
+    """A question that is being asked.
+
+    Attributes:
+        left: calls that are under way.
+    """
+
+    question: Question
+    calls: list[_Call]
+    left: int
+    since: float = field(default_factory=time.monotonic)
+
+
+class Judge:
+    """Asks a chat model; the options are those of `JudgeConfig`. Nothing is sent before the first question.
+
+    Attributes:
+        names_cost: whether it knows what a token costs.
+
+    Raises:
+        ConfigError: an option has no meaning, or there is no URL, or no key where `key_env` names one.
+    """
+
+    durable = False
+    cacheable = True
+    __signature__ = inspect.signature(JudgeConfig)
+
+    def __init__(self, **options: Any):
+        self.config = c = judge_config(options)
+        self.answers: Kind = c.mode
+        self.names_cost = c.price_in is not None
+        self.version = self._version()
+        key = key_of(c.key_env)
+        urls = c.url or os.environ.get("OAI_URL") or ()
+        if not urls:
+            raise ConfigError("the oracle judge has no `url`; give the base of an endpoint, such as http://127.0.0.1:8000/v1, or set OAI_URL")
+        bases = [url.rstrip("/").removesuffix(_PATH) for url in ([urls] if isinstance(urls, str) else urls)]
+        self._client = HttpClient(bases, token=key, timeout_s=c.timeout_s, max_outage_s=c.max_outage_s, concurrency=c.concurrency)
+        self._shown = lambda text: (text.replace(key, "[key]") if key else text)[:_SHOWN]
+        self._has_logprobs: bool | None = False if c.reads == "text" else None
+        self._changed = threading.Condition()
+        self._open: dict[str, _Open] = {}
+        self._has_answered, self._warned = False, set[str]()
+        self._replies, self._invalid, self._pairs, self._bias = 0, 0, 0, 0.0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the client counted, the share of replies without a verdict, and the bias for the place: how much more probable than one half it is
+        that the response shown first wins, as a mean over pairs that were shown in both orders."""
+        found = {f"oracle/{name}": self._client.counts[name] for name in ("latency_s", "outages", "retries")}
+        if self._replies:
+            found["oracle/invalid_frac"] = self._invalid / self._replies
+        if self._pairs:
+            found["oracle/position_bias"] = self._bias / self._pairs
+        return found
+
+    def price(self, question: Question) -> Price:
+        """The most that a question can cost: every call takes all its tries, and every try the most tokens."""
+        c, calls = self.config, self._calls(question)
+        return self._price(question.size, c.tries * sum(call.bound for call in calls), c.tries * c.max_tokens * len(calls))
+
+    def submit(self, questions: Sequence[Question]) -> list[str]:
+        for question in questions:
+            calls = self._calls(question)
+            with self._changed:
+                self._open[str(question.key)] = opened = _Open(question, calls, len(calls))
+            for call in calls:
+                self._ask(opened, call)
+        return [str(question.key) for question in questions]
+
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+        """The answers that are there or come within `seconds`.
+
+        Raises:
+            OutageError: nobody has answered for `max_outage_s`.
+            OracleError: the endpoint refuses what every question needs (the key, the model, the route), or a request although it has never answered
+                one. What has been answered is returned before.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: any(self._is_there(ticket) for ticket in tickets), timeout=seconds)
+            there = {ticket: self._open[ticket] for ticket in tickets if self._is_there(ticket)}
+            fatal = {ticket: error for ticket, opened in there.items() if (error := self._fatal(opened)) is not None}
+            if fatal and len(fatal) == len(there):
+                raise next(iter(fatal.values()))
+            answered = [ticket for ticket in there if ticket not in fatal]
+            for ticket in answered:
+                del self._open[ticket]
+        return [(ticket, self._answer(there[ticket])) for ticket in answered]
+
+    def close(self) -> None:
+        """End what is under way, and the connections."""
+        self._client.close()
+
+    def _is_there(self, ticket: str) -> bool:
+        return ticket in self._open and self._open[ticket].left == 0
+
+    def _calls(self, question: Question) -> list[_Call]:
+        c, calls = self.config, list[_Call]()
+        common: dict[str, Any] = {"rubric": c.rubric, "has_reference": c.reference and question.reference is not None}
+        asked: list[tuple[tuple[int, ...], tuple[str, str]]]
+        if c.mode == "score":
+            common |= {"low": c.range[0], "high": c.range[1]}
+            asked = [((place,), scoring(question, text, **common)) for place, text in enumerate(question.candidates)]
+        else:
+            orders = {"both": [(0, 1), (1, 0)], "one": [(0, 1)], "random": [self._drawn(question)]}[c.orders]
+            asked = [(order, comparison(question, order, ties=c.ties, **common)) for order in orders]
+        for order, (instructions, material) in asked:
+            texts = {"system": instructions, "user": material} if c.instructions == "system" else {"user": f"{instructions}\n\n{material}"}
+            bound = c.template_tokens + sum(len(text.encode()) for text in texts.values())
+            calls.append(_Call(order, [{"role": role, "content": text} for role, text in texts.items()], bound))
+        return calls
+
+    def _drawn(self, question: Question) -> tuple[int, int]:
+        """An order that follows from the two texts, whichever of them the question has first."""
+        texts = sorted(question.candidates)
+        is_turned = hashlib.sha256(json.dumps([self.config.model, texts]).encode()).digest()[0] & 1
+        return (1, 0) if (question.candidates[0] == texts[0]) == is_turned else (0, 1)
+
+    def _ask(self, opened: _Open, call: _Call, *, has_logprobs: bool | None = None) -> None:
+        """Send a call.
+
+        Args:
+            has_logprobs: whether log-probabilities are asked for; by default unless the endpoint is known to have none.
+        """
+        c, wants = self.config, self._has_logprobs is not False if has_logprobs is None else has_logprobs
+        logprobs = {"logprobs": True, "top_logprobs": 5 if c.mode == "compare" else 20} if wants else {}
+        body = {"model": c.model, "messages": call.messages, c.tokens_field: c.max_tokens, "temperature": 0, **logprobs, **c.extra}
+        sent = json.dumps({name: value for name, value in body.items() if value is not None}).encode()
+        future = self._client.post(
+            _PATH,
+            sent,
+            read_reply,
+            deadline_s=c.max_outage_s + c.tries * c.timeout_s,
+            max_tries=c.tries - call.tries,
+            has_failed=lambda: call.took(call.bound, c.max_tokens),
+        )
+        future.add_done_callback(partial(self._ended, opened, call, wants))
+
+    def _ended(self, opened: _Open, call: _Call, wanted: bool, future: "Future[Reply]") -> None:
+        """On the client's thread: ask again, or close the call."""
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self._hear(call, future.result(), wanted)
+            if call.value is None and call.error is None and self.config.invalid == "retry" and call.tries < self.config.tries:
+                return self._ask(opened, call)
+        elif isinstance(error, RefusalError) and error.status in (400, 422) and wanted and self.config.reads == "auto" and not self._has_logprobs:
+            return self._ask(opened, call, has_logprobs=False)
+        else:
+            call.error = error if isinstance(error, OatError) else OracleError(f"the judge's client failed: {type(error).__name__}")
+        with self._changed:
+            opened.left -= 1
+            self._changed.notify_all()
+        return None
+
+    def _hear(self, call: _Call, reply: Reply, wanted: bool) -> None:
+        """Read a reply, and settle what it took."""
+        c = self.config
+        call.took(*(reply.usage or (call.bound, c.max_tokens)))
+        if wanted and reply.logps is None and c.reads == "logprobs":
+            call.error = OracleError(f"{c.model} gives no log-probabilities; set oracle.reads to text or auto, or ask an endpoint that has them")
+            return
+        self._has_logprobs = bool(self._has_logprobs or reply.logps is not None)
+        self._has_answered = True
+        self._replies += 1
+        if c.mode == "score":
+            call.value = self._score(reply)
+        elif (found := self._verdict(reply)) is not None:
+            call.tie = found.get(TIE, 0.0)
+            call.value = found["0"] + call.tie / 2
+        call.said = self._shown(reply.text)
+        self._invalid += call.value is None
+
+    def _verdict(self, reply: Reply) -> dict[str, float] | None:
+        """The probability of each verdict."""
+        verdicts = ("0", "1", TIE) if self.config.ties else ("0", "1")
+        if reply.logps is not None and self.config.reads != "text":
+            return probabilities(reply.logps, verdicts)
+        said = verdict_in(reply.text, verdicts)
+        return None if said is None else {verdict: float(verdict == said) for verdict in verdicts}
+
+    def _score(self, reply: Reply) -> float | None:
+        low, high = self.config.range
+        if reply.logps is None or self.config.reads == "text" or not is_of_digits(low, high):
+            return score_in(reply.text, low, high)
+        found = probabilities(reply.logps, [str(score) for score in range(low, high + 1)])
+        return None if found is None else math.fsum(int(score) * probability for score, probability in found.items())
+
+    def _fatal(self, opened: _Open) -> OatError | None:
+        """An error of a question that every other would meet as well."""
+        for call in opened.calls:
+            error = call.error
+            if isinstance(error, RefusalError) and (error.status in (401, 403, 404) or not self._has_answered):
+                hint = f"; the key is read from {self.config.key_env or ' or '.join(KEYS)}" if error.status in (401, 403) else ""
+                return OracleError(f"the judge {self.config.model}: {error}{hint}")
+            if error is not None and not isinstance(error, NoReplyError | RefusalError):
+                return error
+        return None
+
+    def _answer(self, opened: _Open) -> Answer:
+        question, calls = opened.question, opened.calls
+        self._warn_of(calls)
+        values, marks = self._scores(calls) if question.kind == "score" else self._comparison(calls)
+        spent = self._price(question.size, sum(call.prompt_tokens for call in calls), sum(call.completion_tokens for call in calls))
+        seconds = time.monotonic() - opened.since
+        return Answer(question.key, values, marks, spent.queries, spent.cost, by="judge", seconds=seconds, tokens=spent.tokens)
+
+    def _scores(self, calls: Sequence[_Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
+        return tuple(call.value or 0.0 for call in calls), tuple(self._mark(call) for call in calls)
+
+    def _comparison(self, calls: Sequence[_Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
+        """The probability that the first candidate wins, over the orders; where one has no verdict, there is none."""
+        if amiss := [mark for call in calls if (mark := self._mark(call)) != "ok"]:
+            return (0.5,), (amiss[0],)
+        shown = [call.value for call in calls if call.value is not None]
+        if len(calls) == 2:
+            self._pairs += 1
+            self._bias += sum(shown) / 2 - 0.5
+        p = sum(value if call.order == (0, 1) else 1 - value for call, value in zip(calls, shown, strict=True)) / len(calls)
+        tie = sum(call.tie for call in calls) / len(calls)
+        is_tie = abs(p - 0.5) <= self.config.tie_width or tie >= max(p, 1 - p) - tie / 2
+        return ((0.5,), ("tie",)) if is_tie else ((min(max(p, 0.0), 1.0),), ("ok",))
+
+    def _mark(self, call: _Call) -> Mark:
+        if call.error is not None:
+            return "failed"
+        if call.value is None:
+            return "tie" if self.config.invalid == "tie" else "abstain"
+        return "ok"
+
+    def _price(self, queries: int, prompt_tokens: int, completion_tokens: int) -> Price:
+        c = self.config
+        cost = (prompt_tokens * (c.price_in or 0.0) + completion_tokens * (c.price_out or 0.0)) / 1e6
+        return Price(queries, prompt_tokens + completion_tokens, cost)
+
+    def _warn_of(self, calls: Sequence[_Call]) -> None:
+        """Say once of each kind what is counted every time."""
+        name, found = f"the judge {self.config.model}", dict[str, str]()
+        for call in calls:
+            if call.error is not None:
+                found["failed"] = f"{name} gave no answer, and the question counts as failed: {call.error}"
+            elif call.value is None:
+                found["invalid"] = f"{name} said {call.said!r}, which is no verdict; what becomes of the question is said by `invalid`"
+            if call.prompt_tokens > call.tries * call.bound or call.completion_tokens > call.tries * self.config.max_tokens:
+                found["bound"] = f"{name} took more tokens than were set aside, so a budget would not hold; raise template_tokens, or max_tokens"
+        for kind in found.keys() - self._warned:
+            self._warned.add(kind)
+            warn(found[kind])
+
+    def _version(self) -> str:
+        """The hash of the model, of all texts that it is shown beside the material, and of the options that change an answer."""
+        asked = Question(Key("", 0, 0, 0), self.config.mode, (Message("user", ""),), ("", ""), (0, 1), reference="")
+        texts = [call.messages for call in self._calls(asked)]
+        options = {f.name: getattr(self.config, f.name) for f in fields(self.config) if f.name not in OPERATION}
+        return hashlib.sha256(json.dumps([options, texts], sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,127 @@
+"""What a chat completion says: the verdict or the score in it, and what it took.
+
+The verdict is read from the log-probabilities of the first generated token: alternatives that are the same verdict but for blanks are added up, and a
+verdict that is not among the alternatives has none. Where there are no log-probabilities it is read from the text. What stands before `</think>` is
+not read.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+_END_OF_THOUGHT = "</think>"
+_SCORE = re.compile(r"[^\w-]*(?:(?:score|rating)\b[^\w-]*)?(-?\d+(?:\.\d+)?)(?![\w.,]*\d)", re.IGNORECASE)
+_MOST_TOKENS = 2**31
+
+
+class _Alternative(msgspec.Struct):
+    token: str
+    logprob: float
+
+
+class _Token(msgspec.Struct):
+    token: str
+    logprob: float
+    top_logprobs: list[_Alternative] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Token] | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    logprobs: _Logprobs | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+
+class _Body(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A chat completion.
+
+    Attributes:
+        text: behind the thought, without blanks around it.
+        logps: of the first token that is not blank, and of its alternatives, by token without blanks around it, nats; None where there are none.
+        usage: tokens of the prompt and of the completion; None where the service does not say.
+    """
+
+    text: str
+    logps: dict[str, float] | None
+    usage: tuple[int, int] | None = None
+
+
+def read_reply(body: bytes) -> Reply:
+    """The first choice of a chat completion.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = msgspec.json.decode(body, type=_Body)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+    if not found.choices:
+        raise ValueError("a completion without choices")
+    choice, usage = found.choices[0], found.usage
+    tokens = choice.logprobs.content if choice.logprobs is not None else None
+    text = (choice.message.content or "").rpartition(_END_OF_THOUGHT)[2].strip()
+    logps = _first_logps(tokens) if tokens else None
+    if usage is None or not (0 <= usage.prompt_tokens < _MOST_TOKENS and 0 <= usage.completion_tokens < _MOST_TOKENS):
+        return Reply(text, logps)
+    return Reply(text, logps, (usage.prompt_tokens, usage.completion_tokens))
+
+
+def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str, float] | None:
+    """The probabilities of verdicts, given that it is one of them: softmax over those that have a log-probability. None: none of them has."""
+    known = {verdict: logps.get(verdict, -math.inf) for verdict in verdicts}
+    top = max(known.values())
+    if top == -math.inf:
+        return None
+    weights = {verdict: math.exp(logp - top) for verdict, logp in known.items()}
+    total = math.fsum(weights.values())
+    return {verdict: weight / total for verdict, weight in weights.items()}
+
+
+def verdict_in(text: str, verdicts: Sequence[str]) -> str | None:
+    """The verdict that a text begins with, marks and quotation marks before it aside. None: there is none, or it is part of something longer."""
+    found = re.match(rf"\W*({'|'.join(map(re.escape, verdicts))})\b(?!\W?\d)", text)
+    return found[1] if found else None
+
+
+def score_in(text: str, low: float, high: float) -> float | None:
+    """The number that a text begins with ("7", "Score: 7", "**7.5** / 10"). None: there is none, or it is out of range."""
+    found = _SCORE.match(text)
+    score = float(found[1]) if found else math.nan
+    return score if low <= score <= high else None
+
+
+def _first_logps(tokens: Sequence[_Token]) -> dict[str, float] | None:
+    ends = [place for place, token in enumerate(tokens) if token.token.strip() == _END_OF_THOUGHT]
+    behind = tokens[ends[-1] + 1 :] if ends else tokens
+    first = next((token for token in behind if token.token.strip()), None)
+    if first is None:
+        return {}
+    alternatives = {each.token: each.logprob for each in first.top_logprobs or ()} | {first.token: first.logprob}
+    logps: dict[str, float] = {}
+    for token, logp in alternatives.items():
+        name = token.strip()
+        logps[name] = _logaddexp(logps[name], logp) if name in logps else logp
+    return logps
+
+
+def _logaddexp(a: float, b: float) -> float:
+    return max(a, b) + math.log1p(math.exp(-abs(a - b)))

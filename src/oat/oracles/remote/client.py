@@ -1,0 +1,140 @@
+"""The oracle behind a reward server: `oat serve reward`, the predecessor's server, or any that speaks the format of `format.py`.
+
+Each question is a request of its own, so that one that cannot be answered takes no other with it; the server makes the batches.
+"""
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+
+from oat.asked import nothing
+from oat.errors import ConfigError, NoReplyError
+from oat.oracles.http import HttpClient
+from oat.oracles.remote.format import CONTENT_TYPE, ROUTE, decode_reply, encode_request
+from oat.types import Answer, Kind, Mark, Question
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A question that was sent."""
+
+    question: Question
+    since: float
+    future: Future[list[float | None]]
+
+
+class RemoteOracle:
+    """Asks a reward server, or several that share the questions.
+
+    A value that the server does not give (its model cannot read so much) is an abstention. A question without an answer in `max_tries` tries, or
+    within `max_outage_s` and one more try, counts as failed. A refusal ends the run, and so does a server that is away for `max_outage_s`: what is
+    unanswered is asked again by the same command.
+
+    Args:
+        url: of the server without the route, or a list of servers with the same model.
+        answers: "score", or "compare" for the server's own preferences.
+        timeout_s: seconds of one try; longer than the server's own limit, or slow answers are thrown away and asked for again.
+        max_outage_s: seconds without any answer after which the run ends.
+        concurrency: questions under way together.
+        token_env: environment variable with the server's token; unset: none is sent.
+        version: of the model behind the URL, as text: answers of another version are not used again.
+
+    Raises:
+        ConfigError: an argument that cannot be used.
+    """
+
+    durable = False
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        *,
+        answers: Kind = "score",
+        timeout_s: float = 60.0,
+        max_tries: int = 8,
+        max_outage_s: float = 300.0,
+        concurrency: int = 32,
+        token_env: str = "OAT_REMOTE_TOKEN",
+        version: str = "",
+    ):
+        if answers not in ("score", "compare"):
+            raise ConfigError(f"answers is {answers!r}; set score, or compare for the server's own preferences")
+        for name, value in {"timeout_s": timeout_s, "max_outage_s": max_outage_s}.items():
+            if not (isinstance(value, float | int) and math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} is {value!r}; set seconds above 0")
+        for name, count in {"max_tries": max_tries, "concurrency": concurrency}.items():
+            if not (isinstance(count, int) and count > 0):
+                raise ConfigError(f"{name} is {count!r}; set a whole number from 1 on")
+        self.answers: Kind = answers
+        self.version = str(version)
+        self._deadline_s = max_outage_s + timeout_s
+        self._client = HttpClient(
+            url,
+            token=os.environ.get(token_env),
+            timeout_s=timeout_s,
+            max_tries=max_tries,
+            max_outage_s=max_outage_s,
+            concurrency=concurrency,
+        )
+        self._calls: dict[str, _Call] = {}
+        self._again: set[str] = set()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {f"oracle/{name}": value for name, value in self._client.counts.items() if name != "calls"}
+
+    def submit(self, questions: Sequence[Question]) -> list[str]:
+        self._calls.update({str(question.key): self._sent(question, time.monotonic()) for question in questions})
+        return [str(question.key) for question in questions]
+
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+        """As the protocol has it.
+
+        Raises:
+            RefusalError: the server refused a question, which is sent again when it is collected again.
+            OutageError: no server has answered for `max_outage_s`; likewise.
+        """
+        due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]
+        for ticket in self._again.intersection(due):
+            self._again.remove(ticket)
+            self._calls[ticket] = self._sent(self._calls[ticket].question, self._calls[ticket].since)
+        if due:
+            wait([self._calls[ticket].future for ticket in due], timeout=seconds, return_when=FIRST_COMPLETED)
+        ended = {ticket: self._calls[ticket].future.exception() for ticket in due if self._calls[ticket].future.done()}
+        errors = {ticket: error for ticket, error in ended.items() if error is not None and not isinstance(error, NoReplyError)}
+        if errors:
+            self._again.update(errors)
+            raise next(iter(errors.values()))
+        return [(ticket, _answer(self._calls.pop(ticket))) for ticket in ended]
+
+    def close(self) -> None:
+        """End the requests that are under way."""
+        self._client.close()
+
+    def _sent(self, question: Question, since: float) -> _Call:
+        body = encode_request([(question.messages, question.candidates)], self.answers)
+        kind, count = self.answers, question.size
+
+        def read(reply: bytes) -> list[float | None]:
+            return decode_reply(reply, kind, count)
+
+        return _Call(question, since, self._client.post(ROUTE, body, read, deadline_s=self._deadline_s, content_type=CONTENT_TYPE))
+
+
+def _answer(call: _Call) -> Answer:
+    """Of a call that ended with values, or without a reply."""
+    question, seconds = call.question, time.monotonic() - call.since
+    if call.future.exception() is not None:
+        return nothing(question, "failed", question.oracle, seconds)
+    given = call.future.result()
+    marks, values = tuple(_mark(question.kind, value) for value in given), tuple(0.5 if value is None else value for value in given)
+    return Answer(question.key, values, marks, queries=question.size, by=question.oracle, seconds=seconds)
+
+
+def _mark(kind: Kind, value: float | None) -> Mark:
+    if value is None:
+        return "abstain"
+    return "tie" if kind == "compare" and value == 0.5 else "ok"

@@ -1,0 +1,329 @@
+"""What stands before the workers of a reward server: the only address that others may reach.
+
+Mosec answers `/`, `/metrics` and `/openapi` itself, hands no header to its workers, and gives every request of a batch the status of the one that
+failed. So it listens on the loopback only, and every request passes here first:
+
+1. without the token each route, also one that does not exist, answers 401;
+2. what is malformed, too large or too much answers 4xx and reaches no worker: 400, 404, 405, 408, 413, 422, 429;
+3. what no worker can answer now is 503 or 504, and is worth another try.
+
+Not covered: TLS (put a proxy with a certificate before it where the network is not yours), and other users of this machine, who reach Mosec's own
+port: requests for scores need a secret of this process there, its counters do not.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import h11
+import httpx2
+
+from oat.errors import WireError
+from oat.oracles.remote.format import ANSWERED, CONTENT_TYPE, REFUSED, ROUTE, decode_request, encode_request
+from oat.types import Message
+
+_TEXT = "text/plain; charset=utf-8"
+_READ = 1 << 16
+_LINGER_S = 1.0
+_FRESH_S = 5.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may take.
+
+    Attributes:
+        body: bytes of a body.
+        responses: in one request.
+        open: requests that are answered together; more are refused with 429.
+        connections: more are closed at once.
+        read_s: seconds in which a request has to arrive, from its first byte on.
+        idle_s: seconds that a connection may say nothing.
+        answer_s: seconds that the workers have.
+    """
+
+    body: int = 1 << 22
+    responses: int = 256
+    open: int = 512
+    connections: int = 1024
+    read_s: float = 10.0
+    idle_s: float = 75.0
+    answer_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Response:
+    status: int
+    body: bytes
+    content_type: str = _TEXT
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Refused(Exception):
+    """A request ends here.
+
+    Attributes:
+        response: what is said of it.
+    """
+
+    def __init__(self, status: int, why: str, *headers: tuple[str, str]):
+        super().__init__(status, why)
+        self.response = Response(status, f"{why}\n".encode(), headers=headers)
+
+
+class Workers:
+    """Mosec, as the front sees it.
+
+    Args:
+        port: of its loopback address.
+        secret: begins each body that it gets.
+        answer_s: seconds for one request, from its place in the queue on.
+    """
+
+    def __init__(self, port: int, secret: bytes, answer_s: float):
+        self._base, self._secret = f"http://127.0.0.1:{port}", secret
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx2.AsyncClient(timeout=answer_s, limits=limits, trust_env=False)
+        self._answered = 0.0
+
+    async def feedback(self, body: bytes) -> Response:
+        """The reply to a sound request."""
+        try:
+            reply = await self._client.post(self._base + ROUTE, content=self._secret + body)
+        except httpx2.TimeoutException:
+            raise Refused(504, "no worker answered in time") from None
+        except httpx2.TransportError:
+            raise Refused(503, "the workers are away, or are still loading the model", ("retry-after", "1")) from None
+        if reply.status_code == 429:
+            raise Refused(429, "the queue is full", ("retry-after", "1"))
+        if reply.status_code != 200:
+            raise Refused(504 if reply.status_code == 408 else 503, "no worker could answer", ("retry-after", "1"))
+        self._answered = time.monotonic()
+        if reply.content[:1] != ANSWERED:
+            raise Refused(422 if reply.content[:1] == REFUSED else 500, reply.content[1:].decode("utf-8", "replace"))
+        return Response(200, reply.content[1:], CONTENT_TYPE)
+
+    async def are_well(self) -> bool:
+        """Whether a worker has answered within the last seconds, or does now."""
+        if time.monotonic() - self._answered > _FRESH_S:
+            with contextlib.suppress(Refused, TimeoutError):
+                async with asyncio.timeout(_FRESH_S):
+                    await self.feedback(encode_request([((Message("user", "1"),), ("1",))], "score"))
+        return time.monotonic() - self._answered <= _FRESH_S
+
+    async def metrics(self) -> bytes:
+        try:
+            return (await self._client.get(f"{self._base}/metrics")).content
+        except httpx2.HTTPError:
+            return b""
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+class Front:
+    """Answers connections.
+
+    Args:
+        token: that each request has to bear; None: none.
+
+    Attributes:
+        routes: by method and path.
+        statuses: requests so far by the status of their response.
+    """
+
+    def __init__(self, workers: Workers, token: str | None = None, limits: Limits | None = None):
+        self._workers, self._token, self._limits = workers, token, limits or Limits()
+        self.routes: dict[tuple[str, str], Callable[[bytes], Awaitable[Response]]] = {
+            ("POST", ROUTE): self._feedback,
+            ("GET", "/"): self._health,
+            ("GET", "/health"): self._health,
+            ("GET", "/metrics"): self._metrics,
+        }
+        self.statuses: Counter[int] = Counter()
+        self._connections: set[asyncio.StreamWriter] = set()
+        self._open = 0
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of a connection, one after the other."""
+        if len(self._connections) >= self._limits.connections:
+            writer.close()
+            return
+        self._connections.add(writer)
+        try:
+            await _Connection(self, reader, writer, self._limits).answer_all()
+        except (OSError, h11.LocalProtocolError):
+            pass  # whoever asked is gone
+        finally:
+            self._connections.discard(writer)
+            writer.close()
+
+    def cut(self) -> None:
+        """Close every connection."""
+        for writer in list(self._connections):
+            writer.close()
+
+    def check_token(self, request: h11.Request) -> None:
+        """Whether a request may pass.
+
+        Raises:
+            Refused: it does not bear the token.
+        """
+        if self._token is None:
+            return
+        given = dict(request.headers).get(b"authorization", b"")
+        if not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
+            raise Refused(401, "this server asks for its token: Authorization: Bearer TOKEN", ("www-authenticate", "Bearer"))
+
+    def handler(self, method: str, path: str) -> Callable[[bytes], Awaitable[Response]]:
+        """What answers a method and a path.
+
+        Raises:
+            Refused: there is no such route.
+        """
+        if (method, path) in self.routes:
+            return self.routes[method, path]
+        methods = [known for known, at in self.routes if at == path]
+        if methods:
+            raise Refused(405, f"{path} takes {', '.join(methods)}", ("allow", ", ".join(methods)))
+        raise Refused(404, f"no such route; there are {', '.join(sorted({at for _, at in self.routes}))}")
+
+    async def answer(self, handler: Callable[[bytes], Awaitable[Response]], body: bytes) -> Response:
+        if self._open >= self._limits.open:
+            raise Refused(429, f"{self._open} requests are being answered", ("retry-after", "1"))
+        self._open += 1
+        try:
+            return await handler(body)
+        finally:
+            self._open -= 1
+
+    async def _feedback(self, body: bytes) -> Response:
+        try:
+            request = decode_request(body)
+        except WireError as error:
+            raise Refused(422, str(error)) from None
+        if request.size > self._limits.responses:
+            raise Refused(413, f"{request.size} responses in one request; send at most {self._limits.responses}")
+        return await self._workers.feedback(body)
+
+    async def _health(self, _: bytes) -> Response:
+        if not await self._workers.are_well():
+            raise Refused(503, "the workers are away, or are still loading the model", ("retry-after", "1"))
+        return Response(200, b"ready\n")
+
+    async def _metrics(self, _: bytes) -> Response:
+        own = ["# HELP oat_requests_total requests by the status of their response", "# TYPE oat_requests_total counter"]
+        own += [f'oat_requests_total{{status="{status}"}} {count}' for status, count in sorted(self.statuses.items())]
+        own += ["# HELP oat_requests_open requests that are being answered", "# TYPE oat_requests_open gauge", f"oat_requests_open {self._open}"]
+        return Response(200, "\n".join([*own, ""]).encode() + await self._workers.metrics())
+
+
+class _Connection:
+    """One connection over HTTP/1.1."""
+
+    def __init__(self, front: Front, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits):
+        self._front, self._reader, self._writer, self._limits = front, reader, writer, limits
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_READ)
+        self._method = b""
+
+    async def answer_all(self) -> None:
+        while True:
+            try:
+                response = await self._answer_one()
+            except Refused as refused:
+                response = refused.response
+            except h11.RemoteProtocolError as error:
+                response = Refused(431 if error.error_status_hint == 431 else 400, "this is no request of HTTP/1.1").response
+            if response is None:
+                return
+            self._front.statuses[response.status] += 1
+            await self._say(response)
+            if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                await self._linger()
+                return
+            self._http.start_next_cycle()
+
+    async def _answer_one(self) -> Response | None:
+        """The response to the next request; None: there is none."""
+        if not await self._first_byte():
+            return None
+        until = asyncio.get_running_loop().time() + self._limits.read_s
+        event = await self._event(until)
+        if not isinstance(event, h11.Request):
+            return None
+        self._method = event.method
+        self._front.check_token(event)
+        handler = self._front.handler(event.method.decode("latin-1"), event.target.decode("latin-1").partition("?")[0])
+        declared = dict(event.headers).get(b"content-length", b"0")
+        if len(declared) > 18 or int(declared) > self._limits.body:
+            raise self._too_large
+        return await self._front.answer(handler, await self._body(until))
+
+    async def _first_byte(self) -> bool:
+        """Wait for a request to begin; False: none does."""
+        if self._http.trailing_data[0]:
+            return True
+        try:
+            async with asyncio.timeout(self._limits.idle_s):
+                data = await self._reader.read(_READ)
+        except TimeoutError:
+            return False
+        if data:
+            self._http.receive_data(data)
+        return bool(data)
+
+    async def _body(self, until: float) -> bytes:
+        if self._http.they_are_waiting_for_100_continue:
+            self._writer.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+        parts, size = [], 0
+        while isinstance(event := await self._event(until), h11.Data):
+            size += len(event.data)
+            if size > self._limits.body:
+                raise self._too_large
+            parts.append(bytes(event.data))
+        return b"".join(parts)
+
+    async def _event(self, until: float) -> object:
+        """The next event of what arrives.
+
+        Raises:
+            Refused: it has not arrived in time.
+            ConnectionError: the other side is gone.
+        """
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            try:
+                async with asyncio.timeout_at(until):
+                    data = await self._reader.read(_READ)
+            except TimeoutError:
+                raise Refused(408, f"the request did not arrive within {self._limits.read_s:g} s") from None
+            if not data and self._http.their_state is h11.SEND_BODY:
+                raise ConnectionError("gone in the middle of a request")
+            self._http.receive_data(data)
+        return event
+
+    async def _say(self, response: Response) -> None:
+        headers = [("content-type", response.content_type), ("content-length", str(len(response.body))), *response.headers]
+        if self._http.their_state is not h11.DONE:
+            headers.append(("connection", "close"))
+        head = self._http.send(h11.Response(status_code=response.status, headers=headers)) or b""
+        body = b"" if self._method == b"HEAD" else self._http.send(h11.Data(data=response.body)) or b""
+        self._writer.write(head + body + (self._http.send(h11.EndOfMessage()) or b""))
+        async with asyncio.timeout(self._limits.read_s):
+            await self._writer.drain()
+
+    async def _linger(self) -> None:
+        """Read away for a moment what is still being sent, so that the response is not lost with it."""
+        with contextlib.suppress(TimeoutError, OSError):
+            if self._writer.can_write_eof():
+                self._writer.write_eof()
+            async with asyncio.timeout(_LINGER_S):
+                while await self._reader.read(_READ):
+                    pass
+
+    @property
+    def _too_large(self) -> Refused:
+        return Refused(413, f"the body has more than {self._limits.body} bytes")

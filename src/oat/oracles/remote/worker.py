@@ -1,0 +1,134 @@
+"""The processes of a reward server that hold its model: Mosec starts one a device, and hands each the requests that it has gathered meanwhile.
+
+Run as a module, with Mosec's own arguments and `Work` in the environment, it serves until it is told to end, or until its standard input closes,
+which it does when the process dies that has started it.
+"""
+
+import hmac
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from mosec import Server
+from mosec import Worker as MosecWorker
+
+from oat.errors import OatError
+from oat.oracles.remote.format import ANSWERED, FAILED, REFUSED, ROUTE, Request, decode_request, encode_reply
+from oat.types import Message
+
+if TYPE_CHECKING:
+    from oat.scoring import Encoded
+
+WORK, DEVICE = "OAT_SERVE", "OAT_SERVE_DEVICE"
+"""Variables of the environment: `Work` as JSON, and of each process its device."""
+
+_Asked = tuple[Request, list["Encoded"]]
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What the processes have to know.
+
+    Attributes:
+        devices: of each process its device.
+        secret: begins each body that is to be answered.
+        max_batch_size: most requests that are scored together.
+        max_wait_ms: how long the first of them waits for the others.
+    """
+
+    model: str
+    devices: tuple[str, ...]
+    secret: bytes
+    dtype: str
+    label: int | None
+    batch_tokens: int
+    max_tokens: int | None
+    max_batch_size: int
+    max_wait_ms: int
+
+
+class RewardWorker(MosecWorker):
+    """Scores requests. One that cannot be scored has a reply of its own, and takes none of its batch with it."""
+
+    def __init__(self) -> None:
+        import torch  # here, since the process that starts these needs no model
+
+        from oat.scoring import Scorer
+
+        super().__init__()
+        work = msgspec.json.decode(os.environ[WORK], type=Work)
+        self.secret = work.secret
+        if os.environ[DEVICE] == "cpu":
+            torch.set_num_threads(max(1, torch.get_num_threads() // len(work.devices)))
+        self.scorer = Scorer(
+            work.model,
+            dtype=work.dtype,
+            device=os.environ[DEVICE],
+            label=work.label,
+            batch_tokens=work.batch_tokens,
+            max_tokens=work.max_tokens,
+        )
+        self.scorer.score([self.scorer.encode((Message("user", "1"),), "1")])  # loads the weights
+
+    def deserialize(self, data: bytes) -> bytes:
+        return data
+
+    def serialize(self, data: bytes) -> bytes:
+        return data
+
+    def forward(self, data: list[bytes] | bytes) -> list[bytes] | bytes:
+        """The replies to bodies; to one body where nothing is batched."""
+        return self._replies(data) if isinstance(data, list) else self._replies([data])[0]
+
+    def _replies(self, bodies: Sequence[bytes]) -> list[bytes]:
+        read = [self._read(body) for body in bodies]
+        scored = iter(self._scored([asked for asked in read if not isinstance(asked, bytes)]))
+        return [asked if isinstance(asked, bytes) else next(scored) for asked in read]
+
+    def _read(self, body: bytes) -> _Asked | bytes:
+        """A request with its rows, or why it has none."""
+        if not hmac.compare_digest(body[: len(self.secret)], self.secret):
+            return REFUSED + b"ask the server, not its workers"
+        try:
+            request = decode_request(body[len(self.secret) :])
+            return request, [self.scorer.encode(messages, response) for messages, response in request.items]
+        except OatError as error:
+            return REFUSED + str(error).encode()
+
+    def _scored(self, asked: Sequence[_Asked]) -> list[bytes]:
+        try:
+            scores = iter(self.scorer.score([row for _, rows in asked for row in rows]))
+            return [ANSWERED + encode_reply(request, [next(scores) for _ in rows]) for request, rows in asked]
+        except Exception as error:
+            if len(asked) > 1:
+                return [reply for each in asked for reply in self._scored([each])]
+            traceback.print_exc()
+            return [FAILED + (str(error) if isinstance(error, OatError) else type(error).__name__).encode()]
+
+
+def main() -> None:
+    work = msgspec.json.decode(os.environ[WORK], type=Work)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    server = Server()
+    server.append_worker(
+        RewardWorker,
+        num=len(work.devices),
+        max_batch_size=work.max_batch_size,
+        max_wait_time=work.max_wait_ms,
+        env=[{DEVICE: device} for device in work.devices],
+        route=ROUTE,
+    )
+    server.run()
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

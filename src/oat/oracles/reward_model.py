@@ -1,0 +1,72 @@
+"""The oracle `reward_model`: a sequence-classification model of transformers scores every candidate, in this process."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from oat.errors import ConfigError, OracleError, TemplateError
+from oat.oracles.local import LocalOracle, Values
+from oat.scoring import Scorer
+from oat.types import Question
+
+
+class RewardModelOracle(LocalOracle):
+    """See `oat.scoring` for what it reads and where its score stands. Weights are loaded with the first question.
+
+    Args:
+        path: a directory, or `org/name`.
+        dtype: "float32", or "bfloat16" for half the memory.
+        label: the number of the label that is the score, for a model that has several.
+        batch_tokens: most tokens of a forward pass, padding included.
+        max_tokens: most tokens of a prompt with its response; by default what the model can read. A longer one is never cut.
+        overflow: what becomes of a longer one: "abstain" (it has no score, and is counted in answers/abstained_frac), or "refuse".
+        device: by default that of `compute.profile`.
+
+    Raises:
+        ConfigError, ModelError: as `oat.scoring.Scorer`, or a setting that has no meaning.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        dtype: str = "float32",
+        label: int | None = None,
+        batch_tokens: int = 16384,
+        max_tokens: int | None = None,
+        overflow: str = "abstain",
+        device: str = "cpu",
+    ):
+        super().__init__("reward_model")
+        for option, value in {"batch_tokens": batch_tokens, "max_tokens": max_tokens}.items():
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{option} is {value!r}; give a whole number above 0")
+        if label is not None and not isinstance(label, int):
+            raise ConfigError(f"label is {label!r}; give the number of a label")
+        if overflow not in ("abstain", "refuse"):
+            raise ConfigError(f"overflow is {overflow!r}; give abstain or refuse")
+        self.scorer = Scorer(path, dtype=dtype, device=device, label=label, batch_tokens=batch_tokens, max_tokens=max_tokens)
+        self.overflow = overflow
+
+    @cached_property
+    def version(self) -> str:
+        """Other weights, another template, another label or precision: another oracle."""
+        return f"{self.scorer.version}/{self.scorer.label}/{self.scorer.dtype}"
+
+    def values(self, questions: Sequence[Question]) -> Values:
+        """The scores of the candidates.
+
+        Raises:
+            OracleError: the template refuses a conversation; a row is too long, with `overflow: refuse`; a score is not finite.
+        """
+        try:
+            rows = [self.scorer.encode(question.messages, text) for question in questions for text in question.candidates]
+        except TemplateError as error:
+            raise OracleError(f"the reward model {self.scorer.path} cannot be asked: {error}") from error
+        scores = self.scorer.score(rows)
+        if self.overflow == "refuse" and None in scores:
+            long = rows[scores.index(None)]
+            raise OracleError(
+                f"a prompt with its response has {len(long.ids)} tokens of the reward model {self.scorer.path}, and may have {self.scorer.limit}; "
+                "set prompts.max_tokens or sampling.max_new_tokens lower, or overflow: abstain"
+            )
+        left = iter(scores)
+        return [[next(left) for _ in question.candidates] for question in questions]

@@ -1,0 +1,201 @@
+"""Rules about the shape of a response, whatever it says: its format, its length, what it matches.
+
+Patterns are matched by RE2, whose time grows with the text and not with its malice; a pattern that needs what RE2 lacks (look-around, references
+back) is matched by Python's `re`, in a worker that is killed when it takes too long.
+"""
+
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from oat.errors import ConfigError
+from oat.oracles.callables import CallableOracle
+from oat.workers import Workers
+
+_GAP = "..."
+
+
+class RegexRule(CallableOracle):
+    """The oracle `regex`: 1.0 for a response that matches a pattern, else 0.0.
+
+    Args:
+        pattern: a regular expression; a dot is any character, line ends included.
+        match: "search" finds it anywhere, "whole" holds it against the whole response, blanks around it aside.
+        engine: "re2", or "python" for what RE2 cannot do.
+        timeout_s: with "python", seconds for one response; one that takes longer does not match.
+        workers: with "python", processes that match.
+
+    Raises:
+        ConfigError: the pattern is none, an option is wrong, or google-re2 is not installed.
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        match: Literal["search", "whole"] = "search",
+        engine: Literal["re2", "python"] = "re2",
+        timeout_s: float = 1.0,
+        workers: int = 1,
+    ):
+        super().__init__(self.grade, "regex")
+        self.version = "1"
+        if not isinstance(pattern, str) or match not in ("search", "whole") or engine not in ("re2", "python"):
+            raise ConfigError(
+                f"the oracle regex takes a text as pattern, match search or whole, engine re2 or python; not {pattern!r}, {match!r}, {engine!r}"
+            )
+        self._match = match
+        if engine == "re2":
+            self._matches: Callable[[Sequence[str]], list[bool]] = _linear(pattern, match)
+            return
+        pool = Workers(f"{__name__}:matcher", [pattern, match], count=workers, timeout_s=timeout_s, is_confined=True)
+        self._matches = lambda texts: [outcome.value is True for outcome in pool.map([[text] for text in texts])]
+
+    def grade(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """One score a completion, in TRL's signature."""
+        texts = _texts(completions)
+        return [float(does) for does in self._matches([text.strip() for text in texts] if self._match == "whole" else texts)]
+
+
+class FormatRule(CallableOracle):
+    """The oracle `format`: 1.0 for a response that has a form from its beginning to its end, else 0.0.
+
+    Args:
+        template: a text in which each `...` stands for anything that is not blank, such as "<think>...</think> <answer>...</answer>". Every tag
+            stands once in the response, in this order; blanks between two tags, or around them, do not count.
+        pattern: a regular expression for the whole response instead, as `regex` with match "whole".
+
+    Raises:
+        ConfigError: neither is given, or both; a template without a tag, or two gaps that no tag parts; a pattern, as `RegexRule`.
+    """
+
+    def __init__(self, template: str | None = None, pattern: str | None = None):
+        super().__init__(self.grade, "format")
+        self.version = "1"
+        if not isinstance(pattern if template is None else template, str) or not (template is None or pattern is None):
+            raise ConfigError('the oracle format takes a `template`, such as "<think>...</think><answer>...</answer>", or a `pattern`; give one')
+        if template is not None:
+            literals = template.split(_GAP)
+            if len(literals) < 2 or not all(map(str.strip, literals[1:-1])) or not any(map(str.strip, literals)):
+                raise ConfigError(f"the template {template!r} of the oracle format needs tags with `...` between them, such as <answer>...</answer>")
+            self._tags = [literal.split() for literal in literals]
+            self._matches: Callable[[Sequence[str]], list[bool]] = lambda texts: [_fills(self._tags, text) for text in texts]
+        else:
+            self._matches = _linear(str(pattern), "whole")
+
+    def grade(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """One score a completion, in TRL's signature."""
+        return [float(does) for does in self._matches([text.strip() for text in _texts(completions)])]
+
+
+class LengthRule(CallableOracle):
+    """The oracle `length`: how near a response comes to a length, or how far it goes beyond one.
+
+    target: 1 - |n - target| / target, at least 0.
+    most, buffer: the soft over-long punishment of DAPO (arXiv:2503.14476, Eq. 13): 0 up to most - buffer, from there down to -1 at `most`, and -1
+    beyond.
+
+    Args:
+        unit: what is counted: "tokens", the end of turn included, "characters" or "words" (between blanks).
+
+    Raises:
+        ConfigError: neither `target` nor `most` is given, or both; a number below 1, or a buffer greater than `most`.
+    """
+
+    def __init__(
+        self,
+        target: int | None = None,
+        most: int | None = None,
+        buffer: int | None = None,
+        unit: Literal["tokens", "characters", "words"] = "tokens",
+    ):
+        super().__init__(self.grade_tokens if unit == "tokens" else self.grade_text, "length")
+        self.version = "1"
+        given = [number for number in (target, most, buffer) if number is not None]
+        if unit not in ("tokens", "characters", "words") or (target is None) == (most is None) or (buffer is None) != (most is None):
+            raise ConfigError("the oracle length takes a `target`, or `most` with `buffer`, and a `unit`: tokens, characters or words")
+        if not all(isinstance(number, int) and number >= 1 for number in given) or (buffer or 0) > (most or math.inf):
+            raise ConfigError(f"the lengths {given} of the oracle length must be whole numbers from 1, and buffer at most `most`; correct them")
+        self._target, self._most, self._buffer, self._unit = target, most, buffer, unit
+
+    def grade_tokens(self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> list[float | None]:
+        """One score a completion, from its tokens."""
+        return [self._score(len(ids)) for ids in completion_ids]
+
+    def grade_text(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float | None]:
+        """One score a completion, from its text."""
+        return [self._score(len(text.split() if self._unit == "words" else text)) for text in _texts(completions)]
+
+    def _score(self, size: int) -> float:
+        if self._target is not None:
+            return max(0.0, 1 - abs(size - self._target) / self._target)
+        assert self._most is not None, "one of the two is given"
+        assert self._buffer is not None, "given with `most`"
+        return -min(1.0, max(0.0, (size - self._most + self._buffer) / self._buffer))
+
+
+def matcher(pattern: str, match: str) -> Callable[[str], bool]:
+    """For a worker: whether a text matches, by Python's `re`.
+
+    Raises:
+        ConfigError: the pattern is none.
+    """
+    import re
+
+    try:
+        found = re.compile(pattern, re.DOTALL)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"the pattern {pattern!r} is no regular expression: {error}; correct it") from error
+    test = found.fullmatch if match == "whole" else found.search
+    return lambda text: test(text) is not None
+
+
+def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
+    """Whether texts match, by RE2."""
+    if importlib.util.find_spec("re2") is None:
+        raise ConfigError(
+            "patterns need the package google-re2, which is not installed; pip install 'oat-align[regex]', or the oracle regex with `engine: python`"
+        )
+    import re2
+
+    options = re2.Options()
+    options.dot_nl, options.log_errors = True, False
+    try:
+        found = re2.compile(pattern, options)
+    except re2.error as error:
+        said = error.args[0].decode() if error.args and isinstance(error.args[0], bytes) else error
+        raise ConfigError(
+            f"RE2 does not take the pattern {pattern!r}: {said}; correct it, or match it by the oracle regex with `engine: python`"
+        ) from error
+    test = found.fullmatch if match == "whole" else found.search
+    return lambda texts: [test(text) is not None for text in texts]
+
+
+def _fills(tags: Sequence[Sequence[str]], text: str) -> bool:
+    """Whether a text is these runs of tags with something between each two; the first and the last run may be empty."""
+    place = _behind(tags[0], text, 0)
+    for run in tags[1:-1]:
+        start = text.find(run[0], max(place, 0))
+        if place < 0 or start < 0 or not text[place:start].strip():
+            return False
+        place = _behind(run, text, start)
+    last = tags[-1]
+    start = text.rfind(last[0]) if last else len(text)
+    if min(place, start) < 0 or start < place or not text[place:start].strip() or _behind(last, text, start) != len(text):
+        return False
+    return all(text.count(tag) == sum(run.count(tag) for run in tags) for run in tags for tag in run)
+
+
+def _behind(run: Sequence[str], text: str, place: int) -> int:
+    """Where a run of tags that begins at a place has ended; -1 where it does not stand there."""
+    for tag in run:
+        while text[place : place + 1].isspace():
+            place += 1
+        if not text.startswith(tag, place):
+            return -1
+        place += len(tag)
+    return place
+
+
+def _texts(completions: Sequence[Any]) -> list[str]:
+    return [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]

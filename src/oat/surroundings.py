@@ -1,0 +1,198 @@
+"""What is around the models of a run, made from its configuration: what is read, and who answers. Nothing here needs a weight."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from oat.budget import Budget
+from oat.check import make_objective
+from oat.config import Origins, blaming
+from oat.data import Source
+from oat.environments.base import Environment, build_environment
+from oat.errors import ConfigError
+from oat.formats import UNPAIRED
+from oat.lm import CausalLM, load_tokenizer, outlines
+from oat.models import check_tokenizer, load_models
+from oat.oracles.base import ChecksColumns, Oracle, names_cost, names_price
+from oat.oracles.builtin import KnownOracle
+from oat.oracles.preferences import Preferences
+from oat.oracles.registry import build_oracle
+from oat.prompts import Prompts
+from oat.questions import FORMS
+from oat.render import Renderer
+from oat.rules import BUILTIN, judges_of
+from oat.seeds import Seeds
+from oat.settings import Config, OracleConfig, SamplingConfig, SourceConfig
+from oat.types import Kind, Requires
+
+Judges = dict[str, tuple[str, Oracle]]
+"""The oracles that evaluations ask, by purpose, each with its address."""
+Blame = Callable[[str], AbstractContextManager[None]]
+"""`blaming`, of one configuration."""
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """Everything of a run that needs no weights: what is read, and who answers.
+
+    Attributes:
+        held_out: the prompts of evaluation, if there is any.
+        asked: the oracle that training asks, by its address.
+    """
+
+    renderer: Renderer
+    prompts: Prompts
+    held_out: Prompts | None
+    environment: Environment | None
+    asked: dict[str, Oracle]
+    judges: Judges
+
+    @property
+    def sources(self) -> list[Prompts]:
+        """All that is read."""
+        return [self.prompts, *([self.held_out] if self.held_out else [])]
+
+
+def surround(config: Config, origins: Origins | None = None, *, folder: Path | None = None, has_opponent: bool = False) -> Surroundings:
+    """What is around the models of a resolved configuration. Of the policy only its configuration is read.
+
+    Args:
+        folder: of the run, for copies of what can only be read in order.
+        has_opponent: responses are compared with those of another model, so that an oracle that compares needs no references.
+
+    Raises:
+        OatError: a part cannot be made as configured.
+    """
+    seeds, objective, blame = Seeds(config.seed), make_objective(config), partial(blaming, config, origins or {})
+    with outlines(), blame("model.path"):
+        lm = load_models(config, (), seeds)["policy"]
+        tokenizer = load_tokenizer(config.model.path)
+    with blame("render.template"):
+        renderer = make_renderer(config, lm, tokenizer)
+    with blame("model.path"):
+        check_tokenizer(lm, renderer)
+    with blame("prompts.path"):
+        prompts = _training_prompts(config, renderer, lm.context_length, seeds, folder)
+    held_out: Prompts | None = None
+    if config.evaluation is not None:
+        with blame("evaluation.path"):
+            held_out = _held_out_prompts(config, renderer, lm.context_length, seeds, folder)
+    with blame("sampling.environment"):
+        environment = build_environment(config.sampling.environment) if config.sampling.environment else None
+    with blame("oracle.name"):
+        asked, oracle = _asked(config, objective.requires)
+        _check_price(config, asked)
+        _check_columns(oracle, prompts)
+    judges = _judges(config, oracle, blame)
+    with blame("evaluation.oracle"):
+        if not has_opponent and config.prompts.reference_key is None and any(judge.answers == "compare" for _, judge in judges.values()):
+            raise ConfigError("evaluation by a comparing oracle is a win rate against reference responses; set prompts.reference_key")
+        for _, judge in judges.values():
+            if held_out is not None:
+                _check_columns(judge, held_out)
+    return Surroundings(renderer, prompts, held_out, environment, asked, judges)
+
+
+def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Renderer:
+    """With the policy's tokenizer, unless it is given."""
+    render, has_turns = config.render, config.sampling.environment is not None
+    common: dict[str, Any] = {"stop": config.sampling.stop, "eos_ids": lm.eos_ids, "has_turns": has_turns}
+    if render.question is not None:
+        common |= {"question": FORMS[render.question], "few_shot": render.few_shot}
+    tokenizer = tokenizer or load_tokenizer(config.model.path)
+    return Renderer(tokenizer, template=render.template, system=render.system, date=render.date, **common)
+
+
+def _check_price(config: Config, asked: Mapping[str, Oracle]) -> None:
+    budget = budget_of(config)
+    for name, oracle in asked.items():
+        if not names_price(oracle) and (budget.tokens is not None or budget.cost is not None):
+            field = "stop.max_tokens" if budget.tokens is not None else "stop.max_cost"
+            raise ConfigError(f"{field} is set, and the oracle {name} does not say what a question costs; give it a method `price`, or remove it")
+        if not names_cost(oracle) and budget.cost is not None:
+            raise ConfigError(f"stop.max_cost is set, and the oracle {name} does not know what a token costs; give it prices, or remove it")
+
+
+def _asked(config: Config, requires: Requires) -> tuple[dict[str, Oracle], Oracle]:
+    """The oracle that training asks, by its address; and the one of that name, from whose scores its preferences may be made."""
+    kind = requires.feedback
+    assert kind != "none", "an objective without feedback asks no oracle"
+    name = config.oracle.name
+    oracle = _named(config, name, config.oracle.options, kind)
+    asked = {name: oracle}
+    if oracle.answers == "compare" and config.oracle.scale != OracleConfig.scale:
+        raise ConfigError(f"oracle.scale is {config.oracle.scale}, and {name} compares by itself; nothing reads it, remove it")
+    if kind != oracle.answers:
+        if kind == "score":
+            raise ConfigError(f"oracle {name} compares pairs, and {config.algorithm.name} learns from scores; use a scoring oracle")
+        asked = {f"{name}/preferences": Preferences(oracle, config.oracle.scale)}
+    return asked, oracle
+
+
+def _named(config: Config, name: str, options: Mapping[str, Any], kind: Kind) -> Oracle:
+    return KnownOracle(name, kind) if name in BUILTIN else build_oracle(name, options, "cuda" if config.compute.profile == "gpu" else "cpu")
+
+
+def _check_columns(oracle: Oracle, prompts: Prompts) -> None:
+    """A function gets the columns that it names; of a class's methods nothing is known, unless it has the same check."""
+    if isinstance(oracle, ChecksColumns):
+        oracle.check_columns(prompts.columns, prompts.has_references)
+
+
+def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
+    """Two sections of one name and equal options are one oracle; with other options the address says whose it is."""
+    made: dict[str, tuple[Mapping[str, Any], Oracle]] = {config.oracle.name: (config.oracle.options, trained)}
+    found = {}
+    for purpose, section in judges_of(config).items():
+        name = address = section.name
+        if name in made and made[name][0] != section.options:
+            address = f"{name}/{purpose}"
+        if address not in made:
+            with blame("evaluation.gold" if purpose == "gold" else "evaluation.oracle"):
+                made[address] = (section.options, _named(config, name, section.options, "score"))
+        found[purpose] = (address, made[address][1])
+    return found
+
+
+def _training_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None) -> Prompts:
+    p = config.prompts
+    entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
+    sources = [Source(entry) if isinstance(entry, str) else Source(entry.path, entry.weight, entry.split) for entry in entries]
+    own: dict[str, Any] = {"max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle, "folder": folder, **_columns(config)}
+    own |= {"responses": p.responses, "score_key": p.score_key, **({"room": context} if p.responses else _room(config.sampling, context))}
+    prompts = Prompts(sources, renderer, seeds, **own)
+    if UNPAIRED in prompts.formats and len(p.responses) == 1 and config.algorithm.options.get("threshold", 0) is None:
+        raise ConfigError(
+            f"{config.algorithm.name} would learn every response, also those whose label is false (the data are unpaired preferences); set "
+            "algorithm.threshold: 1 to learn the others alone, or 0 for all"
+        )
+    return prompts
+
+
+def _held_out_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None) -> Prompts:
+    e = config.evaluation
+    assert e is not None, "asked for where there is one"
+    own: dict[str, Any] = {**_room(config.sampling, context), "max_prompts": e.max_prompts, "folder": folder, **_columns(config)}
+    return Prompts([Source(e.path, split=e.split)], renderer, seeds, **own)
+
+
+def _columns(config: Config) -> dict[str, Any]:
+    p = config.prompts
+    return {"prompt_key": p.prompt_key, "reference_key": p.reference_key, "max_tokens": p.max_tokens, "on_bad_record": p.on_bad_record}
+
+
+def _room(sampling: SamplingConfig, context: int | None) -> dict[str, Any]:
+    """Most tokens of a prompt that the policy is to answer, and how the number comes about; empty: there is no limit."""
+    if context is None or sampling.overflow != "refuse":
+        return {"room": context}
+    new = sampling.max_new_tokens
+    is_default = ", the default" if new == SamplingConfig.max_new_tokens else ""
+    return {"room": context - new, "room_is": f" ({context} tokens less sampling.max_new_tokens: {new}{is_default})"}
+
+
+def budget_of(config: Config) -> Budget:
+    """What training may spend."""
+    return Budget(config.stop.max_queries, config.stop.max_tokens, config.stop.max_cost)

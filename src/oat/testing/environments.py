@@ -1,0 +1,181 @@
+"""What an environment has to keep."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, cast
+
+import numpy as np
+
+from oat import wire
+from oat.data import Source, read_prompts
+from oat.environments.base import Environment, Turn, make_environment
+from oat.errors import ContractError, DataError, WireError, did_you_mean
+from oat.formats import ROLES, checked
+from oat.plugins import load_symbol
+from oat.testing.part import Part
+from oat.types import Message, Prompt
+
+_RESPONSES = ("4", "", "a b c\n", "four", "4\n<|im_end|>\x00", "vier, 四, ٤", "-1.5e9", "0" * 2_000)
+
+_Told = tuple[Message | None, float]
+"""What an episode has told of a turn."""
+
+
+def check_environment(
+    environment: Any, prompts: Sequence[str | Mapping[str, Any]] = ("2+2=",), *, responses: Sequence[str] | None = None, turns: int = 100
+) -> None:
+    """Play episodes with made-up responses, several times, and hold them against the protocol.
+
+    Found are: a state, a turn, a message or a reward of a wrong type, or a reward that is not finite; an episode that does not end; whatever is
+    raised about a response, since a bad one is worth little and is no error; changes in the prompt or the state that it was given (of a state of
+    plain data, arrays and tensors); and episodes that differ when they are played again with the same seed, or beside others: randomness that is not
+    the generator's, something that is kept outside the state. Not found is a call that does not come back.
+
+    Args:
+        environment: a class as configurations name it, or that name.
+        prompts: texts, or records in a format that a run reads (docs/data.md), with the further columns that it reads.
+        responses: that the model gives in turn, over and over; each of them begins an episode about each prompt. By default some of made-up texts
+            (a number, none, long, in another script).
+        turns: after which an episode counts as one that never ends.
+
+    Raises:
+        ContractError: what was found, where, and what to do.
+        DataError: a prompt is one that no run reads.
+        ConfigError: it cannot be made without arguments, or lacks a method.
+    """
+    said = _RESPONSES if responses is None else tuple(responses)
+    found = load_symbol(environment) if isinstance(environment, str) else environment
+    check = _Check(found, said, turns)
+    check.require(prompts and said, "there is nothing to play; give at least one prompt and one response")
+    read = read_prompts(Source([{"prompt": record} if isinstance(record, str) else record for record in prompts]))
+    episodes = [_Episode(prompt, n * len(said) + first, first) for n, prompt in enumerate(read) for first in range(len(said))]
+    one = check.fresh()
+    alone = check.alone(one, episodes)
+    check.same("played again with the same seed", episodes, alone, check.alone(one, episodes))
+    check.same("played turn by turn beside others, by one that was made anew", episodes, alone, check.together(episodes))
+
+
+@dataclass(frozen=True)
+class _Episode:
+    """What is played.
+
+    Attributes:
+        first: place of the response that it begins with.
+    """
+
+    prompt: Prompt
+    seed: int
+    first: int
+
+
+class _Check(Part):
+    def __init__(self, cls: Any, responses: Sequence[str], turns: int):
+        super().__init__(getattr(cls, "__qualname__", type(cls).__name__))
+        self.cls, self.responses, self.turns = cls, responses, turns
+
+    def fresh(self) -> Environment:
+        return make_environment(self.cls, self.name)
+
+    def begun(self, environment: Environment, episode: _Episode) -> Mapping[str, Any]:
+        """The state before the first response."""
+        before = wire.encode(episode.prompt)
+        state = self.call("reset", environment.reset, episode.prompt, np.random.default_rng(episode.seed))
+        self.require(wire.encode(episode.prompt) == before, "reset changed its argument `prompt`; work on copies of its columns")
+        self.require(isinstance(state, Mapping), f"reset returned {str(state)[:60]}; return the state before the first response, a dict")
+        return cast(Mapping[str, Any], state)
+
+    def played(self, environment: Environment, episode: _Episode, state: Mapping[str, Any]) -> Iterator[_Told]:
+        """What follows, turn by turn."""
+        where, before = f"an episode of {_text(episode.prompt)!r}", wire.encode(episode.prompt)
+        for number in range(self.turns):
+            response = self.responses[(episode.first + number) % len(self.responses)]
+            turn = self.turn(environment, state, response, f"turn {number + 1} of {where}, after {_short(response)!r}")
+            self.require(wire.encode(episode.prompt) == before, "step changed the prompt of its episode; work on copies of its columns")
+            yield turn.message, float(turn.reward)
+            if turn.message is None:
+                return
+            state = turn.state
+        self.require(False, f"{where} did not end within {self.turns} turns; end it at some turn with the message None, or check with more `turns`")
+
+    def turn(self, environment: Environment, state: Mapping[str, Any], response: str, where: str) -> Turn:
+        before = _encoded(state)
+        turn = self.call(f"step ({where})", environment.step, state, response)
+        self.require(_encoded(state) == before, "step changed its argument `state`; return another: {**state, ...}, with copies of its lists")
+        self.require(isinstance(turn, Turn), f"{where}: step returned {str(turn)[:60]}; return an oat.environments.base.Turn")
+        self.require(isinstance(turn.state, Mapping), f"{where}: the state is {str(turn.state)[:60]}; return a dict, also with the last turn")
+        message = turn.message
+        is_message = isinstance(message, Message) and isinstance(message.content, str) and isinstance(message.role, str)
+        self.require(message is None or is_message, f"{where}: the message is {str(message)[:60]}; return an oat.types.Message, or None to end")
+        is_other = message is None or message.role != "assistant"
+        self.require(is_other, f"{where}: the message is the assistant's, which only the model writes; give it another role, as user")
+        self.require(_is_finite(turn.reward), f"{where}: the reward is {str(turn.reward)[:60]}; return a finite number")
+        if message is not None:
+            self.told(message, where)
+        return turn
+
+    def told(self, message: Message, where: str) -> None:
+        """A message has a role that templates know, and text that can be tokenised and stored, as messages of data have."""
+        is_role = message.role in ROLES
+        self.require(is_role, f"{where}: the message has the role {message.role[:40]!r}; {did_you_mean(message.role[:40], ROLES)}")
+        try:
+            checked(message.plain, f"{self.name}: {where}: the message")
+        except DataError as error:
+            raise ContractError(str(error)) from error
+
+    def alone(self, environment: Environment, episodes: Sequence[_Episode]) -> list[list[_Told]]:
+        """One episode after the other."""
+        return [list(self.played(environment, episode, self.begun(environment, episode))) for episode in episodes]
+
+    def together(self, episodes: Sequence[_Episode]) -> list[list[_Told]]:
+        """All episodes as a run plays them: all begin, then the next turn of each, then the one after."""
+        environment = self.fresh()
+        begun = [self.begun(environment, episode) for episode in episodes]
+        playing = [(self.played(environment, *each), list[_Told]()) for each in zip(episodes, begun, strict=True)]
+        told = [so_far for _, so_far in playing]
+        while playing:
+            before = [len(so_far) for _, so_far in playing]
+            for turns, so_far in playing:
+                so_far.extend(turn for turn in [next(turns, None)] if turn is not None)
+            playing = [each for each, size in zip(playing, before, strict=True) if len(each[1]) > size]
+        return told
+
+    def same(self, how: str, episodes: Sequence[_Episode], first: Sequence[Sequence[_Told]], other: Sequence[Sequence[_Told]]) -> None:
+        for episode, one, two in zip(episodes, first, other, strict=True):
+            places = [place for place in range(max(len(one), len(two))) if one[place : place + 1] != two[place : place + 1]]
+            if places:
+                number, (a, b) = places[0] + 1, ([_shown(told) for told in each[places[0] : places[0] + 1]] or ["nothing"] for each in (one, two))
+                self.require(
+                    False,
+                    f"turn {number} of an episode of {_text(episode.prompt)!r} told {a[0]}, and {b[0]} when it was {how}; draw numbers in `reset` "
+                    "from `generator` only, and keep what is to be remembered in the state, not in the object",
+                )
+
+
+def _is_finite(reward: Any) -> bool:
+    try:
+        return isinstance(reward, Real) and math.isfinite(reward)
+    except OverflowError:  # a whole number beyond floats
+        return False
+
+
+def _encoded(state: Mapping[str, Any]) -> bytes | None:
+    """To see whether it changes; None for what has no such form."""
+    try:
+        return wire.encode(dict(state))
+    except WireError:
+        return None
+
+
+def _text(prompt: Prompt) -> str:
+    return _short(prompt.messages[-1].content)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:40] + "..."
+
+
+def _shown(told: _Told) -> str:
+    message, reward = told
+    return f"{'the end' if message is None else repr(_short(message.content))} and the reward {reward:g}"

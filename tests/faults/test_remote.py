@@ -1,0 +1,276 @@
+"""R12, R28 and R29: a reward server that fails in every way costs no question; hostile requests cost the server nothing; a token goes nowhere."""
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from faulty_server import Asked, FaultyServer, Reply, serving
+from fixtures import World, oat
+from reward_server import Served, save_tiny_reward_model, served
+
+from oat.export import digest_run
+from oat.oracles.remote.format import decode_request, encode_reply
+from oat.store import Store
+
+Figure = Callable[[str], None]
+
+FAULTS = {
+    "500": Reply(status=500),
+    "503": Reply(status=503, headers={"retry-after": "0"}),
+    "429 with Retry-After": Reply(status=429, headers={"retry-after": "1"}),
+    "hang": Reply(fault="hang"),
+    "half a response": Reply(b"\x82" + b"x" * 64, fault="half"),
+    "closed": Reply(fault="close"),
+    "wrong length": Reply(msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": [1.0] * 17})),
+    "NaN": Reply(msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": [float("nan")] * 3})),
+    "slow drip": Reply(b"x" * 100, fault="drip"),
+}
+PATIENT = {"oracle.timeout_s": 0.3, "oracle.max_tries": 50}
+
+
+def feedback(asked: Asked) -> Reply:
+    """What a sound server says, of the rule of these runs."""
+    request = decode_request(asked.body)
+    return Reply(encode_reply(request, [text.count("a") + 0.1 * text.count("b") for _, text in request.items]))
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyServer]:
+    with serving(feedback) as server:
+        yield server
+
+
+def train(world: World, folder: Path, server: FaultyServer, algorithm: str = "grpo", **changes: Any) -> tuple[int, Path]:
+    """A run that asks the server; its exit code and directory."""
+    folder.mkdir(exist_ok=True)
+    own = {"oracle": {"name": "remote", "url": server.url}, **{name.replace("__", "."): value for name, value in changes.items()}}
+    return oat("train", world.config(algorithm, folder, own)), folder / algorithm
+
+
+def labels(run_dir: Path) -> dict[str, int]:
+    """Questions of training, those answered well, those asked again, and answers that stand twice."""
+    store = Store(run_dir / "ledger.sqlite")
+    count = "SELECT COUNT(*) FROM questions WHERE purpose = 'train'"
+    found = {"asked": store.db.execute(count).fetchone()[0], "queries": store.take_price("train", 3).queries}
+    store.close()
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found["failed"] = round(sum(row.get("answers/failed_frac", 0.0) for row in rows))
+    return found
+
+
+@pytest.mark.fault("R12")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_changes_nothing_of_a_run(fault: str, world: World, tmp_path: Path, server: FaultyServer, figure: Figure) -> None:
+    """Every third request fails; a run of preferences and its answers are those of the run whose server is sound."""
+    options = PATIENT | ({"oracle.timeout_s": 5.0} if "Retry" in fault else {})
+    assert train(world, tmp_path / "sound", server, "dpo", **options)[0] == 0
+    sound, number = tmp_path / "sound" / "dpo", len(server.asked)
+    server.answer = lambda asked: FAULTS[fault] if (asked.number - number) % 3 == 0 else feedback(asked)
+    code, run_dir = train(world, tmp_path / "faulty", server, "dpo", **options)
+    assert code == 0
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert rows[-1]["oracle/retries"] >= 5
+    assert labels(run_dir) == labels(sound)
+    assert labels(run_dir)["failed"] == 0
+    assert digest_run(run_dir) == digest_run(sound)
+    asked = labels(run_dir)["asked"]
+    figure(f"0 of {asked} questions lost or counted twice with {fault}")
+
+
+def outage(seconds: float, world: World, tmp_path: Path, server: FaultyServer, figure: Figure) -> None:
+    assert train(world, tmp_path / "sound", server)[0] == 0
+    begun, back = len(server.asked), [0.0]
+    first = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        if asked.number == begun + 7:
+            first.set()
+        if back[0] and len(back) == 1:
+            back.append(time.monotonic())
+        return feedback(asked)
+
+    def away() -> None:
+        first.wait(120.0)
+        server.stop()
+        time.sleep(seconds)
+        server.start()
+        back[0] = time.monotonic()
+
+    server.answer = answer
+    outside = threading.Thread(target=away)
+    outside.start()
+    code, run_dir = train(world, tmp_path / "away", server)
+    outside.join()
+    assert code == 0
+    assert digest_run(run_dir) == digest_run(tmp_path / "sound" / "grpo")
+    assert labels(run_dir) == labels(tmp_path / "sound" / "grpo")
+    took = back[1] - back[0]
+    assert took < 15.0
+    figure(f"0 of {labels(run_dir)['asked']} questions lost in an outage of {seconds:g} s, recovery in {took:.1f} s")
+
+
+@pytest.mark.fault("R12")
+def test_a_server_that_is_away_in_mid_run_costs_no_question(world: World, tmp_path: Path, server: FaultyServer, figure: Figure) -> None:
+    outage(2.0, world, tmp_path, server, figure)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("R12")
+def test_a_server_that_is_away_for_half_a_minute(world: World, tmp_path: Path, server: FaultyServer, figure: Figure) -> None:
+    outage(30.0, world, tmp_path, server, figure)
+
+
+@pytest.mark.fault("R12")
+def test_a_server_that_stays_away_ends_the_run_on_disk(
+    world: World, tmp_path: Path, server: FaultyServer, capsys: pytest.CaptureFixture[str], figure: Figure
+) -> None:
+    assert train(world, tmp_path / "sound", server)[0] == 0
+    begun = len(server.asked)
+
+    def answer(asked: Asked) -> Reply:
+        if asked.number == begun + 20:
+            threading.Thread(target=server.stop).start()
+        return feedback(asked)
+
+    server.answer = answer
+    code, run_dir = train(world, tmp_path / "away", server, **{"oracle.max_outage_s": 0.5, "checkpoint.every": 100})
+    assert code == 4
+    said = capsys.readouterr().err
+    assert "no answer for " in said
+    assert "run the same command again" in said
+    assert (run_dir / "checkpoints" / "latest").exists()
+    server.start()
+    server.answer = feedback
+    code, run_dir = train(world, tmp_path / "away", server, **{"oracle.max_outage_s": 0.5, "checkpoint.every": 100})
+    assert code == 0
+    assert labels(run_dir) == labels(tmp_path / "sound" / "grpo")
+    assert digest_run(run_dir)["weights"] == digest_run(tmp_path / "sound" / "grpo")["weights"]
+    figure("away for too long: saved, exit code 4, then the same weights bitwise")
+
+
+TOKEN = "sesame-4711-sesame"
+
+
+@pytest.mark.fault("R29")
+def test_a_token_is_nowhere_in_a_run(
+    world: World, tmp_path: Path, server: FaultyServer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, figure: Figure
+) -> None:
+    monkeypatch.setenv("OAT_REMOTE_TOKEN", TOKEN)
+    is_open = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        assert asked.headers["authorization"] == f"Bearer {TOKEN}"
+        return feedback(asked) if is_open.is_set() else Reply(f"no entry with {TOKEN}".encode(), status=400)
+
+    server.answer = answer
+    assert train(world, tmp_path, server)[0] == 1
+    is_open.set()
+    assert train(world, tmp_path, server)[0] == 0
+    assert oat("ledger", tmp_path / "grpo") == 0
+    assert oat("train", tmp_path / "grpo.yaml", "--print-config") == 0
+    told = "".join(capfd.readouterr())
+    assert "refused with status 400" in told
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    found = [file.name for file in files if b"sesame" in file.read_bytes()]
+    assert found == []
+    assert "sesame" not in told
+    figure(f"0 of {len(files)} files of a run, and no line that it said, have the token")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
+    folder = tmp_path_factory.mktemp("guarded")
+    model = save_tiny_reward_model(folder / "model")
+    (folder / "token").write_text(TOKEN)
+    flags = ["--token-file", str(folder / "token"), "--max-body-bytes", "50000", "--max-responses", "16"]
+    with served("--model", model, "--devices", "cpu", *flags, log=folder / "log") as server:
+        yield server, folder / "log"
+
+
+def _fuzzed(draw: random.Random) -> bytes:
+    """A request: bytes of chance, or a sound one with something wrong, or nothing wrong."""
+    texts = ["", "a", "why?", "\x00", "\U0001f600" * 3, "x" * draw.randrange(3000)]
+    value: Any = {
+        "batch_prompt": [draw.choice(texts) for _ in range(draw.randrange(4))],
+        "batch_candidates": [[draw.choice(texts), draw.choice(texts)] for _ in range(draw.randrange(3))],
+        "batch_response": [draw.choice(texts) for _ in range(draw.randrange(4))],
+    }
+    if draw.random() < 0.4:
+        value[draw.choice([*value, "extra"])] = draw.choice([None, -1, 1e308, float("nan"), "text", [1], [[]], {"a": {}}, [["a"]], b"\xff", 2**63])
+    body = msgspec.msgpack.encode(value) if draw.random() < 0.8 else draw.randbytes(draw.randrange(200))
+    if draw.random() < 0.3 and body:
+        place = draw.randrange(len(body))
+        body = body[:place] + draw.randbytes(1) + body[place + 1 :] if draw.random() < 0.5 else body[:place]
+    method, path = draw.choice(["POST"] * 8 + ["GET", "PUT", "G\x00T"]), draw.choice(["/get_feedback"] * 8 + ["/", "/health", "/x", "/../", "*"])
+    length = str(len(body)) if draw.random() < 0.95 else draw.choice(["-1", "9" * 30, "x", "0", "60000"])
+    token = f"authorization: Bearer {TOKEN}\r\n" if draw.random() < 0.95 else ""
+    odd = draw.choice(
+        [""] * 8 + ["x: \x01\r\n", "transfer-encoding: chunked\r\n", "expect: 100-continue\r\n", "a" * 70_000 + ": b\r\n", "no colon\r\n"]
+    )
+    return f"{method} {path} HTTP/1.1\r\nhost: h\r\n{token}content-length: {length}\r\n{odd}connection: close\r\n\r\n".encode("latin-1") + body
+
+
+def fuzz(count: int, guarded: tuple[Served, Path], figure: Figure) -> None:
+    """Requests over connections of their own, eight at a time."""
+    server, log = guarded
+    host, port = server.url.removeprefix("http://").split(":")
+    statuses: list[str] = []
+
+    def send(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(count // 8):
+            with socket.create_connection((host, int(port)), timeout=60.0) as connection:
+                try:
+                    connection.sendall(_fuzzed(draw))
+                    connection.shutdown(socket.SHUT_WR)
+                    reply = b""
+                    while len(reply) < 40 and (data := connection.recv(4096)):
+                        reply += data
+                except OSError:
+                    reply = b""
+            lines = reply.replace(b"HTTP/1.1 100 \r\n\r\n", b"")
+            statuses.append(lines[9:12].decode() if lines else "closed")
+
+    threads = [threading.Thread(target=send, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    bad = {status for status in statuses if status[:1] not in ("2", "4") and status != "closed"}
+    assert bad == set()
+    assert statuses.count("200") > count // 50
+    assert statuses.count("closed") < count // 5, "those that were cut in the middle"
+    assert server.process.poll() is None
+    with socket.create_connection((host, int(port)), timeout=60.0) as connection:
+        connection.sendall(f"GET /health HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    assert b"sesame" not in log.read_bytes()
+    assert b"Traceback" not in log.read_bytes()
+    figure(f"{len(statuses):,} of {len(statuses):,} fuzzed requests without an answer of 5xx, {statuses.count('200'):,} of them sound; server alive")
+
+
+@pytest.mark.fault("R28")
+def test_malformed_requests_get_an_answer_and_the_server_goes_on(guarded: tuple[Served, Path], figure: Figure) -> None:
+    fuzz(800, guarded, figure)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("R28")
+def test_a_hundred_thousand_malformed_requests(guarded: tuple[Served, Path], figure: Figure) -> None:
+    fuzz(100_000, guarded, figure)
+
+
+@pytest.mark.fault("R29")
+def test_a_token_is_nowhere_in_a_server(guarded: tuple[Served, Path]) -> None:
+    server, log = guarded
+    seen = [*server.said, *server.session.values(), Path(f"/proc/{server.process.pid}/cmdline").read_bytes().decode()]
+    seen += [Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace") for pid in server.session]
+    assert not any("sesame" in text for text in seen)
+    assert b"sesame" not in log.read_bytes()

@@ -1,0 +1,244 @@
+"""The HTTP client of oracles against a real server with faults."""
+
+import pickle
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+from faulty_server import Asked, Reply, in_turn, serving, until
+
+from oat.errors import ConfigError, NoReplyError, OutageError, RefusalError
+from oat.oracles.http import HttpClient
+
+FAST: dict[str, Any] = {"timeout_s": 1.0, "backoff_s": 0.01, "max_backoff_s": 0.02, "rest_s": 0.1}
+
+
+@pytest.fixture
+def client() -> Iterator[Any]:
+    """Makes clients that end with the test."""
+    made: list[HttpClient] = []
+
+    def make(*urls: str, **settings: Any) -> HttpClient:
+        made.append(HttpClient(urls, **{**FAST, **settings}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def text(reply: bytes) -> str:
+    if reply == b"nan":
+        raise ValueError("nan is no number")
+    return reply.decode()
+
+
+def ask(client: HttpClient, body: bytes = b"question", deadline_s: float = 10.0) -> str:
+    return client.post("/ask", body, text, deadline_s=deadline_s).result(30.0)
+
+
+GOOD = Reply(b"good")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Reply(b"oops", status=500),
+        Reply(b"", status=503),
+        Reply(b"", status=429, headers={"retry-after": "0"}),
+        Reply(b"12345678", fault="half"),
+        Reply(fault="close"),
+        Reply(b"nan"),
+        Reply(b"x" * 2000),
+        Reply(b"x" * 100, fault="drip"),
+        Reply(fault="hang"),
+    ],
+    ids=["500", "503", "429", "half", "closed", "unusable", "too large", "drip", "hang"],
+)
+def test_a_transient_fault_is_tried_again(client: Any, fault: Reply) -> None:
+    with serving(in_turn(fault, fault, GOOD)) as server:
+        one = client(server.url, max_reply_bytes=1000, timeout_s=0.3)
+        assert ask(one) == "good"
+        assert [asked.body for asked in server.asked] == [b"question"] * 3
+        assert one.counts["retries"] == 2
+        assert one.counts["calls"] == 1
+        assert one.counts["latency_s"] > 0
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 404, 413, 422])
+def test_a_refusal_is_not(client: Any, status: int) -> None:
+    with serving(in_turn(Reply(b"no\x1b[31m way", status=status, headers={"location": "http://127.0.0.1:9/"}))) as server:
+        with pytest.raises(RefusalError, match=f"/ask refused with status {status}") as raised:
+            ask(client(server.url))
+        assert raised.value.status == status
+        assert "\x1b" not in str(raised.value)
+        assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+        assert len(server.asked) == 1
+
+
+def test_a_question_that_is_the_reason_is_given_up_after_max_tries(client: Any) -> None:
+    with serving(lambda asked: Reply(status=500) if asked.body == b"poison" else GOOD) as server:
+        one = client(server.url, max_tries=3, rest_after=100)
+        with pytest.raises(NoReplyError, match=r"status 500, after 3 tries; look at"):
+            ask(one, b"poison")
+        assert ask(one) == "good"
+
+
+def test_retry_after_in_seconds_and_as_a_date_holds_for_every_call(client: Any) -> None:
+    for is_date in (False, True):
+        value, times = formatdate(time.time() + 2.5, usegmt=True) if is_date else "1", list[float]()
+
+        def answer(asked: Asked, times: list[float] = times, value: str = value) -> Reply:
+            times.append(time.monotonic())
+            return Reply(status=429, headers={"retry-after": value}) if len(times) == 1 else GOOD
+
+        with serving(answer) as server:
+            one = client(server.url)
+            first = one.post("/ask", b"", text, deadline_s=20.0)
+            assert until(lambda times=times: len(times) == 1)  # type: ignore[misc]
+            assert ask(one, deadline_s=20.0) == first.result(20.0) == "good"
+            assert times[1] - times[0] >= 0.95
+
+
+@pytest.mark.parametrize("value", ["99999999999999999999", "soon", "-5", "Wed, 21 Oct 9999 07:28:00 GMT", "Mon, 99 Foo"])
+def test_retry_after_is_bounded_by_the_deadline(client: Any, value: str) -> None:
+    with serving(in_turn(Reply(status=503, headers={"retry-after": value}))) as server:
+        begin = time.monotonic()
+        with pytest.raises(NoReplyError, match="within the deadline"):
+            ask(client(server.url), deadline_s=0.5)
+        assert time.monotonic() - begin < 10.0
+
+
+def test_one_slow_byte_at_a_time_does_not_hold_a_call(client: Any) -> None:
+    with serving(in_turn(Reply(b"x" * 1000, fault="drip"))) as server:
+        begin = time.monotonic()
+        with pytest.raises(NoReplyError):
+            ask(client(server.url, timeout_s=5.0), deadline_s=0.5)
+        assert time.monotonic() - begin < 20.0
+
+
+def test_post_does_not_wait_and_no_more_than_concurrency_are_asked_together(client: Any) -> None:
+    with serving(lambda asked: Reply(asked.body, delay_s=0.1)) as server:
+        one = client(server.url, concurrency=4)
+        futures = [one.post("/ask", str(number).encode(), text, deadline_s=20.0) for number in range(20)]
+        assert not futures[-1].done()
+        assert [future.result(20.0) for future in futures] == [str(number) for number in range(20)]
+        assert server.most == 4
+
+
+def test_several_urls_share_calls_and_stand_in_for_each_other(client: Any) -> None:
+    with serving(lambda asked: Reply(b"a", delay_s=0.05)) as a, serving(lambda asked: Reply(b"b", delay_s=0.05)) as b:
+        one = client(a.url, b.url, concurrency=8)
+        said = [future.result(20.0) for future in [one.post("/ask", b"", text, deadline_s=20.0) for _ in range(40)]]
+        assert 15 <= said.count("a") <= 25
+        a.stop()
+        said = [future.result(20.0) for future in [one.post("/ask", b"", text, deadline_s=20.0) for _ in range(40)]]
+        assert said == ["b"] * 40
+        before, tries = one.counts["retries"], len(b.asked)
+        assert [ask(one) for _ in range(5)] == ["b"] * 5
+        assert len(b.asked) == tries + 5
+        assert one.counts["outages"] == 1
+        assert one.counts["retries"] <= before + 5
+        a.start()
+        assert until(lambda: [ask(one), ask(one), len(a.asked)][-1] > 20)
+
+
+def test_an_url_that_failed_often_rests_and_one_probe_opens_it_again(client: Any) -> None:
+    is_well = threading.Event()
+    with serving(lambda asked: GOOD if is_well.is_set() else Reply(status=500)) as server:
+        one = client(server.url, rest_after=3, rest_s=0.3, max_tries=1000, concurrency=16)
+        futures = [one.post("/ask", b"", text, deadline_s=30.0) for _ in range(16)]
+        assert until(lambda: one.counts["outages"] == 1)
+        time.sleep(0.1)  # those that were under way
+        before = len(server.asked)
+        time.sleep(1.0)
+        assert 1 <= len(server.asked) - before <= 4
+        is_well.set()
+        assert {future.result(20.0) for future in futures} == {"good"}
+
+
+def test_an_outage_has_an_end(client: Any) -> None:
+    with serving(in_turn(GOOD)) as server:
+        one = client(server.url, max_outage_s=0.5)
+        assert ask(one) == "good"
+        server.stop()
+        with pytest.raises(OutageError, match=r"no answer for \d+ s .*no connection.*run the same command again"):
+            ask(one, deadline_s=30.0)
+        server.start()
+        assert ask(one) == "good"
+
+
+def test_what_failed_before_a_pause_is_no_outage(client: Any) -> None:
+    with serving(in_turn(Reply(status=500), Reply(status=500), GOOD)) as server:
+        one = client(server.url, max_outage_s=0.3, max_tries=1)
+        for _ in range(2):
+            with pytest.raises(NoReplyError):
+                ask(one)
+            time.sleep(0.4)
+        assert ask(one) == "good"
+
+
+TOKEN = "sesame-4711-sesame"
+
+
+@pytest.mark.fault("R29")
+def test_a_token_is_in_the_header_and_in_no_message(client: Any) -> None:
+    replies = [Reply(TOKEN.encode() * 60, status=status) for status in (400, 401, 500, 503)]
+    with serving(lambda asked: replies[int(asked.body)]) as server:
+        one = client(server.url, token=TOKEN, max_tries=2)
+        for number in range(len(replies)):
+            with pytest.raises((RefusalError, NoReplyError)) as raised:
+                ask(one, str(number).encode(), deadline_s=0.5)
+            assert "sesame" not in repr(raised.value) + str(raised.value.args)
+            assert raised.value.__cause__ is None
+        assert {asked.headers["authorization"] for asked in server.asked} == {f"Bearer {TOKEN}"}
+        assert "sesame" not in repr(one) + str(one.counts)
+
+
+@pytest.mark.parametrize("token", ["", "two words", "line\n", "ünicode"])
+def test_a_token_that_no_header_can_hold_is_refused_without_saying_it(token: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        HttpClient("http://127.0.0.1:1", token=token)
+    assert not token or token.strip() not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://host", "http://", "http://me:sesame@host", "http://host?key=sesame", "http://h:99999"])
+def test_an_url_that_cannot_be_used_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        HttpClient(url)
+    assert "sesame" not in str(raised.value)
+    with pytest.raises(ConfigError, match="at least one URL"):
+        HttpClient([])
+
+
+def test_waits_are_drawn_from_the_generator_that_is_given(client: Any) -> None:
+    class Drawn(random.Random):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.bounds: list[float] = []
+
+        def uniform(self, a: float, b: float) -> float:
+            self.bounds.append(b)
+            return 0.0
+
+    jitter = Drawn()
+    with serving(in_turn(Reply(status=500))) as server, pytest.raises(NoReplyError):
+        ask(client(server.url, jitter=jitter, max_tries=6, backoff_s=0.25, max_backoff_s=2.0, rest_after=100))
+    assert jitter.bounds == [0.25, 0.5, 1.0, 2.0, 2.0]
+
+
+def test_a_client_that_is_closed_leaves_no_thread(client: Any) -> None:
+    with serving(in_turn(Reply(fault="hang"))) as server:
+        one = client(server.url, timeout_s=30.0)
+        before = {thread for thread in threading.enumerate() if thread.name == "oat-http"}
+        future = one.post("/ask", b"", text, deadline_s=30.0)
+        assert until(lambda: len(server.asked) == 1)
+        one.close()
+        with pytest.raises(CancelledError):
+            future.result(1.0)
+        assert {thread for thread in threading.enumerate() if thread.name == "oat-http"} == before

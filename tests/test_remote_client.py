@@ -1,0 +1,219 @@
+"""The oracle `remote` against a real HTTP server that speaks the format of reward servers."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from faulty_server import Asked, FaultyServer, Reply, serving
+
+from oat.errors import ConfigError, OutageError, RefusalError, WireError
+from oat.oracles.preferences import Preferences
+from oat.oracles.registry import build_oracle, oracle_options
+from oat.oracles.remote.client import RemoteOracle
+from oat.oracles.remote.format import Request, decode_reply, decode_request, encode_reply, encode_request
+from oat.testing import check_oracle, make_question
+from oat.types import Answer, Message, Question
+
+
+def score(text: str) -> float:
+    return text.count("a") + 0.1 * len(text)
+
+
+def feedback(asked: Asked) -> Reply:
+    """What a sound server says: the score of each response by `score`."""
+    assert asked.path == "/get_feedback"
+    request = decode_request(asked.body)
+    return Reply(encode_reply(request, [score(text) for _, text in request.items]))
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyServer]:
+    with serving(lambda asked: feedback(asked)) as server:
+        yield server
+
+
+def answers(oracle: RemoteOracle | Preferences, questions: list[Question], seconds: float = 20.0) -> list[Answer]:
+    tickets, found, end = oracle.submit(questions), {}, time.monotonic() + seconds
+    while len(found) < len(tickets) and time.monotonic() < end:
+        found.update(oracle.collect([ticket for ticket in tickets if ticket not in found], 1.0))
+    return [found[ticket] for ticket in tickets]
+
+
+@pytest.mark.inventory(82)
+def test_order_is_kept_over_four_calls_at_a_time(server: FaultyServer) -> None:
+    waits = [0.2, 0.0, 0.1, 0.05]
+    server.answer = lambda asked: Reply(feedback(asked).body, delay_s=waits[asked.number % 4])
+    oracle = RemoteOracle(server.url, concurrency=4)
+    questions = [make_question("p", "a" * place, "b", occurrence=place) for place in range(40)]
+    found = answers(oracle, questions)
+    assert [answer.values for answer in found] == [(score("a" * place), score("b")) for place in range(40)]
+    assert [answer.key for answer in found] == [question.key for question in questions]
+    assert server.most == 4
+    oracle.close()
+
+
+@pytest.mark.inventory(82)
+def test_two_failures_are_survived_and_a_refusal_is_one_clear_error(server: FaultyServer) -> None:
+    server.answer = lambda asked: Reply(status=500) if asked.number < 2 else feedback(asked)
+    oracle = RemoteOracle(server.url)
+    assert answers(oracle, [make_question("p", "aa")])[0].values == (score("aa"),)
+    assert oracle.metrics["oracle/retries"] == 2
+    server.answer = lambda asked: Reply(b"batch_prompt is missing", status=422)
+    (ticket,) = oracle.submit([make_question("p", "a", occurrence=1)])
+    with pytest.raises(RefusalError, match="/get_feedback refused with status 422: batch_prompt is missing; mend"):
+        oracle.collect([ticket], 20.0)
+    server.answer = feedback
+    ((again, answer),) = oracle.collect([ticket], 20.0)
+    assert (again, answer.values) == (ticket, (score("a"),))
+    oracle.close()
+
+
+def test_it_keeps_the_protocol_of_oracles(server: FaultyServer) -> None:
+    for kind in ("score", "compare"):
+        oracle = RemoteOracle(server.url, answers=kind)  # type: ignore[arg-type]
+        check_oracle(oracle)
+        oracle.close()
+
+
+def test_preferences_are_the_servers_or_made_of_its_scores(server: FaultyServer) -> None:
+    pair = [make_question("p", "aab", "b", kind="compare"), make_question("p", "b", "b", kind="compare", occurrence=1)]
+    own, made = RemoteOracle(server.url, answers="compare"), RemoteOracle(server.url)
+    by_server, by_us = answers(own, pair), answers(Preferences(made), pair)
+    assert by_server[0].values[0] == pytest.approx(by_us[0].values[0])
+    assert by_server[0].values[0] > 0.5
+    assert by_server[1].marks == by_us[1].marks == ("tie",)
+    assert (by_server[0].queries, by_us[0].queries) == (1, 2)
+    own.close()
+    made.close()
+
+
+GOOD = msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": [1.5]})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff\x00",
+        GOOD[:-1],
+        msgspec.msgpack.encode({"batch_score": [1.0]}),
+        msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": [1.0, 2.0]}),
+        msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": []}),
+        msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": 1.0}),
+        msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": [float("nan")]}),
+        msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": [float("inf")]}),
+        msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": ["1"]}),
+        b"\x91" * 100_000,
+    ],
+    ids=["empty", "garbage", "cut", "one field", "too many", "none", "no list", "nan", "inf", "text", "deep"],
+)
+def test_a_reply_that_cannot_be_used_is_tried_again_and_then_failed(server: FaultyServer, body: bytes) -> None:
+    server.answer = lambda asked: Reply(body) if b"poison" in asked.body else feedback(asked)
+    oracle = RemoteOracle(server.url, max_tries=2)
+    bad, good = answers(oracle, [make_question("p", "poison"), make_question("p", "a", occurrence=1)])
+    assert (bad.marks, bad.queries) == (("failed",), 0)
+    assert good.values == (score("a"),)
+    oracle.close()
+
+
+def test_a_value_that_the_server_does_not_give_is_an_abstention(server: FaultyServer) -> None:
+    def answer(asked: Asked) -> Reply:
+        request = decode_request(asked.body)
+        return Reply(encode_reply(request, [None if text == "long" else score(text) for _, text in request.items]))
+
+    server.answer = answer
+    for kind, marks in (("score", [("ok", "abstain")]), ("compare", [("abstain",)])):
+        oracle = RemoteOracle(server.url, answers=kind)  # type: ignore[arg-type]
+        assert [found.marks for found in answers(oracle, [make_question("p", "a", "long", kind=kind)])] == marks  # type: ignore[arg-type]
+        oracle.close()
+
+
+def test_a_probability_beyond_one_is_no_answer() -> None:
+    body = msgspec.msgpack.encode({"batch_first_win_prob": [1.5], "batch_score": []})
+    with pytest.raises(ValueError, match=r"has the value 1\.5"):
+        decode_reply(body, "compare", 1)
+
+
+def test_an_outage_ends_in_one_error_and_what_is_unanswered_is_asked_again(server: FaultyServer) -> None:
+    oracle = RemoteOracle(server.url, max_outage_s=0.5)
+    server.stop()
+    tickets = oracle.submit([make_question("p", "a"), make_question("p", "b", occurrence=1)])
+    with pytest.raises(OutageError, match="run the same command again"):
+        oracle.collect(tickets, 20.0)
+    server.start()
+    found: dict[str, Answer] = {}
+    while len(found) < 2:
+        with contextlib.suppress(OutageError):  # the other one's
+            found.update(oracle.collect([ticket for ticket in tickets if ticket not in found], 20.0))
+    assert [found[ticket].values for ticket in tickets] == [(score("a"),), (score("b"),)]
+    oracle.close()
+
+
+def test_the_request_is_the_predecessors(server: FaultyServer) -> None:
+    """The fields by name, a string for a plain prompt; and a conversation where there is more than one message."""
+    oracle = RemoteOracle(server.url)
+    chat = make_question([Message("system", "s"), Message("user", "u")], "a", occurrence=1)
+    answers(oracle, [make_question("p", "a", "b"), chat])
+    sent = sorted((msgspec.msgpack.decode(asked.body) for asked in server.asked), key=lambda each: len(each["batch_prompt"]))
+    assert sent[1] == {"batch_prompt": ["p", "p"], "batch_candidates": [], "batch_response": ["a", "b"]}
+    assert sent[0]["batch_prompt"] == [[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]]
+    oracle.close()
+
+
+def test_a_pair_is_scored_first_ones_first_and_one_pair_stays_a_list() -> None:
+    request = decode_request(encode_request([((Message("user", "p"),), ("x", "yy")), ((Message("user", "q"),), ("zzz", "w"))], "compare"))
+    assert [text for _, text in request.items] == ["x", "zzz", "yy", "w"]
+    assert [messages[0].content for messages, _ in request.items] == ["p", "q", "p", "q"]
+    alone = decode_request(encode_request([((Message("user", "p"),), ("x", "yy"))], "compare"))
+    assert decode_reply(encode_reply(alone, [1.0, 1.0]), "compare", 1) == [0.5]
+    assert decode_reply(encode_reply(alone, [800.0, -800.0]), "compare", 1) == [1.0]
+
+
+GIVEN = {"batch_prompt": ["p"], "batch_candidates": [], "batch_response": ["r"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_response": []}, "either batch_candidates or batch_response"),
+        ({"batch_candidates": [["a", "b"]]}, "either batch_candidates or batch_response"),
+        ({"batch_prompt": ["p", "q"]}, "batch_prompt has 2 entries, and the responses are 1"),
+        ({"batch_prompt": [[]]}, "a conversation without messages"),
+        ({"batch_prompt": [1]}, "is no request"),
+        ({"batch_candidates": [["a", "b", "c"]], "batch_response": []}, "is no request"),
+        ({"batch_prompt": None}, "is no request"),
+    ],
+)
+def test_a_request_that_contradicts_itself_is_refused(changes: dict[str, Any], message: str) -> None:
+    assert isinstance(decode_request(msgspec.msgpack.encode(GIVEN)), Request)
+    with pytest.raises(WireError, match=message):
+        decode_request(msgspec.msgpack.encode({**GIVEN, **changes}))
+    with pytest.raises(WireError, match="is no request"):
+        decode_request(msgspec.msgpack.encode({name: value for name, value in GIVEN.items() if name not in changes}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "url"),
+        ({"url": []}, "at least one URL"),
+        ({"url": "localhost:8000"}, "is no URL"),
+        ({"url": "http://h", "answers": "rank"}, "answers is 'rank'"),
+        ({"url": "http://h", "timeout_s": 0}, "timeout_s is 0"),
+        ({"url": "http://h", "max_outage_s": float("nan")}, "max_outage_s is nan"),
+        ({"url": "http://h", "concurrency": 0}, "concurrency is 0"),
+        ({"url": "http://h", "max_tries": "8"}, "max_tries is '8'"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(options: dict[str, Any], message: str) -> None:
+    assert oracle_options("remote") >= {"url", "answers", "timeout_s", "max_outage_s", "token_env"}  # type: ignore[operator]
+    with pytest.raises(ConfigError, match=message):
+        build_oracle("remote", options)
+
+
+def test_a_text_that_is_not_unicode_is_said() -> None:
+    with pytest.raises(WireError, match="cannot be sent"):
+        encode_request([((Message("user", "p"),), ("\ud800",))], "score")

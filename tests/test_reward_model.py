@@ -1,0 +1,214 @@
+"""Reward models are trained, saved, and asked: recorded pairs and online, the whole way."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures import ALPHABET, World, forked, kill_at, make_model, oat, write_jsonl
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from oat.algorithms.reward_model import RewardModelConfig
+from oat.build import resolve
+from oat.config import load_config
+from oat.errors import ConfigError
+from oat.export import export_run
+from oat.learner.learner import Learner
+from oat.loop import restore
+from oat.oracles.registry import build_oracle
+from oat.rundir import open_run
+from oat.scoring import Scorer
+from oat.types import Message
+
+TEMPLATE = "{% for m in messages %}{{ m['role'][0] + '=' + m['content'] + eos_token + '\n' }}{% endfor %}{% if add_generation_prompt %}a={% endif %}"
+
+
+def pairs(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """The response with more letters a is the better one; their number is the margin."""
+    generator, records = random.Random(seed), []
+    while len(records) < count:
+        texts = ["".join(generator.choice("ab") for _ in range(generator.randint(1, 6))) for _ in range(2)]
+        better, worse = sorted(texts, key=lambda text: -text.count("a"))
+        if better.count("a") > worse.count("a"):
+            prompt = f"{generator.randrange(10)}+{generator.randrange(10)}="
+            records.append({"prompt": prompt, "chosen": better, "rejected": worse, "gap": better.count("a") - worse.count("a")})
+    return records
+
+
+def offline(world: World, folder: Path, changes: dict[str, Any] | None = None) -> Path:
+    """A run of four steps over recorded pairs."""
+    data = {"prompts.path": str(write_jsonl(folder / "pairs.jsonl", pairs(40))), "prompts.reference_key": None, "oracle": {"name": "recorded"}}
+    common = {"algorithm": {"name": "reward_model", "prompts": 8}, "evaluation": None}
+    return world.config("reward_model", folder, {**data, **common, **(changes or {})})
+
+
+def rows_of(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def chat_model(folder: Path) -> str:
+    """One whose template writes a line break behind every turn."""
+    make_model(folder, tokens=[*ALPHABET, *"us\n"])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def learned_scores(config: Path) -> tuple[list[tuple[str, str]], list[float]]:
+    """Prompts with chosen responses, and what the learner of a run that ended gives them."""
+    with open_run(resolve(*load_config(config)), {}) as run:
+        restore(run)
+        groups = run.collector.actor.sample(run.collector.prompts.take(20), {}, ())
+        rows = [group.trajectories[0] for group in groups]
+        found = run.learner.forward("reward", rows, {"score"})["score"].tolist()
+    return [(group.prompt.messages[0].content, row.text) for group, row in zip(groups, rows, strict=True)], found
+
+
+@pytest.mark.parametrize("case", ["plain", "a chat", "an adapter"])
+@pytest.mark.inventory(112)
+def test_what_is_exported_scores_as_the_learner_does(world: World, tmp_path: Path, case: str) -> None:
+    """By transformers alone, by `Scorer`, and by the oracle; also where the template writes on behind a response."""
+    changes: dict[str, Any] = {"plain": {}, "an adapter": {"model.lora": {"rank": 2}}}.get(case, {})
+    if case == "a chat":
+        changes = {"model.path": chat_model(tmp_path / "chat"), "render.template": "tokenizer"}
+    config = offline(world, tmp_path, changes)
+    assert oat("train", config) == 0
+    assert oat("export", tmp_path / "reward_model", tmp_path / "out") == 0
+    texts, scores = learned_scores(config)
+    expected = torch.tensor(scores)
+    assert expected.std() > 0
+    scorer = Scorer(str(tmp_path / "out"))
+    rows = [scorer.encode([Message("user", prompt)], response) for prompt, response in texts]
+    torch.testing.assert_close(torch.tensor(scorer.score(rows)), expected, rtol=0, atol=1e-5)
+    module, tokenizer = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    for (prompt, response), score in list(zip(texts, scores, strict=True))[:5]:
+        if case == "a chat":
+            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+            ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+        else:
+            ids = tokenizer(prompt + response + tokenizer.eos_token)["input_ids"]
+        with torch.no_grad():
+            assert module(input_ids=torch.tensor([ids])).logits.item() == pytest.approx(score, abs=1e-5)
+    assert (module.config.num_labels, module.config.pad_token_id) == (1, 0)
+    assert "oracle: {name: reward_model, path: out}" in (tmp_path / "out" / "README.md").read_text()
+    assert build_oracle("reward_model", {"path": str(tmp_path / "out")}).answers == "score"
+
+
+def test_a_pad_that_ends_rows_is_not_exported(world: World, tmp_path: Path) -> None:
+    """Transformers would take the score of the token before it; so it refuses batches instead."""
+    tokenizer = AutoTokenizer.from_pretrained(world.folder / "model")
+    make_model(tmp_path / "model")
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert oat("train", offline(world, tmp_path, {"model.path": str(tmp_path / "model"), "stop.max_steps": 1})) == 0
+    export_run(tmp_path / "reward_model", tmp_path / "out")
+    module = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    with pytest.raises(ValueError, match="no padding token"):
+        module(input_ids=torch.ones(2, 3, dtype=torch.long))
+
+
+def test_an_online_run_learns_from_whoever_compares(world: World, tmp_path: Path) -> None:
+    """The policy answers and stays as it is."""
+    changes = {"evaluation": None, "algorithm": {"name": "reward_model", "prompts": 4, "samples": 2}, "compute.serialise": True}
+    assert oat("train", world.config("reward_model", tmp_path, changes)) == 0
+    rows = rows_of(tmp_path / "reward_model")
+    assert all(row["loss/reward"] > 0 and row["optim/grad_norm"] > 0 for row in rows[1:] if row["rows/trained"])
+    assert rows[-1]["optim/steps"] == sum(row["rows/trained"] > 0 for row in rows[1:])
+    oat("export", tmp_path / "reward_model", tmp_path / "out")
+    assert build_oracle("reward_model", {"path": str(tmp_path / "out")}).scorer.label == 0
+
+
+def test_pairs_of_a_ledger_are_learned_again(world: World, tmp_path: Path) -> None:
+    """What a run of dpo asked and was told is a preference dataset."""
+    assert oat("train", world.config("dpo", tmp_path, {"evaluation": None})) == 0
+    assert oat("ledger", tmp_path / "dpo", "--export", tmp_path / "answers.jsonl") == 0
+    changes = {"prompts.path": str(tmp_path / "answers.jsonl"), "prompts.on_bad_record": "skip", "algorithm.prompts": 4, "stop.max_steps": 1}
+    assert oat("train", offline(world, tmp_path, changes)) == 0
+    assert rows_of(tmp_path / "reward_model")[-1]["rows/trained"] > 0
+
+
+def test_held_out_prompts_are_measured_and_never_learned(world: World, tmp_path: Path) -> None:
+    share = {"algorithm": {"name": "reward_model", "prompts": 40, "held_out": 0.3}, "stop.max_steps": 3}
+    assert oat("train", offline(world, tmp_path, share)) == 0
+    rows = rows_of(tmp_path / "reward_model")[1:]
+    held = [row["pairs/held_out"] for row in rows]
+    assert 4 < held[0] < 20
+    assert held == [held[0]] * 3  # the same prompts in every pass
+    assert all(row["rows/trained"] == 2 * (40 - row["pairs/held_out"]) for row in rows)
+    assert all(0 <= row["pairs/held_out_accuracy"] <= 1 and 0 <= row["pairs/held_out_brier"] <= 1 for row in rows)
+
+
+def test_a_margin_is_read_from_its_column(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first loss of scores near 0 is about log(1 + e^margin), in the mean over the step's pairs."""
+    options = {"algorithm": {"name": "reward_model", "prompts": 40, "margin_key": "gap"}, "stop.max_steps": 1}
+    assert oat("train", offline(world, tmp_path, options)) == 0
+    expected = np.mean([np.log1p(np.exp(record["gap"])) for record in pairs(40)])
+    assert rows_of(tmp_path / "reward_model")[1]["loss/reward"] == pytest.approx(expected, abs=0.2)
+    options["algorithm"] = {**options["algorithm"], "margin_key": "chosen"}  # type: ignore[dict-item]
+    assert oat("train", offline(world, tmp_path, {**options, "run_dir": str(tmp_path / "wrong")})) == 2
+    assert "algorithm.margin_key: its field 'chosen' is" in capsys.readouterr().err
+
+
+def test_a_killed_run_ends_as_the_unbroken_one(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = offline(world, tmp_path, {"checkpoint.every": 1, "algorithm.held_out": 0.2})
+    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
+    assert oat("train", config, "--run_dir", unbroken) == 0
+
+    def interrupted() -> int:
+        kill_at(Learner, "update", 3)
+        return oat("train", config, "--run_dir", killed)
+
+    assert forked(interrupted, tmp_path / "log") == -9
+    assert oat("train", config, "--run_dir", killed) == 0
+    capsys.readouterr()
+    digests = []
+    for run_dir in (unbroken, killed):
+        assert oat("digest", run_dir) == 0
+        digests.append(capsys.readouterr().out.replace(str(run_dir), ""))
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        (
+            {"evaluation": {"path": "held_out.jsonl", "oracle": "exact_match"}},
+            "its policy does not learn, so an evaluation",
+        ),
+        ({"render.template": "tokenizer", "render.system": "s"}, "nobody would put it before them later"),
+        ({"learner.sync_every": 2}, "nothing reads learner.sync_every"),
+    ],
+)
+def test_settings_that_contradict_it_are_refused(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], what: str
+) -> None:
+    assert oat("train", offline(world, tmp_path, changes)) == 2
+    assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{"samples": 1}, {"centring": -1.0}, {"centring": float("inf")}, {"held_out": 1.0}, {"held_out": -0.1}])
+def test_options_out_of_bounds_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"algorithm.{next(iter(options))} is"):
+        RewardModelConfig(**options)
+
+
+def test_what_cannot_be_saved_is_refused_before_anything_is_learned(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oat.classifier.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", {})
+    assert oat("train", offline(world, tmp_path)) == 2
+    assert "a `llama` has no sequence-classification form" in capsys.readouterr().err
+
+
+def test_neither_its_adapter_nor_its_policy_is_handed_on(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir, asked = tmp_path / "reward_model", world.config("grpo", tmp_path)
+    assert oat("train", offline(world, tmp_path, {"stop.max_steps": 1, "model.lora": {"rank": 2}})) == 0
+    assert oat("export", run_dir, tmp_path / "out", "--adapter") == 2
+    assert "leave --adapter out" in capsys.readouterr().err
+    assert oat("train", asked) == 0
+    assert oat("eval", tmp_path / "grpo", "--against", run_dir) == 2
+    assert "trained a reward model" in capsys.readouterr().err

@@ -1,0 +1,239 @@
+"""The rule of MATH: what counts as the answer, which answers are equal, and what happens to those that are hostile."""
+
+import importlib.util
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oat.errors import ConfigError
+from oat.oracles.registry import build_oracle
+from oat.oracles.rules.math import MathRule, answer_of, compare, last_boxed, normalise, reference_answer
+from oat.types import Key, Message, Question
+
+pytestmark = [pytest.mark.inventory(87)]
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
+needs_math_verify = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{5}", "5"),
+        (r"\boxed{1} then \boxed{2}.", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\frac{\sqrt{a_{1}^{2}}}{\left\{ b \right\}}}", r"\frac{\sqrt{a_{1}^{2}}}{\left\{ b \right\}}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\text{a} \} b}", r"\text{a} \} b"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed {8}", "8"),
+        (r"$\boxed 9$", "9"),
+        (r"\boxed{1} and \boxed 3.5$", "3.5"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{3} and \boxed{4", "3"),
+        (r"\boxed{\boxed{6}", "6"),
+        (r"} } \boxed{4} {", "4"),
+        (r"\boxed{}", ""),
+        (r"\\boxed{5}", None),
+        (r"\boxedx{5}", None),
+        ("no box", None),
+        ("", None),
+        (r"\boxed{", None),
+    ],
+)
+def test_the_last_box_that_is_closed(text: str, answer: str | None) -> None:
+    assert last_boxed(text) == answer
+
+
+def test_without_a_box_the_last_number_counts() -> None:
+    assert (answer_of("3 + 4 = 7"), answer_of("it is $1,234.50."), answer_of("none")) == ("7", "1234.50", None)
+    assert reference_answer(r"We get $\boxed{x^2}$.") == "x^2"
+    assert (reference_answer(" 5 "), reference_answer(" ")) == ("5", None)
+
+
+EQUAL_AS_TEXTS = [
+    (r"\dfrac{1}{2}", r"\frac{1}{2}"),
+    (r"\tfrac12", r"\frac{1}{2}"),
+    (r"\frac1{72}", r"\frac{1}{72}"),
+    (r"\frac{1}2", r"\frac{1}{2}"),
+    ("1/2", r"\frac{1}{2}"),
+    ("-3/4", r"-\frac{3}{4}"),
+    (r"\left( 1, 2 \right)", "(1,2)"),
+    (r"\left[2,5\right)", "[2,5)"),
+    ("1,234", "1234"),
+    ("1,234,567.5", "1234567.5"),
+    (r"10{,}000", "10000"),
+    ("$5$", "5"),
+    (r"\$5", "5"),
+    ("5.", "5"),
+    (r"50\%", "50"),
+    (r"90^\circ", "90"),
+    (r"90^{\circ}", "90"),
+    (r"5\text{ cm}", "5"),
+    (r"5\text{ cm}^2", "5"),
+    (r"\frac{1}{2}\text{ inches}", r"\frac12"),
+    (r"\text{Evelyn}", "Evelyn"),
+    (r"\mathbf{(A)}", "(A)"),
+    ("x = 5", "5"),
+    (r"x\in[1,2]", "[1,2]"),
+    (r"\sqrt3", r"\sqrt{3}"),
+    (r"x \le 5", r"x \leq 5"),
+    (r"2\,000", "2000"),
+    (r"\!5", "5"),
+    ("\u22125", "-5"),
+    (r"\lbrack 1, 2\rbrack", "[1,2]"),
+]
+EQUAL_AS_NUMBERS = [
+    ("0.5", r"\frac{1}{2}"),
+    (".5", "0.50"),
+    ("72", "72.0"),
+    ("+7", "7"),
+    (r"\frac{-1}{2}", r"-\frac{1}{2}"),
+    (r"\frac{2}{4}", r"\frac{1}{2}"),
+    (r"\frac{1.5}{3}", "0.5"),
+    ("1,000", "1000.00"),
+    ("-0", "0"),
+]
+EQUAL_AS_MATHEMATICS = [
+    ("x+1", "1+x"),
+    (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    ("2x(x+1)", "2x^2+2x"),
+    (r"\sqrt{8}", r"2\sqrt{2}"),
+    (r"10^{3}", "1000"),
+    ("3-2i", "-2i+3"),
+    (r"\frac{3\pi}{2}", r"1.5\pi"),
+]
+UNEQUAL = [
+    ("5", "6"),
+    ("0.3333", r"\frac{1}{3}"),
+    ("(1,2)", "(2,1)"),
+    ("[1,2)", "[1,2]"),
+    ("x", "y"),
+    ("x+1", "x-1"),
+    (r"\frac{1}{2}", r"\frac{2}{1}"),
+    ("1,2", "12"),
+    ("", "5"),
+    (r"\frac{1}{0}", "0"),
+    ("12", "1"),
+    ("1e400", "10"),
+    ("A", "B"),
+]
+HOSTILE = [
+    "9^{9^{9^{9^{9}}}}",
+    "(" * 140 + ")" * 140,
+    "{" * 250,
+    r"\frac{" * 45,
+    r"\sum_{n=1}^{10^{12}} \frac{1}{n!^{n!}}",
+    r"\int_0^{10^{9}} e^{e^{x}} \sin(x^x) dx",
+    "(x+1)^{99999999}",
+    "99999999!!!!",
+    "__import__('os').system('touch hacked')",
+    r"\text{__import__('os').system('touch hacked')}",
+    "open('hacked','w')",
+    "\x00\ud800",
+    "9" * 20_000,
+    r"\boxed{" * 2_000,
+    "\\" * 299,
+]
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[MathRule]:
+    made = MathRule(timeout_s=3.0)
+    yield made
+    if made._workers is not None:
+        made._workers.close()
+
+
+def score(oracle: MathRule, text: str, reference: str | None) -> float | None:
+    return oracle.grade(["p"], [text], [reference])[0]
+
+
+@pytest.mark.parametrize(("found", "right"), EQUAL_AS_TEXTS)
+def test_equal_as_texts(found: str, right: str) -> None:
+    assert normalise(found) == normalise(right)
+    assert compare(found, right) is True
+
+
+@pytest.mark.parametrize(("found", "right"), EQUAL_AS_NUMBERS)
+def test_equal_as_numbers(found: str, right: str) -> None:
+    assert normalise(found) != normalise(right)
+    assert compare(found, right) is compare(right, found) is True
+
+
+@needs_math_verify
+@pytest.mark.parametrize(("found", "right"), EQUAL_AS_MATHEMATICS)
+def test_equal_as_mathematics(oracle: MathRule, found: str, right: str) -> None:
+    assert compare(found, right) is None
+    assert score(oracle, rf"It is \boxed{{{found}}}.", right) == score(oracle, rf"It is \boxed{{{right}}}.", found) == 1.0
+    assert MathRule(symbolic=False).grade(["p"], [rf"\boxed{{{found}}}"], [right]) == [0.0]
+
+
+@needs_math_verify
+@pytest.mark.parametrize(("found", "right"), UNEQUAL)
+def test_unequal(oracle: MathRule, found: str, right: str) -> None:
+    assert score(oracle, rf"It is \boxed{{{found}}}.", right) == 0.0
+
+
+@needs_math_verify
+@pytest.mark.parametrize("found", HOSTILE, ids=lambda text: ascii(text)[:20])
+def test_hostile_answers_are_wrong_in_bounded_time(oracle: MathRule, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of them is run; the next answer is compared as ever."""
+    monkeypatch.chdir(tmp_path)
+    begin = time.monotonic()
+    assert score(oracle, rf"\boxed{{{found}}}", "x+1") == 0.0
+    assert score(oracle, rf"\boxed{{{found}", r"\frac{1}{7}") == 0.0
+    assert time.monotonic() - begin < 60
+    assert not list(tmp_path.iterdir())
+    assert score(oracle, r"\boxed{1+x}", "x+1") == 1.0
+
+
+@SETTINGS
+@given(st.lists(st.sampled_from([r"\boxed{", r"\fbox {", r"\frac{", "{", "}", "}", r"\{", r"\}", r"\\", "5", " "]), max_size=14))
+def test_the_scanner_agrees_with_a_slow_one(tokens: list[str]) -> None:
+    assert last_boxed("".join(tokens)) == slow_box(tokens)
+
+
+def slow_box(tokens: list[str]) -> str | None:
+    """From the last box to the first, its closing brace found by counting from there."""
+    depths = [1 if token in ("{", r"\frac{") or "box" in token else -1 if token == "}" else 0 for token in tokens]
+    for start in reversed([place for place, token in enumerate(tokens) if "box" in token]):
+        for end in range(start + 1, len(tokens)):
+            if sum(depths[start : end + 1]) == 0:
+                return "".join(tokens[start + 1 : end])
+    return None
+
+
+def test_a_long_response_is_read_once() -> None:
+    """Sixteen times the text takes about sixteen times as long, and not 256 times."""
+    begin = time.process_time()
+    assert last_boxed(r"\boxed{" * 200_000) is None
+    assert last_boxed("{" * 1_000_000 + r"\boxed{5}") == "5"
+    assert last_boxed(r"\boxed " * 200_000) is None
+    assert time.process_time() - begin < 20
+
+
+def test_as_an_oracle_without_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"math needs the package math-verify.*pip install 'oat-align\[math\]'"):
+        build_oracle("math", {})
+    oracle = build_oracle("math", {"symbolic": False})
+    question = Question(Key("train", 0, 0, 0), "score", (Message("user", "1/2+1/2?"),), (r"\boxed{\frac{2}{2}}", "one", "1"), (0, 1, 2), "1")
+    ((_, answer),) = oracle.collect(oracle.submit([question]), 1.0)
+    assert answer.values == (1.0, 0.0, 1.0)
+    nothing = Question(Key("train", 0, 0, 1), "score", (Message("user", "?"),), ("1",), (0,), "")
+    ((_, answer),) = oracle.collect(oracle.submit([nothing]), 1.0)
+    assert answer.marks == ("abstain",)
+
+
+@needs_math_verify
+def test_many_at_once_stay_in_order(oracle: MathRule) -> None:
+    pairs = [("x+1", "1+x", 1.0), ("5", "5", 1.0), ("x", "y", 0.0), ("2+y", "y+2", 1.0), ("7", "8", 0.0)] * 4
+    random.Random(0).shuffle(pairs)
+    texts, rights, scores = zip(*((rf"\boxed{{{a}}}", b, c) for a, b, c in pairs), strict=True)
+    assert oracle.grade(["p"] * len(pairs), texts, rights) == list(scores)

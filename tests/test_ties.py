@@ -1,0 +1,104 @@
+"""Pairs without a winner: left out, or one half in each order, by name and counted."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pairs import LOSER, SLOW, WINNER, feedback, forward, item, objective, outputs, prepared, total
+
+from oat.algorithms.direct import DPO, Direct
+from oat.learner.batching import select_rows, view_of
+from oat.learner.reduction import Reduction
+from oat.types import Item, Mark
+
+HALF = {"ties": "half", "abstentions": "half"}
+
+
+def halving(name: str, **changes: Any) -> Any:
+    """The algorithm of `SLOW`, with ties and abstentions counted one half in each order."""
+    algorithm, _ = SLOW[name]
+    return type(algorithm)(algorithm.Config(**{**vars(algorithm.config), **HALF, **changes}))
+
+
+def loss_of(algorithm: Direct, *items: Item) -> float:
+    batch, _, found = prepared(algorithm, *items)
+    return total(algorithm, batch, found).item()
+
+
+def test_a_tie_by_hand() -> None:
+    """Of dpo at beta 1 and h = log 3: (-log(3/4) - log(1/4)) / 2, beside -log(3/4) of the pair that was won; the mean of the two."""
+    algorithm = objective(DPO, beta=1.0, ties="half")
+    batch, _, _ = prepared(algorithm, item(0, ("a", "b")), item(1, ("a", "b"), None, "tie"))
+    raw = batch.columns["reference_logps_K"] + torch.tensor([np.log(3), 0.0, 0.0, -np.log(3)])
+    won, tied = -np.log(3 / 4), -(np.log(3 / 4) + np.log(1 / 4)) / 2
+    assert batch.columns["halved_U"].tolist() == [0, 1]
+    assert total(algorithm, batch, {"policy": {"raw": raw}}).item() == pytest.approx((won + tied) / 2)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_tie_is_the_mean_of_both_winners(name: str) -> None:
+    """Beside a pair that was won: the loss is the mean of those with the first and with the second as winner, and so is the gradient."""
+    results = []
+    for label, mark in ((None, "tie"), (0, "ok"), (1, "ok")):
+        algorithm = halving(name)
+        batch, _, found = prepared(algorithm, item(0, WINNER), item(1, LOSER, label, mark))  # type: ignore[arg-type]
+        loss = total(algorithm, batch, found)
+        (gradient,) = torch.autograd.grad(loss, found["policy"]["raw"])
+        results.append((loss.item(), gradient if label != 1 else torch.cat([gradient[:6], gradient[11:], gradient[6:11]])))
+    (tied, slope), (first, of_first), (second, of_second) = results
+    assert tied == pytest.approx((first + second) / 2)
+    torch.testing.assert_close(slope, (of_first + of_second) / 2)
+
+
+@pytest.mark.parametrize(
+    ("mark", "probability", "counted_by"),
+    [("tie", 0.5, "ties"), ("ok", 0.5, "ties"), ("abstain", 0.5, "abstentions"), ("failed", 0.5, None), ("unpaid", 0.5, None)],
+)
+def test_which_pairs_count_one_half(mark: Mark, probability: float, counted_by: str | None) -> None:
+    """Ties by their mark or their probability, and abstentions, each by its own setting; what failed or was not paid for never."""
+    pairs = [item(0, WINNER), item(1, LOSER, None, mark)]
+    for setting in ("ties", "abstentions"):
+        batch, _, _ = prepared(objective(DPO, **{setting: "half"}), *pairs)
+        is_counted = setting == counted_by
+        assert batch.metrics["rows/trained"] == (4 if is_counted else 2)
+        assert batch.metrics["pairs/halved_frac"] == (0.5 if is_counted else 0.0)
+        assert batch.metrics["answers/tied_frac"] == (0.5 if counted_by == "ties" else 0.0)
+        assert batch.metrics["answers/abstained_frac"] == (0.5 if mark == "abstain" else 0.0)
+    batch, _, _ = prepared(objective(DPO), *pairs)
+    assert (batch.metrics["rows/trained"], batch.metrics["pairs/halved_frac"]) == (2, 0.0)
+    assert "halved_U" not in batch.columns
+
+
+def test_equal_texts_and_empty_responses_are_always_left_out() -> None:
+    pairs = [item(0, WINNER), item(1, ("abc", "abc"), None, "tie"), item(2, ("", "a"), None, "tie"), item(3, ("a", ""), None, "abstain")]
+    batch = objective(DPO, **HALF).prepare(feedback(*pairs), forward, np.random.default_rng(0))
+    assert [row.text for row in batch.rows] == list(WINNER)
+    assert (batch.metrics["pairs/halved_frac"], batch.metrics["pairs/empty_frac"]) == (0.0, 0.5)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_pairs_with_a_winner_are_learned_as_before(name: str) -> None:
+    pairs = item(0, WINNER), item(1, LOSER[::-1], 1)
+    assert loss_of(halving(name), *pairs) == loss_of(SLOW[name][0], *pairs)
+
+
+def test_metrics_of_pairs_are_of_those_with_a_winner() -> None:
+    algorithm = objective(DPO, ties="half")
+    alone, among = (prepared(algorithm, item(0, WINNER), *rest) for rest in ([], [item(1, LOSER, None, "tie")]))
+    for name, (values, _) in algorithm.metrics(among[2], among[1]).items():
+        assert values.tolist() == algorithm.metrics(alone[2], alone[1])[name][0].tolist()
+
+
+@pytest.mark.parametrize("size", [2, 4, 6])
+def test_ties_in_micro_batches(size: int) -> None:
+    """Each is halved wherever it stands: the parts add up to the loss of the step."""
+    algorithm = objective(DPO, beta=0.3, sft_weight=0.4, **HALF)
+    batch, _, found = prepared(algorithm, item(0, WINNER), item(1, LOSER, None, "tie"), item(2, ("abcdefg", "ab"), None, "abstain"))
+    reduction, parts = Reduction(batch), []
+    for start in range(0, 6, size):
+        rows = np.arange(start, min(start + size, 6))
+        part = select_rows(batch, rows)
+        losses = algorithm.losses(outputs(part), view_of(part)).values()
+        parts += [loss.coef * reduction(loss, view_of(part), torch.from_numpy(batch.group_of_N[rows]), first=start == 0) for loss in losses]
+    assert torch.stack(parts).sum().item() == pytest.approx(total(algorithm, batch, found).item(), rel=1e-12)
