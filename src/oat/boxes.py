@@ -91,6 +91,19 @@ class Ledger(Protocol):
     def close(self) -> None: ...
 
 
+class Buffer(Protocol):
+    def fill(self, feedback: Feedback) -> Feedback:
+        """A step's take, with those before it that are learned again."""
+
+    def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
+        """The batch, with as many mini-batches as older takes make necessary."""
+
+    def metrics(self, feedback: Feedback) -> Mapping[str, float]: ...
+
+    def reach(self, step: int) -> int:
+        """The first step whose take is read by this step, or by a later one."""
+
+
 class Learner(Protocol):
     micro_batch_tokens: int | None
 

@@ -14,6 +14,7 @@ from oat.alarms import Alarms, rules_of
 from oat.algorithms.base import Objective
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
 from oat.budget import Budget
+from oat.buffer import Buffer
 from oat.check import make_explorer, make_objective, resolve
 from oat.checkpoint import Checkpoints
 from oat.classifier import check_backbone
@@ -90,10 +91,9 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
 
-    last = _last_step(config, prompts, plans)
-    stop = Stop(last=last, budget=budget_of(config), max_hours=config.stop.max_hours)
+    stop = Stop(last=_last_step(config, prompts, plans), budget=budget_of(config), max_hours=config.stop.max_hours)
     weights, alarms = _weights(config, engine, wired(scorer) if scorer else None), _alarms(config, objective)
-    ahead: dict[str, Any] = {"plans": plans, "last": last, "max_outstanding": config.oracle.max_outstanding}
+    ahead: dict[str, Any] = {"plans": plans, "last": stop.last, "max_outstanding": config.oracle.max_outstanding}
     collector = Collector(prompts, trained, explorer, OneOracle(next(iter(asked))), ledger, seeds, **ahead)
     evaluation = _evaluation(config, around, actor, ledger, seeds, directory)
     parts: dict[str, boxes.Stateful] = {"learner": learner, "weights": weights, "prompts": prompts, "collector": collector, "stop": stop}
@@ -105,6 +105,7 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
         seeds=seeds,
         collector=collector,
         ledger=ledger,
+        buffer=Buffer(ledger, config.learner.buffer, plans(0).questions),
         learner=learner,
         weights=weights,
         evaluation=evaluation,
@@ -238,6 +239,7 @@ def make_learner(
         micro_batch_tokens=None if c.micro_batch_tokens == "auto" else c.micro_batch_tokens,
         max_grad_norm=c.max_grad_norm,
         gradient_checkpointing=c.gradient_checkpointing,
+        max_updates=c.max_updates,
         max_skips=c.max_skips if c.on_nonfinite == "skip" else 0,
         keep=keep,
         seeds=seeds,

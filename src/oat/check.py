@@ -12,6 +12,7 @@ from typing import Any
 from oat.algorithms.base import Objective
 from oat.algorithms.group import DrGRPOConfig
 from oat.algorithms.registry import ALGORITHMS
+from oat.buffer import optimiser_steps
 from oat.config import Origins, blaming, convert, refuse_misplaced, unknown_field, where
 from oat.errors import ConfigError, OatError, did_you_mean
 from oat.explore.base import Explorer
@@ -191,8 +192,14 @@ def _with_schedule(config: Config, origins: Origins) -> Config:
     if config.stop.max_steps is None:
         place = where(("learner", "schedule"), origins)
         raise ConfigError(f"{place}: a {config.learner.schedule} schedule ends at a step; set learner.schedule_steps, or stop.max_steps")
-    updates = config.algorithm.options.get("epochs", 1) * config.algorithm.options.get("minibatches", 1)
-    return replace(config, learner=replace(config.learner, schedule_steps=config.stop.max_steps * updates))
+    return replace(config, learner=replace(config.learner, schedule_steps=updates_of(config, config.stop.max_steps)))
+
+
+def updates_of(config: Config, steps: int) -> int:
+    """Optimiser steps of the first so many steps together, as they are planned."""
+    options, c = config.algorithm.options, config.learner
+    passes = {"epochs": options.get("epochs", 1), "of_a_step": options.get("minibatches", 1)}
+    return optimiser_steps(steps, questions=make_objective(config).plan(0).questions, **passes, config=c.buffer, most=c.max_updates)
 
 
 def _with_option(config: Config, name: str, value: object) -> Config:

@@ -25,6 +25,7 @@ from oat.contract import calling, checked, pairs_of, tickets_of
 from oat.errors import OracleError, warn
 from oat.oracles.base import Oracle, is_cacheable, metrics_of, price_of, version_of
 from oat.seeds import Seeds
+from oat.silence import warn_of_silence
 from oat.store import Store
 from oat.types import UNASKED, Answer, Feedback, Group, Item, Key, Price, Question, Spent
 
@@ -146,9 +147,19 @@ class Ledger:
         else:
             found = self.store.answers(self.store.taken(purpose, step))
         items = tuple(self._item(*each) for each in found)
-        self._warn_of_silence(purpose, step, items)
-        self._forget(purpose, step)
+        warn_of_silence(self.warned, purpose, step, items)
+        self._forget()
         return Feedback(step, items, self.store.take_price(purpose, step).queries, self.store.num_expired(purpose, step))
+
+    def num_taken(self, step: int) -> int:
+        """Questions that a step of training took, by its record."""
+        return self.store.num_taken("train", step)
+
+    def taken(self, step: int) -> tuple[Item, ...]:
+        """What a step of training took, by its record."""
+        items = tuple(self._item(*each) for each in self.store.answers(self.store.taken("train", step)))
+        self._forget()
+        return items
 
     def give_up(self, step: int, purpose: str) -> None:
         """Close a step of a purpose that failed: nobody waits any more for what is unanswered, which counts as failed, and the record of the step has
@@ -164,7 +175,7 @@ class Ledger:
             self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
             self.lost = [row for row in self.lost if row.question.key.purpose != purpose]
             self.awaiting = {key: rows for key, rows in self.awaiting.items() if key.purpose != purpose}
-        self._forget(purpose, step)
+        self._forget()
 
     def price(self, questions: Sequence[Question]) -> Price:
         """The most that questions would cost if they were asked now; what is known costs nothing."""
@@ -426,29 +437,7 @@ class Ledger:
             groups = self.groups[place] = self.store.groups(*place)
         return groups[row.member]
 
-    def _warn_of_silence(self, purpose: str, step: int, items: Sequence[Item]) -> None:
-        """Say once what would otherwise only be counted: where nobody is asked, or the oracle answers nothing, a run learns nothing."""
-        asked = [item for item in items if item.question.oracle != UNASKED]
-        if items and not asked and UNASKED not in self.warned:
-            self.warned.add(UNASKED)
-            warn(
-                f"step {step}: nobody was asked about any of {len(items)} pairs, since its two responses are equal, or the explorer chose so; it "
-                "learns nothing: look at sampling.temperature, or at the recorded responses (oat check --show-tokens)"
-            )
-        marks = {mark for item in asked for mark in item.answer.marks}
-        if not marks or not marks <= {"abstain", "failed"} or purpose in self.warned:
-            return
-        self.warned.add(purpose)
-        names = " and ".join(sorted({item.question.oracle for item in asked}))
-        what, lost = (f"step {step}", "it learns nothing") if purpose == "train" else (f"the evaluation after {step} steps", "it has no result")
-        hints = {
-            "abstain": "it abstained: look at prompts.reference_key and the columns of the data that it reads",
-            "failed": "it failed: look at its own log and at oracle.deadline_s",
-        }
-        hint = "; ".join(hints[mark] for mark in sorted(marks))
-        warn(f"{what}: oracle {names} gave no usable answer to any of {len(asked)} questions, so {lost}; {hint}")
-
-    def _forget(self, purpose: str, step: int) -> None:
+    def _forget(self) -> None:
         """Drop from memory the rounds that no waiting question belongs to."""
         waiting = {(p.question.key.purpose, p.question.key.step, p.question.key.round) for p in list(self.pending.values())}
         self.groups = {place: groups for place, groups in self.groups.items() if place in waiting}

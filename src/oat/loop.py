@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from oat.algorithms.base import Objective
-from oat.boxes import Alarms, Checkpoints, Collector, Evaluation, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
+from oat.boxes import Alarms, Buffer, Checkpoints, Collector, Evaluation, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
 from oat.errors import AlarmError, LedgerError, OatError, OutageError, warn
 from oat.interruption import Interrupted, Interruption
 from oat.metrics import Metrics
@@ -48,6 +48,7 @@ class Run:
     seeds: Seeds
     collector: Collector
     ledger: Ledger
+    buffer: Buffer
     learner: Learner
     weights: Weights
     evaluation: Evaluation | None
@@ -101,9 +102,11 @@ def steps(run: Run, report: Report) -> str:
                 metrics.add(run.collector.fill(step, plan))
                 feedback = run.ledger.take(step, plan.questions)
             with clock(metrics, "time/learn_s"):
+                learned = run.buffer.fill(feedback)
                 for objective in run.objectives:
-                    batch = objective.prepare(feedback, run.learner.forward, run.seeds.at("prepare", objective.name, step))
-                    metrics.add(run.learner.update(objective, batch))
+                    batch = objective.prepare(learned, run.learner.forward, run.seeds.at("prepare", objective.name, step))
+                    metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, learned)))
+            metrics.add(run.buffer.metrics(learned))
             if heed(run, step + 1, metrics) or run.weights.due(step):
                 run.weights.sync(run.learner, version=step + 1)
         metrics.add({"oracle/reasked": run.ledger.reasked, **run.ledger.reported, "weights/version": run.weights.sampler_version})
@@ -149,7 +152,7 @@ def close_step(run: Run, step: int, metrics: Metrics, feedback: Feedback, report
         with clock(later, "time/save_s"):
             save(run, step, states(run), metrics=metrics.values, is_last=reason is not None)
         if run.checkpoints.oldest is not None:
-            run.ledger.drop(run.checkpoints.oldest)
+            run.ledger.drop(run.buffer.reach(run.checkpoints.oldest))
     report(step, metrics.values)
     return reason, later
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -171,7 +172,7 @@ def _at_most(config: Config, lengths: Lengths) -> int:
     lm, shapes = lms["policy"], [parameter.shape for lm in lms.values() for parameter in lm.module.parameters()]
     weights, a_token = sum(shape.numel() for shape in shapes), sum(sum(shape[-2:]) for shape in shapes)
     plan = make_objective(config).plan(0)
-    rows = plan.prompts * max(sum(plan.samples.values()), len(config.prompts.responses))
+    rows = _questions(config, plan) * max(sum(plan.samples.values()), len(config.prompts.responses))
     evaluated = lengths.held_out * max(config.evaluation.samples, 1) if config.evaluation else 0
     width = max(lengths.prompt, lengths.held_out_prompt) + config.sampling.max_new_tokens
     recorded = (lm.context_length or width) if config.prompts.responses else 0
@@ -226,7 +227,9 @@ def estimate(config: Config, lengths: Lengths) -> Estimate:
         first = {name: load for name, load in loads.items() if name == "sampling" and has_one_step}
         phases = _sampling(config, sampling, slots["sampler"], first, live)
         for _ in range(1 if has_one_step else 2):
-            phases |= _learning(learner, objective, _micro_batches(learner, objective, _rows(sampling, objective, lms["policy"], lengths)), live)
+            plan, rows = objective.plan(0), partial(_rows, sampling, objective, lms["policy"], lengths)
+            prepared, passes = (_micro_batches(learner, objective, rows(count)) for count in (_questions(config, plan), plan.prompts))
+            phases |= _learning(learner, objective, prepared[0], passes, live)
         if slots["sampler"] is not lms["policy"]:
             phases["new weights"] = live.live + sum(tensor.nbytes for tensor in slots["sampler"].tensors().values())
         later = {name: load for name, load in loads.items() if name not in phases}
@@ -267,14 +270,19 @@ def _width(lm: CausalLM, prompt: int, response: int) -> int:
     return prompt + response if lm.context_length is None else min(prompt + response, lm.context_length)
 
 
-def _rows(sampling: Sampling, objective: Objective, lm: CausalLM, lengths: Lengths) -> list[Trajectory]:
-    """The rows of a step, each as long as it can get, with the prompts of their groups in common.
+def _questions(config: Config, plan: Plan) -> int:
+    """Those that a step learns from, at most."""
+    return max(plan.prompts, config.learner.buffer.questions if config.learner.buffer else 0)
+
+
+def _rows(sampling: Sampling, objective: Objective, lm: CausalLM, lengths: Lengths, questions: int) -> list[Trajectory]:
+    """The rows of so many questions, each as long as it can get, with the prompts of their groups in common.
 
     What is computed of kept sets depends on values; another temperature takes as much.
     """
     plan, width = objective.plan(0), _width(lm, lengths.prompt, sampling.max_new_tokens)
     samples, temperature = sum(plan.samples.values()), 0.5 if sampling.keep_sets else sampling.temperature
-    return [row_of(width, width - lengths.prompt, number // samples, temperature) for number in range(plan.prompts * samples)]
+    return [row_of(width, width - lengths.prompt, number // samples, temperature) for number in range(questions * samples)]
 
 
 def _micro_batches(learner: Learner, objective: Objective, rows: Sequence[Trajectory]) -> list[list[Trajectory]]:
@@ -284,12 +292,14 @@ def _micro_batches(learner: Learner, objective: Objective, rows: Sequence[Trajec
     return [[rows[row] for row in cut] for cut in list(cuts)[:2]]
 
 
-def _learning(learner: Learner, objective: Objective, passes: Sequence[list[Trajectory]], live: LiveBytes) -> dict[str, int]:
-    """The passes of `prepare`, those of an update, of which a second one adds to the gradients of the first, and the optimisers' step."""
+def _learning(
+    learner: Learner, objective: Objective, prepared: list[Trajectory], passes: Sequence[list[Trajectory]], live: LiveBytes
+) -> dict[str, int]:
+    """A pass of `prepare`, those of an update, of which a second one adds to the gradients of the first, and the optimisers' step."""
     live.peak = live.live
     if "reference" in learner.models:
         with torch.no_grad():
-            learner.models["reference"].outputs(passes[0], {}, {"raw"})
+            learner.models["reference"].outputs(prepared, {}, {"raw"})
     phases = {"prepare": live.peak}
     live.peak = live.live
     for rows in passes:

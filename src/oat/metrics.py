@@ -27,6 +27,8 @@ NAMES = {
     "answers/failed_frac": "share of the step's questions that failed or passed their deadline",
     "answers/tied_frac": "share of the step's questions without a winner (equal responses, equal rewards)",
     "answers/unpaid_frac": "share of the step's questions that the budget did not allow",
+    "buffer/age": "mean over the questions that the step learns from of the steps since they were asked",
+    "buffer/questions": "questions that the step learns from, its own among them (learner.buffer)",
     "ensemble/accuracy": "share of training pairs whose mean reward over members prefers the chosen response",
     "ensemble/pairs": "pairs in the ensemble's buffer",
     "eval/failed": "1 where an evaluation was due and failed; training went on",
@@ -127,10 +129,11 @@ _UNITS = {
     "nats a token": ("kl/*", "loss/sft", "policy/entropy"),
     "nats": ("logps/*", "kto/baseline"),
     "ratio": ("policy/ratio_*",),
+    "steps": ("buffer/age",),
     "version": ("weights/version", "lag/versions"),
     "count": (
         *("alarms/raised", "answers/expired", "ensemble/pairs", "optim/skipped", "optim/steps", "oracle/reasked", "pairs/held_out", "prompts/*"),
-        *("oracle/outages", "oracle/retries", "rows/trained", "sft/duplicates", "kto/baseline_rows"),
+        *("oracle/outages", "oracle/retries", "rows/trained", "sft/duplicates", "kto/baseline_rows", "buffer/questions"),
     ),
     "": ("kto/*", "loss/*", "optim/*", "pairs/*"),
 }

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oat.actor import RecordedActor
-from oat.check import make_objective
+from oat.check import make_objective, updates_of
 from oat.checkpoint import Checkpoints
 from oat.config import Origins
 from oat.errors import TemplateError
@@ -25,7 +25,7 @@ from oat.reading import read_rows
 from oat.render import Renderer
 from oat.rules import BUILTIN, judges_of
 from oat.rundir import outlined, settled
-from oat.settings import Config
+from oat.settings import BufferConfig, Config
 from oat.surroundings import Surroundings, surround
 from oat.types import Segment, Trajectory
 
@@ -107,8 +107,12 @@ def _step(config: Config, run: Run, around: Surroundings, begun: int, spent: int
     units, unit = (plan.questions, "pair") if is_pair else (responses, "response")
     size, tokens = config.learner.micro_batch_size, run.learner.micro_batch_tokens
     most = " and ".join([*([_many(size, "row")] if size else []), *([_many(tokens, "token")] if tokens else [])])
-    each = f"{_many(epochs, 'epoch')} x {_many(minibatches, 'mini-batch')} = {_many(epochs * minibatches, 'optimiser step')}"
+    bound = config.learner.max_updates
+    bounded = f", of which {bound} {'is' if bound == 1 else 'are'} done" if bound is not None and bound < epochs * minibatches else ""
+    each = f"{_many(epochs, 'epoch')} x {_many(minibatches, 'mini-batch')} = {_many(epochs * minibatches, 'optimiser step')}{bounded}"
     yield "", f"{each}, each of {_many(math.ceil(units / minibatches), unit)}, in passes of at most {most}"
+    if (buffer := config.learner.buffer) is not None:
+        yield "a buffer", _buffered(config, buffer, plan.questions)
     last, stop = run.stop.last, config.stop
     limits = {"max_queries": stop.max_queries, "max_tokens": stop.max_tokens, "max_cost": stop.max_cost, "max_hours": stop.max_hours}
     until = " or ".join(f"stop.{name} {limit:g}" for name, limit in limits.items() if limit is not None)
@@ -123,8 +127,17 @@ def _step(config: Config, run: Run, around: Surroundings, begun: int, spent: int
     times = f"each {prompts / size:.3g} times"
     asked = _queries(int(min(steps_left * queries, left))) + beside
     taken = f"{_many(int(prompts), 'prompt')} ({times}), {_many(int(prompts * samples), 'response')}, {asked}"
-    updates = _many(steps_left * epochs * minibatches, "optimiser step")
+    updates = _many(updates_of(config, last) - updates_of(config, min(begun, last)), "optimiser step")
     yield "the run", f"{_many(steps_left, 'step')}{after}: {taken}, {updates}" + (f"; or until {until}" if until else "")
+
+
+def _buffered(config: Config, buffer: BufferConfig, questions: int) -> str:
+    """What a step learns from beside its own take, when it has the most."""
+    takes = math.ceil(buffer.questions / questions)
+    fullest = min(takes, buffer.clear_every or takes)
+    cleared = f", cleared every {_many(buffer.clear_every, 'step')}" if buffer.clear_every else ""
+    steps = _many(updates_of(config, fullest) - updates_of(config, fullest - 1), "optimiser step")
+    return f"the newest {_many(min(buffer.questions, fullest * questions), 'question')}{cleared}: up to {steps} a step"
 
 
 def _price(config: Config, around: Surroundings, samples: int) -> int:

@@ -14,7 +14,7 @@ from oat.metrics import NAMES
 from oat.oracles.answers import load_answers
 from oat.questions import FORMS
 from oat.settings import Component, Config, GoldConfig, OracleConfig, SamplingConfig, TorchEngineConfig
-from oat.types import ENSEMBLE, Requires
+from oat.types import ENSEMBLE, Plan, Requires
 
 BUILTIN = ("environment", "recorded")
 """Oracles that ask nobody; the data or the environment know the value."""
@@ -24,8 +24,9 @@ Rule = tuple[str, object, str]
 
 def check_rules(config: Config, objective: Objective, explorer: Explorer, origins: Origins) -> None:
     """Settings that contradict each other, or that nothing reads in this combination."""
-    rules = [*_sizes(config, objective, explorer), *_ends(config), *_answers(config, objective), *_sampled(config, objective, explorer)]
-    rules += [*_engine(config), *_ranking(config), *_evaluation(config), *_reward_model(config, objective)]
+    plan = explorer.widen(objective.plan(0))
+    rules = [*_sizes(config, objective, plan), *_ends(config), *_answers(config, objective), *_sampled(config, objective, explorer)]
+    rules += [*_engine(config), *_ranking(config), *_evaluation(config), *_reward_model(config, objective), *_buffer(config, objective, plan)]
     for field, is_wrong, why in rules:
         if is_wrong:
             section, key = field.split(".")
@@ -57,10 +58,9 @@ def _check_alarms(config: Config, watched: Collection[str], origins: Origins) ->
             raise ConfigError(f"{where(('alarms', name), origins)}: nothing would ever raise alarms.{name}: {why}; {hint}")
 
 
-def _sizes(config: Config, objective: Objective, explorer: Explorer) -> list[Rule]:
+def _sizes(config: Config, objective: Objective, plan: Plan) -> list[Rule]:
     """How much a step has, and what fits. Of the units that a user's algorithm makes of its rows nothing is known."""
     options, recorded, is_compared = config.algorithm.options, len(config.prompts.responses), objective.requires.feedback == "compare"
-    plan = explorer.widen(objective.plan(0))
     rows = recorded or sum(plan.samples.values())
     units = plan.questions * (1 if is_compared else rows) if ":" not in config.algorithm.name else math.inf
     samples = "prompts.responses" if recorded else "algorithm.samples" if "samples" in options else "algorithm.name"
@@ -243,6 +243,24 @@ def _reward_model(config: Config, objective: Objective) -> list[Rule]:
             "reward" in objective.wants and config.render.system is not None,
             f"{name} learns scores of texts as they stand, and nobody would put it before them later; put it into the data",
         ),
+    ]
+
+
+def _buffer(config: Config, objective: Objective, plan: Plan) -> list[Rule]:
+    """Who may learn again from older samples, and of how many a step has room."""
+    buffer, name, requires = config.learner.buffer, config.algorithm.name, objective.requires
+    others = sorted(requires.slots - {"sampler"})
+    reason = (
+        f"{name} divides by the probability of sampling, and would learn from what older weights sampled"
+        if requires.ratio_based
+        else f"{name} sets samples of {', '.join(others)} against those of the policy as it is"
+        if others
+        else f"{name} does not say that it is sound on what older weights sampled (`reuses` of oat/algorithms/base.py)"
+    )
+    least = f"a step takes {plan.questions} questions, of which some would never be learned; raise it to as many or more"
+    return [
+        ("learner.buffer", buffer and (requires.ratio_based or others or not objective.reuses), f"{reason}; remove it, algorithm.epochs is there"),
+        ("learner.buffer", buffer and buffer.questions < plan.questions, least),
     ]
 
 

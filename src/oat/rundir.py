@@ -36,7 +36,7 @@ FREE: tuple[str, ...] = (
 FORKS = (
     *("seed", "sampling", "algorithm", "evaluation", "oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "learner.learning_rate"),
     *("learner.critic_learning_rate", "learner.betas", "learner.weight_decay", "learner.max_grad_norm", "learner.schedule", "learner.warmup_steps"),
-    *("learner.schedule_steps", "learner.micro_batch_size", "learner.gradient_checkpointing", "learner.logits_chunk"),
+    *("learner.schedule_steps", "learner.micro_batch_size", "learner.gradient_checkpointing", "learner.logits_chunk", "learner.max_updates"),
 )
 """Those that may change in a fork, but for the algorithm's name. What a checkpoint or a ledger holds belongs to the others, or they were measured."""
 

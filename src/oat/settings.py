@@ -155,6 +155,14 @@ class OracleConfig:
 
 
 @dataclass(frozen=True)
+class BufferConfig:
+    questions: Count
+    """The newest so many questions that steps took; at least those of one step."""
+    clear_every: Count | None = None
+    """Steps after which it is empty again; None: never."""
+
+
+@dataclass(frozen=True)
 class LearnerConfig:
     learning_rate: NonNegative = 1e-6
     """Of AdamW, at the top of the schedule."""
@@ -191,6 +199,10 @@ class LearnerConfig:
     """Trained tokens whose logits are held at once. None: as many as have 2^26 logits together, 0.27 GB."""
     sync_every: Count = 1
     """Steps between two syncs of the sampler's weights."""
+    buffer: BufferConfig | None = None
+    """Learn again from what earlier steps took (docs/learner.md); None: from a step's own alone."""
+    max_updates: Count | None = None
+    """Most optimiser steps of a step; None: all that its passes have."""
 
 
 @dataclass(frozen=True)

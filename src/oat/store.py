@@ -241,6 +241,9 @@ class Store:
             "JOIN taken t ON t.question = q.id", "t.purpose = ? AND t.step = ? AND t.position >= 0", (purpose, step), order="t.position"
         )
 
+    def num_taken(self, purpose: str, step: int) -> int:
+        return self._one("SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position >= 0", (purpose, step))
+
     def num_expired(self, purpose: str, step: int) -> int:
         """Answered questions that a step found too old to learn from."""
         return self._one("SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position < 0", (purpose, step))

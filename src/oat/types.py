@@ -387,12 +387,18 @@ class Feedback:
         step: the step that takes it; also the version of the policy's weights before this step's update.
         queries: priced items answered so far in the run, at this take.
         expired: answers that came too late for this step to learn from.
+        older: what earlier steps took and this one learns from again, oldest first; metrics are of `items` alone.
     """
 
     step: int
     items: tuple[Item, ...]
     queries: int
     expired: int = 0
+    older: tuple[Item, ...] = ()
+
+    @property
+    def learned(self) -> tuple[Item, ...]:
+        return (*self.older, *self.items)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ class Objective(Protocol):
     `check.py` knows and says so."""
     watched: frozenset[str] = frozenset()
     """Of the metrics that it reports, those that `alarms` may watch (docs/alarms.md)."""
+    reuses: bool = False
+    """Whether `prepare` also learns from `Feedback.older`: its loss is as sound on what older weights sampled (`learner.buffer`)."""
     reads_answers: bool = True
     """Whether `prepare` learns anything from the answers; where it does not, an oracle that has to be asked is refused."""
 

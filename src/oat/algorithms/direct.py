@@ -139,6 +139,7 @@ class Direct(Objective):
     requires = Requires(feedback="compare", models=frozenset({"policy", "reference"}))
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
     watched = OF_RESPONSES | {"answers/tied_frac"}
+    reuses = True
 
     def __init__(self, config: PairConfig):
         self.config = config
@@ -318,15 +319,16 @@ def pair_batch(
         halved: marks of pairs that are learned without a winner, one half in each order; column `halved_U` is 1 for them. Not those of equal
             responses, about which nobody was asked.
     """
-    pairs = [winner_first(item) for item in feedback.items]
+    items, first = feedback.learned, len(feedback.older)
+    pairs = [winner_first(item) for item in items]
     empty = [not all(row.trained.any() for row in pair) for pair in pairs]
-    is_halved = [not lacking and _counts_half(item, halved) for item, lacking in zip(feedback.items, empty, strict=True)]
-    is_learned = [half or (item.label is not None and not lacking) for item, lacking, half in zip(feedback.items, empty, is_halved, strict=True)]
+    is_halved = [not lacking and _counts_half(item, halved) for item, lacking in zip(items, empty, strict=True)]
+    is_learned = [half or (item.label is not None and not lacking) for item, lacking, half in zip(items, empty, is_halved, strict=True)]
     kept = [number for number, learned in enumerate(is_learned) if learned or keep_ties]
     rows = tuple(row for number in kept for row in pairs[number])
     metrics = {**answer_metrics(feedback), **response_metrics(feedback), **_score_metrics(feedback), "rows/trained": float(len(rows))}
-    metrics["pairs/empty_frac"] = sum(empty) / max(1, len(pairs))
-    metrics["pairs/halved_frac"] = sum(is_halved) / max(1, len(pairs))
+    metrics["pairs/empty_frac"] = sum(empty[first:]) / max(1, len(feedback.items))
+    metrics["pairs/halved_frac"] = sum(is_halved[first:]) / max(1, len(feedback.items))
     columns = {"mask_U": torch.tensor([float(is_learned[number]) for number in kept])} if keep_ties else {}
     if halved:
         columns["halved_U"] = torch.tensor([float(is_halved[number]) for number in kept])

@@ -189,13 +189,13 @@ def _check_finite(name: str, value: float) -> None:
 
 
 def scored_rows(feedback: Feedback) -> tuple[tuple[Trajectory, ...], torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Every scored sample of a step, group after group.
+    """Every scored sample that a step learns from, group after group; the first `len(feedback.older)` groups are older ones.
 
     Returns:
         N trajectories; (N,) the group of each; (N,) scores, NaN where missing; (N,) bool, whether there is a score.
     """
     rows, groups, rewards, valid = [], [], [], []
-    for number, item in enumerate(feedback.items):
+    for number, item in enumerate(feedback.learned):
         for pick, value, mark in zip(item.question.picks, item.answer.values, item.answer.marks, strict=True):
             rows.append(item.group.trajectories[pick])
             groups.append(number)

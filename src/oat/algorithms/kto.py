@@ -65,6 +65,7 @@ class KTO(Objective):
     requires = Requires(feedback="score", models=frozenset({"policy", "reference"}))
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
     watched = OF_RESPONSES
+    reuses = True
 
     def __init__(self, config: KTOConfig):
         self.config = config
@@ -75,7 +76,9 @@ class KTO(Objective):
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         """Every response is a unit. Columns `reference_logps_K`, `is_desirable_U`, `baseline_U` and `weight_U`."""
         scored, group_of_N, rewards_N, valid_N = scored_rows(feedback)
-        metrics = {**answer_metrics(feedback), **response_metrics(feedback), **reward_metrics(rewards_N, group_of_N, valid_N)}
+        is_new_N = group_of_N >= len(feedback.older)
+        metrics = {**answer_metrics(feedback), **response_metrics(feedback)}
+        metrics |= reward_metrics(rewards_N[is_new_N], group_of_N[is_new_N], valid_N[is_new_N])
         kept = [number for number, row in enumerate(scored) if valid_N[number] and row.trained.any()]
         rows, units = tuple(scored[number] for number in kept), np.arange(len(kept))
         is_desirable_U = rewards_N[kept] >= self.config.threshold

@@ -61,6 +61,7 @@ class RewardModelling(Objective):
     requires = Requires(feedback="compare", models=frozenset({"policy", "reward"}))
     wants: Mapping[str, set[str]] = {"reward": {"score"}}
     watched = frozenset({"answers/tied_frac"})
+    reuses = True
 
     def __init__(self, config: RewardModelConfig):
         self.config = config
@@ -70,13 +71,14 @@ class RewardModelling(Objective):
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         c = self.config
-        measured = [item for item in feedback.items if _place(item) < c.held_out]
-        learned = [item for item in feedback.items if _place(item) >= c.held_out]
-        batch = pair_batch(replace(feedback, items=tuple(learned)), forward, epochs=c.epochs, minibatches=c.minibatches, reference=False)
+        measured = tuple(item for item in feedback.items if _place(item) < c.held_out)
+        items, older = (tuple(item for item in each if _place(item) >= c.held_out) for each in (feedback.items, feedback.older))
+        learned = replace(feedback, items=items, older=older)
+        batch = pair_batch(learned, forward, epochs=c.epochs, minibatches=c.minibatches, reference=False)
         metrics = {**batch.metrics, **answer_metrics(feedback)}
         if c.held_out:
-            metrics |= _measured(replace(feedback, items=tuple(measured)), forward)
-        margins = {} if c.margin_key is None else {"margins_U": torch.tensor(_margins(batch, learned, c.margin_key))}
+            metrics |= _measured(replace(feedback, items=measured, older=()), forward)
+        margins = {} if c.margin_key is None else {"margins_U": torch.tensor(_margins(batch, learned.learned, c.margin_key))}
         return replace(batch, columns={**batch.columns, **margins}, metrics=metrics)
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:

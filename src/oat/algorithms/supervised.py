@@ -5,9 +5,10 @@ the tokens that are trained are those that the trajectory marks. Samples of the 
 fine-tuning (ReST, arXiv:2308.08998; RFT, arXiv:2308.01825): only responses whose score reaches it are learned.
 
 Departures:
-1. An exact duplicate (the same prompt and response of the same step, token for token) is learned once; the others are dropped and counted.
+1. An exact duplicate (the same prompt and response among what a step learns from, token for token) is learned once; the others are dropped and
+   counted.
 2. The threshold is any score, not "correct".
-3. Each step learns from the samples of that step only, with the newest weights as the sampler.
+3. Each step learns from the samples of that step only, with the newest weights as the sampler, unless there is a `learner.buffer`.
 
 Not handled: packing; a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).
 """
@@ -55,6 +56,7 @@ class SFT(Objective):
     requires = Requires(feedback="score")
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
     watched = OF_RESPONSES
+    reuses = True
 
     def __init__(self, config: SFTConfig):
         self.config = config
@@ -69,12 +71,14 @@ class SFT(Objective):
         accepted_N = torch.ones_like(valid_N) if threshold is None else rewards_N >= threshold  # a missing score is NaN and reaches nothing
         accepted = accepted_N.nonzero().flatten().tolist()
         kept = first_of_equals(rows, accepted)
+        is_new_N = group_of_N >= len(feedback.older)
+        new_N = accepted_N & is_new_N
         metrics = {
             **answer_metrics(feedback),
             **response_metrics(feedback),
-            **reward_metrics(rewards_N, group_of_N, valid_N),
-            "sft/accepted_frac": len(accepted) / max(1, len(rows)),
-            "sft/solved_frac": len(group_of_N[accepted].unique()) / max(1, len(feedback.items)),
+            **reward_metrics(rewards_N[is_new_N], group_of_N[is_new_N], valid_N[is_new_N]),
+            "sft/accepted_frac": int(new_N.sum()) / max(1, int(is_new_N.sum())),
+            "sft/solved_frac": len(group_of_N[new_N].unique()) / max(1, len(feedback.items)),
             "sft/duplicates": float(len(accepted) - len(kept)),
             "rows/trained": float(len(kept)),
         }

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Learner:
         micro_batch_tokens: most tokens of one forward pass, a common prompt counted with every row.
         max_grad_norm: the gradient of each model is scaled down to this norm.
         gradient_checkpointing: the trained models learn in training mode, in which they compute layers again in the backward pass.
+        max_updates: most optimiser steps of an update, but for those of an ensemble; None: no limit.
         max_skips: most optimiser steps in a row that are left out because a number is not finite; 0 stops at the first.
         keep: folder for the batch that stops the run; None keeps none.
     """
@@ -58,13 +60,14 @@ class Learner:
         micro_batch_tokens: int | None = None,
         max_grad_norm: float,
         gradient_checkpointing: bool = False,
+        max_updates: int | None = None,
         max_skips: int = 0,
         keep: Path | None = None,
         seeds: Seeds,
     ):
         self.models, self.max_grad_norm, self.seeds = dict(models), max_grad_norm, seeds
         self.micro_batch_size, self.micro_batch_tokens, self.gradient_checkpointing = micro_batch_size, micro_batch_tokens, gradient_checkpointing
-        self.max_skips, self.keep = max_skips, keep
+        self.max_updates, self.max_skips, self.keep = max_updates, max_skips, keep
         self.stint = Stint([model.tally for model in self.models.values() if model.tally is not None])
         self.updates = 0
         self.steps = dict.fromkeys(optimisers, 0)
@@ -98,14 +101,11 @@ class Learner:
         """
         generator = self.seeds.at("shuffle", objective.name, self.updates)
         self.updates += 1
+        most = self.max_updates if _main(objective.wants) in objective.wants else None
         reports = []
         if batch.size:
             with self.stint:
-                for _ in range(batch.epochs):
-                    units = np.arange(int(batch.unit_of_N.max()) + 1)
-                    order = generator.permutation(units) if batch.shuffle and batch.minibatches > 1 else units
-                    for rows in split_units(batch, order, batch.minibatches):
-                        reports.append(self._step(objective, select_rows(batch, rows)))
+                reports = [self._step(objective, select_rows(batch, rows)) for rows in islice(_shares(batch, generator), most)]
         reached = self.stint.end()
         counts = {"optim/steps": float(self.steps.get(_main(self.steps), 0)), "optim/skipped": float(self.skipped)}
         share = {} if reached is None else {"roofline/update": reached}
@@ -237,6 +237,14 @@ class Learner:
                     part.optimiser.state[parameter] = {  # AdamW has its count of steps on the CPU
                         key: state[place].to("cpu" if key == "step" else parameter.device, copy=True) for key, place in moments.items()
                     }
+
+
+def _shares(batch: Batch, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    """The row numbers of each optimiser step, pass after pass."""
+    units = np.arange(int(batch.unit_of_N.max()) + 1)
+    for _ in range(batch.epochs):
+        order = generator.permutation(units) if batch.shuffle and batch.minibatches > 1 else units
+        yield from split_units(batch, order, batch.minibatches)
 
 
 def _main(names: Collection[str]) -> str:
