@@ -91,7 +91,13 @@ def test_mini_batches_and_steps_by_hand() -> None:
     assert optimiser_steps(10**12, **common, config=BufferConfig(12), most=None) == 6 * 10**12 - 6
 
 
-BUFFER = {"learner.buffer": {"questions": 10}, "algorithm.epochs": 2, "stop.max_steps": 6, "evaluation": None, "engine": {"name": "torch", "threads": 1}}
+BUFFER = {
+    "learner.buffer": {"questions": 10},
+    "algorithm.epochs": 2,
+    "stop.max_steps": 6,
+    "evaluation": None,
+    "engine": {"name": "torch", "threads": 1},
+}
 
 
 def rows_of(run_dir: Path) -> list[dict[str, float]]:
@@ -123,7 +129,9 @@ def test_a_schedule_ends_with_the_steps_that_there_are(run: Path) -> None:
     assert config.learner.schedule_steps == rows_of(run)[-1]["optim/steps"] == 30
 
 
-@pytest.mark.parametrize(("place", "call"), [("oat.learner.learner:Learner._step", 15), ("oat.store:Store.drop_groups", 2), ("oat.ledger:Ledger.taken", 7)])
+@pytest.mark.parametrize(
+    ("place", "call"), [("oat.learner.learner:Learner._step", 15), ("oat.store:Store.drop_groups", 2), ("oat.ledger:Ledger.taken", 7)]
+)
 def test_a_killed_run_is_the_unbroken_one(run: Path, tmp_path: Path, place: str, call: int) -> None:
     from fixtures import named
 
@@ -163,3 +171,70 @@ def test_a_replay_of_its_ledger_is_the_run(world: World, run: Path, tmp_path: Pa
         patch.setattr(CallableOracle, "submit", lambda *_: pytest.fail("a replay asks nobody"))
         assert oat("train", config, "--run_dir", other, "--tracking.keep_trajectories", "true") == 0
     assert digest_run(other) == expected
+
+
+XPO = f"{Path(__file__).parent / 'protocol' / 'xpo.py'}:XPO"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ({"name": "grpo", "samples": 2}, "grpo divides by the probability of sampling, and would learn from what older weights sampled; remove it"),
+        ({"name": XPO}, "XPO sets samples of reference against those of the policy as it is; remove it"),
+        ({"name": "dpo"}, "a step takes 4 questions, of which some would never be learned; raise it to as many or more"),
+    ],
+)
+def test_who_may_not_learn_again(world: World, tmp_path: Path, algorithm: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By `oat check` and `oat train` alike."""
+    questions = 3 if algorithm["name"] == "dpo" else 8
+    config = world.config("dpo", tmp_path, {**BUFFER, "algorithm": {"prompts": 4, **algorithm}, "learner.buffer": {"questions": questions}})
+    for command in ("check", "train"):
+        assert oat(command, config) == 2
+        error = capsys.readouterr().err
+        assert f"{config}:" in error
+        assert words in error
+
+
+def test_one_that_does_not_say_so_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("from oat.algorithms.direct import DPO\n\n\nclass Own(DPO):\n    reuses = False\n", encoding="utf-8")
+    config = world.config("dpo", tmp_path, {**BUFFER, "algorithm": {"name": f"{own}:Own", "prompts": 4}})
+    assert oat("check", config) == 2
+    assert "does not say that it is sound on what older weights sampled (`reuses` of oat/algorithms/base.py)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
+def test_a_step_has_so_many_updates_and_no_more(world: World, tmp_path: Path, algorithm: str) -> None:
+    """Bounded within the passes, with a buffer and without one."""
+    buffer = {"learner.buffer": {"questions": 10}} if algorithm == "dpo" else {}
+    changes = {"algorithm.epochs": 2, "algorithm.minibatches": 2, "learner.max_updates": 3, "evaluation": None, **buffer}
+    config = world.config(algorithm, tmp_path, {**changes, "learner.schedule": "linear"})
+    assert oat("train", config) == 0
+    assert [row["optim/steps"] for row in rows_of(config.with_suffix(""))[1:]] == [3, 6, 9, 12]
+    assert "schedule_steps: 12" in (tmp_path / algorithm / "config.yaml").read_text()
+
+
+def test_a_check_says_what_steps_learn_from(run: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("dpo", tmp_path, BUFFER)
+    assert oat("check", config) == 0
+    printed = capsys.readouterr().out
+    assert "the newest 10 questions: up to 6 optimiser steps a step" in printed
+    assert "24 prompts" in printed
+    assert "30 optimiser steps" in printed
+    assert oat("check", config, "--learner.buffer.clear_every", "2", "--learner.max_updates", "3") == 0
+    printed = capsys.readouterr().out
+    assert "the newest 8 questions, cleared every 2 steps: up to 3 optimiser steps a step" in printed
+    assert "15 optimiser steps" in printed
+
+
+def test_memory_counts_the_passes_over_a_buffer(world: World, tmp_path: Path) -> None:
+    """What `prepare` computes of the reference goes over all of it at once, where a pass may be so large."""
+    from oat.build import resolve
+    from oat.config import load_config
+    from oat.memory import Lengths, estimate
+
+    config = world.config("dpo", tmp_path, {"evaluation": None, "learner.micro_batch_size": 4096})
+    small = estimate(resolve(*load_config(config)), Lengths(4))
+    large = estimate(resolve(*load_config(config, ["--learner.buffer.questions", "4000"])), Lengths(4))
+    assert large.phases["prepare"] > 10 * small.phases["prepare"]
+    assert large.phases["forward and backward"] == small.phases["forward and backward"]

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from oat.algorithms.base import Objective, Outputs, View
+from oat.algorithms.base import Forward, Objective, Outputs, View
 from oat.algorithms.direct import DPO
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.algorithms.group import GRPO, GRPOConfig
 from oat.algorithms.registry import ALGORITHMS
 from oat.errors import ConfigError, ContractError
 from oat.testing import check_algorithm
-from oat.types import Batch, Loss, Plan, Requires
+from oat.types import Batch, Feedback, Loss, Plan, Requires
 
 PROTOCOL = Path(__file__).parent / "protocol"
 
@@ -37,6 +37,27 @@ def test_ours_pass(name: str) -> None:
 )
 def test_ours_pass_with_options(name: str, options: dict[str, Any]) -> None:
     check_algorithm(ALGORITHMS[name], **options)
+
+
+class Forgetful(DPO):
+    """Says that it learns again, and does not."""
+
+    def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+        return super().prepare(replace(feedback, older=()), forward, generator)
+
+
+class Inflated(DPO):
+    """Counts what it learns again as the step's own."""
+
+    def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+        return super().prepare(replace(feedback, items=feedback.learned, older=()), forward, generator)
+
+
+def test_what_is_learned_again_is_looked_at() -> None:
+    with pytest.raises(ContractError, match=r"made 12 rows with older answers and 12 without; take its rows from `feedback.learned`"):
+        check_algorithm(Forgetful)
+    with pytest.raises(ContractError, match=r"with older answers prepare reports other .*response/tokens"):
+        check_algorithm(Inflated)
 
 
 def test_the_ensemble_passes() -> None:

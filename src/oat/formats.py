@@ -6,6 +6,7 @@ stand, plain or conversational, and so is ShareGPT's.
 | prompt-only | `prompt` | that column | none |
 | prompt-completion | `prompt`, `completion` | that column | `completion` |
 | preference | `prompt`, `chosen`, `rejected` | that column | `chosen`, `rejected` |
+| preference, two whole conversations | `prompt`, a text, `chosen`, `rejected` | what both conversations begin with | what follows in each |
 | preference with an implicit prompt | `chosen`, `rejected` | what both begin with | what follows in each |
 | unpaired preference | `prompt`, `completion`, `label` | that column | `completion`, worth 1 where the label is true, else 0 |
 | stepwise supervision | `prompt`, `completions`, `labels` | that column | none: no algorithm here learns from steps |
@@ -44,8 +45,9 @@ _MAX_DEPTH = 64
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
 _TRUTHS = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
 
-PROMPT_ONLY, UNPAIRED, IMPLICIT, CONVERSATION, TEXT = (
+PROMPT_ONLY, PREFERENCE, UNPAIRED, IMPLICIT, CONVERSATION, TEXT = (
     "prompt-only",
+    "preference",
     "unpaired preference",
     "preference with an implicit prompt",
     "language modelling",
@@ -131,6 +133,8 @@ class Layout:
     def _split(self, record: dict[str, Any], form: Format, where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
         """The messages of the prompt, and the other columns."""
         columns = {name: value for name, value in record.items() if name != form.prompt}
+        if self._is_whole(record, form):
+            return self._implicit(columns, where)
         if form.prompt is not None:
             value, place = _field(record, form.prompt, where, "prompt_key"), f"{where}: field {form.prompt!r}"
             if form.name != CONVERSATION:
@@ -153,6 +157,12 @@ class Layout:
                 )
             return (), {**columns, self._single: text}
         return self._implicit(columns, where)
+
+    def _is_whole(self, record: Mapping[str, Any], form: Format) -> bool:
+        """Whether both responses of a preference are conversations that begin before the assistant's turn, beside a prompt that is a text."""
+        pair = [record.get(name) for name in self._pair]
+        is_beside = form.name == PREFERENCE and self.responses == self._pair and isinstance(record.get(form.prompt or ""), str)
+        return is_beside and all(isinstance(value, list) and _is_conversation(value) and _role(value[0]) not in (None, "assistant") for value in pair)
 
     def _implicit(self, columns: dict[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
         """As TRL's `extract_prompt`: of texts a blank before the first difference belongs to the responses."""
@@ -218,7 +228,7 @@ def scores_of(columns: Mapping[str, Any], responses: Sequence[str], score_key: s
 def _formats(prompt: str, pair: tuple[str, str], single: str) -> tuple[Format, ...]:
     """Those with more columns come first."""
     return (
-        Format("preference", (prompt, *pair), prompt),
+        Format(PREFERENCE, (prompt, *pair), prompt),
         Format(UNPAIRED, (prompt, single, "label"), prompt),
         Format("stepwise supervision", (prompt, "completions", "labels"), prompt),
         Format("prompt-completion", (prompt, single), prompt),
@@ -299,10 +309,13 @@ def _ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
 
 
 def _response(value: Any, prompt: tuple[Message, ...], where: str) -> str | list[dict[str, Any]]:
-    """A response as text, or as messages from the assistant's first to its last, without the prompt where they repeat it."""
+    """A response as text, or as messages from the assistant's first to its last, without the prompt where they repeat it. One that ends at once is
+    empty: as a text, or as one message with nothing but an empty text."""
     if isinstance(value, str):
         return value
     messages = _messages_of(value, prompt, where)
+    if len(messages) == 1 and not messages[0].fields:
+        return [messages[0].plain]
     if not all(message.content.strip() or message.role == "tool" or _says_otherwise(message.fields) for message in messages):
         raise DataError(f"{where}: expected text in every message of a response, got none; remove the record")
     if not any(message.fields.get("weight", 1) for message in messages if message.role == "assistant"):

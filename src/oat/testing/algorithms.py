@@ -31,6 +31,7 @@ _TOLERANCE = 1e-3
 """Largest difference of two gradients, relative to their norm, that rounding may make."""
 _MARKS: dict[str, tuple[Mark, ...]] = {"all": ("ok",), "some": ("ok", "tie", "abstain", "failed"), "none": ("failed",)}
 _SIZES = {"prompts": 6, "samples": 4, "max_length": 8}
+_OF_A_STEP = ("answers/", "response/", "reward/", "sft/accepted", "sft/solved", "pairs/empty", "pairs/halved")
 _MODELS = ("policy", "reference", "critic", "ensemble", "reward")
 _AXIS_OF = {"pair": "U", "step": ""} | dict.fromkeys(("token", "sequence", "sequence_sum", "prompt", "constant"), "K")
 
@@ -40,8 +41,8 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
 
     Found are: columns and losses of a wrong shape or axis; a model that is to be trained and gets no gradient, or gets one that depends on what
     stands in the same forward pass; numbers that are not finite; metrics without a name of ours or `user/`; changes in what it was given; results
-    that differ for the same feedback and seed; feedback without a usable answer that makes it fail; and a state that `load_state` does not bring
-    back. Not looked at is whether the loss is the right one.
+    that differ for the same feedback and seed; feedback without a usable answer that makes it fail; older feedback that it says it learns from again,
+    and does not, or counts as a step's own; and a state that `load_state` does not bring back. Not looked at is whether the loss is the right one.
 
     Args:
         algorithm: a class as configurations name it, or that name.
@@ -63,6 +64,7 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
             check.gradients(feedback)
         learns = batch.size > 0 or feedback is not usual
         check.require(learns, f"prepare made no rows of {len(usual.items)} answered questions; check it with options under which it learns from them")
+    check.older(usual)
     check.state()
 
 
@@ -181,6 +183,16 @@ class _Check(Part):
                 f"the column {name} has shape {tuple(values.shape)}; its axis {axis} has {sizes[axis]} places (N rows, K trained tokens, U units)",
             )
         self.named("prepare reports", batch.metrics)
+
+    def older(self, usual: Feedback) -> None:
+        """What is learned again makes rows, and moves no metric of the step's own answers."""
+        if not self.fresh().reuses:
+            return
+        alone, filled = self.prepared(usual), self.prepared(replace(usual, older=self.feedback(usual.step - 1, "all").items))
+        what = f"made {filled.size} rows with older answers and {alone.size} without"
+        self.require(filled.size > alone.size, f"reuses is true, and prepare {what}; take its rows from `feedback.learned`")
+        moved = [name for name, value in alone.metrics.items() if name.startswith(_OF_A_STEP) and filled.metrics.get(name) != value]
+        self.require(not moved, f"with older answers prepare reports other {', '.join(moved)}; those are of the step's own: `feedback.items`")
 
     def losses(self, batch: Batch) -> None:
         """Shapes, axes, names and gradients of all losses and metrics, in one forward pass."""
