@@ -5,7 +5,8 @@
     scored        {"prompt", "completion", "score"}: a row for each candidate with a score
 
 Both are layouts that TRL's trainers read. A recorded response is written as the data give it, with all of its messages. Of a sampled episode of
-several turns the ledger has no messages but the last, so answers about such episodes are left out, and counted.
+several turns the ledger has no messages but the last, so answers about such episodes are left out, and counted. An empty response is written as it
+is: it ended at once, and is read so.
 """
 
 import hashlib
@@ -203,7 +204,9 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
     make, config = _preferences if layout == "preference" else _scored, load_config(run_dir / "config.yaml")[0]
     with _opened(run_dir) as store:
         responses, rows, left_out = _Responses(store, config), [], 0
-        for asked in (asked for asked in store.answered() if asked.question.key.purpose == purpose):
+        answered = [asked for asked in store.answered() if asked.question.key.purpose == purpose]
+        prompted = [asked for asked in answered if asked.question.messages]
+        for asked in prompted:
             try:
                 rows += list(make(responses.of(asked), asked, *store.answer(asked)))
             except _SeveralTurns:
@@ -213,6 +216,8 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
             f"{left_out} answers about episodes of an environment are left out: only the last response of an episode is in the ledger, and those had "
             "several turns, or their trajectories are dropped (tracking.keep_trajectories: true keeps them)"
         )
+    if len(prompted) < len(answered):
+        warn(f"{len(answered) - len(prompted)} answers about texts without a prompt are left out: both layouts have one")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
