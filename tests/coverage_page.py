@@ -45,6 +45,7 @@ FEATURES = {
     97: "evaluation flow",
     98: "evaluation file",
     99: "win rate metrics",
+    100: "online evaluation: samples of training against the references",
     102: "query budget",
     101: "evaluation by queries",
     104: "prompt filter keeps references aligned",
@@ -57,6 +58,9 @@ FEATURES = {
     112: "LoRA: one step runs, the head of a reward model trainable; 4-bit not here",
     113: "save rules: so many stay, the newest among them, and it gives equal logits",
     114: "resume: an equal loss curve",
+    115: "export and offline reload: the same records, the same losses",
+    116: "offline DPO and SFT: the loss falls, no actor is started",
+    117: "offline with online evaluation: its file is written",
     118: "logging: its groups of keys, and what they are called here",
     125: "end to end on a CPU",
 }

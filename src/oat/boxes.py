@@ -144,8 +144,8 @@ class Evaluation(Protocol):
     def due(self, step: int, queries: int) -> bool:
         """Whether one is due after `step` updates and so many queries."""
 
-    def run(self, step: int, queries: int = 0) -> dict[str, float]:
-        """Evaluate the slot's weights; returns metrics."""
+    def run(self, step: int, queries: int = 0, feedback: Feedback | None = None) -> dict[str, float]:
+        """Evaluate the slot's weights, and what a step took; returns metrics."""
 
 
 class Stop(Protocol):

@@ -324,7 +324,7 @@ def _evaluation(config: Config, around: Surroundings, actor: boxes.Actor, ledger
         [Judge(purpose, address, oracle.answers, purses[purpose]) for purpose, (address, oracle) in around.judges.items()],
         slot=e.slot,
         trigger=Trigger(e.every, e.every_queries or 0, e.every_hours or 0.0),
-        wanted=Wanted(e.intervals, e.pass_at, e.success, e.majority_at, load_answers(e.answers) if e.answers else None),
+        wanted=Wanted(e.intervals, e.pass_at, e.success, e.majority_at, load_answers(e.answers) if e.answers else None, e.online),
         records=Records(directory / "evaluations", decode=around.renderer.decode, **names),
         seeds=seeds,
     )

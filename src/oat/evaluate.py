@@ -30,11 +30,17 @@ _Answers = list[list[Hashable | None]]
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to answer the held-out prompts."""
+    """One way to answer the held-out prompts; or responses that are there.
+
+    Attributes:
+        sampling: how they are drawn; None where they are there.
+        groups: those that are.
+    """
 
     name: str
     samples: int
-    sampling: Sampling
+    sampling: Sampling | None
+    groups: Sequence[Group] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class Wanted:
         pass_at, majority_at: each k of them.
         success: the value from which on a response passes.
         answer: from a text to its answer; what the majority is of.
+        online: also of the responses that training drew.
     """
 
     intervals: bool = False
@@ -70,6 +77,7 @@ class Wanted:
     success: float = 1.0
     majority_at: tuple[int, ...] = ()
     answer: Callable[[str], Hashable | None] | None = None
+    online: bool = False
 
 
 class Trigger:
@@ -210,21 +218,25 @@ class Evaluation:
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.trigger.load_state(state)
 
-    def run(self, step: int, queries: int = 0) -> dict[str, float]:
+    def run(self, step: int, queries: int = 0, feedback: Feedback | None = None) -> dict[str, float]:
         """Evaluate the slot's weights as they are after `step` updates and so many queries of training; returns metrics.
+
+        Args:
+            feedback: what the last of these steps took, whose responses are evaluated too where that is wanted.
 
         Raises:
             OatError: the first oracle failed, or whatever was needed before it is asked. What the second one does is counted and said.
         """
         self.trigger.begin(step, queries)
-        tables = self._judged(self.judge, step, lambda round: self._answer(self.modes[round]))
+        rounds = [*self.modes, *(learned_from(feedback) if self.wanted.online and feedback else [])]
+        tables = self._judged(self.judge, step, rounds, lambda round: rounds[round].groups or self._answer(rounds[round]))
         if tables is None:
             return {"eval/skipped": 1.0}
         answers = [self._answers(table) for table in tables]
-        metrics, golds = self._second_opinion(step, tables)
-        for mode, table, given in zip(self.modes, tables, answers, strict=True):
+        metrics, golds = self._second_opinion(step, rounds, tables)
+        for mode, table, given in zip(rounds, tables, answers, strict=True):
             metrics |= self._numbers(mode, table, given)
-        self._write(step, tables, answers, golds)
+        self._write(step, rounds, tables, answers, golds)
         return metrics
 
     def _is_beyond(self, judge: Judge, step: int, price: Price) -> bool:
@@ -241,18 +253,21 @@ class Evaluation:
             )
         return True
 
-    def _answer(self, mode: Mode) -> list[Group]:
+    def _answer(self, mode: Mode) -> Sequence[Group]:
+        assert mode.sampling is not None, "only responses that were drawn in training have none"
         return self.actor.sample(self.prompts, {self.slot: mode.samples}, ("eval", mode.name), mode.sampling)
 
-    def _ask(self, judge: Judge, step: int, groups: Callable[[int], Sequence[Group]]) -> bool:
+    def _ask(self, judge: Judge, step: int, count: int, groups: Callable[[int], Sequence[Group]]) -> bool:
         """Ask whatever is not on disk yet; or nothing, if the evaluation has not begun and its purse does not suffice. Then no later one draws
         samples in vain.
 
+        Args:
+            count: of rounds.
         Returns:
             Whether it has begun.
         """
-        rounds = [round for round in range(len(self.modes)) if not self.ledger.recalls(step, round, judge.purpose)]
-        is_new, refused = len(rounds) == len(self.modes), self.ledger.refused(step, judge.purpose)
+        rounds = [round for round in range(count) if not self.ledger.recalls(step, round, judge.purpose)]
+        is_new, refused = len(rounds) == count, self.ledger.refused(step, judge.purpose)
         if is_new and refused is not None and self._is_beyond(judge, step, refused):
             return False
         asked = [(round, *self._questions(judge, step, round, groups(round))) for round in rounds]
@@ -276,7 +291,7 @@ class Evaluation:
                 questions.append(Question.about(group, key, judge.kind, pick, judge.oracle))
         return groups, questions
 
-    def _judged(self, judge: Judge, step: int, groups: Callable[[int], Sequence[Group]]) -> list[_Table] | None:
+    def _judged(self, judge: Judge, step: int, modes: Sequence[Mode], groups: Callable[[int], Sequence[Group]]) -> list[_Table] | None:
         """By mode, what a judge says; None where its purse does not suffice for all of it. Answers about an evaluation that a kill cut off, and that
         was not due again, are taken too and left aside.
 
@@ -286,11 +301,11 @@ class Evaluation:
         Raises:
             OatError: it failed, now or when it was first made; a failure is on record, so that a replay has it too.
         """
-        tables = [_Table(np.full((len(self.prompts), mode.samples), np.nan)) for mode in self.modes]
+        tables = [_Table(np.full((len(mode.groups or self.prompts), mode.samples), np.nan)) for mode in modes]
         try:
-            if not self.ledger.has_taken(step, judge.purpose) and not self._ask(judge, step, groups):
+            if not self.ledger.has_taken(step, judge.purpose) and not self._ask(judge, step, len(modes), groups):
                 return None
-            feedback: Feedback = self.ledger.take(step, self.ledger.asked(step, len(self.modes), judge.purpose), purpose=judge.purpose)
+            feedback: Feedback = self.ledger.take(step, self.ledger.asked(step, len(modes), judge.purpose), purpose=judge.purpose)
         except LedgerError:
             raise
         except OatError:
@@ -305,13 +320,13 @@ class Evaluation:
                 tables[item.question.key.round].add(item)
         return tables
 
-    def _second_opinion(self, step: int, tables: Sequence[_Table]) -> tuple[dict[str, float], Sequence[_Table]]:
+    def _second_opinion(self, step: int, modes: Sequence[Mode], tables: Sequence[_Table]) -> tuple[dict[str, float], Sequence[_Table]]:
         """What the second oracle says of the same responses, as metrics and by mode; no tables where it was not asked, or failed."""
         judge = self.gold
         if judge is None:
             return {}, ()
         try:
-            golds = self._judged(judge, step, lambda round: list(tables[round].groups.values()))
+            golds = self._judged(judge, step, modes, lambda round: list(tables[round].groups.values()))
         except LedgerError:
             raise
         except OatError as error:
@@ -319,15 +334,16 @@ class Evaluation:
             return {"eval/gold_failed": 1.0}, ()
         if golds is None:
             return {"eval/gold_skipped": 1.0}, ()
-        found = {f"eval/gold_{mode.name}": average(gold.values_BG) for mode, gold in zip(self.modes, golds, strict=True)}
-        first, second = (np.hstack([table.values_BG for table in each]) for each in (tables, golds))
+        found = {f"eval/gold_{mode.name}": average(gold.values_BG) for mode, gold in zip(modes, golds, strict=True)}
+        held_out = len(self.modes)
+        first, second = (np.hstack([table.values_BG for table in each[:held_out]]) for each in (tables, golds))
         found["eval/gold_agreement"] = agreement(first, second)
         return {name: value for name, value in found.items() if value is not None}, golds
 
     def _answers(self, table: _Table) -> _Answers:
         answer, size = self.wanted.answer, table.values_BG.shape[1]
         given = {place: [answer(response.text) for response in group.trajectories] for place, group in table.groups.items()} if answer else {}
-        return [given.get(place, [None] * size) for place in range(len(self.prompts))]
+        return [given.get(place, [None] * size) for place in range(len(table.values_BG))]
 
     def _numbers(self, mode: Mode, table: _Table, answers: _Answers) -> dict[str, float]:
         """The metrics of a mode; none where no response has a value."""
@@ -350,9 +366,9 @@ class Evaluation:
             found |= {f"eval/majority@{k}": majority_at(values_BG, answers, k) for k in self.wanted.majority_at}
         return {metric: value for metric, value in found.items() if value is not None}
 
-    def _write(self, step: int, tables: Sequence[_Table], answers: Sequence[_Answers], golds: Sequence[_Table]) -> None:
+    def _write(self, step: int, modes: Sequence[Mode], tables: Sequence[_Table], answers: Sequence[_Answers], golds: Sequence[_Table]) -> None:
         lines = []
-        for round, (mode, table) in enumerate(zip(self.modes, tables, strict=True)):
+        for round, (mode, table) in enumerate(zip(modes, tables, strict=True)):
             for place, group in sorted(table.groups.items()):
                 for sample, response in enumerate(group.trajectories):
                     fields = {"mode": mode.name, "sample": sample, **_said(table, place, sample, "value", "mark")}
@@ -363,6 +379,17 @@ class Evaluation:
                         fields["answer"] = None if answer is None else str(answer)
                     lines.append(self.records.record(group.prompt, response, fields))
         self.records.write(step, lines)
+
+
+def learned_from(feedback: Feedback) -> list[Mode]:
+    """The responses that a step was told about, as a mode; none where it took nothing. Of each group there are as many as of the smallest."""
+    told = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.items]
+    size = min(map(len, told), default=0)
+    groups = [
+        Group(replace(item.group.prompt, occurrence=place), tuple(responses[:size]))
+        for place, (item, responses) in enumerate(zip(feedback.items, told, strict=True))
+    ]
+    return [Mode("online", size, None, groups)] if size else []
 
 
 def _said(table: _Table, place: int, sample: int, value: str, mark: str) -> dict[str, object]:

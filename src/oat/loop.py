@@ -146,7 +146,7 @@ def close_step(run: Run, step: int, metrics: Metrics, feedback: Feedback, report
     reason = run.alarms.ended or run.stop.reason(step, run.ledger.spent_before(step))
     with or_saved(run, step, metrics.values):
         is_due = run.evaluation is not None and (reason is not None or run.evaluation.due(step, feedback.queries))
-        metrics.add(evaluate(run, step, due=is_due, queries=feedback.queries).values)
+        metrics.add(evaluate(run, step, due=is_due, feedback=feedback).values)
     run.tracking.row(step, metrics.values, feedback)
     if run.checkpoints.due(step) or reason is not None:
         with clock(later, "time/save_s"):
@@ -157,16 +157,16 @@ def close_step(run: Run, step: int, metrics: Metrics, feedback: Feedback, report
     return reason, later
 
 
-def evaluate(run: Run, step: int, *, due: bool, queries: int = 0) -> Metrics:
-    """The metrics of an evaluation after `step` updates and so many queries, if one is due. Whatever fails in it is said and counted; weights
-    that do not verify and a ledger that cannot be written end the run, since training shares them."""
+def evaluate(run: Run, step: int, *, due: bool, feedback: Feedback | None = None) -> Metrics:
+    """The metrics of an evaluation after `step` updates, the last of which took this, if one is due. Whatever fails in it is said and counted;
+    weights that do not verify and a ledger that cannot be written end the run, since training shares them."""
     metrics = Metrics()
     if due and run.evaluation is not None:
         with clock(metrics, "time/evaluate_s"):
             if run.evaluation.slot == "policy":
                 run.weights.push("policy", step, run.learner.tensors("policy"))
             try:
-                values = run.evaluation.run(step, queries)
+                values = run.evaluation.run(step, feedback.queries if feedback else 0, feedback)
             except LedgerError:
                 raise
             except OatError as error:

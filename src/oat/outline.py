@@ -172,10 +172,14 @@ def _evaluations(config: Config, run: Run, around: Surroundings, begun: int) -> 
     responses = around.held_out.size * (e.samples + e.greedy)
     parts = " + ".join([*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])])
     times, prompts = f": {_many(count, 'time')}" if count else "", _many(around.held_out.size, "prompt")
-    yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {_many(responses, 'response')}"
+    plan, is_pair = run.plans(0), make_objective(config).requires.feedback == "compare"
+    online = plan.questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
+    learned = f", and the step's own {online}" if online else ""
+    yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {_many(responses, 'response')}{learned}"
     for purpose, (address, _) in around.judges.items():
-        priced = 0 if judges_of(config)[purpose].name in BUILTIN else responses
-        yield "", f"{_queries(priced)} each" + (f", {priced * count} in all" if count and priced else "") + f", of {address}"
+        priced = 0 if judges_of(config)[purpose].name in BUILTIN else responses + online
+        total = priced * (count or 0) - (online if priced and not begun else 0)
+        yield "", f"{_queries(priced)} each" + (f", {total} in all" if count and priced else "") + f", of {address}"
 
 
 def _checkpoints(config: Config, learner: Learner, origin: Origin | None) -> _Lines:

@@ -148,6 +148,7 @@ def _evaluation(config: Config) -> list[Rule]:
         *((field, name == "environment" and not config.sampling.environment, "name it in sampling.environment") for field, name in names.items()),
         *((field, name in BUILTIN and purses[field] is not None, f"{name} costs no queries; remove max_queries") for field, name in names.items()),
         ("evaluation.every_queries", e.every_queries is not None and is_free, f"{config.oracle.name} costs no queries; set every, or every_hours"),
+        ("evaluation.online", e.online and bool(config.prompts.responses), "training draws no responses where they are recorded; remove it"),
         ("evaluation.pass_at", any(k > e.samples for k in e.pass_at), few),
         ("evaluation.majority_at", any(k > e.samples for k in e.majority_at), few),
         ("evaluation.majority_at", e.majority_at and e.answers is None, "say what the answer in a response is; set evaluation.answers"),
@@ -213,7 +214,8 @@ def _engine(config: Config) -> list[Rule]:
 def _ranking(config: Config) -> list[Rule]:
     """Whether any row has what the best checkpoints are ranked by."""
     metric, evaluation, is_read = config.checkpoint.best_metric, config.evaluation, config.checkpoint.keep_best > 0
-    modes = {} if evaluation is None else {"eval/sampled": evaluation.samples > 0, "eval/greedy": evaluation.greedy}
+    names = ("eval/sampled", "eval/greedy", "eval/online")
+    given = dict(zip(names, (evaluation.samples > 0, evaluation.greedy, evaluation.online), strict=True)) if evaluation else {}
     return [
         (
             "checkpoint.best_metric",
@@ -222,7 +224,7 @@ def _ranking(config: Config) -> list[Rule]:
         ),
         (
             "checkpoint.best_metric",
-            is_read and metric in ("eval/sampled", "eval/greedy") and not modes.get(metric),
+            is_read and metric in names and not given.get(metric),
             "no evaluation of this run gives it; see the section evaluation, or name another metric",
         ),
     ]

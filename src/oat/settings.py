@@ -233,6 +233,8 @@ class EvaluationConfig:
     """Also evaluate the greedy response."""
     max_prompts: Count | None = None
     """Read the first so many records."""
+    online: bool = False
+    """Also evaluate the responses that the step before learned from (`eval/online`), as they were drawn; they share oracle and purse."""
     oracle: str | Component | None = None
     """Its own oracle: a name, or fields as in `oracle`: the name and the oracle's own options. By default the one that training asks."""
     max_queries: Count | None = None

@@ -150,3 +150,32 @@ def test_learns_from_what_is_recorded_with_other_seeds(root: Path, tmp_path: Pat
 def test_learns_with_other_seeds(root: Path, tmp_path: Path, case: Case, seed: int) -> None:
     start, end = run(root, tmp_path, case, case.name, "--seed", str(seed))
     assert end >= start + RISE
+
+
+FEW = ("--stop.max_steps", "6", "--learner.learning_rate", "2e-3")
+AGAIN = (*FEW, "--learner.buffer.questions", "96", "--algorithm.epochs", "2")
+
+
+def gains(root: Path, tmp_path: Path, *flags: str) -> tuple[float, float]:
+    """What six steps gain, of a third of the queries: each learned from once, and again from the newest three takes, twice each time."""
+    scores = []
+    for name, more in {"once": FEW, "again": AGAIN}.items():
+        (tmp_path / name).mkdir()
+        start, end = run(root, tmp_path / name, CASES["dpo"], "dpo", *more, *flags)
+        scores.append(end - start)
+    once, again = scores
+    rows = [[json.loads(line) for line in (tmp_path / name / "run" / "metrics.jsonl").read_text().splitlines()] for name in ("once", "again")]
+    assert rows[0][-1]["oracle/queries"] <= 6 * 64 >= rows[1][-1]["oracle/queries"]
+    return once, again
+
+
+def test_learning_again_gains_at_equal_queries(root: Path, tmp_path: Path) -> None:
+    once, again = gains(root, tmp_path)
+    assert again > once + 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_learning_again_gains_with_other_seeds(root: Path, tmp_path: Path, seed: int) -> None:
+    once, again = gains(root, tmp_path, "--seed", str(seed))
+    assert again > once + 0.05
