@@ -6,7 +6,6 @@ stand, plain or conversational, and so is ShareGPT's.
 | prompt-only | `prompt` | that column | none |
 | prompt-completion | `prompt`, `completion` | that column | `completion` |
 | preference | `prompt`, `chosen`, `rejected` | that column | `chosen`, `rejected` |
-| preference, two whole conversations | `prompt`, a text, `chosen`, `rejected` | what both conversations begin with | what follows in each |
 | preference with an implicit prompt | `chosen`, `rejected` | what both begin with | what follows in each |
 | unpaired preference | `prompt`, `completion`, `label` | that column | `completion`, worth 1 where the label is true, else 0 |
 | stepwise supervision | `prompt`, `completions`, `labels` | that column | none: no algorithm here learns from steps |
@@ -15,6 +14,8 @@ stand, plain or conversational, and so is ShareGPT's.
 
 `messages` and ShareGPT's `conversations` also take the place of `prompt` where there is no such column. A message is {"role", "content"} or
 ShareGPT's {"from", "value"}.
+
+Where the prompt of a preference is a text and both responses are whole conversations, as in UltraFeedback, the prompt is what these begin with, as in TRL.
 
 Departures from TRL:
 1. Of a conversation the last message of the assistant is the response, and no earlier one.

@@ -165,7 +165,7 @@ def gains(root: Path, tmp_path: Path, *flags: str) -> tuple[float, float]:
         scores.append(end - start)
     once, again = scores
     rows = [[json.loads(line) for line in (tmp_path / name / "run" / "metrics.jsonl").read_text().splitlines()] for name in ("once", "again")]
-    assert rows[0][-1]["oracle/queries"] <= 6 * 64 >= rows[1][-1]["oracle/queries"]
+    assert max(of[-1]["oracle/queries"] for of in rows) <= 6 * 64
     return once, again
 
 
