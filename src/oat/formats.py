@@ -15,7 +15,8 @@ stand, plain or conversational, and so is ShareGPT's.
 `messages` and ShareGPT's `conversations` also take the place of `prompt` where there is no such column. A message is {"role", "content"} or
 ShareGPT's {"from", "value"}.
 
-Where the prompt of a preference is a text and both responses are whole conversations, as in UltraFeedback, the prompt is what these begin with, as in TRL.
+Where the prompt of a preference is a text and both responses are whole conversations, as in UltraFeedback, the prompt is what these begin with, as
+TRL has it.
 
 Departures from TRL:
 1. Of a conversation the last message of the assistant is the response, and no earlier one.
