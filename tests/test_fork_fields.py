@@ -48,6 +48,7 @@ FORKED: dict[str, Any] = {
     "evaluation.max_prompts": 2,
     "evaluation.oracle": {"name": "WORLD/reward.py:reward"},
     "evaluation.max_queries": 1000,
+    "evaluation.online": True,
     "evaluation.gold": {"name": "WORLD/reward.py:reward"},
     "evaluation.intervals": True,
     "evaluation.pass_at": [1, 2],
@@ -68,6 +69,7 @@ FORKED: dict[str, Any] = {
     "learner.micro_batch_size": 2,
     "learner.gradient_checkpointing": True,
     "learner.logits_chunk": 7,
+    "learner.max_updates": 1,
 }
 """What each field is changed to that may be."""
 
@@ -111,6 +113,7 @@ REFUSED: dict[str, Any] = {
     "learner.micro_batch_tokens": 512,
     "learner.autocast": "bfloat16",
     "learner.sync_every": 2,
+    "learner.buffer": {"questions": 8},
     "render.template": "chatml",
     "render.system": "be kind",
     "render.question": "gsm8k",
