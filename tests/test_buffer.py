@@ -158,6 +158,11 @@ def test_a_fork_that_changes_nothing_and_a_longer_run_are_the_run(world: World, 
     assert kept == [4, 5, 6, 7, 8], "checkpoints of 8 and 9 are kept; step 8 may read the takes of 5 to 7, and its row asks for one more"
 
 
+def test_values_on_a_wire_give_the_same_run(run: Path, tmp_path: Path) -> None:
+    assert oat("train", run / "config.yaml", "--run_dir", tmp_path / "run", "--compute.serialise", "true") == 0
+    assert digest_run(tmp_path / "run")["weights"] == digest_run(run)["weights"]
+
+
 def test_a_replay_of_its_ledger_is_the_run(world: World, run: Path, tmp_path: Path) -> None:
     """From its start, with an oracle that must not be asked."""
     config, other = run / "config.yaml", tmp_path / "run"

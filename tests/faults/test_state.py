@@ -29,6 +29,7 @@ ENSEMBLE = {"members": 2, "hidden": 4, "batch": 3, "steps": 2, "buffer": 5}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo": ("dpo", {}),
     "dpo, a lagging sampler": ("dpo", {"learner.sync_every": 2, "checkpoint.every": 1}),
+    "dpo, a buffer": ("dpo", {"learner.buffer": {"questions": 10, "clear_every": 3}, "algorithm.epochs": 2}),
     "grpo, a lagging sampler": ("grpo", {"learner.sync_every": 3, "algorithm.kl_coef": 0.1, "learner.schedule": "linear"}),
     "sft": ("sft", {"algorithm.threshold": 0.1}),
     "a reward model": ("reward_model", {"algorithm.samples": 2, "algorithm.centring": 0.1, "evaluation": None}),
