@@ -191,7 +191,8 @@ def _plain_sampling(config: Config) -> Sampling:
 
 def needed_slots(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
     """Slots of the engine that training or evaluations ask."""
-    return {*requires.slots, *explorer.needs, *([config.evaluation.slot] if config.evaluation else [])}
+    e = config.evaluation
+    return {*requires.slots, *explorer.needs, *([e.slot] if e else []), *(["reference"] if e and e.kl else [])}
 
 
 def needed_models(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
@@ -322,7 +323,7 @@ def _evaluation(config: Config, around: Surroundings, actor: boxes.Actor, ledger
         [Judge(purpose, address, oracle.answers, purses[purpose]) for purpose, (address, oracle) in around.judges.items()],
         slot=e.slot,
         trigger=Trigger(e.every, e.every_queries or 0, e.every_hours or 0.0),
-        wanted=Wanted(e.intervals, e.pass_at, e.success, e.majority_at, load_answers(e.answers) if e.answers else None),
+        wanted=Wanted(e.kl, e.intervals, e.pass_at, e.success, e.majority_at, load_answers(e.answers) if e.answers else None),
         records=Records(directory / "evaluations", decode=around.renderer.decode, **names),
         seeds=seeds,
     )

@@ -100,8 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add_argument("--layout", default="preference", metavar="preference|scored", help="of the exported rows, as TRL reads them")
     plot = command("plot", _plot, "plot a metric of runs; those that differ only in their seed become one line with a band")
     plot.add_argument("runs", metavar="RUN", nargs="+")
-    plot.add_argument("--metric", metavar="NAME", help="of docs/metrics.md; by default eval/sampled, or reward/mean, or loss/total")
-    plot.add_argument("--against", default="steps", metavar="steps|queries|tokens|time", help="the axis; by default steps")
+    metric = "of docs/metrics.md, also several times; by default eval/sampled, or reward/mean, or loss/total; against a KL proxy and gold"
+    plot.add_argument("--metric", action="append", default=[], metavar="NAME", help=metric)
+    plot.add_argument("--against", default="steps", metavar="steps|queries|tokens|time|kl|sqrt_kl", help="the axis; by default steps")
     plot.add_argument("--out", default="plot.png", metavar="FILE.png", help="the numbers go beside it, as FILE.csv; FILE.csv writes them alone")
     digest = command("digest", _digest, "print hashes of a run; two runs with equal hashes are equal")
     digest.add_argument("run", metavar="RUN")

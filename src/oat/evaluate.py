@@ -59,12 +59,14 @@ class Wanted:
     """Numbers beside the means.
 
     Attributes:
+        kl: how far samples are from the reference.
         intervals: of every mean and win rate.
         pass_at, majority_at: each k of them.
         success: the value from which on a response passes.
         answer: from a text to its answer; what the majority is of.
     """
 
+    kl: bool = False
     intervals: bool = False
     pass_at: tuple[int, ...] = ()
     success: float = 1.0
@@ -224,6 +226,8 @@ class Evaluation:
         metrics, golds = self._second_opinion(step, tables)
         for mode, table, given in zip(self.modes, tables, answers, strict=True):
             metrics |= self._numbers(mode, table, given)
+        if self.wanted.kl:
+            metrics |= self._distance(tables)
         self._write(step, tables, answers, golds)
         return metrics
 
@@ -323,6 +327,14 @@ class Evaluation:
         first, second = (np.hstack([table.values_BG for table in each]) for each in (tables, golds))
         found["eval/gold_agreement"] = agreement(first, second)
         return {name: value for name, value in found.items() if value is not None}, golds
+
+    def _distance(self, tables: Sequence[_Table]) -> dict[str, float]:
+        """The estimate k1 of KL(slot || reference), nats a response: the mean, over responses that were sampled as in training, of the summed
+        difference of their raw log-probabilities; the slot's are those recorded at sampling."""
+        sampled = next(table for mode, table in zip(self.modes, tables, strict=True) if mode.name == "sampled")
+        groups = [group for _, group in sorted(sampled.groups.items())]
+        logps = self.actor.score(groups, ("sampler", "reference"))
+        return {"eval/kl": float(np.mean(np.concatenate(logps["sampler"]).astype(float) - np.concatenate(logps["reference"])))}
 
     def _answers(self, table: _Table) -> _Answers:
         answer, size = self.wanted.answer, table.values_BG.shape[1]

@@ -37,6 +37,7 @@ NAMES = {
     "eval/gold_skipped": "1 where the second oracle's purse did not suffice",
     "eval/greedy": "held-out mean score (or probability of winning) of greedy responses",
     **{f"eval/greedy_{name}": f"of greedy responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
+    "eval/kl": "mean over sampled responses of the summed k1 estimate of KL(policy || reference), nats a response (evaluation.kl)",
     "eval/majority@k": "held-out mean score of the answer that most of k samples give",
     "eval/pass@k": "share of held-out prompts that one of k samples solves, without bias",
     "eval/sampled": "held-out mean score (or probability of winning) of responses sampled as in training",
@@ -123,9 +124,9 @@ _UNITS = {
     "0 or 1": ("alarms/rolled_back", "eval/*failed", "eval/*skipped", "logps/recomputed"),
     "probability": ("oracle/position_bias",),
     "share": ("*_frac", "*/accuracy", "*/held_out_accuracy", "pairs/confidence", "*win_rate*", "eval/pass@k", "eval/gold_agreement", "roofline/*"),
+    "nats": ("logps/*", "kto/baseline", "eval/kl"),
     "score": ("eval/*", "reward/*"),
     "nats a token": ("kl/*", "loss/sft", "policy/entropy"),
-    "nats": ("logps/*", "kto/baseline"),
     "ratio": ("policy/ratio_*",),
     "version": ("weights/version", "lag/versions"),
     "count": (
