@@ -149,7 +149,9 @@ def test_proxy_against_gold(make: Make, tmp_path: Path) -> None:
     assert [row for row in numbers if row[0] != "eval/sampled"] == [("eval/gold_sampled", kl, kl, kl, kl) for kl in (0, 2, 4)]
     roots = table(tmp_path, first, "--against", "sqrt_kl", "--metric", "eval/gold_sampled")
     assert [(float(row["sqrt_kl"]), float(row["eval/gold_sampled"])) for row in roots] == [(0, 0), (pytest.approx(2**0.5), 2), (2, 4)]
-    assert oat("plot", first, second, make("c", distances(0.0, 9.0), learner__learning_rate=1e-5), "--against", "kl", "--out", tmp_path / "a.png") == 0
+    assert (
+        oat("plot", first, second, make("c", distances(0.0, 9.0), learner__learning_rate=1e-5), "--against", "kl", "--out", tmp_path / "a.png") == 0
+    )
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert {row["line"] for row in read(tmp_path / "a.csv")} == {"learning_rate 0.003 (2 runs)", "learning_rate 1e-05"}
 

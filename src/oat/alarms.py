@@ -7,7 +7,7 @@ settings, so a run that is killed and continued raises the same alarms at the sa
 What a step reports was measured before its update. So a checkpoint is proven good by the step after it, and a roll back leads to the newest one that
 `checkpoint.every` made and that was proven while no rule with `roll_back` was out of bounds.
 
-The second oracle of an evaluation speaks of the policy after the step of its row, as what the next step reports does; so it is heard with the next step.
+The second oracle of an evaluation speaks of the policy after the step of its row, as what the next step reports does; so it is heard with that step.
 """
 
 import math
@@ -47,8 +47,8 @@ _HINTS = {
     "ratio": "an update moves single tokens far; lower learner.learning_rate, algorithm.epochs or algorithm.minibatches, and see logps/recorded_gap",
     "truncated": "responses are cut before their end; raise sampling.max_new_tokens, or see in samples.jsonl whether endless text pays",
     "spread": "there is nothing to learn from; see in samples.jsonl whether the values are constant, or every prompt is solved, or hopeless",
-    "gold": "what is rewarded is no longer what is wanted: take the checkpoint of its best (oat export RUN OUT --step best, with checkpoint.keep_best), "
-    "tie the policy more tightly, or improve the oracle of training (docs/over_optimisation.md)",
+    "gold": "what is rewarded is no longer what is wanted: take the checkpoint of its best (checkpoint.keep_best, oat export RUN OUT --step best), tie "
+    "the policy more tightly, or improve the oracle of training (docs/over_optimisation.md)",
 }
 
 
@@ -240,7 +240,7 @@ class Alarms:
         return self.counts[name] == rule.patience
 
     def _is_proven(self, name: str, values: Mapping[str, float]) -> bool:
-        """Whether a rule finds nothing wrong with the state that a step began with; of a state that was not evaluated the second oracle says nothing."""
+        """Whether a rule finds nothing wrong with the state that a step began with; of one that was not evaluated the second oracle says nothing."""
         metric = self.rules[name].metric
         return not self.counts[name] and (metric not in GOLD or metric in values)
 

@@ -85,7 +85,7 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
     actor, trained = (wired(box) for box in _actors(config, objective.requires, around, engine, scorer, seeds))
     believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {}
     served = {name: wired(oracle) for name, oracle in {**asked, **dict(judges.values()), **believed}.items()}
-    ledger = _ledger(config, directory, served, seeds, interruption.heed)
+    ledger = _ledger(config, directory, served, seeds, heed=interruption.heed, release=around.close)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
@@ -136,14 +136,14 @@ def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
     return {"prompts/dropped": sum(source.dropped for source in sources), "prompts/skipped": sum(source.skipped for source in sources)}
 
 
-def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, heed: Callable[[], None]) -> Ledger:
+def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, **calls: Callable[[], None]) -> Ledger:
     o, e = config.oracle, config.evaluation
     budgets = {"train": budget_of(config)}
     if e is not None:
         gold = e.gold.max_queries if isinstance(e.gold, GoldConfig) else None
         budgets |= {"eval": Budget(e.max_queries), "gold": Budget(gold)}
     common: dict[str, Any] = {"labels": o.labels, "deadline_s": o.deadline_s, "max_wait_s": o.max_wait_s, "max_age": o.max_answer_age}
-    common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, "heed": heed}
+    common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, **calls}
     return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, **common)
 
 

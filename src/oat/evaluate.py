@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from oat.boxes import Actor, Ledger
-from oat.errors import LedgerError, OatError, OracleError, RecordError, warn
+from oat.errors import LedgerError, OatError, OracleError, RecordError, printable, warn
 from oat.estimates import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
 from oat.files import write_atomically
 from oat.seeds import Seeds
@@ -136,7 +136,7 @@ class Records:
         Raises:
             RecordError: it cannot be written.
         """
-        lines = [json.dumps(record, ensure_ascii=False) for record in records]
+        lines = [printable(json.dumps(record, ensure_ascii=False)) for record in records]
         try:
             write_atomically(self.directory / f"step_{step:08d}.jsonl", "\n".join(lines) + "\n")
         except OSError as error:

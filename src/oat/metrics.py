@@ -87,6 +87,7 @@ NAMES = {
     "pairs/held_out": "pairs of the step that are only measured (algorithm.held_out)",
     "pairs/held_out_accuracy": "share of the step's held-out pairs whose chosen response scores higher, before the update",
     "pairs/held_out_brier": "as pairs/brier, of the step's held-out pairs, before the update",
+    "pairs/held_out_ece": "expected calibration error of pairs/confidence on the step's held-out pairs, in ten bins; of few pairs it is too high",
     "pairs/margin": "mean over pairs of the reward of the chosen minus that of the rejected response",
     "pairs/reward_chosen": "mean over pairs of the reward of the chosen response (the algorithm's page says what it is)",
     "pairs/reward_rejected": "mean over pairs of the reward of the rejected response",

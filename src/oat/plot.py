@@ -18,7 +18,7 @@ import numpy as np
 
 from oat.config import dump
 from oat.elsewhere import ours
-from oat.errors import ConfigError, DataError, did_you_mean
+from oat.errors import ConfigError, DataError, did_you_mean, printable
 from oat.metrics import NAMES, listed, unit
 from oat.reading import load_run, read_rows
 
@@ -99,7 +99,8 @@ def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> 
     """The lines of a plot, metric by metric for each configuration."""
     rows = {run: read_rows(run / "metrics.jsonl") for run in runs}
     trees = {run: _flat(_within(dump(load_run(run).config))) for run in runs}
-    chosen = [_chosen(metric, rows) for metric in dict.fromkeys(metrics or (GOLD if against in ("kl", "sqrt_kl") else [None]))]
+    wanted: Sequence[str | None] = metrics or (GOLD if against in ("kl", "sqrt_kl") else [None])
+    chosen = [_chosen(metric, rows) for metric in dict.fromkeys(wanted)]
     together: dict[str, list[Path]] = {}
     for run, tree in trees.items():
         together.setdefault(repr(sorted((field, repr(value)) for field, value in tree.items() if not _is_aside(field))), []).append(run)
@@ -252,12 +253,14 @@ def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
         kind = metrics.index(line.metric) if len(metrics) > 1 else number // len(_COLOURS)
         colour, style = _COLOURS[number % len(_COLOURS)], _STYLES[kind % len(_STYLES)]
         label = line.name if len(metrics) == 1 else line.metric if len(names) == 1 else f"{line.metric}: {line.name}"
-        axes.plot(line.x / scale, line.mean, style, color=colour, label=label, marker="o" if len(line.x) < 40 else "", markersize=3.5)
+        axes.plot(line.x / scale, line.mean, style, color=colour, label=_literal(label), marker="o" if len(line.x) < 40 else "", markersize=3.5)
         if line.runs > 1:
             axes.fill_between(line.x / scale, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
     counted_in = {unit(metric) for metric in metrics}
     title = "\n".join(textwrap.wrap(NAMES.get(listed(metrics[0]), ""), 100)) if len(metrics) == 1 else ""
-    axes.set(xlabel=xlabel, ylabel=", ".join(metrics) + (f" ({next(iter(counted_in))})" if len(counted_in) == 1 and all(counted_in) else ""))
+    axes.set(
+        xlabel=xlabel, ylabel=_literal(", ".join(metrics)) + (f" ({next(iter(counted_in))})" if len(counted_in) == 1 and all(counted_in) else "")
+    )
     axes.set_title(title, fontsize="medium", loc="left")
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.grid(alpha=0.3)
@@ -266,6 +269,11 @@ def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
     axes.legend(frameon=False, fontsize="small", title=legend, title_fontsize="small", alignment="left")
     canvas_of(figure)
     figure.savefig(file, dpi=_DPI)
+
+
+def _literal(text: str) -> str:
+    """Text that matplotlib draws as it stands: no formulas, and a legend leaves out what begins with a line."""
+    return printable(text if not text.startswith("_") else f" {text}").replace("$", r"\$")
 
 
 def _scale(most: float, against: Against) -> tuple[float, str]:
