@@ -47,8 +47,8 @@ _HINTS = {
     "ratio": "an update moves single tokens far; lower learner.learning_rate, algorithm.epochs or algorithm.minibatches, and see logps/recorded_gap",
     "truncated": "responses are cut before their end; raise sampling.max_new_tokens, or see in samples.jsonl whether endless text pays",
     "spread": "there is nothing to learn from; see in samples.jsonl whether the values are constant, or every prompt is solved, or hopeless",
-    "gold": "what is rewarded is no longer what is wanted: take the checkpoint of its best (checkpoint.keep_best, oat export RUN OUT --step best), tie "
-    "the policy more tightly, or improve the oracle of training (docs/over_optimisation.md)",
+    "gold": "what is rewarded is no longer what is wanted: take the checkpoint of its best (checkpoint.keep_best, oat export RUN OUT --step best), "
+    "tie the policy more tightly, or improve the oracle of training (docs/over_optimisation.md)",
 }
 
 
