@@ -60,14 +60,15 @@ class Served:
 
 
 @contextmanager
-def served(*arguments: str, command: Sequence[str] = ("oat", "serve", "reward"), log: Path | None = None) -> Iterator[Served]:
-    """A server on a free port, once it is ready.
+def served(*arguments: str, command: Sequence[str] = ("oat", "serve", "reward"), log: Path | None = None, port: int = 0) -> Iterator[Served]:
+    """A server, once it is ready.
 
     Args:
         log: gets what it says on stderr.
+        port: 0 takes a free one.
     """
     errors = log.open("wb") if log else None
-    words = [sys.executable, "-m", *command, *arguments, "--port", "0"]
+    words = [sys.executable, "-m", *command, *arguments, "--port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, env=environment)
     try:

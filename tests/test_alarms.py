@@ -97,7 +97,7 @@ class TestBounds:
 
     def test_rules_that_are_off_or_have_no_metric_are_not_watched(self) -> None:
         every = {metric for metrics in METRICS.values() for metric in metrics}
-        assert rules_of(AlarmsConfig(), every).keys() == METRICS.keys() == vars(AlarmsConfig()).keys() - {"max_roll_backs"}
+        assert rules_of(AlarmsConfig(), every).keys() | {"gold"} == METRICS.keys() == vars(AlarmsConfig()).keys() - {"max_roll_backs"}
         assert rules_of(AlarmsConfig(), {"policy/entropy", "answers/tied_frac"}).keys() == {"entropy", "spread"}
         assert rules_of(AlarmsConfig(), {"answers/tied_frac"})["spread"] == Rule("answers/tied_frac", 5, "warn", -math.inf, 0.99)
         assert rules_of(AlarmsConfig(spread=type(AlarmsConfig().spread)(action="off")), {"answers/tied_frac"}) == {}
@@ -142,6 +142,54 @@ class TestRollingBack:
         assert not alarms.begin(0)
         alarms.check(1, {"m": 0}, is_saved=True)
         assert alarms.back is None
+
+
+class TestGold:
+    """What an evaluation says of the state after a step is heard with the next step, and held against its best so far."""
+
+    RULE = "eval/gold_sampled", 2, "warn", -0.5, math.inf
+
+    def heard(self, alarms: Alarms, values: Sequence[float | None], saved: Sequence[bool] = ()) -> list[int]:
+        """Values of the evaluations after 0, 1, 2, ... steps; None is none. Returns where a roll back would lead to after each step."""
+        found = []
+        for step, value in enumerate(values):
+            if value is not None:
+                alarms.hear({"eval/gold_sampled": value, "eval/sampled": 9.0})
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                alarms.check(step + 1, {}, is_saved=bool(saved) and saved[step])
+            found.append(alarms.back if alarms.back is not None else -1)
+        return found
+
+    def test_it_is_held_against_its_best(self) -> None:
+        for values, raised in [([0, 1, 0.6, 0.5], 0), ([0, 1, 0.4, 0.6, 0.4], 0), ([0, 1, 0.4, None, None, 0.4], 1), ([0, 1, 0.4, 3, 2.4, 2.4], 1)]:
+            alarms = Alarms({"gold": Rule(*self.RULE)}, 3)
+            self.heard(alarms, values)
+            assert alarms.raised == raised, values
+
+    def test_only_what_it_has_seen_is_proven(self) -> None:
+        """States are saved after every step and evaluated after every other one."""
+        alarms = Alarms({"gold": Rule("eval/gold_sampled", 2, "roll_back", -0.5, math.inf)}, 3)
+        alarms.begin(0)
+        assert self.heard(alarms, [0, None, 1, None, 0.4], [True] * 5) == [0, 0, 2, 2, 2]
+        alarms.hear({"eval/gold_sampled": 0.3})
+        with pytest.warns(UserWarning, match=r"is 0.3, below 0.5 \(0.5 under its best, 1\), for 2 evaluations on end"):
+            assert alarms.check(6, {}, is_saved=True) == 2
+
+    def test_a_run_that_goes_on_has_heard_it(self) -> None:
+        values = [0.0, 1.0, 0.4, 0.3]
+        for cut in range(1, len(values) + 1):
+            first, second = Alarms({"gold": Rule(*self.RULE)}, 3), Alarms({"gold": Rule(*self.RULE)}, 3)
+            self.heard(first, values[: cut - 1])
+            first.hear({"eval/gold_sampled": values[cut - 1]})
+            second.load_state(json.loads(json.dumps(first.state)))
+            self.heard(second, [None, *values[cut:]])
+            assert (second.raised, second.best) == (1, 1.0)
+
+    def test_a_state_of_an_earlier_version_lacks_it(self) -> None:
+        alarms = Alarms({"gold": Rule(*self.RULE)}, 3)
+        alarms.load_state({name: value for name, value in alarms.state.items() if name not in ("best", "heard")})
+        assert (alarms.best, alarms.heard) == (None, {})
 
 
 class TestState:
@@ -386,6 +434,7 @@ sampling: {max_new_tokens: 8}
 learner: {learning_rate: 1e-6}
 stop: {max_steps: 10}
 """
+GOLD = "evaluation: {path: held_out.jsonl, gold: gsm8k}\n"
 GRPO, DPO, SFT = "{name: grpo, prompts: 4, samples: 2}", "{name: dpo, prompts: 4}", "{name: sft, prompts: 4, threshold: 1}"
 
 
@@ -412,6 +461,9 @@ class TestSettings:
             (GRPO, "alarms: {truncated: {above: 1}}", ["alarms.truncated.above", "< 1"]),
             (GRPO, "alarms: {spread: {action: ignore}}", ["alarms.spread.action", "ignore"]),
             (GRPO, "alarms: {spread: {patience: 0}}", ["alarms.spread.patience", ">= 1"]),
+            (GRPO, "alarms: {gold: {drop: 1}}", ["alarms.gold", "eval/gold_sampled or eval/gold_greedy", "name evaluation.gold"]),
+            (GRPO, f"{GOLD}alarms: {{gold: {{action: stop}}}}", ["run.yaml:10", "without a bound", "set alarms.gold.drop"]),
+            (GRPO, f"{GOLD}alarms: {{gold: {{drop: 0}}}}", ["alarms.gold.drop", "> 0"]),
         ],
     )
     def test_what_would_never_be_raised_or_read_is_refused(self, algorithm: str, text: str, words: list[str], tmp_path: Path) -> None:
@@ -439,4 +491,5 @@ class TestSettings:
     def test_defaults_are_written_out(self, tmp_path: Path) -> None:
         tree = yaml.safe_load(to_yaml(resolved(tmp_path, GRPO, "")))["alarms"]
         assert tree["length"] == {"patience": 5, "action": "warn", "above": 4.0, "below": 0.25}
+        assert tree["gold"] == {"patience": 2, "action": "warn", "drop": None}
         assert tree["max_roll_backs"] == 3

@@ -42,6 +42,14 @@ def read(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(text))
 
 
+def distances(*values: float, step: float = 1.0) -> list[dict[str, Any]]:
+    """Rows of a run whose gold falls once its distance is above 4, evaluated at every other step."""
+    rows: list[dict[str, Any]] = []
+    for value in values:
+        rows += [{"eval/kl": value, "eval/sampled": step * value, "eval/gold_sampled": min(value, 8 - value)}, {"reward/mean": 1.0}]
+    return rows
+
+
 def table(tmp_path: Path, *arguments: object) -> list[dict[str, str]]:
     assert oat("plot", *arguments, "--out", tmp_path / "out.csv") == 0
     return read(tmp_path / "out.csv")
@@ -131,6 +139,28 @@ def test_a_metric_that_is_missing(make: Make, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "x.png").exists()
 
 
+def test_proxy_against_gold(make: Make, tmp_path: Path) -> None:
+    """Two seeds whose distances differ are averaged at equal distances; a run that went back lies in the order of its distances."""
+    first, second = make("a", distances(0.0, 4.0, 2.0)), make("b", distances(0.0, 4.0, 8.0, step=3.0), seed=1)
+    found = table(tmp_path, first, second, "--against", "kl")
+    names = ("metric", "kl", "mean", "low", "high")
+    numbers = [(row["metric"], *(float(row[name]) for name in names[1:])) for row in found]
+    assert [row for row in numbers if row[0] == "eval/sampled"] == [("eval/sampled", kl, 2 * kl, kl, 3 * kl) for kl in (0, 2, 4)]
+    assert [row for row in numbers if row[0] != "eval/sampled"] == [("eval/gold_sampled", kl, kl, kl, kl) for kl in (0, 2, 4)]
+    roots = table(tmp_path, first, "--against", "sqrt_kl", "--metric", "eval/gold_sampled")
+    assert [(float(row["sqrt_kl"]), float(row["eval/gold_sampled"])) for row in roots] == [(0, 0), (pytest.approx(2**0.5), 2), (2, 4)]
+    assert (
+        oat("plot", first, second, make("c", distances(0.0, 9.0), learner__learning_rate=1e-5), "--against", "kl", "--out", tmp_path / "a.png") == 0
+    )
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert {row["line"] for row in read(tmp_path / "a.csv")} == {"learning_rate 0.003 (2 runs)", "learning_rate 1e-05"}
+
+
+def test_a_distance_that_is_just_below_0(make: Make, tmp_path: Path) -> None:
+    run = make("a", distances(-1e-7, 1.0))
+    assert [float(row["sqrt_kl"]) for row in table(tmp_path, run, "--against", "sqrt_kl", "--metric", "eval/sampled")] == [0, 1]
+
+
 def test_what_cannot_be_plotted(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     run = make("a", curve(1.0, 2.0))
@@ -141,9 +171,13 @@ def test_what_cannot_be_plotted(make: Make, tmp_path: Path, monkeypatch: pytest.
     assert oat("plot", run, "--out", "a.pdf") == 2
     assert "a.pdf: give a name that ends in .png" in capsys.readouterr().err
     assert oat("plot", run, "--against", "query") == 2
-    assert "--against is 'query'; did you mean `queries`? valid: queries, steps, time, tokens" in capsys.readouterr().err
+    assert "--against is 'query'; did you mean `queries`? valid: kl, queries, sqrt_kl, steps, time, tokens" in capsys.readouterr().err
     assert oat("plot", make("old", [{"reward/mean": 1.0}]), "--against", "tokens") == 2
     assert "its rows have no response/tokens" in capsys.readouterr().err
+    assert oat("plot", run, "--against", "kl") == 2
+    assert "eval/sampled: " in capsys.readouterr().err
+    assert oat("plot", run, "--against", "kl", "--metric", "reward/mean") == 2
+    assert "its rows have no eval/kl, so it cannot be plotted against it; train with evaluation.kl: true" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert oat("plot", run) == 2
     assert re.search(r"a plot needs matplotlib \(.*\): pip install 'oat-align\[plot\]'; or give --out FILE.csv", capsys.readouterr().err)

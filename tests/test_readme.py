@@ -52,6 +52,7 @@ def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         block = re.search(rf"<!-- {marker} -->\n```python\n(.*?)```", README, flags=re.DOTALL)
         assert block is not None
         exec(block[1], {})
+    del sys.modules["reward"]  # which other tests have under the same name
     assert Path("exported_too/model.safetensors").exists()
     assert len(capsys.readouterr().out.strip().splitlines()) > 10
 

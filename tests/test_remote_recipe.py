@@ -1,4 +1,4 @@
-"""docs/oracles/remote.md as typed into two shells, with small models in the place of those of the hub."""
+"""The two shells of the README, and of docs/oracles/remote.md, as typed, with small models in the place of those of the hub."""
 
 import os
 import re
@@ -15,16 +15,16 @@ from tiny_models import build_config, build_tokenizer, save_model, save_reward_m
 from transformers import DistilBertConfig
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "oracles" / "remote.md").read_text(encoding="utf-8")
+README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/oracles/remote.md"))
 WRITER, CLASSIFIER = "raincandy-u/TinyStories-656K", "distilbert/distilbert-base-uncased-finetuned-sst-2-english"
 SMALL = "--sampling.max_new_tokens 6 --sampling.overflow cut --algorithm.prompts 3 --stop.max_steps 2 --evaluation.max_prompts 2 --engine.threads 1"
 
 
-def typed(marker: str) -> str:
-    """The block under a marker."""
-    block = re.search(rf"<!-- {marker} -->\n```sh\n(.*?)```", PAGE, flags=re.DOTALL)
+def typed(marker: str, page: str = README) -> str:
+    """The block under a marker, without its comment."""
+    block = re.search(rf"<!-- {marker} -->\n```sh\n(.*?)```", page, flags=re.DOTALL)
     assert block is not None
-    return block[1].strip()
+    return block[1].partition("#")[0].strip()
 
 
 def test_two_shells(tmp_path: Path) -> None:
@@ -65,3 +65,4 @@ def test_two_shells(tmp_path: Path) -> None:
 @pytest.mark.parametrize("marker", ["serve", "train"])
 def test_the_blocks_are_one_command_each(marker: str) -> None:
     assert re.fullmatch(r"oat (serve|train) [^\n]+", typed(marker))
+    assert typed(marker, PAGE) == typed(marker), "the page shows what the README shows"

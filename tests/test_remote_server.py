@@ -2,9 +2,13 @@
 
 import http.client
 import math
+import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -224,6 +228,35 @@ def test_it_leaves_nothing_however_it_ends(number: signal.Signals, model: str, t
         host, port = server.url.removeprefix("http://").split(":")
         with pytest.raises(OSError):
             socket.create_connection((host, int(port)), timeout=1.0)
+
+
+@pytest.mark.parametrize("devices", ["cpu", pytest.param("cpu,cpu", marks=pytest.mark.slow)])
+def test_a_worker_that_dies_is_replaced(devices: str, model: str, tmp_path: Path) -> None:
+    """Also the only one, with which Mosec ends. Requests meanwhile are 503 or 504, which clients try again, and soon all are answered."""
+    with served("--model", model, "--devices", devices, "--timeout-s", "2", log=tmp_path / "log") as server:
+        (victim, *_), statuses = server.workers, list[int]()
+        os.kill(victim, signal.SIGKILL)
+
+        def is_well() -> bool:
+            statuses.append(feedback(server, ["p"], [], ["a"])[0])
+            return statuses[-3:] == [200] * 3 and len(server.workers) == devices.count("cpu")
+
+        assert until(is_well, 120.0), statuses
+        assert set(statuses) <= {200, 503, 504}
+        assert victim not in server.workers
+        assert server.process.poll() is None
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_workers_that_cannot_load_end_the_server(model: str, tmp_path: Path) -> None:
+    """The weights are damaged, which shows when they are read."""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(model, damaged)
+    (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:1000])
+    words = [sys.executable, "-m", "oat", "serve", "reward", "--model", str(damaged), "--devices", "cpu", "--port", "0"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120.0, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    assert ended.returncode in (1, 2), ended
+    assert "before they were ready; what they said stands above" in ended.stderr.strip().splitlines()[-1]
 
 
 def test_a_slow_sender_and_a_silent_one_are_left(model: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from fixtures import ALPHABET, World, forked, kill_at, make_model, oat, write_jsonl
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from oat.algorithms.reward_model import RewardModelConfig
+from oat.algorithms.reward_model import RewardModelConfig, calibration_error
 from oat.build import resolve
 from oat.config import load_config
 from oat.errors import ConfigError
@@ -140,6 +140,15 @@ def test_held_out_prompts_are_measured_and_never_learned(world: World, tmp_path:
     assert held == [held[0]] * 3  # the same prompts in every pass
     assert all(row["rows/trained"] == 2 * (40 - row["pairs/held_out"]) for row in rows)
     assert all(0 <= row["pairs/held_out_accuracy"] <= 1 and 0 <= row["pairs/held_out_brier"] <= 1 for row in rows)
+    assert all(0 <= row["pairs/held_out_ece"] <= 1 for row in rows)
+
+
+def test_the_calibration_error_by_hand() -> None:
+    """Two bins: 0.62 and 0.64 with one right of two, a gap of 0.63 - 0.5; 0.9 and right, a gap of 0.1; weights 2/3 and 1/3. A tie is half right."""
+    confidence, right = torch.tensor([0.62, 0.9, 0.64]), torch.tensor([1.0, 1.0, 0.0])
+    assert calibration_error(confidence, right) == pytest.approx(2 / 3 * 0.13 + 1 / 3 * 0.1, abs=1e-6)
+    assert calibration_error(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 1.0])) == 0.0
+    assert calibration_error(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 1.0])) == pytest.approx(0.5)
 
 
 def test_a_margin_is_read_from_its_column(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,11 +94,13 @@ def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contende
         )
     if base.evaluation is None:
         raise ConfigError(f"{first if loaded[0] else second}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl")
+    evaluation = base.evaluation
 
     def contender(name: str, own: Config | None) -> Contender:
         model = ModelConfig(name) if own is None else replace(own.model, reference=None)
         oracle = replace(base.oracle, repeats=0)  # the other order is to be asked, and not to be concluded from the first
         config = replace(base, model=model, oracle=oracle, render=base.render if own is None else own.render)
+        config = replace(config, evaluation=replace(evaluation, kl=False))  # a comparison has no reference
         return Contender(name, config, Path(name) if _is_run(name) else None)
 
     return contender(first, loaded[0]), contender(second, loaded[1])

@@ -6,6 +6,8 @@ settings, so a run that is killed and continued raises the same alarms at the sa
 
 What a step reports was measured before its update. So a checkpoint is proven good by the step after it, and a roll back leads to the newest one that
 `checkpoint.every` made and that was proven while no rule with `roll_back` was out of bounds.
+
+The second oracle of an evaluation speaks of the policy after the step of its row, as what the next step reports does; so it is heard with that step.
 """
 
 import math
@@ -24,6 +26,8 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 LENGTH = "response/length"
 LEVEL_ROWS = 3
 """Steps whose mean length is the level at the start."""
+GOLD = ("eval/gold_sampled", "eval/gold_greedy")
+"""What an evaluation reports and a rule watches."""
 
 METRICS = {
     "kl": ("kl/reference",),
@@ -32,8 +36,9 @@ METRICS = {
     "ratio": ("policy/ratio_max",),
     "truncated": ("response/truncated_frac",),
     "spread": ("reward/zero_spread_frac", "answers/tied_frac"),
+    "gold": GOLD,
 }
-"""By rule, what it watches: the first of these that the algorithm reports."""
+"""By rule, what it watches: the first of these that the algorithm, or an evaluation, reports."""
 
 _HINTS = {
     "kl": "look in samples.jsonl for what pays without being good; lower learner.learning_rate, or tie the policy more tightly (algorithm.kl_coef)",
@@ -42,6 +47,8 @@ _HINTS = {
     "ratio": "an update moves single tokens far; lower learner.learning_rate, algorithm.epochs or algorithm.minibatches, and see logps/recorded_gap",
     "truncated": "responses are cut before their end; raise sampling.max_new_tokens, or see in samples.jsonl whether endless text pays",
     "spread": "there is nothing to learn from; see in samples.jsonl whether the values are constant, or every prompt is solved, or hopeless",
+    "gold": "what is rewarded is no longer what is wanted: take the checkpoint of its best (checkpoint.keep_best, oat export RUN OUT --step best), "
+    "tie the policy more tightly, or improve the oracle of training (docs/over_optimisation.md)",
 }
 
 
@@ -95,6 +102,14 @@ class SpreadRule(RuleConfig):
 
 
 @dataclass(frozen=True)
+class GoldRule(RuleConfig):
+    drop: Positive | None = None
+    """How far `eval/gold_sampled` may fall below its best so far, in the second oracle's own units; None: it is not watched."""
+    patience: Count = 2
+    """Evaluations on end that it is further below before an alarm is raised."""
+
+
+@dataclass(frozen=True)
 class AlarmsConfig:
     kl: KLRule = KLRule()
     """The policy leaves the reference."""
@@ -108,6 +123,8 @@ class AlarmsConfig:
     """Responses do not come to an end."""
     spread: SpreadRule = SpreadRule()
     """Answers have no variance, so nothing is learned."""
+    gold: GoldRule = GoldRule()
+    """What is rewarded rises, and what is wanted falls: the second oracle of evaluations says so."""
     max_roll_backs: Count = 3
     """Of the whole run; the next alarm that would lead to one more ends it."""
 
@@ -118,7 +135,7 @@ class Rule:
 
     Attributes:
         metric: what it watches.
-        below, above: the bounds; those of a length are multiples of its level at the start.
+        below, above: the bounds; those of a length are multiples of its level at the start, and those of the second oracle stand from its best on.
     """
 
     metric: str
@@ -137,8 +154,13 @@ def rules_of(config: AlarmsConfig, watched: Collection[str]) -> dict[str, Rule]:
     rules = {}
     for name, metrics in METRICS.items():
         settings, metric = getattr(config, name), next((metric for metric in metrics if metric in watched), None)
-        if settings.action != "off" and metric is not None:
+        if settings.action == "off" or metric is None:
+            continue
+        if isinstance(settings, GoldRule):
+            bounds = (-math.inf if settings.drop is None else -settings.drop), math.inf
+        else:
             bounds = getattr(settings, "below", -math.inf), getattr(settings, "above", math.inf)
+        if bounds != (-math.inf, math.inf):
             rules[name] = Rule(metric, settings.patience, settings.action, *bounds)
     return rules
 
@@ -156,6 +178,8 @@ class Alarms:
         self.rolling = [name for name, rule in rules.items() if rule.action == "roll_back"]
         self.counts = dict.fromkeys(rules, 0)
         self.lengths: list[float] = []
+        self.best: float | None = None
+        self.heard: dict[str, float] = {}
         self.raised = self.roll_backs = 0
         self.back: int | None = None
         self._end: dict[str, str] | None = None
@@ -176,6 +200,10 @@ class Alarms:
         self.back = step
         return True
 
+    def hear(self, values: Mapping[str, float]) -> None:
+        """Keep what an evaluation says until the next step is checked."""
+        self.heard = {rule.metric: values[rule.metric] for rule in self.rules.values() if rule.metric in GOLD and rule.metric in values}
+
     def check(self, step: int, values: Mapping[str, float], *, is_saved: bool) -> int | None:
         """Hold the metrics of the update that made it so many steps against the rules, once.
 
@@ -184,11 +212,12 @@ class Alarms:
         Returns:
             The step whose checkpoint the run goes back to now, or None.
         """
+        values, self.heard = {**values, **self.heard}, {}
         begun = [name for name in self.rules if self._begins(name, values)]
         if LENGTH in values and len(self.lengths) < LEVEL_ROWS:
             self.lengths.append(values[LENGTH])
         self.raised += len(begun)
-        if is_saved and self.back is not None and not any(self.counts[name] for name in self.rolling):
+        if is_saved and self.back is not None and all(self._is_proven(name, values) for name in self.rolling):
             self.back = step - 1
         for name in begun:
             self._follow(name, step, values[self.rules[name].metric])
@@ -204,11 +233,20 @@ class Alarms:
         rule = self.rules[name]
         if rule.metric not in values or (rule.metric == LENGTH and len(self.lengths) < LEVEL_ROWS):
             return False
+        if rule.metric in GOLD:
+            self.best = max(values[rule.metric], values[rule.metric] if self.best is None else self.best)
         (below, above), value = self._bounds(rule), values[rule.metric]
         self.counts[name] = self.counts[name] + 1 if value < below or value > above else 0
         return self.counts[name] == rule.patience
 
+    def _is_proven(self, name: str, values: Mapping[str, float]) -> bool:
+        """Whether a rule finds nothing wrong with the state that a step began with; of one that was not evaluated the second oracle says nothing."""
+        metric = self.rules[name].metric
+        return not self.counts[name] and (metric not in GOLD or metric in values)
+
     def _bounds(self, rule: Rule) -> tuple[float, float]:
+        if rule.metric in GOLD and self.best is not None:
+            return self.best + rule.below, math.inf
         level = sum(self.lengths) / len(self.lengths) if rule.metric == LENGTH else 1.0
         return rule.below * level, rule.above * level
 
@@ -218,7 +256,9 @@ class Alarms:
         below, above = self._bounds(rule)
         side, bound, multiple = ("below", below, rule.below) if value < below else ("above", above, rule.above)
         level = f" ({multiple:g} times its level at the start)" if rule.metric == LENGTH else ""
-        since = f"for {rule.patience} steps on end" if rule.patience > 1 else "in one step"
+        level = f" ({-rule.below:g} under its best, {self.best:.4g})" if rule.metric in GOLD else level
+        what = "evaluation" if rule.metric in GOLD else "step"
+        since = f"for {rule.patience} {what}s on end" if rule.patience > 1 else f"in one {what}"
         what = f"alarm {name}: {rule.metric} is {value:.4g}, {side} {bound:.4g}{level}, {since}; {_HINTS[name]}"
         is_spent = rule.action == "roll_back" and self.roll_backs >= self.max_roll_backs
         if rule.action != "stop" and not is_spent:
@@ -240,6 +280,8 @@ class Alarms:
             "rules": self._settings(),
             "counts": dict(self.counts),
             "lengths": list(self.lengths),
+            "best": self.best,
+            "heard": dict(self.heard),
             "raised": self.raised,
             "roll_backs": self.roll_backs,
             "back": self.back,
@@ -250,5 +292,6 @@ class Alarms:
         unchanged = {name for name, text in self._settings().items() if state["rules"].get(name) == text}
         self.counts = {name: state["counts"][name] if name in unchanged else 0 for name in self.rules}
         self.lengths, self.raised, self.roll_backs = list(state["lengths"]), state["raised"], state["roll_backs"]
+        self.best, self.heard = state.get("best"), dict(state.get("heard", {}))  # checkpoints of earlier versions lack them
         self.back = state["back"] if self.rolling else None
         self._end = state["end"] if state["end"] and state["end"]["rule"] in unchanged else None

@@ -86,7 +86,7 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
     actor, trained = (wired(box) for box in _actors(config, objective.requires, around, engine, scorer, seeds))
     believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {}
     served = {name: wired(oracle) for name, oracle in {**asked, **dict(judges.values()), **believed}.items()}
-    ledger = _ledger(config, directory, served, seeds, interruption.heed)
+    ledger = _ledger(config, directory, served, seeds, heed=interruption.heed, release=around.close)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
@@ -137,14 +137,14 @@ def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
     return {"prompts/dropped": sum(source.dropped for source in sources), "prompts/skipped": sum(source.skipped for source in sources)}
 
 
-def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, heed: Callable[[], None]) -> Ledger:
+def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, **calls: Callable[[], None]) -> Ledger:
     o, e = config.oracle, config.evaluation
     budgets = {"train": budget_of(config)}
     if e is not None:
         gold = e.gold.max_queries if isinstance(e.gold, GoldConfig) else None
         budgets |= {"eval": Budget(e.max_queries), "gold": Budget(gold)}
     common: dict[str, Any] = {"labels": o.labels, "deadline_s": o.deadline_s, "max_wait_s": o.max_wait_s, "max_age": o.max_answer_age}
-    common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, "heed": heed}
+    common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, **calls}
     return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, **common)
 
 
@@ -192,7 +192,8 @@ def _plain_sampling(config: Config) -> Sampling:
 
 def needed_slots(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
     """Slots of the engine that training or evaluations ask."""
-    return {*requires.slots, *explorer.needs, *([config.evaluation.slot] if config.evaluation else [])}
+    e = config.evaluation
+    return {*requires.slots, *explorer.needs, *([e.slot] if e else []), *(["reference"] if e and e.kl else [])}
 
 
 def needed_models(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
@@ -324,7 +325,7 @@ def _evaluation(config: Config, around: Surroundings, actor: boxes.Actor, ledger
         [Judge(purpose, address, oracle.answers, purses[purpose]) for purpose, (address, oracle) in around.judges.items()],
         slot=e.slot,
         trigger=Trigger(e.every, e.every_queries or 0, e.every_hours or 0.0),
-        wanted=Wanted(e.intervals, e.pass_at, e.success, e.majority_at, load_answers(e.answers) if e.answers else None, e.online),
+        wanted=Wanted(e.kl, e.intervals, e.pass_at, e.success, e.majority_at, load_answers(e.answers) if e.answers else None, e.online),
         records=Records(directory / "evaluations", decode=around.renderer.decode, **names),
         seeds=seeds,
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from oat.errors import ConfigError, OatError, OatWarning
+from oat.errors import ConfigError, OatError, OatWarning, printable
 from oat.interruption import Interrupted, Interruption
 from oat.serve import add_serve
 
@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (sqlite3.DatabaseError, OSError) as error:
-        print(f"oat {arguments.command}: {type(error).__name__}: {error}; mend this and run the same command again", file=sys.stderr)
+        what = printable(f"{type(error).__name__}: {error}")
+        print(f"oat {arguments.command}: {what}; mend this and run the same command again", file=sys.stderr)
         return 1
     except Interrupted as end:
         how = "goes on where it stopped" if arguments.command == "train" else "begins anew"
@@ -100,8 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add_argument("--layout", default="preference", metavar="preference|scored", help="of the exported rows, as TRL reads them")
     plot = command("plot", _plot, "plot a metric of runs; those that differ only in their seed become one line with a band")
     plot.add_argument("runs", metavar="RUN", nargs="+")
-    plot.add_argument("--metric", metavar="NAME", help="of docs/metrics.md; by default eval/sampled, or reward/mean, or loss/total")
-    plot.add_argument("--against", default="steps", metavar="steps|queries|tokens|time", help="the axis; by default steps")
+    metric = "of docs/metrics.md, also several times; by default eval/sampled, or reward/mean, or loss/total; against a KL proxy and gold"
+    plot.add_argument("--metric", action="append", default=[], metavar="NAME", help=metric)
+    plot.add_argument("--against", default="steps", metavar="steps|queries|tokens|time|kl|sqrt_kl", help="the axis; by default steps")
     plot.add_argument("--out", default="plot.png", metavar="FILE.png", help="the numbers go beside it, as FILE.csv; FILE.csv writes them alone")
     digest = command("digest", _digest, "print hashes of a run; two runs with equal hashes are equal")
     digest.add_argument("run", metavar="RUN")
@@ -133,7 +135,7 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
 
     is_idle = True
     with open_run(config, origins, arguments.source) as run:
-        print("\n".join(f"oat train: {line}" for line in opening(run, config)), flush=True)
+        print(printable("\n".join(f"oat train: {line}" for line in opening(run, config))), flush=True)
         with run.interruption.heard(), shown(run, config) as show:
 
             def report(step: int, metrics: dict[str, float]) -> None:
@@ -148,7 +150,7 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
         if arguments.profile is not None:
             where = f"the trace is {trace}; open it in Perfetto or chrome://tracing" if trace else "no trace: the run had no second step"
             print(f"oat train: {where}")
-    print(f"oat train: finished, {reason}; the run lies in {config.run_dir}; write its model with: oat export {config.run_dir} OUT")
+    print(printable(f"oat train: finished, {reason}; the run lies in {config.run_dir}; write its model with: oat export {config.run_dir} OUT"))
     if is_idle:
         print(f"oat train: {way_on(run, config, reason)}")
     return 0
@@ -166,7 +168,7 @@ def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.outline import outline
 
     lines = outline(config, origins, arguments.source, with_tokens=arguments.show_tokens, with_memory=arguments.memory)
-    print("\n".join([f"oat check: {arguments.target} is sound", *lines]))
+    print(printable("\n".join([f"oat check: {arguments.target} is sound", *lines])))
     return 0
 
 
@@ -225,12 +227,12 @@ def _ledger(arguments: argparse.Namespace, _: list[str]) -> int:
     if arguments.check:
         found = problems(run_dir)
         for problem in found:
-            print(f"oat ledger: {run_dir}: {problem}", file=sys.stderr)
+            print(printable(f"oat ledger: {run_dir}: {problem}"), file=sys.stderr)
         if found:
             return 1
         print("the ledger is sound")
     if arguments.export is None:
-        print(accounts_table(run_dir))
+        print(printable(accounts_table(run_dir)))
     else:
         rows = export_answers(run_dir, Path(arguments.export), arguments.layout)
         print(f"oat ledger: {rows} rows are in {arguments.export}")

@@ -5,6 +5,7 @@ ValueError` works, and each survives pickling (their arguments are their state).
 """
 
 import difflib
+import json
 import os
 import sys
 import warnings
@@ -18,6 +19,9 @@ class OatError(Exception):
     """Base of all our exceptions; the command line prints it as one message, without a traceback, and exits with `exit_code`."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(OatError, ValueError):
@@ -67,7 +71,7 @@ class RefusalError(OracleError):
         self.status, self.said = status, said
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return printable(str(self.args[0]))
 
 
 class OutageError(OracleError):
@@ -138,7 +142,13 @@ def warn(text: str) -> None:
         frame = frame.f_back
     theirs = ours.f_back or ours
     known = theirs.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(text, OatWarning, theirs.f_code.co_filename, theirs.f_lineno, theirs.f_globals.get("__name__"), known)
+    warnings.warn_explicit(printable(text), OatWarning, theirs.f_code.co_filename, theirs.f_lineno, theirs.f_globals.get("__name__"), known)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal or a page: what a terminal would obey, or what would change the order of letters (control codes, escapes, marks of
+    direction), stands there as JSON writes it, `\\u001b`. Lines stay lines; everything that people can see stays as it is."""
+    return "".join(c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] if ord(c) != 0x7F else "\\u007f" for c in text)
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from oat.boxes import Actor, Ledger
-from oat.errors import LedgerError, OatError, OracleError, RecordError, warn
+from oat.errors import LedgerError, OatError, OracleError, RecordError, printable, warn
 from oat.estimates import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
 from oat.files import write_atomically
 from oat.seeds import Seeds
@@ -65,6 +65,7 @@ class Wanted:
     """Numbers beside the means.
 
     Attributes:
+        kl: how far samples are from the reference.
         intervals: of every mean and win rate.
         pass_at, majority_at: each k of them.
         success: the value from which on a response passes.
@@ -72,6 +73,7 @@ class Wanted:
         online: also of the responses that training drew.
     """
 
+    kl: bool = False
     intervals: bool = False
     pass_at: tuple[int, ...] = ()
     success: float = 1.0
@@ -142,7 +144,7 @@ class Records:
         Raises:
             RecordError: it cannot be written.
         """
-        lines = [json.dumps(record, ensure_ascii=False) for record in records]
+        lines = [printable(json.dumps(record, ensure_ascii=False)) for record in records]
         try:
             write_atomically(self.directory / f"step_{step:08d}.jsonl", "\n".join(lines) + "\n")
         except OSError as error:
@@ -236,6 +238,8 @@ class Evaluation:
         metrics, golds = self._second_opinion(step, rounds, tables)
         for mode, table, given in zip(rounds, tables, answers, strict=True):
             metrics |= self._numbers(mode, table, given)
+        if self.wanted.kl:
+            metrics |= self._distance(rounds, tables)
         self._write(step, rounds, tables, answers, golds)
         return metrics
 
@@ -339,6 +343,14 @@ class Evaluation:
         first, second = (np.hstack([table.values_BG for table in each[:held_out]]) for each in (tables, golds))
         found["eval/gold_agreement"] = agreement(first, second)
         return {name: value for name, value in found.items() if value is not None}, golds
+
+    def _distance(self, modes: Sequence[Mode], tables: Sequence[_Table]) -> dict[str, float]:
+        """The estimate k1 of KL(slot || reference), nats a response: the mean, over responses that were sampled as in training, of the summed
+        difference of their raw log-probabilities; the slot's are those recorded at sampling."""
+        sampled = next(table for mode, table in zip(modes, tables, strict=True) if mode.name == "sampled")
+        groups = [group for _, group in sorted(sampled.groups.items())]
+        logps = self.actor.score(groups, ("sampler", "reference"))
+        return {"eval/kl": float(np.mean(np.concatenate(logps["sampler"]).astype(float) - np.concatenate(logps["reference"])))}
 
     def _answers(self, table: _Table) -> _Answers:
         answer, size = self.wanted.answer, table.values_BG.shape[1]

@@ -62,6 +62,7 @@ class Ledger:
         repeats: answers of an item before they are used again; 0 asks every time.
         keep_groups: trajectories stay when nothing will read them again.
         heed: called when an oracle has answered, before that is recorded; it may raise.
+        release: called when it is closed, since nobody asks its oracles any more.
     """
 
     def __init__(
@@ -78,10 +79,11 @@ class Ledger:
         repeats: int = 1,
         keep_groups: bool = False,
         heed: Callable[[], None] = lambda: None,
+        release: Callable[[], None] = lambda: None,
     ):
         self.store, self.oracles, self.seeds, self.labels, self.deadline_s = store, oracles, seeds, labels, deadline_s
         self.max_wait_s, self.max_age, self.budgets = math.inf if max_wait_s is None else max_wait_s, max_age, budgets or {}
-        self.heed = heed
+        self.heed, self.release = heed, release
         versions = {name: version_of(oracle) for name, oracle in oracles.items()}
         self.cache, self.keep_groups = Cache(store, repeats, versions) if repeats else None, keep_groups
         self.pending: dict[tuple[str, str], _Pending] = {}
@@ -223,6 +225,7 @@ class Ledger:
 
     def close(self) -> None:
         self.store.close()
+        self.release()
 
     def _changed(self, versions: Mapping[str, str]) -> set[str]:
         """The oracles that are not what they were, which is said: their curve has a kink that no learning made."""

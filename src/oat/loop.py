@@ -172,6 +172,7 @@ def evaluate(run: Run, step: int, *, due: bool, feedback: Feedback | None = None
             except OatError as error:
                 warn(f"the evaluation after {step} steps failed and is left out: {error}")
                 values = {"eval/failed": 1.0}
+            run.alarms.hear(values)
             metrics.add(values)
     return metrics
 

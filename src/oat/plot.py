@@ -1,8 +1,9 @@
-"""`oat plot`: one metric of several runs as a picture and as a table.
+"""`oat plot`: metrics of several runs as a picture and as a table.
 
 Runs whose configurations differ only in the seed (or in what does not touch results: `ASIDE`) are one line: the mean of their curves, with a band
 from the lowest to the highest of them. Between two points a curve is straight, so that runs whose points lie elsewhere can be averaged; a line with
-a band goes from where the last of its runs begins to where the first ends.
+a band goes from where the last of its runs begins to where the first ends. Against `kl` a run's points lie in the order of their distance from the
+reference, not of their steps (Gao et al. 2022, arXiv:2210.10760, draw the square root of it, as `sqrt_kl` does).
 """
 
 import csv
@@ -17,14 +18,16 @@ import numpy as np
 
 from oat.config import dump
 from oat.elsewhere import ours
-from oat.errors import ConfigError, DataError, did_you_mean
+from oat.errors import ConfigError, DataError, did_you_mean, printable
 from oat.metrics import NAMES, listed, unit
 from oat.reading import load_run, read_rows
 
-Against = Literal["steps", "queries", "tokens", "time"]
+Against = Literal["steps", "queries", "tokens", "time", "kl", "sqrt_kl"]
 
 DEFAULTS = ("eval/sampled", "reward/mean", "loss/total")
 """Without a metric the first of these that every run has."""
+KL, GOLD = "eval/kl", ("eval/sampled", "eval/gold_sampled")
+"""The distance, and what is drawn against it without a metric: what is rewarded, and what is wanted."""
 
 ASIDE = ("run_dir", "seed", "checkpoint", "tracking", "compute", "engine.threads", "learner.micro_batch_tokens", "render.date")
 """Fields, or whole sections, in which the runs of one line may differ."""
@@ -38,6 +41,8 @@ _AXES = {
     "queries": ("queries", "oracle queries of training"),
     "tokens": ("tokens", "tokens of responses that steps learned from"),
     "time": ("seconds", "running time, {}"),
+    "kl": ("kl", "KL(policy || reference), nats a response"),
+    "sqrt_kl": ("sqrt_kl", "square root of KL(policy || reference), nats a response"),
 }
 """By axis: its column in the table, and its label."""
 _MOST_FIELDS = 3
@@ -46,15 +51,16 @@ _MOST_FIELDS = 3
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One line of a plot.
+    """One line of a plot: a metric of the runs of one configuration.
 
     Attributes:
-        name: what sets its configuration apart from those of the other lines.
+        name: what sets its configuration apart from those of the others.
         runs: the runs that are in it.
         x, mean, low, high: (points,) float64.
     """
 
     name: str
+    metric: str
     runs: int
     x: np.ndarray
     mean: np.ndarray
@@ -62,12 +68,12 @@ class Line:
     high: np.ndarray
 
 
-def plot_runs(runs: Sequence[Path], out: Path, metric: str | None = None, against: Against = "steps") -> list[Path]:
-    """Plot a metric of runs; returns the files that were written, a PNG and the CSV of its numbers, or the CSV alone where `out` is one.
+def plot_runs(runs: Sequence[Path], out: Path, metrics: Sequence[str] = (), against: Against = "steps") -> list[Path]:
+    """Plot metrics of runs; returns the files that were written, a PNG and the CSV of its numbers, or the CSV alone where `out` is one.
 
     Args:
-        metric: by default the first of `DEFAULTS` that every run has.
-        against: what the metric is plotted over.
+        metrics: by default the first of `DEFAULTS` that every run has; against a KL those of `GOLD`.
+        against: what they are plotted over.
 
     Raises:
         ConfigError: a directory holds no run, a run has no such metric, `out` is neither, or matplotlib is missing.
@@ -79,27 +85,30 @@ def plot_runs(runs: Sequence[Path], out: Path, metric: str | None = None, agains
         raise ConfigError(f"--against is {against!r}; {did_you_mean(against, get_args(Against))}")
     if out.suffix == ".png":
         _matplotlib()
-    metric, lines = lines_of(list({run.resolve(): run for run in runs}.values()), metric, against)
+    lines = lines_of(list({run.resolve(): run for run in runs}.values()), metrics, against)
     table = out.with_suffix(".csv")
     out.parent.mkdir(parents=True, exist_ok=True)
-    _write_table(lines, table, metric, against)
+    _write_table(lines, table, against)
     if out.suffix == ".csv":
         return [table]
-    _draw(lines, out, metric, against)
+    _draw(lines, out, against)
     return [out, table]
 
 
-def lines_of(runs: Sequence[Path], metric: str | None, against: Against) -> tuple[str, list[Line]]:
-    """The metric that is plotted, and its lines."""
+def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> list[Line]:
+    """The lines of a plot, metric by metric for each configuration."""
     rows = {run: read_rows(run / "metrics.jsonl") for run in runs}
     trees = {run: _flat(_within(dump(load_run(run).config))) for run in runs}
-    metric = _chosen(metric, rows)
+    wanted: Sequence[str | None] = metrics or (GOLD if against in ("kl", "sqrt_kl") else [None])
+    chosen = [_chosen(metric, rows) for metric in dict.fromkeys(wanted)]
     together: dict[str, list[Path]] = {}
     for run, tree in trees.items():
         together.setdefault(repr(sorted((field, repr(value)) for field, value in tree.items() if not _is_aside(field))), []).append(run)
     names = _names([trees[members[0]] for members in together.values()], [run.name for run, *_ in together.values()])
-    curves = {run: _curve(run, rows[run], metric, against) for run in runs}
-    return metric, [_line(name, [curves[run] for run in members]) for name, members in zip(names, together.values(), strict=True)]
+    lines = []
+    for name, members in zip(names, together.values(), strict=True):
+        lines += [_line(name, metric, [_curve(run, rows[run], metric, against) for run in members]) for metric in chosen]
+    return lines
 
 
 def _chosen(metric: str | None, rows: Mapping[Path, Sequence[Mapping[str, Any]]]) -> str:
@@ -125,10 +134,12 @@ def _chosen(metric: str | None, rows: Mapping[Path, Sequence[Mapping[str, Any]]]
 
 
 def _curve(run: Path, rows: Sequence[Mapping[str, Any]], metric: str, against: Against) -> tuple[np.ndarray, np.ndarray]:
-    """Ascending x, each once, and the metric there, where it is finite; of several values at one x the last."""
+    """Ascending x, each once, and the metric there, where both are finite; of several values at one x the last."""
     x = np.array(_places(run, rows, against))
     y = np.array([math.nan if (value := row.get(metric)) is None else value for row in rows], dtype=float)
-    x, y = x[np.isfinite(y)], y[np.isfinite(y)]
+    is_known = np.isfinite(x) & np.isfinite(y)
+    order = np.argsort(x[is_known], kind="stable")
+    x, y = x[is_known][order], y[is_known][order]
     if not len(x):
         raise ConfigError(f"{run}: no value of {metric} is finite; give another --metric")
     last = np.append(x[1:] > x[:-1], True)
@@ -145,6 +156,11 @@ def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> l
         if not any("response/tokens" in row for row in rows):
             raise ConfigError(f"{run}: its rows have no response/tokens, so it cannot be plotted against tokens; give another --against")
         return list(np.cumsum([row.get("response/tokens", 0.0) for row in rows]))
+    if against in ("kl", "sqrt_kl"):
+        if not any(KL in row for row in rows):
+            raise ConfigError(f"{run}: its rows have no {KL}, so it cannot be plotted against it; train with evaluation.kl: true")
+        places = [row.get(KL, math.nan) for row in rows]
+        return places if against == "kl" else [math.sqrt(max(0.0, place)) for place in places]  # an estimate near 0 may be below it
     return list(np.cumsum([sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in rows]))
 
 
@@ -153,14 +169,14 @@ def _so_far(values: Any) -> list[float]:
     return list(np.maximum.accumulate(np.array([*values], dtype=float)))
 
 
-def _line(name: str, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Line:
+def _line(name: str, metric: str, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Line:
     begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if begin > end:
         raise DataError(f"the runs of {name} share no stretch of the axis; plot them by themselves, or against steps")
     x = np.unique(np.concatenate([x[(x >= begin) & (x <= end)] for x, _ in curves]))
     values = np.stack([np.interp(x, *curve) for curve in curves])
     suffix = f" ({len(curves)} runs)" if len(curves) > 1 else ""
-    return Line(name + suffix, len(curves), x, values.mean(0), values.min(0), values.max(0))
+    return Line(name + suffix, metric, len(curves), x, values.mean(0), values.min(0), values.max(0))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -212,28 +228,39 @@ def _said(field: str, value: Any) -> str:
     return f"{field} {value:g}" if isinstance(value, float) else f"{field} {'none' if value is None else value}"
 
 
-def _write_table(lines: Sequence[Line], file: Path, metric: str, against: Against) -> None:
+def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
+    """A metric by itself has a column of its name; several stand below each other."""
+    metrics = list(dict.fromkeys(line.metric for line in lines))
+    head = metrics if len(metrics) == 1 else ["metric", "mean"]
     with file.open("w", encoding="utf-8", newline="") as text:
         writer = csv.writer(text)
-        writer.writerow(["line", "runs", _AXES[against][0], metric, "low", "high"])
+        writer.writerow(["line", "runs", _AXES[against][0], *head, "low", "high"])
         for line in lines:
             for point in zip(line.x, line.mean, line.low, line.high, strict=True):
-                writer.writerow([line.name, line.runs, *(int(value) if value.is_integer() else float(value) for value in point)])
+                x, *values = [int(value) if value.is_integer() else float(value) for value in point]
+                writer.writerow([line.name, line.runs, x, *([line.metric] if len(metrics) > 1 else []), *values])
 
 
-def _draw(lines: Sequence[Line], file: Path, metric: str, against: Against) -> None:
+def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
+    """A colour for each configuration, a style for each metric; of one metric the styles tell colours apart that come again."""
+    names, metrics = (list(dict.fromkeys(getattr(line, field) for line in lines)) for field in ("name", "metric"))
     figure_of, canvas_of = _matplotlib()
     figure = figure_of(figsize=_INCHES, layout="constrained")
     axes = figure.subplots()
-    scale, label = _scale(max(line.x[-1] for line in lines), against)
-    for number, line in enumerate(lines):
-        colour, style = _COLOURS[number % len(_COLOURS)], _STYLES[number // len(_COLOURS) % len(_STYLES)]
-        axes.plot(line.x / scale, line.mean, style, color=colour, label=line.name, marker="o" if len(line.x) < 40 else "", markersize=3.5)
+    scale, xlabel = _scale(max(line.x[-1] for line in lines), against)
+    for line in lines:
+        number = names.index(line.name)
+        kind = metrics.index(line.metric) if len(metrics) > 1 else number // len(_COLOURS)
+        colour, style = _COLOURS[number % len(_COLOURS)], _STYLES[kind % len(_STYLES)]
+        label = line.name if len(metrics) == 1 else line.metric if len(names) == 1 else f"{line.metric}: {line.name}"
+        axes.plot(line.x / scale, line.mean, style, color=colour, label=_literal(label), marker="o" if len(line.x) < 40 else "", markersize=3.5)
         if line.runs > 1:
             axes.fill_between(line.x / scale, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
-    counted_in = unit(metric)
-    title = "\n".join(textwrap.wrap(NAMES.get(listed(metric), ""), 100))
-    axes.set(xlabel=label, ylabel=f"{metric} ({counted_in})" if counted_in else metric)
+    counted_in = {unit(metric) for metric in metrics}
+    title = "\n".join(textwrap.wrap(NAMES.get(listed(metrics[0]), ""), 100)) if len(metrics) == 1 else ""
+    axes.set(
+        xlabel=xlabel, ylabel=_literal(", ".join(metrics)) + (f" ({next(iter(counted_in))})" if len(counted_in) == 1 and all(counted_in) else "")
+    )
     axes.set_title(title, fontsize="medium", loc="left")
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.grid(alpha=0.3)
@@ -242,6 +269,11 @@ def _draw(lines: Sequence[Line], file: Path, metric: str, against: Against) -> N
     axes.legend(frameon=False, fontsize="small", title=legend, title_fontsize="small", alignment="left")
     canvas_of(figure)
     figure.savefig(file, dpi=_DPI)
+
+
+def _literal(text: str) -> str:
+    """Text that matplotlib draws as it stands: no formulas, and a legend leaves out what begins with a line."""
+    return printable(text if not text.startswith("_") else f" {text}").replace("$", r"\$")
 
 
 def _scale(most: float, against: Against) -> tuple[float, str]:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Collection
 
-from oat.alarms import METRICS, AlarmsConfig
+from oat.alarms import GOLD, METRICS, AlarmsConfig
 from oat.algorithms.base import OF_RESPONSES, Objective
 from oat.config import Origins, where
 from oat.errors import ConfigError, did_you_mean
@@ -44,8 +44,9 @@ def check_rules(config: Config, objective: Objective, explorer: Explorer, origin
 
 
 def watched_metrics(config: Config, objective: Objective) -> frozenset[str]:
-    """The metrics that alarms may watch; recorded responses say nothing about the policy."""
-    return objective.watched - OF_RESPONSES if config.prompts.responses else objective.watched
+    """The metrics that alarms may watch; recorded responses say nothing about the policy. An evaluation has them from its second oracle."""
+    watched, e = objective.watched - OF_RESPONSES if config.prompts.responses else objective.watched, config.evaluation
+    return watched | ({GOLD[0] if e.samples else GOLD[1]} if e and e.gold else set())
 
 
 def _check_alarms(config: Config, watched: Collection[str], origins: Origins) -> None:
@@ -55,7 +56,12 @@ def _check_alarms(config: Config, watched: Collection[str], origins: Origins) ->
         if ("alarms", name) in origins and rule != default and rule.action != "off" and not {*metrics} & {*watched}:
             why = f"algorithm {config.algorithm.name} with these settings does not report {' or '.join(metrics)}, which it watches"
             hint = "set algorithm.kl_coef above 0, or remove it" if name == "kl" and "kl_coef" in config.algorithm.options else "remove it"
+            hint = "name evaluation.gold, or remove it" if name == "gold" else hint
             raise ConfigError(f"{where(('alarms', name), origins)}: nothing would ever raise alarms.{name}: {why}; {hint}")
+    gold = config.alarms.gold
+    if gold.drop is None and gold != AlarmsConfig().gold and gold.action != "off":
+        place = where(("alarms", "gold"), origins)
+        raise ConfigError(f"{place}: nothing would ever raise alarms.gold without a bound; set alarms.gold.drop, in the units of evaluation.gold")
 
 
 def _sizes(config: Config, objective: Objective, plan: Plan) -> list[Rule]:
@@ -149,6 +155,8 @@ def _evaluation(config: Config) -> list[Rule]:
         *((field, name in BUILTIN and purses[field] is not None, f"{name} costs no queries; remove max_queries") for field, name in names.items()),
         ("evaluation.every_queries", e.every_queries is not None and is_free, f"{config.oracle.name} costs no queries; set every, or every_hours"),
         ("evaluation.online", e.online and bool(config.prompts.responses), "training draws no responses where they are recorded; remove it"),
+        ("evaluation.kl", e.kl and not e.samples, "it is estimated from sampled responses; set evaluation.samples"),
+        ("evaluation.kl", e.kl and e.slot == "reference", "the slot is the reference itself, so it would be 0; remove it"),
         ("evaluation.pass_at", any(k > e.samples for k in e.pass_at), few),
         ("evaluation.majority_at", any(k > e.samples for k in e.majority_at), few),
         ("evaluation.majority_at", e.majority_at and e.answers is None, "say what the answer in a response is; set evaluation.answers"),
@@ -269,7 +277,7 @@ def _buffer(config: Config, objective: Objective, plan: Plan) -> list[Rule]:
 def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[tuple[str, str], bool]:
     """Fields that nothing reads in this combination. With recorded responses only the evaluation samples."""
     recorded, evaluation = bool(config.prompts.responses), config.evaluation
-    judged = {evaluation.slot} if evaluation else set()
+    judged = {evaluation.slot, *(["reference"] if evaluation.kl else [])} if evaluation else set()
     is_sampled, is_drawn = not recorded or evaluation is not None, not recorded or (evaluation is not None and evaluation.samples > 0)
     return {
         ("oracle", "labels"): requires.feedback != "compare",

@@ -241,6 +241,8 @@ class EvaluationConfig:
     """Its purse: an evaluation that would go beyond so many queries, of all evaluations together, is left out."""
     gold: str | GoldConfig | None = None
     """A second oracle for the same responses, named as `evaluation.oracle`, with a `max_queries` of its own: is what is rewarded what is wanted?"""
+    kl: bool = False
+    """Also `eval/kl`, how far the sampled responses are from the reference, for which its weights are loaded."""
     intervals: bool = False
     """Also the 95 % interval, over prompts, of every mean and win rate."""
     pass_at: tuple[Count, ...] = ()

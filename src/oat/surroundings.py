@@ -16,7 +16,7 @@ from oat.errors import ConfigError
 from oat.formats import UNPAIRED
 from oat.lm import CausalLM, load_tokenizer, outlines
 from oat.models import check_tokenizer, load_models
-from oat.oracles.base import ChecksColumns, Oracle, names_cost, names_price
+from oat.oracles.base import ChecksColumns, Oracle, close_oracle, names_cost, names_price
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle
@@ -54,6 +54,12 @@ class Surroundings:
     def sources(self) -> list[Prompts]:
         """All that is read."""
         return [self.prompts, *([self.held_out] if self.held_out else [])]
+
+    def close(self) -> None:
+        """End what its oracles hold."""
+        everyone = [*self.asked.values(), *(judge for _, judge in self.judges.values())]
+        for oracle in {id(oracle): oracle for oracle in everyone}.values():
+            close_oracle(oracle)
 
 
 def surround(config: Config, origins: Origins | None = None, *, folder: Path | None = None, has_opponent: bool = False) -> Surroundings:

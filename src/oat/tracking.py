@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from oat.errors import printable
 from oat.files import saying_what_is_free, write_atomically
 from oat.provenance import add_entry, entries
 from oat.reading import read_rows
@@ -92,7 +93,7 @@ class Tracking:
 
     def _write(self, name: str, record: Mapping[str, Any]) -> None:
         with saying_what_is_free(self.paths[name]):
-            self.files[name].write(json.dumps(record, ensure_ascii=False) + "\n")
+            self.files[name].write(printable(json.dumps(record, ensure_ascii=False)) + "\n")
             self.files[name].flush()
 
 

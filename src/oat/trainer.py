@@ -12,7 +12,7 @@ from typing import Any
 from oat import plugins
 from oat.build import resolve
 from oat.config import Origins, convert
-from oat.errors import ConfigError, DataError
+from oat.errors import ConfigError, DataError, printable
 from oat.export import export_run
 from oat.formats import checked
 from oat.interruption import Interrupted
@@ -120,7 +120,7 @@ class Trainer:
 
     def _say(self, *lines: str) -> None:
         if not self.quiet:
-            print("\n".join(f"oat.Trainer: {line}" for line in lines), flush=True)
+            print(printable("\n".join(f"oat.Trainer: {line}" for line in lines)), flush=True)
 
     def _shown(self, run: Run) -> AbstractContextManager[Report]:
         return nullcontext(lambda step, metrics: None) if self.quiet else shown(run, self.config)

@@ -46,6 +46,7 @@ ROWS = {
     "R23": "10,000 steps: memory, open files and threads do not grow",
     "R24": "hostile text is graded in bounded time, and nothing of it is run",
     "R25": "a reward function in a worker that hangs, crashes or fills the memory fails for one response, and the next finds a worker",
+    "R26": "hostile text from data, models and services is escaped wherever people see it, and names no file",
     "R27": "a reward server listens on the loopback unless it has a token, and without it every route answers 401",
     "R28": "malformed requests get 4xx, and the server goes on",
     "R29": "a planted token or key is in no message, log, metric, checkpoint or traceback",

@@ -1,7 +1,10 @@
 """R12, R28 and R29: a reward server that fails in every way costs no question; hostile requests cost the server nothing; a token goes nowhere."""
 
+import contextlib
+import http.client
 import json
 import random
+import re
 import socket
 import threading
 import time
@@ -11,13 +14,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from faulty_server import Asked, FaultyServer, Reply, serving
+from faulty_server import Asked, FaultyServer, Reply, serving, until
 from fixtures import World, oat
 from reward_server import Served, save_tiny_reward_model, served
 
+from oat.accounts import accounts
 from oat.export import digest_run
 from oat.oracles.remote.format import decode_request, encode_reply
 from oat.store import Store
+from oat.types import UNASKED
 
 Figure = Callable[[str], None]
 
@@ -54,11 +59,11 @@ def train(world: World, folder: Path, server: FaultyServer, algorithm: str = "gr
     return oat("train", world.config(algorithm, folder, own)), folder / algorithm
 
 
-def labels(run_dir: Path) -> dict[str, int]:
-    """Questions of training, those answered well, those asked again, and answers that stand twice."""
+def labels(run_dir: Path, last: int = 4) -> dict[str, int]:
+    """Questions of training, what those of a step cost, and those that failed."""
     store = Store(run_dir / "ledger.sqlite")
     count = "SELECT COUNT(*) FROM questions WHERE purpose = 'train'"
-    found = {"asked": store.db.execute(count).fetchone()[0], "queries": store.take_price("train", 3).queries}
+    found = {"asked": store.db.execute(count).fetchone()[0], "queries": store.take_price("train", last - 1).queries}
     store.close()
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     found["failed"] = round(sum(row.get("answers/failed_frac", 0.0) for row in rows))
@@ -125,6 +130,67 @@ def test_a_server_that_is_away_in_mid_run_costs_no_question(world: World, tmp_pa
 @pytest.mark.fault("R12")
 def test_a_server_that_is_away_for_half_a_minute(world: World, tmp_path: Path, server: FaultyServer, figure: Figure) -> None:
     outage(30.0, world, tmp_path, server, figure)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("R12")
+def test_a_real_server_is_killed_for_half_a_minute(world: World, tmp_path: Path, figure: Figure) -> None:
+    """`oat serve reward` in processes of its own: SIGKILL in mid-run, and the same command on the same port half a minute later.
+
+    Its batches follow from who asks when, and a score from its batch by rounding, so that runs are held against each other by their counts. Recovery
+    counts from the line that says that it is ready.
+    """
+    model, steps = save_tiny_reward_model(tmp_path / "model"), {"stop.max_steps": 40, "evaluation": None}
+    back = [0.0, 0.0]
+    with served("--model", model, "--devices", "cpu") as first:
+        own = {"oracle": {"name": "remote", "url": first.url, "timeout_s": 5.0}, **steps}
+        (tmp_path / "sound").mkdir()
+        assert oat("train", world.config("dpo", tmp_path / "sound", own)) == 0
+        before = _answered(first.url)
+
+        def away() -> None:
+            assert until(lambda: _answered(first.url) >= before + 20, 120.0)
+            first.process.kill()
+            first.process.wait()
+            time.sleep(30.0)
+            with served("--model", model, "--devices", "cpu", port=int(first.url.rsplit(":", 1)[1])) as second:
+                back[0] = time.monotonic()
+                assert until(lambda: _answered(second.url) > 0, 60.0)
+                back[1] = time.monotonic()
+                training.wait(300.0)
+
+        (tmp_path / "away").mkdir()
+        training = threading.Event()
+        outside = threading.Thread(target=away)
+        outside.start()
+        code = oat("train", world.config("dpo", tmp_path / "away", own))
+        training.set()
+        outside.join()
+    assert code == 0
+    found, sound = labels(tmp_path / "away" / "dpo", 40), labels(tmp_path / "sound" / "dpo", 40)
+    assert found["asked"] == sound["asked"] == 4 * 40
+    assert found["failed"] == sound["failed"] == 0
+    assert oat("ledger", tmp_path / "away" / "dpo", "--check") == 0
+    with contextlib.closing(Store(tmp_path / "away" / "dpo" / "ledger.sqlite", read_only=True)) as store:
+        (account,) = [each for each in accounts(store) if each.oracle != UNASKED]
+    assert (account.pending, account.failed, account.again) == (0, 0, 0)
+    assert account.answered == account.taken == account.asked
+    took = back[1] - back[0]
+    assert took < 15.0
+    figure(f"0 of {found['asked']} questions lost or counted twice while a real server was killed for 30 s, recovery in {took:.1f} s")
+
+
+def _answered(url: str) -> int:
+    """Questions that a server has answered."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30.0)
+    try:
+        connection.request("GET", "/metrics")
+        found = re.search(rb'^oat_requests_total\{status="200"\} (\d+)', connection.getresponse().read(), flags=re.MULTILINE)
+    except OSError:
+        return 0
+    finally:
+        connection.close()
+    return int(found[1]) if found else 0
 
 
 @pytest.mark.fault("R12")

@@ -113,8 +113,21 @@ def _measured(feedback: Feedback, forward: Forward) -> dict[str, float]:
     if rows:
         chosen_U, rejected_U = _halves({"reward": forward("reward", rows, {"score"})})
         found["pairs/held_out_accuracy"] = float((chosen_U > rejected_U).float().mean())
+        found["pairs/held_out_ece"] = calibration_error(rewards.confidence(chosen_U, rejected_U), (1 + (chosen_U - rejected_U).sign()) / 2)
         found["pairs/held_out_brier"] = float(rewards.brier_score(chosen_U, rejected_U).mean())
     return found
+
+
+def calibration_error(confidence_U: torch.Tensor, right_U: torch.Tensor) -> float:
+    """Expected calibration error (Guo et al. 2017, arXiv:1706.04599, Eq. 3) over ten bins of equal width from 1/2 to 1.
+
+    Args:
+        confidence_U: probabilities of the responses that score higher.
+        right_U: whether those are the chosen ones; one half where both score alike.
+    """
+    bins_U = ((confidence_U - 0.5) * 20).long().clamp(0, 9)
+    gaps = torch.zeros(10, dtype=torch.float64).index_add_(0, bins_U.cpu(), (right_U - confidence_U).double().cpu())
+    return float(gaps.abs().sum() / len(confidence_U))
 
 
 def _margins(batch: Batch, items: Sequence[Item], key: str) -> list[float]:

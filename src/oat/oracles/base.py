@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
-from oat.errors import OatError, OracleError
+from oat.errors import OatError, OracleError, warn
+from oat.plugins import given
 from oat.types import Answer, Kind, Price, Question
 
 
@@ -14,7 +15,7 @@ class Oracle(Protocol):
         answers: the kind of question it takes.
         durable: it keeps its tickets when this process dies, so that they are attached again and not asked again.
 
-    Five members are optional:
+    Six members are optional:
         cacheable: bool, True where it is missing: its answers are functions of what a question says in text (messages, reference, columns, and each
             candidate), so that they may be used again. One that also reads `ids` or `known` says False: turns before the last differ in them alone.
         price(question) -> Price: the most that the question can cost, for budgets. Where it is missing, that is a query for each value; a budget
@@ -23,6 +24,8 @@ class Oracle(Protocol):
         version: str, "" where it is missing: answers of another version are not used again. A user's function or class without one has the hash of
             the file it stands in (`registry.py`).
         metrics: numbers by name (`oat.metrics`), as they stand now; every step's row has them.
+        close(): end what it holds (threads, processes, connections). A run calls it at its end, but for an object that was given from Python, which
+            is its giver's.
     """
 
     answers: Kind
@@ -61,6 +64,17 @@ def version_of(oracle: Oracle) -> str:
 
 def metrics_of(oracle: Oracle) -> dict[str, float]:
     return dict(getattr(oracle, "metrics", {}))
+
+
+def close_oracle(oracle: Oracle) -> None:
+    """End what an oracle holds. What it raises is said, and disturbs nothing."""
+    close = getattr(oracle, "close", None)
+    if close is None or any(oracle is each for each in given.values()):
+        return
+    try:
+        close()
+    except Exception as error:  # it raises what it likes
+        warn(f"oracle {getattr(oracle, 'name', type(oracle).__name__)} could not be closed: {type(error).__name__}: {error}")
 
 
 def names_price(oracle: Oracle) -> bool:

@@ -85,6 +85,10 @@ class Isolated:
                 return []
         return [(ticket, self._answer(self._open.pop(ticket))) for ticket in there]
 
+    def close(self) -> None:
+        """End the workers."""
+        self._workers.close()
+
     def _hear(self, call: str, outcome: Outcome) -> None:
         ticket, place = self._of.pop(call)
         if outcome.failure:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from oat.errors import ConfigError, OracleError, did_you_mean
-from oat.oracles.base import ChecksColumns, Oracle, is_cacheable, metrics_of, names_cost, names_price, price_of, version_of
+from oat.oracles.base import ChecksColumns, Oracle, close_oracle, is_cacheable, metrics_of, names_cost, names_price, price_of, version_of
 from oat.types import Answer, Kind, Mark, Price, Question
 
 Normalise = Literal["none", "fixed", "group", "batch"]
@@ -166,6 +166,11 @@ class Mixture:
             if time.monotonic() >= end:
                 break
         return [(ticket, self._ready.pop(ticket)) for ticket in dict.fromkeys(tickets) if ticket in self._ready]
+
+    def close(self) -> None:
+        """Close its sources."""
+        for source in self._sources.values():
+            close_oracle(source.oracle)
 
     def _hear(self, label: str, answers: Sequence[tuple[str, Answer]]) -> None:
         for ticket, answer in answers:

@@ -115,6 +115,10 @@ class Workers:
                     await self.feedback(encode_request([((Message("user", "1"),), ("1",))], "score"))
         return time.monotonic() - self._answered <= _FRESH_S
 
+    def have_gone(self) -> None:
+        """Nothing is known of those that come."""
+        self._answered = 0.0
+
     async def metrics(self) -> bytes:
         try:
             return (await self._client.get(f"{self._base}/metrics")).content
@@ -156,8 +160,8 @@ class Front:
         self._connections.add(writer)
         try:
             await _Connection(self, reader, writer, self._limits).answer_all()
-        except (OSError, h11.LocalProtocolError):
-            pass  # whoever asked is gone
+        except (OSError, h11.LocalProtocolError, asyncio.CancelledError):
+            pass  # whoever asked is gone, or the server ends
         finally:
             self._connections.discard(writer)
             writer.close()

@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -75,7 +76,7 @@ def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
     Raises:
         ConfigError: an address that is not the loopback without a token, one that cannot be listened on, or a device that is not there.
         ModelError: no reward model, as far as its configuration and tokenizer tell.
-        OracleError: the processes with the model have ended.
+        OracleError: the processes with the model have ended before they were ready.
     """
     if config.token is None and not _is_loopback(config.host):
         raise ConfigError(f"{config.host} can be reached by others, and the server has no token; give --token-file, or listen on 127.0.0.1")
@@ -85,12 +86,16 @@ def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
     with tempfile.TemporaryDirectory(prefix="oat-serve-") as folder, socket.create_server(("127.0.0.1", 0)) as chosen:
         port = chosen.getsockname()[1]
         chosen.close()
-        with _workers(config, Path(folder), port, secret) as process:
-            asyncio.run(_front(config, process, Workers(port, secret, config.limits.answer_s), say))
+        start = partial(_workers, config, Path(folder), port, secret)
+        asyncio.run(_front(config, start, Workers(port, secret, config.limits.answer_s), say))
 
 
-async def _front(config: ServerConfig, process: subprocess.Popen, workers: Workers, say: Callable[[str], None]) -> None:
-    """Answer requests until a signal comes or the processes with the model have ended."""
+_Start = Callable[[], AbstractContextManager[subprocess.Popen]]
+"""Of the processes with the model."""
+
+
+async def _front(config: ServerConfig, start: _Start, workers: Workers, say: Callable[[str], None]) -> None:
+    """Answer requests until a signal comes. Processes with the model that end are started again, unless they end before they are ready."""
     front, told = Front(workers, config.token, config.limits), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
@@ -100,19 +105,24 @@ async def _front(config: ServerConfig, process: subprocess.Popen, workers: Worke
         raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}; give another --host or --port") from error
     address = server.sockets[0].getsockname()
     url = f"http://{f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}"
-    say(f"loading {config.model} on {', '.join(config.devices)}; until it is ready {url} answers 503")
-    is_ready = False
-    while not told.is_set() and process.poll() is None:
-        if not is_ready and await workers.are_well():
-            is_ready = True
-            say(f"ready: POST {url}{ROUTE}, GET {url}/health, GET {url}/metrics")
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(told.wait(), _POLL_S)
+    is_ready, code = True, None
+    while is_ready and not told.is_set():
+        again = "" if code is None else f"the processes with the model ended with exit code {code}, and are started again; "
+        say(f"{again}loading {config.model} on {', '.join(config.devices)}; until it is ready {url} answers 503")
+        is_ready = False
+        with start() as process:
+            while not told.is_set() and (code := process.poll()) is None:
+                if not is_ready and await workers.are_well():
+                    is_ready = True
+                    say(f"ready: POST {url}{ROUTE}, GET {url}/health, GET {url}/metrics")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(told.wait(), _POLL_S)
+        workers.have_gone()
     server.close()
     front.cut()
     await workers.close()
     if not told.is_set():
-        raise OracleError(f"the processes with the model ended with exit code {process.returncode}; what they said stands above")
+        raise OracleError(f"the processes with the model ended with exit code {code} before they were ready; what they said stands above")
 
 
 @contextmanager
@@ -124,7 +134,7 @@ def _workers(config: ServerConfig, folder: Path, port: int, secret: bytes) -> It
         raise ConfigError(f"a reward server needs Mosec ({error}); install oat-align[serve]") from error
     own = {name: getattr(config, name) for name in Work.__struct_fields__ if name != "secret"}
     limits, milliseconds = config.limits, int(1000 * config.limits.answer_s)
-    arguments = {"address": "127.0.0.1", "port": port, "path": folder / "mosec", "timeout": milliseconds, "wait": config.max_wait_ms}
+    arguments = {"address": "127.0.0.1", "port": port, "path": tempfile.mkdtemp(dir=folder), "timeout": milliseconds, "wait": config.max_wait_ms}
     arguments |= {"capacity": limits.open, "max-request-size": limits.body + len(secret), "namespace": "oat_reward", "log-level": "warning"}
     command = [sys.executable, "-P", "-m", "oat.oracles.remote.worker", *(f"--{name}={value}" for name, value in arguments.items())]
     environment = {**os.environ, WORK: msgspec.json.encode(Work(secret=secret, **own)).decode()}

@@ -7,7 +7,6 @@ which it does when the process dies that has started it.
 import hmac
 import os
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Sequence
@@ -126,7 +125,8 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not through `sys.stdin`, whose lock the interpreter wants at its end
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 

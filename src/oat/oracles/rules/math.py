@@ -104,6 +104,12 @@ class MathRule(CallableOracle):
                 scores[place] = float(equal)
         return scores
 
+    def close(self) -> None:
+        """End the workers; whoever asks again has new ones."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
     def _symbolic(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         if not pairs:
             return []

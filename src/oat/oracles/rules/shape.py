@@ -47,9 +47,11 @@ class RegexRule(CallableOracle):
         self._match = match
         if engine == "re2":
             self._matches: Callable[[Sequence[str]], list[bool]] = _linear(pattern, match)
+            self.close: Callable[[], None] = lambda: None
             return
         pool = Workers(f"{__name__}:matcher", [pattern, match], count=workers, timeout_s=timeout_s, is_confined=True)
         self._matches = lambda texts: [outcome.value is True for outcome in pool.map([[text] for text in texts])]
+        self.close = pool.close
 
     def grade(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """One score a completion, in TRL's signature."""

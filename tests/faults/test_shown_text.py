@@ -1,0 +1,158 @@
+"""R26: what data, a model, a service or a name brings along cannot speak to a terminal, reorder a line, or choose a file."""
+
+import contextlib
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from faulty_server import Reply, serving
+from fixtures import World, make_model, oat, write_jsonl
+
+from oat.errors import ConfigError, RefusalError, printable
+
+pytestmark = pytest.mark.fault("R26")
+
+Figure = Callable[[str], None]
+
+HOSTILE = {
+    "escape": "\x1b[2J\x1b]0;title\x07",
+    "one-byte escape": "\x9b31m",
+    "carriage return": "fine\roat: error",
+    "backspace": "abc\b\b\b",
+    "bell and delete": "\x07\x7f",
+    "right to left": "\u202egnp.exe",
+    "isolates": "\u2066a\u2069\u200f",
+    "line separators": "a\u2028b\u0085c",
+    "no width": "a\u200b\ufeffb",
+    "script": "<script>alert(1)</script>",
+    "markup": "[bold red]x[/] **x** `x` | x |",
+    "formula": "$\\frac{1}$",
+    "path": "../../../tmp/oat-planted",
+    "absolute path": "/tmp/oat-planted",
+    "template": "{0.__class__} %s %n $(touch oat-planted) `touch oat-planted`",
+}
+CHECKED = re.compile(r"[^\n\t -~\u00a1-\u00ac\u00ae-\u1fff\u2010-\u2027\u2030-\u205e\u20a0-\ud7ff\uf900-\ufefe\uff01-\uffef]")
+"""What no terminal should be given: control codes, formats, marks of direction, odd spaces. Written down apart from the code that escapes them."""
+
+REWARD = """
+def reward(prompts, completions, note, **columns):
+    return [float(len(text)) for text in completions]
+
+
+def angry(prompts, completions, note, **columns):
+    raise ValueError(f"no score for {note[0]}")
+"""
+
+
+@pytest.fixture
+def told(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    return lambda: "".join(capfd.readouterr())
+
+
+@pytest.fixture
+def hostile(world: World, tmp_path: Path) -> Iterator[Path]:
+    """A folder with a model that says what is hostile, data that do, and nothing planted beside it."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    texts = [*HOSTILE.values()]
+    make_model(tmp_path / "model", tokens=[*dict.fromkeys([*"0123456789+=ab", *texts])])
+    for name in ("train", "held_out"):
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"prompt": f"{place}+1=", "answer": text, "note": text} for place, text in enumerate(texts)])
+    yield tmp_path
+    assert not Path("/tmp/oat-planted").exists()
+    assert [path.name for path in tmp_path.rglob("*") if "planted" in path.name] == []
+
+
+def config(world: World, folder: Path, **changes: object) -> Path:
+    own = {"model.path": str(folder / "model"), "prompts.path": str(folder / "train.jsonl"), "evaluation.path": str(folder / "held_out.jsonl")}
+    own |= {"oracle.name": f"{folder / 'reward.py'}:reward", "sampling.max_new_tokens": 8, "algorithm.prompts": len(HOSTILE), "stop.max_steps": 2}
+    return world.config("grpo", folder, {**own, **{name.replace("__", "."): value for name, value in changes.items()}})
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_printed_is_plain_and_says_what_was_there(name: str) -> None:
+    text = HOSTILE[name]
+    shown = printable(text)
+    assert CHECKED.search(shown) is None
+    assert json.loads(f'"{json.dumps(shown, ensure_ascii=False)[1:-1]}"') == shown
+    assert all(letter in shown for letter in text if letter.isalnum())
+    with pytest.raises(ConfigError) as error:
+        raise ConfigError(text)
+    assert str(error.value) == shown
+    assert printable(json.dumps([text], ensure_ascii=False)) == printable(printable(json.dumps([text], ensure_ascii=False)))
+    assert json.loads(printable(json.dumps([text], ensure_ascii=False))) == [text]
+    assert str(RefusalError(text, 400, "")) == shown
+
+
+def test_ordinary_text_stays_as_it_is() -> None:
+    text = "naïve café, 你好, שלום, مرحبا, 🙂\n\tline two"
+    assert printable(text) == text
+    assert printable("\ud800 half") == "\\ud800 half"
+
+
+def test_nothing_of_a_run_speaks_to_the_terminal(world: World, hostile: Path, told: Callable[[], str], figure: Figure) -> None:
+    """Every command that tells of a run, whose model and data say what is hostile; and the files that people read."""
+    file, run = config(world, hostile), hostile / "grpo"
+    before = {path for path in hostile.rglob("*")}
+    commands: list[tuple[object, ...]] = [("check", file, "--show-tokens"), ("train", file), ("train", file), ("eval", run)]
+    commands += [("ledger", run), ("ledger", run, "--check"), ("eval", run, "--against", hostile / "model"), ("digest", run)]
+    commands += [("plot", run, "--out", hostile / "a.png"), ("export", run, hostile / "out")]
+    commands += [("ledger", run, "--export", hostile / "answers.jsonl", "--layout", "scored")]
+    for words in commands:
+        assert oat(*words) == 0, words
+    assert CHECKED.findall(told()) == []
+    pages = [run / "samples.jsonl", *sorted((run / "evaluations").iterdir()), hostile / "out" / "README.md", hostile / "a.csv"]
+    for page in pages:
+        assert CHECKED.findall(page.read_text(encoding="utf-8")) == [], page
+    responses = [text for line in (run / "samples.jsonl").read_text().splitlines() for text in json.loads(line)["responses"]]
+    assert any("\x1b" in text for text in responses), "nothing is lost, and the model did say it"
+    assert "<script>" not in (hostile / "out" / "README.md").read_text()
+    new = {path for path in hostile.rglob("*")} - before
+    top = {path.relative_to(hostile).parts[0] for path in new}
+    assert top == {"grpo", "out", "a.png", "a.csv", "answers.jsonl"}
+    figure(f"0 of {len(commands) + len(pages)} outputs and pages of a run with a character that a terminal obeys")
+
+
+def test_errors_and_warnings_that_quote_are_plain(world: World, hostile: Path, told: Callable[[], str], figure: Figure) -> None:
+    """A function that quotes the data in what it raises, records that are refused, a service that answers with escapes."""
+    assert oat("train", config(world, hostile, oracle__name=f"{hostile / 'reward.py'}:angry", run_dir=str(hostile / "angry"))) == 1
+    rows = [{"prompt": [{"role": text, "content": "a"}], "answer": "a", "note": text} for text in HOSTILE.values()]
+    for number, row in enumerate(rows):
+        write_jsonl(hostile / "bad.jsonl", [row])
+        bad = config(world, hostile, prompts__path=str(hostile / "bad.jsonl"), run_dir=str(hostile / f"bad{number}"))
+        with contextlib.suppress(SystemExit):
+            oat("train", bad)
+    with serving(lambda asked: Reply(HOSTILE["escape"].encode(), status=400)) as server:
+        oracle = {"name": "remote", "url": server.url}
+        assert oat("train", world.config("dpo", hostile, {"oracle": oracle, "evaluation": None})) == 1
+    for name, text in HOSTILE.items():
+        unknown = config(world, hostile, run_dir=str(hostile / "unknown"), **{f"algorithm__{text}": 1})
+        assert oat("train", unknown) == 2, name
+    said = told()
+    assert "no score for \\u001b[2J" in said
+    assert CHECKED.findall(said) == []
+    figure(f"0 of {said.count(chr(10))} lines of errors with such a character")
+
+
+def test_a_ledger_that_was_written_by_others_is_listed_plainly(world: World, hostile: Path, told: Callable[[], str]) -> None:
+    assert oat("train", config(world, hostile)) == 0
+    with contextlib.closing(sqlite3.connect(hostile / "grpo" / "ledger.sqlite")) as db, db:
+        db.execute("UPDATE questions SET oracle = ?", (HOSTILE["escape"] + HOSTILE["right to left"],))
+    told()
+    assert oat("ledger", hostile / "grpo") == 0
+    oat("ledger", hostile / "grpo", "--check")
+    said = told()
+    assert "\\u001b[2J" in said
+    assert CHECKED.findall(said) == []
+
+
+@pytest.mark.parametrize("name", ["$x$", "_under", "$\\frac{1}$", "a\x1b[2Jb", "\u202eb"])
+def test_a_plot_of_a_run_with_such_a_name(name: str, world: World, tmp_path: Path, told: Callable[[], str]) -> None:
+    config = world.config("grpo", tmp_path, {"run_dir": str(tmp_path / name), "stop.max_steps": 1, "evaluation": None})
+    assert oat("train", config) == 0
+    assert oat("plot", tmp_path / name, "--metric", "reward/mean", "--out", tmp_path / "a.png") == 0
+    assert oat("plot", tmp_path / name, "--metric", f"$\\frac{name}", "--out", tmp_path / "a.png") == 2
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert CHECKED.findall(told()) == []
