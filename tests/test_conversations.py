@@ -1,6 +1,7 @@
 """Supervised learning of conversations: which tokens of a file of `messages` are learned, and how they lie in the passes of an update."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_conversations_are_packed(world: World, tmp_path: Path, monkeypatch: pyt
     _, rows = recorded(world, tmp_path, *records)
     assert [length for lengths, _ in passes for length in lengths] == [len(row.ids) for row in rows]
     assert all(sum(lengths) == numel <= 64 for lengths, numel in passes)
-    assert all(sum(one) + other[0] > 64 for (one, _), (other, _) in zip(passes, passes[1:], strict=False))
+    assert all(sum(one) + other[0] > 64 for (one, _), (other, _) in pairwise(passes))
     assert len(passes) < 20
 
 

@@ -162,7 +162,14 @@ def test_a_record_whose_fields_differ_is_another():
 def test_weights_say_which_messages_are_learned():
     """As OpenAI's: the response begins with the first that is not of weight 0; online the last message is what the policy says instead."""
     asked, first, again = QUESTION[0], {"role": "assistant", "content": "b"}, {"role": "user", "content": "2"}
-    for weights, learned in (((None, None), [0, 1, 2]), ((None, 1), [0, 1, 2]), ((0, None), [2]), ((0, 1), [2]), ((1, 0), [0, 1, 2]), ((1, 1), [0, 1, 2])):
+    for weights, learned in (
+        ((None, None), [0, 1, 2]),
+        ((None, 1), [0, 1, 2]),
+        ((0, None), [2]),
+        ((0, 1), [2]),
+        ((1, 0), [0, 1, 2]),
+        ((1, 1), [0, 1, 2]),
+    ):
         answers = [{**first, "weight": weights[0]}, {**ANSWERED[1], "weight": weights[1]}]
         (prompt,) = PromptSet(Source([{"messages": [asked, answers[0], again, answers[1]]}]), Layout(responses=("completion",)))
         rest = [answers[0], again, answers[1]]
