@@ -2,7 +2,7 @@
 
     python benchmarks/tables.py [TABLE ...] --trl PYTHON --vllm PYTHON
 
-`make bench` makes the two environments and calls this for every table: generation, step, update, logps, growth, shapes.
+`make bench` makes the two environments and calls this for every table: generation, step, update, direct, logps, growth, shapes.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import direct
 import generation
 import logps
 import real_shapes
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 REPETITIONS, OF_SECONDS = 3, 5
 """Of every row; and of one whose repetition takes seconds."""
+DIRECT_STEPS = 20
+"""Whose losses are compared."""
 
 Rows = Iterator[list[str]]
 
@@ -112,6 +115,37 @@ def update_rows(trl: str, vllm: str) -> Rows:
         ]
 
 
+def direct_rows(trl: str, vllm: str) -> Rows:
+    yield [
+        "model",
+        "`oat`",
+        "TRL",
+        "ratio (at least 1.5)",
+        "ratio with what TRL computes beforehand",
+        "GB: `oat`, TRL (no more)",
+        "padding: `oat`, TRL",
+        "same tokens",
+        "greatest gap of the losses (at most 1e-04)",
+        "with",
+    ]
+    for size in ("5M", "50M"):
+        row = direct.compare(size, DIRECT_STEPS, trl)
+        rates, memory, padding = row["samples_per_second"], row["peak_gb"], row["padding"]
+        beforehand = row["prepared_s"] / (row["pair_count"] * row["steps"])
+        yield [
+            f"{size}, {row['pair_count']} pairs a step, {row['steps']} steps",
+            f"{rates['oat']:.1f}",
+            f"{rates['trl']:.1f}",
+            _ratio(row, rates, "trl"),
+            f"{rates['oat'] * (1 / rates['trl'] + beforehand):.2f}x",
+            f"{memory['oat']:.2f}, {memory['trl']:.2f}",
+            f"{padding['oat']:.0%}, {padding['trl']:.0%}",
+            "yes" if row["same_ids"] else "no",
+            f"{row['loss_gap']:.0e}",
+            _with(row),
+        ]
+
+
 def logps_rows(trl: str, vllm: str) -> Rows:
     yield [
         "width",
@@ -166,6 +200,7 @@ TABLES: dict[str, Callable[[str, str], Rows]] = {
     "generation": generation_rows,
     "step": step_rows,
     "update": update_rows,
+    "direct": direct_rows,
     "logps": logps_rows,
     "growth": growth_rows,
     "shapes": shapes_rows,

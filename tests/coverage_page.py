@@ -19,8 +19,8 @@ FEATURES = {
     11: "SimPO hinge",
     12: "BNF",
     13: "loss masks",
-    14: "SFT learner",
-    15: "rejection sampling",
+    14: "SFT learner: plain, conversations, packed",
+    15: "rejection sampling (REST, RFT)",
     28: "GRPO advantages",
     45: "sequence-classification score",
     53: "reward functions in the signatures of TRL and LightRFT",
@@ -74,7 +74,7 @@ def marked() -> dict[int, list[str]]:
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for node in tree.body:
             if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "pytestmark" for t in node.targets):
-                marks, name = [node.value], place
+                marks, name = node.value.elts if isinstance(node.value, ast.List) else [node.value], place
             elif isinstance(node, ast.FunctionDef):
                 marks, name = node.decorator_list, f"{place}::{node.name}"
             else:

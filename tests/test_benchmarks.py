@@ -115,6 +115,28 @@ def test_update_and_step() -> None:
     assert row["peak_gb"]["oat"] > 0
 
 
+def test_direct(tmp_path: Path) -> None:
+    """Four steps of four pairs. The first loss is that of a policy that is its reference, and the ids are those of the texts, with their ends."""
+    import direct
+    from peers import Side
+    from task import END, digest, make_model, pairs
+
+    row = direct.compare("tiny", 4, None, LENGTHS)
+    assert row["samples_per_second"]["oat"] > 0
+    assert row["peak_gb"]["oat"] > 0
+    assert row["padding"]["oat"] == 0
+    assert row["losses"]["oat"][0] == pytest.approx(np.log(2), abs=1e-6)
+    assert len(set(row["losses"]["oat"])) == 4
+
+    make_model("tiny", tmp_path)
+    with Side(sys.executable, "oat_side.py") as side:
+        side.ask("open", model=str(tmp_path), threads=1)
+        side.ask("direct", pair_count=3, steps=1, rate=1e-5, micro_tokens=256, **LENGTHS)
+        found = side.ask("step")
+    texts = [pair["prompt"] + pair[name] for pair in pairs(3, 256, **LENGTHS) for name in ("chosen", "rejected")]
+    assert found["ids"] == digest([*(int(word[1:]) for word in text.split()), END] for text in texts)
+
+
 def test_logps() -> None:
     from logps import compare
 

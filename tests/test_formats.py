@@ -76,7 +76,8 @@ def test_responses_by_hand():
         ({"good": [chat, plain], "bad": [chat, wrong]}, ("good", "bad"), "2+2", ([plain], [wrong])),
         ({"prompt": "2+2", "chosen": [chat, plain], "rejected": [chat, wrong]}, pair, "2+2", ([plain], [wrong])),
         ({"conversations": [{"from": "human", "value": "2+2"}, {"from": "gpt", "value": "4"}]}, ("completion",), "2+2", ([plain],)),
-        ({"messages": [chat, wrong, chat, plain]}, ("answer",), "2+2", ([plain],)),
+        ({"messages": [chat, wrong, chat, plain]}, ("answer",), "2+2", ([wrong, chat, plain],)),
+        ({"messages": [wrong, chat, plain, chat, wrong]}, ("answer",), "2+2", ([plain, chat, wrong],)),
         ({"prompt": "2+2", "completion": "4"}, ("completion",), "2+2", ("4",)),
     ):
         (prompt_,) = PromptSet(Source([record]), Layout(responses=names))
@@ -140,7 +141,7 @@ THINKS = "{% for m in messages %}{{ m.role[0] }}{{ m.reasoning_content }}{{ m.co
 
 def test_what_trl_users_have_is_learned(world, tmp_path):
     """An empty system message, a tool without a result, and a response that is reasoning alone."""
-    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}], "weight": 0}
     said = [{"role": "system", "content": ""}, {"role": "user", "content": "1+1"}, call, {"role": "tool", "content": ""}]
     path = write_jsonl(tmp_path / "data.jsonl", [{"messages": [*said, {"role": "assistant", "content": None, "reasoning_content": "ab"}]}] * 4)
     (tmp_path / "thinks.jinja").write_text(THINKS + "{% if add_generation_prompt %}a{% endif %}")
@@ -159,15 +160,24 @@ def test_a_record_whose_fields_differ_is_another():
 
 
 def test_weights_say_which_messages_are_learned():
-    """As OpenAI's: without any the last one; otherwise the response begins with the first of weight 1."""
+    """As OpenAI's: the response begins with the first that is not of weight 0; online the last message is what the policy says instead."""
     asked, first, again = QUESTION[0], {"role": "assistant", "content": "b"}, {"role": "user", "content": "2"}
-    for weights, learned in (((None, None), [2]), ((0, None), [2]), ((0, 1), [2]), ((1, 0), [0, 1, 2]), ((1, 1), [0, 1, 2])):
+    for weights, learned in (
+        ((None, None), [0, 1, 2]),
+        ((None, 1), [0, 1, 2]),
+        ((0, None), [2]),
+        ((0, 1), [2]),
+        ((1, 0), [0, 1, 2]),
+        ((1, 1), [0, 1, 2]),
+    ):
         answers = [{**first, "weight": weights[0]}, {**ANSWERED[1], "weight": weights[1]}]
         (prompt,) = PromptSet(Source([{"messages": [asked, answers[0], again, answers[1]]}]), Layout(responses=("completion",)))
         rest = [answers[0], again, answers[1]]
         expected = [{name: value for name, value in message.items() if value is not None} for message in rest]
         assert prompt.columns["completion"] == [expected[place] for place in learned], weights
         assert len(prompt.messages) == 4 - len(learned)
+        (prompt,) = read([{"messages": [asked, answers[0], again, answers[1]]}])
+        assert (len(prompt.messages), prompt.columns["completion"]) == (3, expected[2:])
 
 
 def test_unpaired_preferences_are_learned_where_their_label_is_true(world, tmp_path, capsys):

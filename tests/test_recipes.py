@@ -13,6 +13,8 @@ from tiny_models import build_config, save_model
 from oat.algorithms.registry import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
+VARIANTS = {"rest_online", "rft_online", "sft_chat_offline"}
+"""Further ways to use `sft`."""
 FURTHER = {"dpo_buffer", "dpo_iterative"}
 """Those of something beside an algorithm."""
 RECIPES = sorted((ROOT / "configs" / "cpu").glob("*.yaml"))
@@ -29,10 +31,12 @@ def test_every_algorithm_has_its_recipes() -> None:
     here = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != "reward_model"}
     offline = {name for name, algorithm in here.items() if not getattr(algorithm(algorithm.Config(**needed(name))).requires, "ratio_based", False)}
     stems = {f"{name}_online" for name in here} | {f"{name}_offline" for name in offline}
-    assert {path.stem for path in RECIPES} == stems | FURTHER
+    assert {path.stem for path in RECIPES} == stems | VARIANTS | FURTHER
     for path in (path for path in RECIPES if path.stem not in FURTHER):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
-        assert path.stem == f"{given['algorithm']['name']}_{'offline' if given['oracle']['name'] == 'recorded' else 'online'}"
+        name = "sft" if path.stem in VARIANTS else path.stem.rpartition("_")[0]
+        kind = "offline" if given["oracle"]["name"] == "recorded" else "online"
+        assert (given["algorithm"]["name"], path.stem.rpartition("_")[2]) == (name, kind)
 
 
 def needed(name: str) -> dict[str, int]:

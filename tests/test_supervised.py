@@ -116,6 +116,29 @@ def test_a_step_without_a_good_response_is_an_empty_batch() -> None:
     assert (batch.size, batch.metrics["rows/trained"], batch.metrics["sft/solved_frac"]) == (0, 0.0, 0.0)
 
 
+@pytest.mark.inventory(15)
+def test_over_a_run_a_response_is_learned_once() -> None:
+    """As RFT's data set has it, by prompt; what was rejected may be accepted later. A restart knows what was learned."""
+
+    def learned(algorithm: SFT, *items: Item) -> tuple[list[str], float]:
+        batch = algorithm.prepare(Feedback(0, items, 9), forward, np.random.default_rng(0))
+        return [row.text for row in batch.rows], batch.metrics["sft/duplicates"]
+
+    config = SFTConfig(prompts=1, samples=3, threshold=0.5, duplicates="run")
+    algorithm = SFT(config)
+    assert learned(algorithm, item(0, [("a", 1.0), ("bc", 1.0), ("def", 0.0)])) == (["a", "bc"], 0.0)
+    again = SFT(config)
+    again.load_state(algorithm.state)
+    for one in (algorithm, again):
+        assert learned(one, item(0, [("a", 2.0), ("def", 1.0), ("a", 1.0)]), item(1, [("a", 1.0)])) == (["def", "a"], 2.0)
+        assert learned(one, item(0, [("a", 1.0), ("bc", 1.0), ("def", 0.9)])) == ([], 3.0)
+    assert algorithm.state["learned"].tolist() == again.state["learned"].tolist()
+    assert len(algorithm.state["learned"]) == 4
+    every_step = SFT(SFTConfig(prompts=1, samples=1, threshold=0.5))
+    assert [learned(every_step, item(0, [("a", 1.0)])) for _ in range(2)] == [(["a"], 0.0)] * 2
+    assert every_step.state == {}
+
+
 def test_without_a_threshold_no_score_is_read() -> None:
     _, batch = prepared(item(0, [("a", float("nan")), ("bc", -9.0), ("", 1.0)], marks=("failed", "ok", "ok")))
     assert [row.text for row in batch.rows] == ["a", "bc"]
@@ -127,6 +150,8 @@ def test_settings_out_of_range() -> None:
     for threshold in (math.nan, math.inf, -math.inf):
         with pytest.raises(ConfigError, match=f"threshold is {threshold}"):
             SFTConfig(prompts=1, threshold=threshold)
+    with pytest.raises(ConfigError, match=r"duplicates is run, and there is no algorithm\.threshold"):
+        SFTConfig(prompts=1, duplicates="run")
 
 
 def rows_of(run: Path) -> list[dict[str, float]]:
@@ -173,6 +198,18 @@ def test_of_recorded_pairs_a_threshold_keeps_the_chosen(world: World, tmp_path: 
     assert oat("train", world.config("sft", tmp_path, changes)) == 0
     row = rows_of(tmp_path / "sft")[1]
     assert (row["rows/trained"], row["sft/accepted_frac"]) == (4.0, 0.5)
+
+
+@pytest.mark.inventory(15)
+def test_samples_of_the_start_are_learned_once_each(world: World, tmp_path: Path) -> None:
+    """RFT: the sampler stays what it was, so greedy samples are the same in both passes, and the second learns nothing."""
+    changes = {"algorithm": {"name": "sft", "prompts": 4, "threshold": -99.0, "duplicates": "run"}, "evaluation": None}
+    records = write_jsonl(tmp_path / "data.jsonl", [{"prompt": f"{number}+1=", "answer": "1"} for number in range(4)])
+    changes |= {"learner.sync_every": 99, "prompts.path": str(records), "prompts.epochs": 2, "sampling.temperature": 0.0}
+    assert oat("train", world.config("sft", tmp_path, changes)) == 0
+    first, second = rows_of(tmp_path / "sft")[1:]
+    assert (first["rows/trained"], first["sft/duplicates"], first["weights/version"]) == (4.0, 0.0, 0)
+    assert (second["rows/trained"], second["sft/duplicates"], second["optim/steps"]) == (0.0, 4.0, 1)
 
 
 @pytest.mark.inventory(15)

@@ -21,7 +21,8 @@ from oat.types import Answer, Key, Message, Question
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT.parent / "shared" / "real" / "dpo_en_demo.json"
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] }}={{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant'[0] }}={% endif %}"
+    "{% for m in messages %}{{ m.role[0] }}={{ m.content }}{{ m.tool_calls | length if m.tool_calls }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant'[0] }}={% endif %}"
 )
 
 

@@ -1,5 +1,6 @@
 """The side of `oat`."""
 
+import json
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from task import END, RATE, Memory, Paced, prompts, ragged, reward, serve, text, touch
+from task import END, RATE, Memory, Paced, digest, pairs, prompts, ragged, reward, serve, text, touch
 
+from oat.algorithms.base import Objective
 from oat.algorithms.group import GRPO, GRPOConfig
 from oat.build import resolve
 from oat.config import load_config
@@ -21,7 +23,7 @@ from oat.lm import CausalLM, load_lm
 from oat.loop import train
 from oat.rundir import open_run
 from oat.seeds import Seeds
-from oat.types import Answer, Feedback, Group, Item, Key, Message, Prompt, Question, Request, Sampling, Segment, Trajectory
+from oat.types import Answer, Batch, Feedback, Group, Item, Key, Message, Prompt, Question, Request, Sampling, Segment, Trajectory
 
 held: dict[str, Any] = {}
 REWARDS = """
@@ -34,21 +36,28 @@ def rewards(prompts, completions, **columns):
 
 
 class Learned:
-    """Counts, in passes with a gradient, the positions that matrices and attention compute with, and the tokens among them."""
+    """Counts, in passes with a gradient, the positions that matrices and attention compute with, and the tokens among them; and notes what is
+    learned from."""
 
     def __init__(self) -> None:
         self.clear()
-        self.hidden, self.attend = CausalLM.hidden, F.scaled_dot_product_attention
+        self.hidden, self.attend, self.update = CausalLM.hidden, F.scaled_dot_product_attention, Learner.update
         CausalLM.hidden = lambda lm, *args, **kwargs: self._hidden(lm, *args, **kwargs)
         F.scaled_dot_product_attention = self._attend
+        Learner.update = lambda learner, objective, batch: self._update(learner, objective, batch)
 
     def clear(self) -> None:
         self.positions = self.tokens = self.attended = self.attending = 0
+        self.rows: list[np.ndarray] = []
 
     @property
     def padding(self) -> dict[str, float]:
         """Shares of positions that belong to no token."""
         return {"padding": 1 - self.tokens / self.positions, "attention_padding": 1 - self.attending / self.attended}
+
+    def _update(self, learner: Learner, objective: Objective, batch: Batch) -> dict[str, float]:
+        self.rows += [row.ids for row in batch.rows]
+        return self.update(learner, objective, batch)
 
     def _hidden(self, lm: CausalLM, input_ids: torch.Tensor, **asked: Any) -> torch.Tensor:
         if torch.is_grad_enabled():
@@ -143,27 +152,46 @@ def run(prompt_count: int, samples: int, cap: int, micro_tokens: int) -> dict[st
     lines = [f'{{"prompt": "{text(ids)}"}}\n' for ids in prompts(prompt_count, vocabulary)]
     (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
     (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
-    (folder / "run.yaml").write_text(
-        f"""
-run_dir: {folder / "run"}
-model: {{path: {folder}}}
+    held["samples"] = prompt_count * samples
+    _begin(f"""
 prompts: {{path: {folder / "prompts.jsonl"}, shuffle: false}}
 sampling: {{max_new_tokens: {cap}}}
 engine: {{max_rows: 256, threads: {torch.get_num_threads()}}}
 oracle: {{name: "{folder / "rewards.py"}:rewards"}}
 algorithm: {{name: grpo, prompts: {prompt_count}, samples: {samples}}}
 learner: {{learning_rate: {RATE}, micro_batch_tokens: {micro_tokens}}}
-checkpoint: {{every: 1000}}
-compute: {{threads: {torch.get_num_threads()}}}
 stop: {{max_steps: 1000}}
-""",
-        encoding="utf-8",
-    )
-    config, origins = load_config(folder / "run.yaml")
+""")
+    return {}
+
+
+def direct(pair_count: int, steps: int, cap: int, mean: int, rate: float, micro_tokens: int) -> dict[str, Any]:
+    """A run of DPO on recorded pairs, which waits after row 0."""
+    folder = Path(held["model"])
+    records = pairs(pair_count * steps, load_lm(held["model"]).vocab_rows, mean=mean, cap=cap)
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    held["samples"] = pair_count
+    _begin(f"""
+prompts: {{path: {folder / "pairs.jsonl"}, shuffle: false}}
+sampling: {{max_new_tokens: {cap}}}
+oracle: {{name: recorded}}
+algorithm: {{name: dpo, prompts: {pair_count}, beta: 0.1}}
+learner: {{learning_rate: {rate}, micro_batch_tokens: {micro_tokens}}}
+stop: {{max_steps: {steps}}}
+""")
+    return {}
+
+
+def _begin(config: str) -> None:
+    """A run in this process, which goes on by a step when it is asked to."""
+    file = Path(held["model"]) / "run.yaml"
+    common = f"run_dir: {file.parent / 'run'}\nmodel: {{path: {file.parent}}}\ncheckpoint: {{every: 1000}}\n"
+    file.write_text(f"{common}compute: {{threads: {torch.get_num_threads()}}}\n{config}", encoding="utf-8")
+    given, origins = load_config(file)
     metrics: dict[str, float] = {}
 
     def work(turn: Any) -> None:
-        with open_run(resolve(config, origins), origins) as opened:
+        with open_run(resolve(given, origins), origins) as opened:
 
             def report(number: int, values: dict[str, float]) -> None:
                 metrics.clear()
@@ -172,8 +200,7 @@ stop: {{max_steps: 1000}}
 
             train(opened, report)
 
-    held.update(samples=prompt_count * samples, metrics=metrics, paced=Paced(work))
-    return {}
+    held.update(metrics=metrics, paced=Paced(work))
 
 
 def step(seed: int = 0) -> dict[str, Any]:
@@ -187,8 +214,10 @@ def step(seed: int = 0) -> dict[str, Any]:
         "samples": held["samples"],
         "tokens": metrics["response/length"] * held["samples"],
         **learned.padding,
-        "generation_padding": metrics["roofline/padded_keys"],
+        "generation_padding": metrics.get("roofline/padded_keys", 0.0),
         "peak_gb": used.peak_above(held["imported"]),
+        "loss": metrics["loss/total"],
+        "ids": digest(learned.rows),
         "parts": {name: metrics[f"time/{name}_s"] for name in ("sample", "learn")},
     }
 
@@ -200,4 +229,4 @@ def _trajectory(prompt: np.ndarray, response: np.ndarray) -> Trajectory:
     return Trajectory("sampler", (Segment("context", prompt.astype(np.int32)), segment), "stop", text(response))
 
 
-serve({"open": open_, "generate": generate, "learn": learn, "update": update, "run": run, "step": step})
+serve({"open": open_, "generate": generate, "learn": learn, "update": update, "run": run, "direct": direct, "step": step})

@@ -5,11 +5,12 @@ Imported by every side in its own environment, so it needs numpy and torch, and 
 
 import ctypes
 import gc
+import hashlib
 import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -69,6 +70,21 @@ def ragged(rows: int, vocabulary: int, *, mean: int = 128, cap: int = 1024, seed
     """Responses of geometric lengths."""
     generator = np.random.default_rng(seed)
     return [generator.integers(3, vocabulary, min(int(generator.geometric(1 / mean)), cap)) for _ in range(rows)]
+
+
+def pairs(count: int, vocabulary: int, *, mean: int = 128, cap: int = 1024, seed: int = 0) -> list[dict[str, str]]:
+    """Recorded preferences: prompts, and two responses of geometric lengths to each, as texts that go on from their prompt."""
+    responses = ragged(2 * count, vocabulary, mean=mean, cap=cap, seed=seed)
+    return [
+        {"prompt": text(prompt), "chosen": " " + text(responses[2 * number]), "rejected": " " + text(responses[2 * number + 1])}
+        for number, prompt in enumerate(prompts(count, vocabulary, seed))
+    ]
+
+
+def digest(rows: Iterable[Sequence[int]]) -> str:
+    """Of token ids, in any order of the rows: both sides learn from the same tokens where these are equal."""
+    lines = sorted(" ".join(str(int(number)) for number in ids) for ids in rows)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def write_tokenizer(directory: Path, vocabulary: int) -> None:

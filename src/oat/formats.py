@@ -9,7 +9,7 @@ stand, plain or conversational, and so is ShareGPT's.
 | preference with an implicit prompt | `chosen`, `rejected` | what both begin with | what follows in each |
 | unpaired preference | `prompt`, `completion`, `label` | that column | `completion`, worth 1 where the label is true, else 0 |
 | stepwise supervision | `prompt`, `completions`, `labels` | that column | none: no algorithm here learns from steps |
-| language modelling | `messages` | the messages before the last one, an assistant's | `completion`: the last message |
+| language modelling | `messages` | the messages before the assistant's first answer | `completion`: the rest, which ends with an assistant's |
 | language modelling, plain text | `text` | none | `completion`: the text |
 
 `messages` and ShareGPT's `conversations` also take the place of `prompt` where there is no such column. A message is {"role", "content"} or
@@ -19,8 +19,8 @@ Where the prompt of a preference is a text and both responses are whole conversa
 TRL has it.
 
 Departures from TRL:
-1. Of a conversation the last message of the assistant is the response, and no earlier one.
-   Where messages have OpenAI's `weight`, the response begins with the first one of weight 1.
+1. Of a conversation the assistant's messages are learned, and nothing else of it, but for those of weight 0 (OpenAI's `weight`). What it says before
+   anybody has asked is part of the prompt. Where no recorded responses are read, the last message is what the policy says instead.
 2. The column `tools` is accepted and not rendered. What messages say beside role and text is handed to the template.
 3. Columns that the run does not read are not held against the format.
 
@@ -146,7 +146,7 @@ class Layout:
                 raise DataError(
                     f"{place}: expected the last message from assistant, as in the first record, got {messages[-1].role}; remove the record"
                 )
-            start = next((number for number, message in enumerate(messages) if message.fields.get("weight")), len(messages) - 1)
+            start = _first_learned(messages) if self.responses else len(messages) - 1
             columns[self._single] = [message.plain for message in messages[start:]]
             return _ending(messages[:start], place), columns
         if form.name == TEXT:
@@ -295,6 +295,12 @@ def _conversation(value: Any, where: str) -> tuple[Message, ...]:
     if not messages:
         raise DataError(f"{where}: expected a prompt, got nothing but an empty system message; write at least one message or remove the record")
     return messages
+
+
+def _first_learned(messages: tuple[Message, ...]) -> int:
+    """The number of the assistant's first answer that is learned; of the last message where none is."""
+    answers = (n for n in range(1, len(messages)) if messages[n].role == "assistant" and messages[n - 1].role in ("user", "tool"))
+    return next((number for number in answers if messages[number].fields.get("weight", 1)), len(messages) - 1)
 
 
 def _is_empty_system(entry: Any) -> bool:

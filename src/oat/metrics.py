@@ -113,7 +113,7 @@ NAMES = {
     "roofline/update": "share of this machine's rate of matrix products that prepare's passes and the update reached (docs/performance.md)",
     "rows/trained": "rows that carry gradient",
     "sft/accepted_frac": "share of the step's responses whose score reaches the threshold",
-    "sft/duplicates": "accepted responses left out because the step has the same prompt and response already",
+    "sft/duplicates": "accepted responses left out because the step, or the run, has learned the same prompt and response already",
     "sft/solved_frac": "share of the step's prompts with an accepted response",
     "time/evaluate_s": "seconds of the evaluation",
     "time/learn_s": "seconds of prepare and update",

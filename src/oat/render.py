@@ -164,10 +164,10 @@ class Renderer:
         """
         response = Message("assistant", message) if isinstance(message, str) else message
         is_text = not response.fields or self._is_text(response)
-        if is_text and response.fields and not response.content.strip():
+        if is_text and response.fields and response.fields.get("weight", 1) and not response.content.strip():
             raise TemplateError(
                 f"a response has no text, and the template writes nothing of its {', '.join(response.fields)}; choose a template that does, or "
-                "remove the record"
+                "give it `weight: 0`, or remove the record"
             )
         if self.template is None:
             ids = self._ids(response.content)
@@ -196,14 +196,17 @@ class Renderer:
         Returns:
             As `loss_mask`.
         Raises:
-            TemplateError: as `loss_mask`.
+            TemplateError: as `loss_mask`; or the response has several turns, and the template writes an earlier one otherwise once it has a later.
         """
         if not prompt:
             assert isinstance(response, str), "only a text has no prompt"
             ids = np.concatenate([self.prompt([Message("user", response)]), self.response("")])
             return ids, np.arange(len(ids)) > 0
         messages = [Message("assistant", response)] if isinstance(response, str) else [Message.of(message) for message in response]
-        return self.loss_mask([*prompt, *messages], prompt=len(prompt))
+        ids, mask = self.loss_mask([*prompt, *messages], prompt=len(prompt))
+        if len(messages) > 1 and self.template is not None:
+            self._check_history([*self._put(prompt), *messages], ids)
+        return ids, mask
 
     def loss_mask(self, messages: Sequence[Message], prompt: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """A whole conversation, built message by message so that the boundaries are exact.
@@ -283,6 +286,19 @@ class Renderer:
     def _content(self, message: Message) -> str:
         content: str = _escaped(message.content, self._control_but_own if message.role in ("assistant", "system") else self._control)
         return content
+
+    def _check_history(self, messages: Sequence[Message], ids: np.ndarray) -> None:
+        """What is learned turn by turn must be what the template writes of the whole conversation, white space aside."""
+        whole = self._ids(self._render(self._with_system(messages), generate=False))
+        learned, written = ("".join(self.decode(part).split()) for part in (ids, whole))
+        if written.startswith(learned):
+            return
+        same = next((i for i, (a, b) in enumerate(zip(learned, written, strict=False)) if a != b), min(len(learned), len(written)))
+        raise TemplateError(
+            f"the chat template rewrites history: behind {learned[max(0, same - 30) : same]!r} it writes {written[same : same + 30]!r} in the whole "
+            f"conversation, and {learned[same : same + 30]!r} when the turn is new. To learn several turns choose a template that only adds to what "
+            "it wrote, such as chatml; or have the last message alone learned, with `weight: 0` in the assistant's others"
+        )
 
     def _is_text(self, response: Message) -> bool:
         """Whether a response is written as if it had no further fields."""

@@ -271,6 +271,11 @@ def _buffer(config: Config, objective: Objective, plan: Plan) -> list[Rule]:
     return [
         ("learner.buffer", buffer and (requires.ratio_based or others or not objective.reuses), f"{reason}; remove it, algorithm.epochs is there"),
         ("learner.buffer", buffer and buffer.questions < plan.questions, least),
+        (
+            "learner.buffer",
+            buffer and config.algorithm.options.get("duplicates") == "run",
+            "algorithm.duplicates is run, so nothing is learned twice, and a buffer would bring nothing; remove one of them",
+        ),
     ]
 
 

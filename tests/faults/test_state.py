@@ -31,7 +31,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo, a lagging sampler": ("dpo", {"learner.sync_every": 2, "checkpoint.every": 1}),
     "dpo, a buffer": ("dpo", {"learner.buffer": {"questions": 10, "clear_every": 3}, "algorithm.epochs": 2}),
     "grpo, a lagging sampler": ("grpo", {"learner.sync_every": 3, "algorithm.kl_coef": 0.1, "learner.schedule": "linear"}),
-    "sft": ("sft", {"algorithm.threshold": 0.1}),
+    "sft": ("sft", {"algorithm.threshold": 0.1, "algorithm.duplicates": "run"}),
     "a reward model": ("reward_model", {"algorithm.samples": 2, "algorithm.centring": 0.1, "evaluation": None}),
     "an ensemble": ("dpo", {"explorer": {"name": f"{MIXED}:Mixed", "burn_in": 1, "ensemble": ENSEMBLE}, "algorithm.prompts": 6}),
 }

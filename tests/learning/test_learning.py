@@ -36,8 +36,8 @@ stop: {{max_steps: 14}}
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm, the class of `flipped.py` that must not learn, its settings, further ones of either kind of run, and the recorded data that it
-    learns from, if it can."""
+    """An algorithm, the class of `flipped.py` that must not learn, its settings, further ones of either kind of run, the recorded data that it
+    learns from, if it can, and settings beside the algorithm's."""
 
     name: str
     flipped: str
@@ -45,6 +45,7 @@ class Case:
     online: str = ""
     offline: str = ""
     records: str = "pairs.jsonl"
+    flags: tuple[str, ...] = ()
 
 
 CASES = {
@@ -68,6 +69,8 @@ CASES = {
     "cpo": Case("cpo", "FlippedCPO"),
     "kto": Case("kto", "FlippedKTO", online="samples: 2", records="labels.jsonl"),
     "sft": Case("sft", "FlippedSFT", "threshold: 0.5", "samples: 8", "epochs: 4", "labels.jsonl"),
+    "rest": Case("sft", "FlippedSFT", "threshold: 0.5, epochs: 2", "samples: 8", records="", flags=("--learner.sync_every", "2")),
+    "rft": Case("sft", "FlippedSFT", "threshold: 0.75, duplicates: run, epochs: 4", "samples: 16", records="", flags=("--learner.sync_every", "99")),
     "grpo": Case("grpo", "FlippedGRPO", "samples: 8", records=""),
     "dr_grpo": Case("dr_grpo", "FlippedDrGRPO", "samples: 8, max_length: 4", records=""),
 }
@@ -108,7 +111,7 @@ def run(root: Path, directory: Path, case: Case, name: str, *flags: str, is_offl
     options = ", ".join(filter(None, (case.options, case.offline if is_offline else case.online)))
     config = directory / "config.yaml"
     config.write_text(CONFIG.format(root=root, here=HERE, name=name, options=options, prompts=prompts, oracle=oracle))
-    assert main(["train", str(config), "--run_dir", str(directory / "run"), *flags]) == 0
+    assert main(["train", str(config), "--run_dir", str(directory / "run"), *case.flags, *flags]) == 0
     rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
     return rows[0]["eval/sampled"], rows[-1]["eval/sampled"]
 

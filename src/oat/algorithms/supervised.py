@@ -5,18 +5,20 @@ the tokens that are trained are those that the trajectory marks. Samples of the 
 fine-tuning (ReST, arXiv:2308.08998; RFT, arXiv:2308.01825): only responses whose score reaches it are learned.
 
 Departures:
-1. An exact duplicate (the same prompt and response among what a step learns from, token for token) is learned once; the others are dropped and
-   counted.
-2. The threshold is any score, not "correct".
-3. Each step learns from the samples of that step only, with the newest weights as the sampler, unless there is a `learner.buffer`.
+1. An exact duplicate (the same prompt and response, token for token) is learned once and counted: in what a step learns from, or with
+   `duplicates: run` in the whole run, as RFT has it. What other steps learned is known by 64 bits of a hash.
+2. The threshold is any score, not "correct", and stays; ReST's rises from one improvement to the next.
+3. Each step learns from the samples of that step only, in `epochs` passes, unless there is a `learner.buffer`. Whose they are `learner.sync_every` says:
+   those of the newest weights, of weights some steps ago (ReST), or of the start (RFT).
 
-Not handled: packing; a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).
+Not handled: a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,6 +40,8 @@ class SFTConfig:
     nothing (`recorded`, `environment`) are asked."""
     reduction: Literal["sequence", "token", "prompt"] = "sequence"
     """Mean over the tokens of each response first, over all tokens of the step, or over those of each prompt first."""
+    duplicates: Literal["step", "run"] = "step"
+    """Where an accepted response to a prompt is learned once only: in a step, or in the whole run; needs a threshold."""
     epochs: int = 1
     """Passes over a step's responses."""
     minibatches: int = 1
@@ -48,6 +52,11 @@ class SFTConfig:
             raise ConfigError(f"algorithm.samples is {self.samples}; it must be at least 1")
         if self.threshold is not None and not math.isfinite(self.threshold):
             raise ConfigError(f"algorithm.threshold is {self.threshold}; give the least score of a response that is learned, or leave it out")
+        if self.duplicates == "run" and self.threshold is None:
+            raise ConfigError(
+                "algorithm.duplicates is run, and there is no algorithm.threshold: demonstrations are to come round with every pass over the data; "
+                "remove it, or set the threshold"
+            )
 
 
 class SFT(Objective):
@@ -61,6 +70,7 @@ class SFT(Objective):
     def __init__(self, config: SFTConfig):
         self.config = config
         self.reads_answers = config.threshold is not None
+        self.learned: dict[int, None] = {}
 
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
@@ -70,7 +80,7 @@ class SFT(Objective):
         threshold = self.config.threshold
         accepted_N = torch.ones_like(valid_N) if threshold is None else rewards_N >= threshold  # a missing score is NaN and reaches nothing
         accepted = accepted_N.nonzero().flatten().tolist()
-        kept = first_of_equals(rows, accepted)
+        kept = self._unlearned(rows, first_of_equals(rows, accepted))
         is_new_N = group_of_N >= len(feedback.older)
         new_N = accepted_N & is_new_N
         metrics = {
@@ -90,8 +100,36 @@ class SFT(Objective):
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         return {"loss/sft": Loss(-outputs["policy"]["raw"], per=self.config.reduction)}
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """The responses that other steps must not learn again."""
+        return {"learned": torch.tensor(list(self.learned), dtype=torch.int64)} if self.config.duplicates == "run" else {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.learned = dict.fromkeys(state["learned"].tolist()) if "learned" in state else {}
+
+    def _unlearned(self, rows: Sequence[Trajectory], numbers: Sequence[int]) -> list[int]:
+        """Those of the numbers whose rows no step has learned before, where that counts; they are learned now."""
+        if self.config.duplicates == "step":
+            return list(numbers)
+        marks = {number: _mark(rows[number]) for number in numbers}
+        new = [number for number in numbers if marks[number] not in self.learned]
+        self.learned |= dict.fromkeys(marks[number] for number in new)
+        return new
+
 
 def first_of_equals(rows: Sequence[Trajectory], numbers: Iterable[int]) -> list[int]:
     """The numbers of rows with a trained token, without those whose ids and trained tokens are a row's before them."""
-    first = {(rows[number].ids.tobytes(), rows[number].trained.tobytes()): number for number in reversed(list(numbers)) if rows[number].trained.any()}
+    first = {_told(rows[number]): number for number in reversed(list(numbers)) if rows[number].trained.any()}
     return sorted(first.values())
+
+
+def _told(row: Trajectory) -> tuple[bytes, bytes]:
+    """What tells one response from another: its ids, the prompt's among them, and which of them are trained."""
+    return row.ids.tobytes(), row.trained.tobytes()
+
+
+def _mark(row: Trajectory) -> int:
+    """64 bits of it: two of a million responses have the same with a probability of 3e-8."""
+    ids, trained = _told(row)
+    return int.from_bytes(hashlib.blake2b(ids + trained, digest_size=8).digest(), "little", signed=True)
