@@ -186,6 +186,7 @@ XPO = f"{Path(__file__).parent / 'protocol' / 'xpo.py'}:XPO"
     [
         ({"name": "grpo", "samples": 2}, "grpo divides by the probability of sampling, and would learn from what older weights sampled; remove it"),
         ({"name": XPO}, "XPO sets samples of reference against those of the policy as it is; remove it"),
+        ({"name": "sft", "threshold": 0.5, "duplicates": "run"}, "nothing is learned twice, and a buffer would bring nothing; remove one of them"),
         ({"name": "dpo"}, "a step takes 4 questions, of which some would never be learned; raise it to as many or more"),
     ],
 )

@@ -8,8 +8,8 @@ Departures:
 1. An exact duplicate (the same prompt and response, token for token) is learned once and counted: in what a step learns from, or with
    `duplicates: run` in the whole run, as RFT has it. What other steps learned is known by 64 bits of a hash.
 2. The threshold is any score, not "correct", and stays; ReST's rises from one improvement to the next.
-3. Each step learns from the samples of that step only, in `epochs` passes, unless there is a `learner.buffer`. Whose they are `learner.sync_every` says:
-   those of the newest weights, of weights some steps ago (ReST), or of the start (RFT).
+3. Each step learns from the samples of that step only, in `epochs` passes, unless there is a `learner.buffer`. Whose they are `learner.sync_every`
+   says: those of the newest weights, of weights some steps ago (ReST), or of the start (RFT).
 
 Not handled: a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).
 """
