@@ -96,7 +96,7 @@ def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contende
         raise ConfigError(f"{first if loaded[0] else second}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl")
 
     def contender(name: str, own: Config | None) -> Contender:
-        model = ModelConfig(name) if own is None else replace(own.model, reference=None)
+        model = ModelConfig(name) if own is None else replace(own.model, reference=None, reference_update=None)
         oracle = replace(base.oracle, repeats=0)  # the other order is to be asked, and not to be concluded from the first
         config = replace(base, model=model, oracle=oracle, render=base.render if own is None else own.render)
         return Contender(name, config, Path(name) if _is_run(name) else None)

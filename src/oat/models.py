@@ -50,8 +50,7 @@ def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[st
         give_back_freed_memory()
     lms = {"policy": policy}
     if "reference" in needs:
-        is_shared = model.lora is not None and model.reference is None
-        lms["reference"] = policy.base() if is_shared else load_lm(model.reference or model.path, dtype=model.dtype, device=device)
+        lms["reference"] = _reference(config, policy, seeds)
     for name in ("critic", "reward"):
         if name in needs:
             lms[name] = _another(config, name, policy, seeds)
@@ -86,7 +85,7 @@ def load_slots(config: Config, lms: Mapping[str, CausalLM], needs: Collection[st
 def slot_dtypes(config: Config) -> dict[str, torch.dtype]:
     """By slot, the precision of weights that are not kept in the learner's."""
     dtype = config.engine.options["dtype"]
-    return dict.fromkeys(("sampler", "policy"), HALF[dtype]) if dtype in HALF else {}
+    return dict.fromkeys(("sampler", "policy", "reference"), HALF[dtype]) if dtype in HALF else {}
 
 
 def check_tokenizer(lm: CausalLM, renderer: Renderer) -> None:
@@ -132,6 +131,14 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
             f"its tokenizer gives {len(others)} of {len(ours)} tokens other ids than the policy's, for example {token!r} {theirs[token]} instead of "
             f"{ours[token]}; give a model of the same family"
         )
+
+
+def _reference(config: Config, policy: CausalLM, seeds: Seeds) -> CausalLM:
+    """With an adapter the policy with it off, or, where the reference moves, an adapter of the same start."""
+    model = config.model
+    if model.lora is None or model.reference is not None:
+        return load_lm(model.reference or model.path, dtype=model.dtype, device=policy.device)
+    return policy.base() if model.reference_update is None else _another(config, "policy", policy, seeds)
 
 
 def _another(config: Config, name: str, policy: CausalLM, seeds: Seeds) -> CausalLM:

@@ -78,6 +78,11 @@ def _sizes(config: Config, objective: Objective, explorer: Explorer) -> list[Rul
         ),
         ("model.dtype", config.model.dtype == "bfloat16", "AdamW loses most of its steps on such weights; keep float32, set learner.autocast"),
         (
+            "model.reference_update",
+            config.model.reference_update is not None and ENSEMBLE in explorer.needs,
+            "an ensemble's features are the reference's, and those that it has learned from would be of another reference; leave it frozen",
+        ),
+        (
             "learner.micro_batch_tokens",
             config.learner.micro_batch_tokens == "auto" and config.compute.memory_gb is None,
             "set compute.memory_gb, what the learner may take",
@@ -256,6 +261,7 @@ def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[
         ("oracle", "scale"): requires.feedback != "compare",
         ("oracle", "repeats"): config.oracle.name in BUILTIN,
         ("oracle", "max_answer_age"): config.oracle.max_wait_s is None and config.oracle.max_outstanding == 0,
+        ("model", "reference_update"): "reference" not in requires.models,
         ("model", "reference"): not {"reference", ENSEMBLE} & (requires.models | requires.slots | set(needs) | judged),
         **({("evaluation", "success"): not evaluation.pass_at, ("evaluation", "answers"): not evaluation.majority_at} if evaluation else {}),
         ("prompts", "score_key"): not recorded,

@@ -25,11 +25,23 @@ class LoraConfig:
 
 
 @dataclass(frozen=True)
+class ReferenceUpdateConfig:
+    """The reference follows the policy: after every so many steps, reference = mix * policy + (1 - mix) * reference (TR-DPO, arXiv:2404.09656)."""
+
+    every: Count = 1
+    """Steps of the policy between two updates of the reference."""
+    mix: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """Share of the policy: 1 sets the reference to it, a small share at every step is a moving average. Of an adapter its matrices are mixed."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     path: str
     """Hub id `org/name` or a directory in the layout of transformers: the policy's start."""
     reference: str | None = None
-    """The frozen reference; by default the policy's start."""
+    """The reference; by default the policy's start."""
+    reference_update: ReferenceUpdateConfig | None = None
+    """Let the reference follow the policy (docs/models.md#references); None: it is frozen."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights. bfloat16 is refused: AdamW would lose most of its steps; see learner.autocast."""
     lora: LoraConfig | None = None

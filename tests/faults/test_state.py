@@ -29,7 +29,14 @@ ENSEMBLE = {"members": 2, "hidden": 4, "batch": 3, "steps": 2, "buffer": 5}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo": ("dpo", {}),
     "dpo, a lagging sampler": ("dpo", {"learner.sync_every": 2, "checkpoint.every": 1}),
-    "grpo, a lagging sampler": ("grpo", {"learner.sync_every": 3, "algorithm.kl_coef": 0.1, "learner.schedule": "linear"}),
+    "grpo, a lagging sampler": (
+        "grpo",
+        {"learner.sync_every": 3, "algorithm.kl_coef": 0.1, "algorithm.kl_target": 1e-4, "learner.schedule": "linear"},
+    ),
+    "a reference that follows, with an adapter": (
+        "dpo",
+        {"model.lora": {"rank": 2}, "model.reference_update": {"mix": 0.3}, "evaluation.slot": "reference", "learner.sync_every": 2},
+    ),
     "sft": ("sft", {"algorithm.threshold": 0.1}),
     "a reward model": ("reward_model", {"algorithm.samples": 2, "algorithm.centring": 0.1, "evaluation": None}),
     "an ensemble": ("dpo", {"explorer": {"name": f"{MIXED}:Mixed", "burn_in": 1, "ensemble": ENSEMBLE}, "algorithm.prompts": 6}),
