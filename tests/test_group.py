@@ -49,7 +49,7 @@ def total(algorithm: Any, batch: Batch, logps_K: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_coefficient_of_the_kl_adapts_before_the_step_learns() -> None:
-    """The reference's log-probabilities are lower than the recorded raw ones by log 2, so each token has d = log 2 and k3 = log 2 - 1/2 = 0.1931 nats.
+    """The reference's log-probabilities are lower than the recorded raw ones by log 2, so each token has k3 = log 2 - 1/2 = 0.1931 nats.
     Against a target of 0.18 that is an error of 0.0730; of 3 responses over a horizon of 6 the coefficient of 0.4 becomes 0.4146. A second step, of a
     divergence that is far off, is clipped."""
     made, seen = GRPO(GRPOConfig(prompts=1, samples=3, kl_coef=0.4, kl_target=0.18, kl_horizon=6)), list[str]()

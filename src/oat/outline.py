@@ -20,6 +20,7 @@ from oat.learner.limits import GB
 from oat.learner.models import LanguageModel
 from oat.loop import Run
 from oat.memory import lengths_of, memory_lines, refuse_short_cache, refuse_too_large
+from oat.nf4 import count
 from oat.oracles.preferences import Preferences
 from oat.reading import read_rows
 from oat.render import Renderer
@@ -68,7 +69,7 @@ def _model(learner: Learner) -> _Lines:
     policy = learner.models["policy"]
     assert isinstance(policy, LanguageModel)
     lm = policy.lm
-    parameters = sum(parameter.numel() for parameter in lm.module.parameters())
+    parameters = sum(count(lm).values())
     learning = sum(parameter.numel() for parameter in lm.trainable().values())
     yield "model", f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, of which {learning / 1e6:.3g} million learn"
 

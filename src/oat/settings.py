@@ -39,13 +39,22 @@ class ModelConfig:
     path: str
     """Hub id `org/name` or a directory in the layout of transformers: the policy's start."""
     reference: str | None = None
-    """The reference; by default the policy's start."""
+    """The reference: a model as in `path`, or the directory of an adapter beside `path`. By default the policy's start."""
+    reference_device: Literal["cpu"] | None = None
+    """Keep a reference that is a model of its own in the CPU's memory, where it also computes; None: beside the policy."""
+    reference_dtype: Literal["float32", "bfloat16"] | None = None
+    """Precision of a reference that is a model of its own; bfloat16 is half the memory. None: `dtype`."""
     reference_update: ReferenceUpdateConfig | None = None
     """Let the reference follow the policy (docs/models.md#references); None: it is frozen."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights. bfloat16 is refused: AdamW would lose most of its steps; see learner.autocast."""
     lora: LoraConfig | None = None
     """Train a small adapter beside frozen weights; None trains every weight."""
+    adapter: str | None = None
+    """A directory with an adapter that PEFT or `oat export --adapter` wrote beside `path`: the policy starts with it and goes on with it. `lora` is
+    then what it says itself."""
+    quantize: Literal["nf4"] | None = None
+    """Keep the frozen weights beside an adapter in four bits (QLoRA); needs `oat-align[quantize]`. None: in `dtype`."""
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ def scored_rows(feedback: Feedback) -> tuple[tuple[Trajectory, ...], torch.Tenso
     return tuple(rows), torch.tensor(groups, dtype=torch.long), torch.tensor(rewards, dtype=torch.float32), torch.tensor(valid, dtype=torch.bool)
 
 
-def recorded_logps(rows: tuple[Trajectory, ...], name: str = "sampled_logps") -> torch.Tensor:
+def recorded_logps(rows: tuple[Trajectory, ...], name: Literal["raw_logps", "sampled_logps"] = "sampled_logps") -> torch.Tensor:
     """(K,) log-probabilities recorded at sampling: "sampled_logps" or "raw_logps"."""
     return torch.from_numpy(np.concatenate([row.recorded(name) for row in rows]).astype(np.float32))
 
