@@ -112,10 +112,8 @@ def test_which_reference(
     run = built(world, tmp_path, {**lora, "model.reference": paths[reference]})
     own: dict[str, Any] = {name: model for name, model in learner_in(run).models.items()}
     bend(own["policy"].lm)
-    if "adapter" in reference:
-        expected = by_peft(base, paths[reference])
-    else:
-        expected = logps(logits(load_model(ModelConfig(paths[reference])), IDS))
+    path = paths[reference]
+    expected = by_peft(base, path) if "adapter" in reference else logps(logits(load_model(ModelConfig(path)), IDS))
     np.testing.assert_allclose(of_slot(run, "reference"), expected, atol=1e-5)
     frozen = [{p.data_ptr() for name, p in own[name].module.named_parameters() if "lora_" not in name} for name in ("policy", "reference")]
     assert (frozen[0] == frozen[1]) == is_shared
@@ -218,14 +216,14 @@ def spoiled(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
 
 WRONG: Mapping[str, tuple[Callable[[Path], Any], str]] = {
     "no configuration": (lambda folder: (folder / "adapter_config.json").unlink(), "holds no adapter that can be read"),
-    "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "the weights of the adapter .* cannot be read"),
+    "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "model.adapter is .*: its weights cannot be read"),
     "another method": (spoiled(lambda told: told.update(peft_type="LOHA")), "none of plain LoRA .*peft_type 'LOHA'"),
     "DoRA": (spoiled(lambda told: told.update(use_dora=True)), "none of plain LoRA .*use_dora True"),
     "whole modules": (spoiled(lambda told: told.update(modules_to_save=["norm"])), "modules_to_save"),
     "a pattern": (spoiled(lambda told: told.update(target_modules=".*_proj")), "target_modules"),
     "another start": (spoiled(lambda told: told.update(init_lora_weights="pissa")), "init_lora_weights 'pissa'"),
-    "another rank": (spoiled(lambda told: told.update(r=2)), "is of another model than this llama"),
-    "a layer too few": (spoiled(lambda told: told.update(target_modules=["q_proj"])), "is of another model than this llama"),
+    "another rank": (spoiled(lambda told: told.update(r=2)), "it is of another model than this llama"),
+    "a layer too few": (spoiled(lambda told: told.update(target_modules=["q_proj"])), "it is of another model than this llama"),
     "cut": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"\0" * 9), "cannot be read"),
 }
 

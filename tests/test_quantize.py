@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import World, forked, kill_at, make_model, oat
+from fixtures import NO_BITSANDBYTES, World, forked, kill_at, make_model, oat
 from test_learner import row
 from test_lora import bend, built, engine_in, learner_in, logits
 from tiny_models import FAMILIES, VOCAB_ROWS, build_config, save_model
@@ -23,7 +23,7 @@ from oat.export import digest_run
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optim import OptimiserSettings
-from oat.lm import load_lm
+from oat.lm import load_lm, outlines
 from oat.loop import restore
 from oat.lora import load_model, merged, share_base
 from oat.nf4 import Nf4Linear, count
@@ -31,7 +31,6 @@ from oat.roofline import cost_of
 from oat.seeds import Seeds
 from oat.settings import LoraConfig, ModelConfig
 
-NO_BITSANDBYTES = "bitsandbytes is not here"
 QLORA = {"model.lora": {"rank": 4, "alpha": 8}, "model.quantize": "nf4"}
 NF4 = (-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0, 0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0)
 """The sixteen values of the paper's Appendix E, to four digits."""
@@ -118,6 +117,21 @@ def test_a_packed_model_is_the_model_of_its_unpacked_weights(paths: Mapping[str,
     one = merged(lm)
     assert not [module for module in one.module.modules() if isinstance(module, Nf4Linear)]
     torch.testing.assert_close(logits(one, ids), found, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(192, 256), (1024, 512), (3, 5)])
+def test_an_outline_has_the_shapes(shape: tuple[int, int]) -> None:
+    layer = torch.nn.Linear(shape[1], shape[0])
+    made = Nf4Linear(layer)
+    with outlines():
+        outlined = Nf4Linear(torch.nn.Linear(shape[1], shape[0]))
+        assert outlined.unpacked(torch.bfloat16).shape == shape
+
+    def told(of: torch.nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        return {name: (tensor.shape, tensor.dtype) for name, tensor in (*of.named_parameters(), *of.named_buffers())}
+
+    assert told(outlined) == told(made)
+    assert made.unpacked(torch.float32).shape == shape
 
 
 def test_numbers_are_counted_as_they_were_packed(paths: Mapping[str, str]) -> None:

@@ -28,11 +28,12 @@ _OTHER_KINDS = (
 """Of PEFT's fields those that, where they are set, make another adapter than the one that is computed here."""
 
 
-def load_model(config: ModelConfig, seed: int = 0, device: torch.device | str = "cpu") -> CausalLM:
+def load_model(config: ModelConfig, seed: int = 0, device: torch.device | str = "cpu", *, field: str = "model.adapter") -> CausalLM:
     """The model of a configuration, with its adapter if it has one.
 
     Args:
         seed: of the adapter's start; none is needed where its weights are loaded afterwards.
+        field: what named the adapter's directory.
 
     Raises:
         ConfigError, ModelError: as `load_lm` and `add_adapter`.
@@ -46,7 +47,7 @@ def load_model(config: ModelConfig, seed: int = 0, device: torch.device | str = 
         return lm
     lm = add_adapter(lm, rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets, seed=seed)
     if config.adapter is not None:
-        _take_up(lm, config.adapter)
+        _take_up(lm, config.adapter, field)
     return lm
 
 
@@ -82,7 +83,7 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
     return config, str(found.get("base_model_name_or_path") or "")
 
 
-def _take_up(lm: CausalLM, path: str) -> None:
+def _take_up(lm: CausalLM, path: str, field: str) -> None:
     """Give an adapter the weights that a directory has of it.
 
     Raises:
@@ -93,11 +94,11 @@ def _take_up(lm: CausalLM, path: str) -> None:
         with unset_fake_temporarily():
             held = load_file(Path(path, _WEIGHTS))
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"the weights of the adapter {path} cannot be read ({_WEIGHTS}: {error}); give safetensors as PEFT writes them") from error
+        raise ModelError(f"{field} is {path!r}: its weights cannot be read ({_WEIGHTS}: {error}); give safetensors as PEFT writes them") from error
     wrong = sorted(name for name in expected.keys() | held.keys() if _shape(expected, name) != _shape(held, name))
     if wrong:
         raise ModelError(
-            f"the adapter {path} is of another model than this {lm.model_type}: {len(wrong)} tensors do not correspond, for example `{wrong[0]}` "
+            f"{field} is {path!r}: it is of another model than this {lm.model_type}: {len(wrong)} tensors do not correspond, for example `{wrong[0]}` "
             f"({_shape(held, wrong[0])} there, {_shape(expected, wrong[0])} here); give the model that it was trained beside"
         )
     if not is_outlined():

@@ -139,14 +139,14 @@ def _reference(config: Config, policy: CausalLM, seeds: Seeds) -> CausalLM:
     if not has_own_reference(model):
         if model.reference is not None and is_adapter_directory(model.reference):
             adapter = replace(model, adapter=model.reference, lora=described_adapter(model.reference)[0])
-            return _another(replace(config, model=adapter), "policy", policy, seeds)
+            return _another(replace(config, model=adapter), "policy", policy, seeds, field="model.reference")
         is_start = model.reference is None and (model.adapter is not None or model.reference_update is not None)
         return _another(config, "policy", policy, seeds) if is_start else policy.base()
     device = torch.device(model.reference_device or policy.device)
     own = ModelConfig(model.reference or model.path, dtype=model.reference_dtype or model.dtype)
     if model.reference is not None and is_adapter_directory(model.reference):
         own = replace(own, path=model.path, adapter=model.reference, lora=described_adapter(model.reference)[0])
-    return load_model(own, device=device)
+    return load_model(own, device=device, field="model.reference")
 
 
 def has_own_reference(model: ModelConfig) -> bool:
@@ -154,9 +154,9 @@ def has_own_reference(model: ModelConfig) -> bool:
     return model.lora is None or not (model.reference in (None, model.path) or is_adapter_directory(model.reference or ""))
 
 
-def _another(config: Config, name: str, policy: CausalLM, seeds: Seeds) -> CausalLM:
+def _another(config: Config, name: str, policy: CausalLM, seeds: Seeds, *, field: str = "model.adapter") -> CausalLM:
     """The start of the policy once more; with an adapter of its own, beside the same frozen weights."""
-    lm = load_model(config.model, seeds.key("init", name), policy.device)
+    lm = load_model(config.model, seeds.key("init", name), policy.device, field=field)
     if config.model.lora is not None:
         share_base(lm, policy)
     return lm

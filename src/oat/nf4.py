@@ -18,7 +18,7 @@ from torch import Tensor
 from oat.errors import ConfigError
 from oat.functional.products import linear
 from oat.layers import Linear
-from oat.lm import CausalLM
+from oat.lm import CausalLM, is_outlined
 
 _BLOCK, _SCALES = 64, 256
 """Weights of one scale, and scales of one scale of scales."""
@@ -30,16 +30,17 @@ class Nf4Linear(torch.nn.Linear):
     def __init__(self, layer: torch.nn.Linear):
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, layer.weight.dtype
-        packed, found = _functional().quantize_4bit(layer.weight.detach(), blocksize=_BLOCK, compress_statistics=True, quant_type="nf4")
-        parts = {"weight": packed, "scales": found.absmax, "scale_scales": found.state2.absmax, "offset": found.offset.reshape(1)}
-        for name, tensor in parts.items():
+        packed, codes = _outlined(layer.weight) if is_outlined() else _packed(layer.weight.detach())
+        for name, tensor in packed.items():
             self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
         self.bias = layer.bias
-        for name, tensor in {"code": found.code, "scale_code": found.state2.code}.items():
+        for name, tensor in codes.items():
             self.register_buffer(name, tensor, persistent=False)
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
         """The weight, (O, I)."""
+        if is_outlined():
+            return self.scale_scales.new_empty(self.out_features, self.in_features, dtype=dtype)
         functional = _functional()
         of_scales = functional.QuantState(self.scale_scales, code=self.scale_code, blocksize=_SCALES, dtype=torch.float32)
         shape = torch.Size((self.out_features, self.in_features))
@@ -62,6 +63,23 @@ class Nf4Linear(torch.nn.Linear):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else input.dtype
         made: Tensor = _Product.apply(input.to(dtype), self)
         return made if self.bias is None else made + self.bias.to(dtype)
+
+
+def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A weight's packed parts, and the tables that they are looked up in."""
+    packed, found = _functional().quantize_4bit(weight_OI, blocksize=_BLOCK, compress_statistics=True, quant_type="nf4")
+    parts = {"weight": packed, "scales": found.absmax, "scale_scales": found.state2.absmax, "offset": found.offset.reshape(1)}
+    return parts, {"code": found.code, "scale_code": found.state2.code}
+
+
+def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The same of a weight that has no memory."""
+    _functional()
+    scales = -(-weight_OI.numel() // _BLOCK)
+    shapes = {"weight": (-(-weight_OI.numel() // 2), 1), "scales": (scales,), "scale_scales": (-(-scales // _SCALES),), "offset": (1,)}
+    dtypes = {"weight": torch.uint8, "scales": torch.uint8}
+    parts = {name: weight_OI.new_empty(shape, dtype=dtypes.get(name, torch.float32)) for name, shape in shapes.items()}
+    return parts, {name: weight_OI.new_empty(size, dtype=torch.float32) for name, size in {"code": 16, "scale_code": 256}.items()}
 
 
 class _Product(torch.autograd.Function):
