@@ -290,13 +290,23 @@ def test_without_bitsandbytes_the_message_says_what_to_install(
         assert "pip install 'oat-align[quantize]'" in capsys.readouterr().err
 
 
-def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
-    """Where a package `kernels` is installed, bitsandbytes has it fetch compiled code on processors with AVX-512 for bfloat16."""
+def told_by(code: str, folder: Path) -> tuple[int, str, str]:
+    """How a process ends, and what it says, in which a package `kernels` would end it by fetching code: bitsandbytes asks it to when imported, on
+    processors with AVX-512 for bfloat16."""
     text = "def get_kernel(*_, **__):\n    raise SystemExit('fetched')\n\n\ndef __getattr__(name):\n"
-    (tmp_path / "kernels.py").write_text(text + "    if name.startswith('__'):\n        raise AttributeError(name)\n    return type(name, (), {})\n")
-    code = (
-        "import sys; from oat.nf4 import _functional; before = sys.modules.get('kernels'); _functional(); print(sys.modules.get('kernels') is before)"
-    )
-    paths = os.pathsep.join([str(tmp_path), *sys.path])
-    said = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
-    assert (said.returncode, said.stdout.strip(), said.stderr) == (0, "True", "")
+    (folder / "kernels.py").write_text(text + "    if name.startswith('__'):\n        raise AttributeError(name)\n    return type(name, (), {})\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    said = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False)
+    return said.returncode, said.stdout.strip(), said.stderr
+
+
+def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
+    code = "import sys; from oat.nf4 import functional_of_bitsandbytes as load; before = sys.modules.get('kernels'); load(); "
+    assert told_by(code + "print(sys.modules.get('kernels') is before)", tmp_path) == (0, "True", "")
+
+
+def test_an_adapter_alone_fetches_no_code_either(paths: Mapping[str, str], tmp_path: Path) -> None:
+    """PEFT imports bitsandbytes wherever it is installed."""
+    code = "import sys; from oat.lora import load_model; from oat.settings import LoraConfig, ModelConfig; "
+    code += f"load_model(ModelConfig({paths['llama']!r}, lora=LoraConfig())); print('bitsandbytes' in sys.modules)"
+    assert told_by(code, tmp_path) == (0, "True", "")

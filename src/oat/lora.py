@@ -7,6 +7,7 @@ adapter off. B starts as zero, A as PEFT draws it, from the given seed. No dropo
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from oat.errors import ConfigError, ModelError
 from oat.lm import CausalLM, is_adapter, is_outlined, load_lm
-from oat.nf4 import pack, unpack
+from oat.nf4 import functional_of_bitsandbytes, pack, unpack
 from oat.settings import LoraConfig, ModelConfig
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -98,8 +99,8 @@ def _take_up(lm: CausalLM, path: str, field: str) -> None:
     wrong = sorted(name for name in expected.keys() | held.keys() if _shape(expected, name) != _shape(held, name))
     if wrong:
         raise ModelError(
-            f"{field} is {path!r}: it is of another model than this {lm.model_type}: {len(wrong)} tensors do not correspond, for example `{wrong[0]}` "
-            f"({_shape(held, wrong[0])} there, {_shape(expected, wrong[0])} here); give the model that it was trained beside"
+            f"{field} is {path!r}: it is of another model than this {lm.model_type}: {len(wrong)} tensors do not correspond, for example "
+            f"`{wrong[0]}` ({_shape(held, wrong[0])} there, {_shape(expected, wrong[0])} here); give the model that it was trained beside"
         )
     if not is_outlined():
         with torch.no_grad():
@@ -172,6 +173,8 @@ def save_adapter(lm: CausalLM, base: str, out: Path) -> None:
 
 
 def _peft() -> Any:
+    with suppress(ConfigError):  # where it is installed PEFT imports it, and would let it fetch code
+        functional_of_bitsandbytes()
     try:
         import peft
     except ImportError as error:

@@ -27,6 +27,12 @@ _BLOCK, _SCALES = 64, 256
 class Nf4Linear(torch.nn.Linear):
     """A linear layer whose weight is packed: `weight` are two numbers a byte, (n / 2, 1), and the other parameters its scales. All are frozen."""
 
+    scales: torch.nn.Parameter
+    scale_scales: torch.nn.Parameter
+    offset: torch.nn.Parameter
+    code: Tensor
+    scale_code: Tensor
+
     def __init__(self, layer: torch.nn.Linear):
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, layer.weight.dtype
@@ -41,7 +47,7 @@ class Nf4Linear(torch.nn.Linear):
         """The weight, (O, I)."""
         if is_outlined():
             return self.scale_scales.new_empty(self.out_features, self.in_features, dtype=dtype)
-        functional = _functional()
+        functional = functional_of_bitsandbytes()
         of_scales = functional.QuantState(self.scale_scales, code=self.scale_code, blocksize=_SCALES, dtype=torch.float32)
         shape = torch.Size((self.out_features, self.in_features))
         options = {"shape": shape, "code": self.code, "blocksize": _BLOCK, "quant_type": "nf4", "dtype": dtype}
@@ -67,14 +73,14 @@ class Nf4Linear(torch.nn.Linear):
 
 def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """A weight's packed parts, and the tables that they are looked up in."""
-    packed, found = _functional().quantize_4bit(weight_OI, blocksize=_BLOCK, compress_statistics=True, quant_type="nf4")
+    packed, found = functional_of_bitsandbytes().quantize_4bit(weight_OI, blocksize=_BLOCK, compress_statistics=True, quant_type="nf4")
     parts = {"weight": packed, "scales": found.absmax, "scale_scales": found.state2.absmax, "offset": found.offset.reshape(1)}
     return parts, {"code": found.code, "scale_code": found.state2.code}
 
 
 def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The same of a weight that has no memory."""
-    _functional()
+    functional_of_bitsandbytes()
     scales = -(-weight_OI.numel() // _BLOCK)
     shapes = {"weight": (-(-weight_OI.numel() // 2), 1), "scales": (scales,), "scale_scales": (-(-scales // _SCALES),), "offset": (1,)}
     dtypes = {"weight": torch.uint8, "scales": torch.uint8}
@@ -134,8 +140,8 @@ def _places(module: torch.nn.Module, kind: type[torch.nn.Module]) -> list[tuple[
     return [(parent, name) for parent in module.modules() for name, child in parent.named_children() if type(child) is kind]
 
 
-def _functional() -> Any:
-    """Of bitsandbytes.
+def functional_of_bitsandbytes() -> Any:
+    """Its module `functional`.
 
     On some processors it fetches compiled code from the hub when it is imported, where a package `kernels` is there to do so; it is not let.
 
