@@ -55,7 +55,7 @@ FEATURES = {
     108: "reproducibility",
     109: "learning-rate schedule",
     110: "gradient accumulation equals one big batch",
-    112: "LoRA: one step runs, the head of a reward model trainable; 4-bit not here",
+    112: "4-bit, LoRA, gradient checkpointing: one step runs, heads trainable",
     113: "save rules: so many stay, the newest among them, and it gives equal logits",
     114: "resume: an equal loss curve",
     115: "export and offline reload: the same records, the same losses",

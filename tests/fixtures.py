@@ -24,7 +24,8 @@ from oat.types import Group, Key, Kind, Message, Prompt, Question, Segment, Traj
 
 ALPHABET = "0123456789+=ab"
 NO_TRL = "TRL is not here"
-"""Why a test is skipped that needs it; counted aloud."""
+NO_BITSANDBYTES = "bitsandbytes is not here"
+"""Why tests are skipped that need one of them; counted aloud."""
 
 REWARD = '''
 def reward(prompts, completions, **columns):

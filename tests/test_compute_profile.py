@@ -10,9 +10,10 @@ import torch
 from fixtures import World, oat
 from pretended import DEVICE, MixedDevicesError, pretended_gpu
 from test_learner import row
-from test_lora import LORA
+from test_lora import LORA, learner_in
 from tiny_models import build_config, save_model
 
+from oat.build import build, resolve
 from oat.config import load_config
 from oat.learner.models import Critic
 from oat.lm import load_lm
@@ -83,6 +84,24 @@ def test_a_run_on_a_pretended_device(
         found, expected = ([json.loads(line) for line in (at / algorithm / "metrics.jsonl").open()] for at in (tmp_path / "gpu", tmp_path))
         for one, other in zip(found, expected, strict=True):
             assert repeatable(one) == pytest.approx(repeatable(other), rel=1e-4, abs=1e-6)
+
+
+def test_a_reference_stays_on_the_cpu(world: World, tmp_path: Path) -> None:
+    """Its weights are there and nowhere else, also where it follows the policy, which is on the device; in float32 it is the run with both there."""
+    changes = {"model.reference_update": {"mix": 0.5}, "evaluation": None}
+    (tmp_path / "gpu").mkdir()
+    config = world.config("dpo", tmp_path / "gpu", {**GPU, **changes, "model.reference_device": "cpu"})
+    with pretended_gpu():
+        run = build(resolve(*load_config(config)), directory=tmp_path / "built")
+        models: Any = learner_in(run).models
+        places = {name: {parameter.device for parameter in model.module.parameters()} for name, model in models.items()}
+        run.ledger.close()
+        assert places == {"policy": {DEVICE}, "reference": {torch.device("cpu")}}
+        assert [oat("train", config, "--stop.max_steps", steps) for steps in (2, 4)] == [0, 0]
+    assert oat("train", world.config("dpo", tmp_path, changes)) == 0
+    found, expected = ([json.loads(line) for line in (at / "dpo" / "metrics.jsonl").open()] for at in (tmp_path / "gpu", tmp_path))
+    for one, other in zip(found, expected, strict=True):
+        assert repeatable(one) == pytest.approx(repeatable(other), rel=1e-4, abs=1e-6)
 
 
 def test_a_critic_on_a_pretended_device(tmp_path: Path) -> None:

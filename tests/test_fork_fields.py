@@ -33,6 +33,8 @@ FORKED: dict[str, Any] = {
     "algorithm.clip_low": 0.1,
     "algorithm.clip_high": 0.3,
     "algorithm.kl_coef": 0.1,
+    "algorithm.kl_target": 0.01,
+    "algorithm.kl_horizon": 500,
     "algorithm.epochs": 2,
     "algorithm.minibatches": 2,
     "algorithm.std_eps": 0.1,
@@ -74,6 +76,8 @@ FORKED: dict[str, Any] = {
 """What each field is changed to that may be."""
 
 BESIDE: dict[str, dict[str, Any]] = {
+    "algorithm.kl_target": {"algorithm.kl_coef": 0.1},
+    "algorithm.kl_horizon": {"algorithm.kl_coef": 0.1, "algorithm.kl_target": 0.01},
     "evaluation.split": {"evaluation.path": "DATASET"},
     "evaluation.success": {"evaluation.pass_at": [1]},
     "evaluation.majority_at": {"evaluation.answers": "last_number"},
@@ -94,6 +98,11 @@ REFUSED: dict[str, Any] = {
     "model.reference": "other",
     "model.dtype": "bfloat16",
     "model.lora": {"rank": 2},
+    "model.adapter": "other",
+    "model.quantize": "nf4",
+    "model.reference_device": "cpu",
+    "model.reference_dtype": "bfloat16",
+    "model.reference_update": {"every": 2},
     "prompts.path": "other.jsonl",
     "prompts.split": "train",
     "prompts.max_prompts": 20,

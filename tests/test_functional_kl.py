@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oat.errors import ShapeError
-from oat.functional.kl import kl_k1, kl_k2, kl_k3
+from oat.functional.kl import adapted_coef, kl_k1, kl_k2, kl_k3
 
 ESTIMATORS = [kl_k1, kl_k2, kl_k3]
 LOG2 = math.log(2.0)
@@ -84,3 +84,29 @@ def test_shapes(estimator, unchecked):
 def test_signatures_are_executable():
     with pytest.raises(jaxtyping.TypeCheckError):
         kl_k1(torch.zeros(2), torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("divergence", "factor"),
+    [
+        (0.11, 1.01),  # error 0.1, over 1000 of 10000 responses
+        (0.09, 0.99),
+        (0.1, 1.0),
+        (0.5, 1.02),  # error 4, clipped at 0.2
+        (0.0, 0.98),  # error -1, clipped at -0.2
+        (math.inf, 1.02),
+        (math.nan, 1.0),
+    ],
+)
+def test_a_coefficient_moves_towards_its_target(divergence, factor):
+    found = adapted_coef(0.5, divergence, target=0.1, samples=1000, horizon=10_000)
+    assert found == pytest.approx(0.5 * factor, rel=1e-12)
+
+
+def test_many_small_steps_move_a_coefficient_as_far_as_few_large_ones():
+    # A thousand responses, far off the target: (1 + 0.2 / 1000)^100 = 1.0202, and 1 + 0.02 at once.
+    coef = 1.0
+    for _ in range(100):
+        coef = adapted_coef(coef, 9.0, target=1.0, samples=10, horizon=10_000)
+    assert coef == pytest.approx(1.0002**100, rel=1e-12)
+    assert coef == pytest.approx(adapted_coef(1.0, 9.0, target=1.0, samples=1000, horizon=10_000), rel=1e-3)

@@ -48,6 +48,61 @@ def total(algorithm: Any, batch: Batch, logps_K: torch.Tensor) -> torch.Tensor:
     return loss.coef * Reduction(batch)(loss, view, view.group_of_N, first=True)
 
 
+def test_the_coefficient_of_the_kl_adapts_before_the_step_learns() -> None:
+    """The reference's log-probabilities are lower than the recorded raw ones by log 2, so each token has k3 = log 2 - 1/2 = 0.1931 nats.
+    Against a target of 0.18 that is an error of 0.0730; of 3 responses over a horizon of 6 the coefficient of 0.4 becomes 0.4146. A second step, of a
+    divergence that is far off, is clipped."""
+    made, seen = GRPO(GRPOConfig(prompts=1, samples=3, kl_coef=0.4, kl_target=0.18, kl_horizon=6)), list[str]()
+    made.recorded_is_old = True
+
+    def lower(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+        seen.append(model)
+        assert wants == {"raw"}
+        raw_K = torch.from_numpy(np.concatenate([row.recorded("raw_logps") for row in rows]))
+        return {"raw": raw_K - shift}
+
+    shift = math.log(2)
+    error = (math.log(2) - 0.5) / 0.18 - 1
+    batch = made.prepare(feedback((1.0, 4.0, 1.0)), lower, np.random.default_rng(0))
+    assert batch.metrics["kl/coef"] == pytest.approx(0.4 * (1 + 0.5 * error), rel=1e-6)
+    logps = {"sampled": batch.columns["old_logps_K"], "raw": batch.columns["reference_logps_K"]}
+    assert made.losses({"policy": logps}, view_of(batch))["loss/kl"].coef == batch.metrics["kl/coef"]
+    assert seen == ["reference"], "the recorded log-probabilities are the policy's own"
+    shift, before = 9.0, made.kl_coef
+    made.prepare(feedback((1.0, 4.0, 1.0)), lower, np.random.default_rng(0))
+    assert made.kl_coef == pytest.approx(1.1 * before, rel=1e-6)
+    again = GRPO(made.config)
+    again.load_state(made.state)
+    assert again.kl_coef == made.kl_coef
+    other = GRPO(GRPOConfig(prompts=1, samples=3, kl_coef=0.5, kl_target=0.18, kl_horizon=6))
+    other.load_state(made.state)
+    assert other.kl_coef == 0.5, "a fork that begins with another coefficient"
+    fixed = GRPO(GRPOConfig(prompts=1, samples=3, kl_coef=0.4))
+    fixed.load_state(made.state)
+    assert (fixed.kl_coef, fixed.state) == (0.4, {})
+
+
+def test_without_rows_the_coefficient_stays() -> None:
+    made = GRPO(GRPOConfig(prompts=1, samples=3, kl_coef=0.4, kl_target=0.18))
+    batch = made.prepare(feedback((1.0,), missing="failed"), forward, np.random.default_rng(0))
+    assert (made.kl_coef, "kl/coef" in batch.metrics) == (0.4, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kl_target": 0.1}, "algorithm.kl_target is set, and algorithm.kl_coef is 0"),
+        ({"kl_coef": 0.1, "kl_target": 0.0}, "kl_target is 0.0; it must be positive"),
+        ({"kl_coef": 0.1, "kl_target": math.inf}, "must be positive, and finite"),
+        ({"kl_coef": 0.1, "kl_horizon": 500}, "nothing reads it without algorithm.kl_target"),
+        ({"kl_coef": 0.1, "kl_target": 0.1, "kl_horizon": 127}, "less than the 128 responses of a step"),
+    ],
+)
+def test_control_that_would_control_nothing(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        GRPOConfig(**options)
+
+
 # Rewards 1, 4, 1 over 1, 4 and 2 tokens: mean 2, so -1, 2, -1; unbiased variance (1 + 4 + 1) / 2 = 3.
 STD = math.sqrt(3) + 1e-4
 

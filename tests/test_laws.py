@@ -20,6 +20,7 @@ ONLY_IN = {
     "ray": "runtime/ray.py",
     "vllm": "engines/vllm.py",
     "peft": "lora.py",
+    "bitsandbytes": "nf4.py",
     "rich": "progress.py",
     "tensorboard": "tensorboard.py",
     "torch.utils.tensorboard": "tensorboard.py",

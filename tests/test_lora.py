@@ -169,7 +169,8 @@ def test_there_is_one_base_in_memory(world: World, tmp_path: Path) -> None:
 
 
 def test_a_reference_of_its_own_is_loaded(world: World, tmp_path: Path) -> None:
-    run = built(world, tmp_path, {"model.reference": str(world.folder / "model")})
+    shutil.copytree(world.folder / "model", tmp_path / "reference")
+    run = built(world, tmp_path, {"model.reference": str(tmp_path / "reference")})
     slots = engine_in(run)._slots
     assert slots["reference"].module is not slots["policy"].module
     assert slots["reference"].adapter is None

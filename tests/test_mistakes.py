@@ -143,8 +143,19 @@ def records(name: str, **record: object) -> Callable[[], None]:
     return lambda: write(name, "".join(json.dumps(line) + "\n" for line in ({"prompt": "1+1=", "answer": "2", "good": "2", "bad": "3"}, record)))
 
 
-def reference(*tokens: str) -> Callable[[], None]:
-    return lambda: make_model(Path("reference"), tokens=tokens)
+def reference(*tokens: str, hidden: int = 16) -> Callable[[], None]:
+    return lambda: make_model(Path("reference"), tokens=tokens, hidden=hidden)
+
+
+def adapter(**told: object) -> Callable[[], None]:
+    """An adapter's directory without its weights."""
+    says = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "base_model_name_or_path": "model", **told}
+
+    def make() -> None:
+        Path("adapter").mkdir()
+        write("adapter/adapter_config.json", json.dumps(says))
+
+    return make
 
 
 def make_large() -> None:
@@ -208,6 +219,17 @@ UNREAD = {
         ("reward.py:reward", "reward.py:reward\n  labels: bernoulli"), said=("@labels:", "oracle.labels", "grpo", "remove it")
     ),
     "a scale with scores": wrong(("reward.py:reward", "reward.py:reward\n  scale: 2"), said=("@scale:", "oracle.scale", "grpo", "remove it")),
+    "a reference that follows and that nobody reads": wrong(
+        ("path: model", "path: model\n  reference_update: {every: 2}"), said=("@reference_update:", "model.reference_update", "grpo", "remove it")
+    ),
+    "a horizon without a target": wrong(
+        ("samples: 2", "samples: 2\n  kl_coef: 0.1\n  kl_horizon: 99"), said=("@kl_horizon:", "kl_horizon is 99", "without algorithm.kl_target")
+    ),
+    "a device of a reference that has no weights": wrong(
+        TIED,
+        ("path: model", "path: model\n  lora: {rank: 2}\n  reference_device: cpu"),
+        said=("@reference_device:", "beside the policy's frozen weights", "remove it"),
+    ),
     "a reference without a KL": wrong(
         ("path: model", "path: model\n  reference: model"), said=("@reference:", "model.reference", "grpo", "remove it")
     ),
@@ -225,6 +247,13 @@ ARITHMETIC = {
     ),
     "more mini-batches than pairs": wrong(
         DPO, ("prompts: 4", "prompts: 4\n  minibatches: 5"), said=("@minibatches:", "is 5", "at most 4 pairs", "raise algorithm.prompts")
+    ),
+    "a target of nothing": wrong(
+        ("samples: 2", "samples: 2\n  kl_target: 0.1"), said=("@kl_target:", "kl_coef is 0", "set kl_coef to where it starts")
+    ),
+    "a horizon shorter than a step": wrong(
+        ("samples: 2", "samples: 2\n  kl_coef: 0.1\n  kl_target: 0.1\n  kl_horizon: 7"),
+        said=("@kl_horizon:", "less than the 8 responses of a step", "raise it"),
     ),
     "a group of one": wrong(("samples: 2", "samples: 1"), said=("@samples: 1", "algorithm.samples is 1", "at least 2")),
     "three to compare": wrong(DPO, ("prompts: 4", "prompts: 4\n  samples: 3"), said=("@samples: 3", "is 3", "give 2")),
@@ -294,6 +323,29 @@ MODELS = {
     ),
     "a reference that is not there": wrong(
         TIED, ("path: model", "path: model\n  reference: nobody/nothing"), said=("@reference:", "model.reference is 'nobody/nothing'", "from the hub")
+    ),
+    "four bits without an adapter": wrong(
+        ("path: model", "path: model\n  quantize: nf4"), said=("@quantize:", "model.quantize is 'nf4'", "set model.lora")
+    ),
+    "an adapter instead of a model": wrong(
+        ("path: model", "path: adapter"), said=("@path: adapter", "adapter is an adapter; set model.adapter to it", "(model)"), prepare=adapter()
+    ),
+    "an adapter that is not there": wrong(
+        ("path: model", "path: model\n  adapter: adaptr"), said=("@adapter: adaptr", "adaptr holds no adapter", "oat export --adapter")
+    ),
+    "an adapter of another kind": wrong(
+        ("path: model", "path: model\n  adapter: adapter"), said=("@adapter: adapter", "use_dora True", "merge it"), prepare=adapter(use_dora=True)
+    ),
+    "an adapter without weights": wrong(
+        ("path: model", "path: model\n  adapter: adapter"),
+        said=("@adapter: adapter", "model.adapter is 'adapter'", "adapter_model.safetensors", "as PEFT writes them"),
+        prepare=adapter(),
+    ),
+    "a reference that cannot follow": wrong(
+        TIED,
+        ("path: model", "path: model\n  reference: reference\n  reference_update: {mix: 0.5}"),
+        said=("@reference_update:", "12 of their tensors do not correspond", "leave it out"),
+        prepare=reference(*ALPHABET, hidden=32),
     ),
     "an adapter for layers that are not there": wrong(
         ("path: model", "path: model\n  lora: {targets: [q_prj]}"), said=("@lora:", "model.lora.targets", "'q_prj'", "q_proj")

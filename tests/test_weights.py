@@ -28,6 +28,9 @@ class Source:
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
         return {name: tensor.detach() for name, tensor in self.lm.tensors().items()}
 
+    def version(self, model: str) -> int:
+        return 0
+
     def trainable(self, model: str) -> list[str]:
         return list(self.lm.trainable())
 

@@ -97,7 +97,7 @@ def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contende
     evaluation = base.evaluation
 
     def contender(name: str, own: Config | None) -> Contender:
-        model = ModelConfig(name) if own is None else replace(own.model, reference=None)
+        model = ModelConfig(name) if own is None else replace(own.model, reference=None, reference_update=None)
         oracle = replace(base.oracle, repeats=0)  # the other order is to be asked, and not to be concluded from the first
         config = replace(base, model=model, oracle=oracle, render=base.render if own is None else own.render)
         config = replace(config, evaluation=replace(evaluation, kl=False))  # a comparison has no reference

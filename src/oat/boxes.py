@@ -116,6 +116,9 @@ class Learner(Protocol):
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
         """The weights of a model, by name."""
 
+    def version(self, model: str) -> int:
+        """How often a model has changed that is not trained."""
+
     def trainable(self, model: str) -> list[str]:
         """The names of those weights that learning changes."""
 
@@ -133,6 +136,9 @@ class Weights(Protocol):
 
     def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Give a slot these weights, with proof."""
+
+    def follow(self, learner: Learner) -> None:
+        """Give the slot `reference` the learner's, if that has moved, with proof."""
 
     def restore(self, learner: Learner) -> None:
         """Give every slot the weights that it held at the checkpoint."""

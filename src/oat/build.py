@@ -27,6 +27,7 @@ from oat.explore.base import Explorer
 from oat.features import Scorer
 from oat.interruption import Interruption
 from oat.learner.ensemble import Ensemble
+from oat.learner.following import Following
 from oat.learner.learner import Learner
 from oat.learner.limits import choose_threads, measure_tokens
 from oat.learner.models import Critic, LanguageModel, Model, RewardModel
@@ -92,7 +93,7 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
         return explorer.widen(objective.plan(step))
 
     stop = Stop(last=_last_step(config, prompts, plans), budget=budget_of(config), max_hours=config.stop.max_hours)
-    weights, alarms = _weights(config, engine, wired(scorer) if scorer else None), _alarms(config, objective)
+    weights, alarms = _weights(config, engine, objective.requires, explorer, wired(scorer) if scorer else None), _alarms(config, objective)
     ahead: dict[str, Any] = {"plans": plans, "last": stop.last, "max_outstanding": config.oracle.max_outstanding}
     collector = Collector(prompts, trained, explorer, OneOracle(next(iter(asked))), ledger, seeds, **ahead)
     evaluation = _evaluation(config, around, actor, ledger, seeds, directory)
@@ -164,8 +165,10 @@ def _chosen(config: Config, objective: Objective, learner: Learner, engine: Torc
     }
 
 
-def _weights(config: Config, engine: TorchEngine, scorer: Scorer | None) -> Weights:
+def _weights(config: Config, engine: TorchEngine, requires: Requires, explorer: Explorer, scorer: Scorer | None) -> Weights:
     holders: dict[str, list[Holder]] = {"sampler": [engine], "policy": [engine], **({ENSEMBLE: [scorer]} if scorer else {})}
+    if config.model.reference_update is not None and "reference" in needed_slots(config, requires, explorer):
+        holders["reference"] = [engine]
     return Weights(holders, config.learner.sync_every, slot_dtypes(config))
 
 
@@ -242,6 +245,7 @@ def make_learner(
         gradient_checkpointing=c.gradient_checkpointing,
         max_updates=c.max_updates,
         max_skips=c.max_skips if c.on_nonfinite == "skip" else 0,
+        following=Following(update.every, update.mix) if (update := config.model.reference_update) else None,
         keep=keep,
         seeds=seeds,
     )

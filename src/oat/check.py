@@ -17,6 +17,7 @@ from oat.config import Origins, blaming, convert, refuse_misplaced, unknown_fiel
 from oat.errors import ConfigError, OatError, did_you_mean
 from oat.explore.base import Explorer
 from oat.explore.rules import NoExploration
+from oat.lora import described_adapter, is_adapter_directory
 from oat.oracles.registry import oracle_options
 from oat.plugins import load_symbol
 from oat.questions import FORMS
@@ -36,9 +37,10 @@ def resolve(config: Config, origins: Origins) -> Config:
     Raises:
         ConfigError: names the place, the field, and what to do.
     """
-    for field in ("path", "reference"):
+    for field in ("path", "reference", "adapter"):
         with blaming(config, origins, f"model.{field}"):
             refuse_misplaced(getattr(config.model, field), origins)
+    config = _with_adapter(config, origins)
     algorithm = algorithm_class(config.algorithm.name, origins)
     with blaming(config, origins, "explorer.name"):
         explorer = load_symbol(config.explorer.name) if ":" in config.explorer.name else NoExploration
@@ -120,6 +122,23 @@ def _options(section: str, component: Component, cls: type, origins: Origins) ->
             hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
             raise unknown_field((section, option), fields, origins, hint)
     return dataclasses.asdict(convert(cls, component.options, (section,), origins))
+
+
+def _with_adapter(config: Config, origins: Origins) -> Config:
+    """An adapter that the policy goes on with says itself what it is."""
+    model = config.model
+    if is_adapter_directory(model.path):
+        base = described_adapter(model.path)[1]
+        place = where(("model", "path"), origins)
+        raise ConfigError(f"{place}: {model.path} is an adapter; set model.adapter to it, and model.path to the model beside it ({base})")
+    if model.adapter is None:
+        return config
+    with blaming(config, origins, "model.adapter"):
+        found, _ = described_adapter(model.adapter)
+    if model.lora is not None and model.lora != found:
+        place = where(("model", "lora"), origins)
+        raise ConfigError(f"{place}: model.lora is {model.lora}, and the adapter {model.adapter} is {found}; remove model.lora, or model.adapter")
+    return replace(config, model=replace(model, lora=found))
 
 
 def _with_judges(config: Config) -> Config:

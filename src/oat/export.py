@@ -84,10 +84,14 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
     step, weights, tensors, state = policy_weights(run_dir)
     if _learned(tensors) == "reward":
         raise ConfigError(f"{run_dir}: trained a reward model, and its policy is the model that it started from; give that model")
-    frozen = state["learner"]["frozen"]["policy"]
-    if run.parts["learner"].state["frozen"]["policy"] != frozen:
+    learner = run.parts["learner"]
+    own, frozen = learner.state, state["learner"]["frozen"]["policy"]
+    if own["frozen"]["policy"] != frozen:
         raise CheckpointError(f"the model is not the one that the adapter of {run_dir} was trained beside; put its files back as they were")
-    run.learner.load_weights("policy", weights)
+    if "following" in own:  # an evaluation may be of the reference
+        learner.load_state({**state["learner"], **{name.removeprefix("learner/"): tensor for name, tensor in tensors.items()}})
+    else:
+        run.learner.load_weights("policy", weights)
     kept = {name.removeprefix("weights/"): tensor for name, tensor in tensors.items() if name.startswith("weights/")}
     run.parts["weights"].load_state({"version": step, **kept})
     run.weights.restore(run.learner)

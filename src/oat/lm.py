@@ -108,7 +108,7 @@ class CausalLM:
         asked: dict[str, Any] = {} if positions is None else {"position_ids": positions}
         if layout is not None:
             asked |= {"layout": layout, "attention_mask": _NO_MASK.to(input_ids.device)}
-        with self._as_seen():
+        with self.as_seen():
             return self.module.base_model(input_ids=input_ids, use_cache=False, **asked).last_hidden_state
 
     def hidden_of(self, sequences: Sequence[np.ndarray], prefixes: Sequence[int] | None = None) -> tuple[Tensor, list[np.ndarray]]:
@@ -128,7 +128,7 @@ class CausalLM:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over `vocab_rows` ids, (..., D) to (..., V), in the model's own precision."""
-        with self._as_seen():
+        with self.as_seen():
             return self.module.get_output_embeddings()(hidden)
 
     def linear_head(self) -> tuple[Tensor, Tensor | None] | None:
@@ -159,7 +159,7 @@ class CausalLM:
             raise ModelError(f"a `{self.model_type}` has no gradient checkpointing; set learner.gradient_checkpointing to false") from error
 
     @contextmanager
-    def _as_seen(self) -> Iterator[None]:
+    def as_seen(self) -> Iterator[None]:
         """With `is_base`, the adapter's layers are off; no flag of any gradient moves, as it would with PEFT's own switch."""
         layers = [module for module in self.module.modules() if hasattr(module, "_disable_adapters")] if self.is_base else []
         for layer in layers:

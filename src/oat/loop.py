@@ -109,6 +109,7 @@ def steps(run: Run, report: Report) -> str:
             metrics.add(run.buffer.metrics(learned))
             if heed(run, step + 1, metrics) or run.weights.due(step):
                 run.weights.sync(run.learner, version=step + 1)
+            run.weights.follow(run.learner)
         metrics.add({"oracle/reasked": run.ledger.reasked, **run.ledger.reported, "weights/version": run.weights.sampler_version})
         step += 1
         reason, metrics = close_step(run, step, metrics, feedback, report)

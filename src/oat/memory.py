@@ -235,7 +235,8 @@ def estimate(config: Config, lengths: Lengths) -> Estimate:
         later = {name: load for name, load in loads.items() if name not in phases}
         phases |= _sampling(config, sampling, slots["sampler"], later, live)
         if config.checkpoint.background and (config.stop.max_steps is None or config.checkpoint.every < config.stop.max_steps):
-            copied = learned + live.live - weights + sum(tensor.nbytes for tensor in kept)
+            moving = lms["reference"].trainable().values() if learner.following is not None else ()
+            copied = sum(parameter.nbytes for parameter in moving) + learned + live.live - weights + sum(tensor.nbytes for tensor in kept)
             phases["beside a checkpoint"] = max(phases.values()) + copied
         parts = {"weights that learn": learned, "other weights": weights - learned, "moments of AdamW": live.live - weights}
         parts["keys and values"] = max((_cache_bytes(config, slots["sampler"], load) for load in loads.values()), default=0)

@@ -48,6 +48,7 @@ NAMES = {
     "eval/sampled": "held-out mean score (or probability of winning) of responses sampled as in training",
     **{f"eval/sampled_{name}": f"of sampled responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
     "eval/skipped": "1 where an evaluation was due and its purse did not suffice",
+    "kl/coef": "coefficient of the KL to the reference in this step (algorithm.kl_target)",
     "kl/reference": "mean over tokens of the k3 estimate of KL(policy || reference), nats",
     "kto/baseline": "KTO's z: mean log-ratio of responses to prompts that are not theirs, at least 0, nats",
     "kto/baseline_rows": "responses that the baseline was estimated from",
@@ -102,6 +103,7 @@ NAMES = {
     "policy/ratio_min": "smallest probability ratio of a trained token",
     "prompts/dropped": "row 0: prompts left out because they are longer than prompts.max_tokens, of training and evaluation together",
     "prompts/skipped": "row 0: malformed records left out (prompts.on_bad_record: skip), of training and evaluation together",
+    "reference/updates": "updates of the reference so far (model.reference_update)",
     "response/length": "mean tokens of a response",
     "response/tokens": "tokens of the step's responses together",
     "response/truncated_frac": "share of responses cut by the length limit",
@@ -132,15 +134,15 @@ _UNITS = {
     "share": ("*_frac", "*/accuracy", "*/held_out_accuracy", "pairs/confidence", "*win_rate*", "eval/pass@k", "eval/gold_agreement", "roofline/*"),
     "nats": ("logps/*", "kto/baseline", "eval/kl"),
     "score": ("eval/*", "reward/*"),
-    "nats a token": ("kl/*", "loss/sft", "policy/entropy"),
+    "nats a token": ("kl/reference", "loss/sft", "policy/entropy"),
     "ratio": ("policy/ratio_*",),
     "steps": ("buffer/age",),
     "version": ("weights/version", "lag/versions"),
     "count": (
         *("alarms/raised", "answers/expired", "ensemble/pairs", "optim/skipped", "optim/steps", "oracle/reasked", "pairs/held_out", "prompts/*"),
-        *("oracle/outages", "oracle/retries", "rows/trained", "sft/duplicates", "kto/baseline_rows", "buffer/questions"),
+        *("oracle/outages", "oracle/retries", "reference/updates", "rows/trained", "sft/duplicates", "kto/baseline_rows", "buffer/questions"),
     ),
-    "": ("kto/*", "loss/*", "optim/*", "pairs/*"),
+    "": ("kl/coef", "kto/*", "loss/*", "optim/*", "pairs/*"),
 }
 """Patterns of names by unit, the first that matches; "" where a number has none of its own."""
 

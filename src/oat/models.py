@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 
 from oat.errors import ConfigError, ModelError
-from oat.lm import CausalLM, is_adapter, is_outlined, load_lm, load_tokenizer
-from oat.lora import load_model, share_base
+from oat.lm import CausalLM, is_adapter, is_outlined, load_tokenizer
+from oat.lora import described_adapter, is_adapter_directory, load_model, share_base
 from oat.malloc import give_back_freed_memory
 from oat.render import Renderer
 from oat.seeds import Seeds
-from oat.settings import Config
+from oat.settings import Config, ModelConfig
 from oat.threads import LARGE
 
 HALF = {"bfloat16": torch.bfloat16}
@@ -50,8 +50,7 @@ def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[st
         give_back_freed_memory()
     lms = {"policy": policy}
     if "reference" in needs:
-        is_shared = model.lora is not None and model.reference is None
-        lms["reference"] = policy.base() if is_shared else load_lm(model.reference or model.path, dtype=model.dtype, device=device)
+        lms["reference"] = _reference(config, policy, seeds)
     for name in ("critic", "reward"):
         if name in needs:
             lms[name] = _another(config, name, policy, seeds)
@@ -72,7 +71,7 @@ def load_slots(config: Config, lms: Mapping[str, CausalLM], needs: Collection[st
     if dtype not in HALF:
         slots = {"sampler": _another(config, "sampler", policy, seeds) if is_late else policy, "policy": policy}
         return {**slots, **({"reference": lms["reference"]} if "reference" in lms else {})}
-    own = replace(config, model=replace(config.model, dtype=dtype))
+    own = replace(config, model=replace(config.model, dtype=dtype, reference_dtype=None))
     lms = load_models(own, set(needs) & {"reference"}, seeds)
     slots = {"sampler": load_model(own.model, device=policy.device) if is_late else lms["policy"], **lms}
     for lm in slots.values():
@@ -86,7 +85,7 @@ def load_slots(config: Config, lms: Mapping[str, CausalLM], needs: Collection[st
 def slot_dtypes(config: Config) -> dict[str, torch.dtype]:
     """By slot, the precision of weights that are not kept in the learner's."""
     dtype = config.engine.options["dtype"]
-    return dict.fromkeys(("sampler", "policy"), HALF[dtype]) if dtype in HALF else {}
+    return dict.fromkeys(("sampler", "policy", "reference"), HALF[dtype]) if dtype in HALF else {}
 
 
 def check_tokenizer(lm: CausalLM, renderer: Renderer) -> None:
@@ -134,9 +133,30 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
         )
 
 
-def _another(config: Config, name: str, policy: CausalLM, seeds: Seeds) -> CausalLM:
+def _reference(config: Config, policy: CausalLM, seeds: Seeds) -> CausalLM:
+    """The policy with its adapter off; another adapter beside its weights, frozen or following; or a model of its own."""
+    model = config.model
+    if not has_own_reference(model):
+        if model.reference is not None and is_adapter_directory(model.reference):
+            adapter = replace(model, adapter=model.reference, lora=described_adapter(model.reference)[0])
+            return _another(replace(config, model=adapter), "policy", policy, seeds, field="model.reference")
+        is_start = model.reference is None and (model.adapter is not None or model.reference_update is not None)
+        return _another(config, "policy", policy, seeds) if is_start else policy.base()
+    device = torch.device(model.reference_device or policy.device)
+    own = ModelConfig(model.reference or model.path, dtype=model.reference_dtype or model.dtype)
+    if model.reference is not None and is_adapter_directory(model.reference):
+        own = replace(own, path=model.path, adapter=model.reference, lora=described_adapter(model.reference)[0])
+    return load_model(own, device=device, field="model.reference")
+
+
+def has_own_reference(model: ModelConfig) -> bool:
+    """Whether a reference has weights of its own, and does not stand beside those that the policy's adapter leaves as they are."""
+    return model.lora is None or not (model.reference in (None, model.path) or is_adapter_directory(model.reference or ""))
+
+
+def _another(config: Config, name: str, policy: CausalLM, seeds: Seeds, *, field: str = "model.adapter") -> CausalLM:
     """The start of the policy once more; with an adapter of its own, beside the same frozen weights."""
-    lm = load_model(config.model, seeds.key("init", name), policy.device)
+    lm = load_model(config.model, seeds.key("init", name), policy.device, field=field)
     if config.model.lora is not None:
         share_base(lm, policy)
     return lm

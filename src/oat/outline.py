@@ -20,6 +20,7 @@ from oat.learner.limits import GB
 from oat.learner.models import LanguageModel
 from oat.loop import Run
 from oat.memory import lengths_of, memory_lines, refuse_short_cache, refuse_too_large
+from oat.nf4 import count
 from oat.oracles.preferences import Preferences
 from oat.reading import read_rows
 from oat.render import Renderer
@@ -68,7 +69,7 @@ def _model(learner: Learner) -> _Lines:
     policy = learner.models["policy"]
     assert isinstance(policy, LanguageModel)
     lm = policy.lm
-    parameters = sum(parameter.numel() for parameter in lm.module.parameters())
+    parameters = sum(count(lm).values())
     learning = sum(parameter.numel() for parameter in lm.trainable().values())
     yield "model", f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, of which {learning / 1e6:.3g} million learn"
 
@@ -185,7 +186,8 @@ def _evaluations(config: Config, run: Run, around: Surroundings, begun: int) -> 
 def _checkpoints(config: Config, learner: Learner, origin: Origin | None) -> _Lines:
     c = config.checkpoint
     sizes = {name: sum(parameter.nbytes for parameter in part.model.trainable().values()) for name, part in learner.trained.items()}
-    size = (1 + _MOMENTS) * sum(sizes.values()) + (sizes.get("policy", 0) if config.learner.sync_every > 1 else 0)
+    copies = (config.learner.sync_every > 1) + (learner.following is not None)  # the sampler's weights, the reference's
+    size = (1 + _MOMENTS) * sum(sizes.values()) + copies * sizes.get("policy", 0)
     directory = Path(config.run_dir)
     kept, free = f"{c.keep_last + c.keep_best} stay, of {_size(size)} each", f"{_size(bytes_free(directory))} are free there"
     yield "checkpoints", f"every {_many(c.every, 'step')} and at the end; {kept}; {free}"
@@ -206,8 +208,10 @@ def _places(config: Config, learner: Learner) -> _Lines:
     synced = f"new weights every {_many(c.sync_every, 'step')}"
     yield "engine", f"{config.engine.name} on {device}, {options['dtype']}{threads(options['threads'])}; {synced}"
     precision = f"{config.model.dtype}, products in {c.autocast}" if c.autocast else config.model.dtype
-    frozen = [name for name in learner.models if name not in learner.trained]
+    frozen = [name for name in learner.models if name not in learner.trained and not (name == "reference" and learner.following)]
     models = "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
+    if update := config.model.reference_update:
+        models += f"; after every {_many(update.every, 'step')} the reference takes {update.mix:g} of the policy"
     yield "learner", f"on {device}, {precision}{threads(config.compute.threads)}; {models}"
     if config.explorer.name != "none":
         yield "explorer", f"{config.explorer.name}, in this process"

@@ -25,6 +25,7 @@ import torch
 
 from oat.functional.products import product
 from oat.lm import CausalLM, is_adapter
+from oat.nf4 import count
 from oat.threads import on_threads
 from oat.types import Work
 
@@ -137,10 +138,10 @@ def cost_of(lm: CausalLM) -> Cost:
     experts_share = config.num_experts_per_tok / experts if experts else 1.0
     of_head = set(map(id, lm.module.get_output_embeddings().parameters()))
     looked_up = {id(module.weight) for module in lm.module.modules() if isinstance(module, torch.nn.Embedding)} - of_head
-    in_head, elements = set(), {}
+    in_head, elements, numbers = set(), {}, count(lm)
     for name, parameter in lm.module.named_parameters():
         if parameter.ndim > 1 and id(parameter) not in looked_up and not (lm.is_base and is_adapter(name)):
-            elements[name] = round(parameter.numel() * (experts_share if ".experts." in name else 1.0))
+            elements[name] = round(numbers[name] * (experts_share if ".experts." in name else 1.0))
             in_head |= {name} if id(parameter) in of_head else set()
 
     def total(names: Iterable[str]) -> int:

@@ -11,6 +11,7 @@ from oat.errors import ConfigError, did_you_mean
 from oat.evaluate import RECORD
 from oat.explore.base import Explorer
 from oat.metrics import NAMES
+from oat.models import has_own_reference
 from oat.oracles.answers import load_answers
 from oat.questions import FORMS
 from oat.settings import Component, Config, GoldConfig, OracleConfig, SamplingConfig, TorchEngineConfig
@@ -26,7 +27,8 @@ def check_rules(config: Config, objective: Objective, explorer: Explorer, origin
     """Settings that contradict each other, or that nothing reads in this combination."""
     plan = explorer.widen(objective.plan(0))
     rules = [*_sizes(config, objective, plan), *_ends(config), *_answers(config, objective), *_sampled(config, objective, explorer)]
-    rules += [*_engine(config), *_ranking(config), *_evaluation(config), *_reward_model(config, objective), *_buffer(config, objective, plan)]
+    rules += [*_models(config, explorer), *_engine(config), *_ranking(config), *_evaluation(config), *_reward_model(config, objective)]
+    rules += _buffer(config, objective, plan)
     for field, is_wrong, why in rules:
         if is_wrong:
             section, key = field.split(".")
@@ -202,6 +204,41 @@ def _sampled(config: Config, objective: Objective, explorer: Explorer) -> list[R
     ]
 
 
+def _models(config: Config, explorer: Explorer) -> list[Rule]:
+    """Which weights there are, and who keeps them where."""
+    model, is_own = config.model, has_own_reference(config.model)
+    beside = "the reference stands beside the policy's frozen weights and has none of its own; remove it"
+    return [
+        (
+            "model.quantize",
+            model.quantize is not None and model.lora is None,
+            "weights in four bits cannot be trained; set model.lora, whose adapter is",
+        ),
+        (
+            "model.quantize",
+            model.quantize is not None and config.engine.options["dtype"] != "float32",
+            "the engine would have to pack other weights than the learner's; leave engine.dtype at float32",
+        ),
+        (
+            "model.reference_update",
+            model.reference_update is not None and ENSEMBLE in explorer.needs,
+            "an ensemble's features are the reference's, and those that it has learned from would be of another reference; leave it frozen",
+        ),
+        (
+            "model.reference_dtype",
+            model.reference_dtype == "bfloat16" and model.reference_update is not None,
+            "most shares of an update are less than the gap between two such numbers; leave it at float32",
+        ),
+        ("model.reference_device", model.reference_device is not None and not is_own, beside),
+        ("model.reference_dtype", model.reference_dtype is not None and not is_own, beside),
+        (
+            "model.reference_device",
+            model.reference_device is not None and config.compute.profile == "cpu",
+            "everything is there with compute.profile: cpu; remove it",
+        ),
+    ]
+
+
 def _engine(config: Config) -> list[Rule]:
     """What the engine can promise, and whether anything reads its settings."""
     options = TorchEngineConfig(**config.engine.options)
@@ -283,13 +320,15 @@ def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[
     """Fields that nothing reads in this combination. With recorded responses only the evaluation samples."""
     recorded, evaluation = bool(config.prompts.responses), config.evaluation
     judged = {evaluation.slot, *(["reference"] if evaluation.kl else [])} if evaluation else set()
+    has_reference = bool({"reference", ENSEMBLE} & (requires.models | requires.slots | set(needs) | judged))
     is_sampled, is_drawn = not recorded or evaluation is not None, not recorded or (evaluation is not None and evaluation.samples > 0)
     return {
         ("oracle", "labels"): requires.feedback != "compare",
         ("oracle", "scale"): requires.feedback != "compare",
         ("oracle", "repeats"): config.oracle.name in BUILTIN,
         ("oracle", "max_answer_age"): config.oracle.max_wait_s is None and config.oracle.max_outstanding == 0,
-        ("model", "reference"): not {"reference", ENSEMBLE} & (requires.models | requires.slots | set(needs) | judged),
+        ("model", "reference_update"): "reference" not in requires.models,
+        **{("model", f"reference{end}"): not has_reference for end in ("", "_device", "_dtype")},
         **({("evaluation", "success"): not evaluation.pass_at, ("evaluation", "answers"): not evaluation.majority_at} if evaluation else {}),
         ("prompts", "score_key"): not recorded,
         ("prompts", "split"): not isinstance(config.prompts.path, str),

@@ -34,6 +34,7 @@ FREE: tuple[str, ...] = (
 """Fields, or whole sections, that may change when a run is continued; the memory only where nothing was measured by it."""
 
 FORKS = (
+    *("model.reference_update.every", "model.reference_update.mix"),
     *("seed", "sampling", "algorithm", "evaluation", "oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "learner.learning_rate"),
     *("learner.critic_learning_rate", "learner.betas", "learner.weight_decay", "learner.max_grad_norm", "learner.schedule", "learner.warmup_steps"),
     *("learner.schedule_steps", "learner.micro_batch_size", "learner.gradient_checkpointing", "learner.logits_chunk", "learner.max_updates"),

@@ -25,15 +25,36 @@ class LoraConfig:
 
 
 @dataclass(frozen=True)
+class ReferenceUpdateConfig:
+    """The reference follows the policy: after every so many steps, reference = mix * policy + (1 - mix) * reference (TR-DPO, arXiv:2404.09656)."""
+
+    every: Count = 1
+    """Steps of the policy between two updates of the reference."""
+    mix: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """Share of the policy: 1 sets the reference to it, a small share at every step is a moving average. Of an adapter its matrices are mixed."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     path: str
     """Hub id `org/name` or a directory in the layout of transformers: the policy's start."""
     reference: str | None = None
-    """The frozen reference; by default the policy's start."""
+    """The reference: a model as in `path`, or the directory of an adapter beside `path`. By default the policy's start."""
+    reference_device: Literal["cpu"] | None = None
+    """Keep a reference that is a model of its own in the CPU's memory, where it also computes; None: beside the policy."""
+    reference_dtype: Literal["float32", "bfloat16"] | None = None
+    """Precision of a reference that is a model of its own; bfloat16 is half the memory. None: `dtype`."""
+    reference_update: ReferenceUpdateConfig | None = None
+    """Let the reference follow the policy (docs/models.md#references); None: it is frozen."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights. bfloat16 is refused: AdamW would lose most of its steps; see learner.autocast."""
     lora: LoraConfig | None = None
     """Train a small adapter beside frozen weights; None trains every weight."""
+    adapter: str | None = None
+    """A directory with an adapter that PEFT or `oat export --adapter` wrote beside `path`: the policy starts with it and goes on with it. `lora` is
+    then what it says itself."""
+    quantize: Literal["nf4"] | None = None
+    """Keep the frozen weights beside an adapter in four bits (QLoRA); needs `oat-align[quantize]`. None: in `dtype`."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from oat.engines.base import checksum
 from oat.errors import WeightsError
 from oat.types import Receipt
 
-MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "ensemble": "ensemble"}
-"""The learner's model whose weights a slot holds. `policy` is loaded for evaluation only."""
+MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "reference": "reference", "ensemble": "ensemble"}
+"""The learner's model whose weights a slot holds. `policy` is loaded for evaluation only, `reference` whenever that has moved."""
 
 
 class Holder(Protocol):
@@ -28,15 +28,15 @@ class Weights:
     """Keeps every slot at the version it should hold.
 
     Args:
-        holders: those who hold a slot, by slot.
+        holders: those who hold a slot, by slot; of the slot `reference` only where it follows the policy.
         sync_every: steps between two syncs.
         dtypes: precision of the slots that are not kept in the learner's; weights are cast to it before they are sent.
     """
 
     def __init__(self, holders: Mapping[str, Sequence[Holder]], sync_every: int, dtypes: Mapping[str, torch.dtype] | None = None):
         self.holders, self.sync_every, self.dtypes = dict(holders), sync_every, dict(dtypes or {})
-        self.synced = [slot for slot in self.holders if slot != "policy"]
-        self.sampler_version = 0
+        self.synced = [slot for slot in self.holders if slot not in ("policy", "reference")]
+        self.sampler_version = self.reference_version = 0
         self.kept: dict[str, dict[str, torch.Tensor]] = {}
 
     def due(self, step: int) -> bool:
@@ -51,8 +51,16 @@ class Weights:
                 self.kept[slot] = {name: tensors[name].clone() for name in learner.trainable(MODEL_OF_SLOT[slot])}
             self.push(slot, version, tensors)
 
+    def follow(self, learner: Learner) -> None:
+        """Give the slot `reference` the learner's, if that has moved, forwards or with a roll back."""
+        version = learner.version("reference")
+        if "reference" in self.holders and version != self.reference_version:
+            self.push("reference", version, learner.tensors("reference"))
+            self.reference_version = version
+
     def restore(self, learner: Learner) -> None:
         """After a load of the learner: give every slot the version of the checkpoint, also before step 0."""
+        self.follow(learner)
         if not self.kept:
             self.sync(learner, self.sampler_version)
         for slot, tensors in self.kept.items():

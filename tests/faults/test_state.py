@@ -30,7 +30,14 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo": ("dpo", {}),
     "dpo, a lagging sampler": ("dpo", {"learner.sync_every": 2, "checkpoint.every": 1}),
     "dpo, a buffer": ("dpo", {"learner.buffer": {"questions": 10, "clear_every": 3}, "algorithm.epochs": 2}),
-    "grpo, a lagging sampler": ("grpo", {"learner.sync_every": 3, "algorithm.kl_coef": 0.1, "learner.schedule": "linear"}),
+    "grpo, a lagging sampler": (
+        "grpo",
+        {"learner.sync_every": 3, "algorithm.kl_coef": 0.1, "algorithm.kl_target": 1e-4, "learner.schedule": "linear"},
+    ),
+    "a reference that follows, with an adapter": (
+        "dpo",
+        {"model.lora": {"rank": 2}, "model.reference_update": {"mix": 0.3}, "evaluation.slot": "reference", "learner.sync_every": 2},
+    ),
     "sft": ("sft", {"algorithm.threshold": 0.1, "algorithm.duplicates": "run"}),
     "a reward model": ("reward_model", {"algorithm.samples": 2, "algorithm.centring": 0.1, "evaluation": None}),
     "an ensemble": ("dpo", {"explorer": {"name": f"{MIXED}:Mixed", "burn_in": 1, "ensemble": ENSEMBLE}, "algorithm.prompts": 6}),

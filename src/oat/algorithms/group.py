@@ -7,7 +7,9 @@
 Departures:
 1. The standard deviation is unbiased and `std_eps` (1e-4) is added to it; a group of one, or without spread, has advantage 0 and still counts
    in every denominator.
-2. The KL to the reference is a loss term (the k3 estimate of each token, Eq. 4), off by default.
+2. The KL to the reference is a loss term (the k3 estimate of each token, Eq. 4), off by default. With `kl_target` its coefficient follows
+   arXiv:1909.08593, Section 2.2 (`adapted_coef`): the mean over the step's tokens of the k3 estimate, under the weights that the step begins with,
+   moves it before the step learns; the paper's moves after. Its divergence is that of a response, ours that of a token, as `kl/reference`.
 3. A sample whose score is missing (abstained or failed) is left out of its group's statistics and of the loss.
 4. `reduction: sequence` is GRPO's; `token` is DAPO's (arXiv:2503.14476).
 
@@ -20,7 +22,7 @@ Not handled: importance weights for a lagging sampler; a run whose sampler lags 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ import torch
 from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, response_metrics, reward_metrics
 from oat.errors import ConfigError
 from oat.functional.advantages import group_advantages
-from oat.functional.kl import kl_k3
+from oat.functional.kl import adapted_coef, kl_k3
 from oat.functional.policy import clipped_policy_loss, log_ratio
 from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
 
@@ -46,7 +48,11 @@ class GroupConfig:
     clip_high: float = 0.2
     """The ratio is clipped above at 1 + clip_high."""
     kl_coef: float = 0.0
-    """Of the KL to the reference; 0 needs no reference."""
+    """Of the KL to the reference; 0 needs no reference. With `kl_target` where it starts."""
+    kl_target: float | None = None
+    """Nats a token of KL to the reference that the coefficient is moved towards, step by step; None keeps it fixed."""
+    kl_horizon: int = 10_000
+    """Responses over which the coefficient can grow by about a fifth, or shrink; a step has at most so many."""
     epochs: int = 1
     """Passes over a step's samples."""
     minibatches: int = 1
@@ -59,6 +65,23 @@ class GroupConfig:
             raise ConfigError(f"algorithm.clip_low is {self.clip_low}; it must be at least 0 and below 1")
         for name in ("clip_high", "kl_coef"):
             _check_finite(name, getattr(self, name))
+        self._check_control()
+
+    def _check_control(self) -> None:
+        """What adapts a coefficient, and whether there is one."""
+        if self.kl_target is None:
+            if self.kl_horizon != GroupConfig.kl_horizon:
+                raise ConfigError(f"algorithm.kl_horizon is {self.kl_horizon}, and nothing reads it without algorithm.kl_target; remove it")
+            return
+        if not 0 < self.kl_target < math.inf:
+            raise ConfigError(f"algorithm.kl_target is {self.kl_target}; it must be positive, and finite")
+        if not self.kl_coef:
+            raise ConfigError("algorithm.kl_target is set, and algorithm.kl_coef is 0, of which every multiple is 0; set kl_coef to where it starts")
+        if self.kl_horizon < self.prompts * self.samples:
+            raise ConfigError(
+                f"algorithm.kl_horizon is {self.kl_horizon}, less than the {self.prompts * self.samples} responses of a step, so the coefficient "
+                "would leap; raise it"
+            )
 
 
 @dataclass(frozen=True)
@@ -96,6 +119,7 @@ class GroupPolicyGradient(Objective):
         self.requires = Requires(feedback="score", models=frozenset(models), ratio_based=True)
         self.wants: Mapping[str, set[str]] = {"policy": {"sampled", "raw", "entropy"} if config.kl_coef else {"sampled", "entropy"}}
         tie = {"kl/reference"} if config.kl_coef else set()
+        self.kl_coef = config.kl_coef
         self.watched = OF_RESPONSES | {"policy/entropy", "policy/ratio_max", "reward/zero_spread_frac"} | tie
 
     def advantages(self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor) -> torch.Tensor:
@@ -122,6 +146,8 @@ class GroupPolicyGradient(Objective):
             metrics["logps/recorded_gap"] = float((columns["old_logps_K"] - recorded_K).abs().mean()) if len(recorded_K) else 0.0
             if self.config.kl_coef:
                 columns["reference_logps_K"] = forward("reference", rows, {"raw"})["raw"]
+                if self.config.kl_target is not None:
+                    metrics |= self._adapt(rows, columns["reference_logps_K"], feedback.step, forward)
         metrics["rows/trained"] = float(len(rows))
         units = np.arange(len(rows))
         return Batch(rows, units, group_of_N.numpy(), columns, epochs=self.config.epochs, minibatches=self.config.minibatches, metrics=metrics)
@@ -131,7 +157,7 @@ class GroupPolicyGradient(Objective):
         terms_K, _ = self._surrogate(outputs, view)
         losses = {"loss/policy": self.reduced(terms_K)}
         if self.config.kl_coef:
-            losses["loss/kl"] = self.reduced(kl_k3(policy["raw"], view["reference_logps_K"]), coef=self.config.kl_coef)
+            losses["loss/kl"] = self.reduced(kl_k3(policy["raw"], view["reference_logps_K"]), coef=self.kl_coef)
         return losses
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
@@ -146,6 +172,24 @@ class GroupPolicyGradient(Objective):
         if self.config.kl_coef:
             values["kl/reference"] = (kl_k3(policy["raw"], view["reference_logps_K"]), "K")
         return values
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {} if self.config.kl_target is None else {"kl_coef": self.kl_coef, "started": self.config.kl_coef}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """A fork may have another start, or a fixed coefficient; then the one that was adapted is over."""
+        if self.config.kl_target is not None and state.get("started") == self.config.kl_coef:
+            self.kl_coef = state["kl_coef"]
+
+    def _adapt(self, rows: tuple[Trajectory, ...], reference_K: torch.Tensor, step: int, forward: Forward) -> dict[str, float]:
+        """Move the coefficient by the divergence under the weights that the step begins with."""
+        target, horizon = self.config.kl_target, self.config.kl_horizon
+        assert target is not None, "asked for where there is one"
+        raw_K = recorded_logps(rows, "raw_logps") if _is_fresh(rows, step, self.recorded_is_old) else forward("policy", rows, {"raw"})["raw"]
+        divergence = float(kl_k3(raw_K, reference_K).mean()) if len(raw_K) else math.nan
+        self.kl_coef = adapted_coef(self.kl_coef, divergence, target=target, samples=len(rows), horizon=horizon)
+        return {"kl/coef": self.kl_coef}
 
     def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         advantages_K = view["advantages_N"][view.row_of_K]
@@ -204,16 +248,20 @@ def scored_rows(feedback: Feedback) -> tuple[tuple[Trajectory, ...], torch.Tenso
     return tuple(rows), torch.tensor(groups, dtype=torch.long), torch.tensor(rewards, dtype=torch.float32), torch.tensor(valid, dtype=torch.bool)
 
 
-def recorded_logps(rows: tuple[Trajectory, ...]) -> torch.Tensor:
-    """(K,) sampled log-probabilities recorded at sampling."""
-    return torch.from_numpy(np.concatenate([row.recorded("sampled_logps") for row in rows]).astype(np.float32))
+def recorded_logps(rows: tuple[Trajectory, ...], name: Literal["raw_logps", "sampled_logps"] = "sampled_logps") -> torch.Tensor:
+    """(K,) log-probabilities recorded at sampling: "sampled_logps" or "raw_logps"."""
+    return torch.from_numpy(np.concatenate([row.recorded(name) for row in rows]).astype(np.float32))
 
 
 def old_logps(rows: tuple[Trajectory, ...], recorded_K: torch.Tensor, step: int, forward: Forward, *, is_same_precision: bool) -> torch.Tensor:
     """(K,) sampled log-probabilities under the policy at this step: the recorded ones if every token was sampled by exactly these weights, in the
     learner's precision (`Objective.recorded_is_old`)."""
-    fresh = is_same_precision and all(row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows)
-    return recorded_K if fresh else forward("policy", rows, {"sampled"})["sampled"]
+    return recorded_K if _is_fresh(rows, step, is_same_precision) else forward("policy", rows, {"sampled"})["sampled"]
+
+
+def _is_fresh(rows: tuple[Trajectory, ...], step: int, is_same_precision: bool) -> bool:
+    """Whether what was recorded at sampling is what the policy would say now."""
+    return is_same_precision and all(row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows)
 
 
 def _kept(

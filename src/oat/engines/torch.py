@@ -372,7 +372,8 @@ def page_bytes_of(lm: CausalLM) -> int:
     if is_outlined():  # there are no values to compare
         return cache.page_bytes
     whole = [torch.from_numpy(ids[: length + 1].astype(np.int64))[None].to(lm.device) for length in lengths]
-    plain_RV = torch.stack([lm.module(input_ids=row).logits[0, -1] for row in whole])
+    with lm.as_seen():
+        plain_RV = torch.stack([lm.module(input_ids=row).logits[0, -1] for row in whole])
     difference = ((cached_RV - plain_RV).abs().max() / plain_RV.abs().max().clamp(min=1.0)).item()
     if not difference <= (_CACHE_TOLERANCE if plain_RV.dtype == torch.float32 else _CACHE_TOLERANCE_HALF):
         raise ModelError(

@@ -5,8 +5,12 @@ http://joschu.net/blog/kl-approx.html). With d = logps - reference_logps, the ex
     k2 = d^2 / 2         biased, small when the two are close
     k3 = e^-d - 1 + d    the divergence; never negative
 
+`adapted_coef` is what holds a penalty on such a divergence near a target.
+
 None is clamped: e^-d overflows to infinity past 88 nats in float32. Elementwise; any common shape, usually (K,) trained tokens.
 """
+
+import math
 
 import torch
 from jaxtyping import Float
@@ -40,3 +44,27 @@ def kl_k3(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape
     """The estimator k3: e^-d - 1 + d with d = k1. Arguments, units and errors as in `kl_k1`."""
     difference = kl_k1(logps, reference_logps)
     return torch.expm1(-difference) + difference
+
+
+MOST_ERROR = 0.2
+"""At most this share of a relative error moves a coefficient."""
+
+
+def adapted_coef(coef: float, divergence: float, *, target: float, samples: int, horizon: int) -> float:
+    """The coefficient of a KL penalty, moved towards a target by a proportional controller in log space (arXiv:1909.08593, Section 2.2).
+
+    coef * (1 + samples / horizon * e),   e = clip((divergence - target) / target, -0.2, 0.2)
+
+    The paper has a constant K = 0.1 where this has samples / horizon, as its code does, so that the same number of responses moves the coefficient
+    equally far in steps of any size.
+
+    Args:
+        divergence: KL(policy || reference) now, nats; not a number: the coefficient stays.
+        target: nats, positive.
+        samples: responses that the divergence was measured on.
+        horizon: responses; at least as many as `samples`, so that the factor stays within 0.8 and 1.2.
+    """
+    if math.isnan(divergence):
+        return coef
+    error = min(max((divergence - target) / target, -MOST_ERROR), MOST_ERROR)
+    return coef * (1 + samples / horizon * error)

@@ -18,6 +18,7 @@ import torch
 from oat.algorithms.base import Objective, View
 from oat.errors import CheckpointError, NonFiniteError, warn
 from oat.learner.batching import micro_batches, select_rows, split_units, view_of
+from oat.learner.following import Following
 from oat.learner.guard import keep_batch, strange_inputs, strange_results
 from oat.learner.models import Model, frozen_checksum
 from oat.learner.optim import OptimiserSettings, build_adamw
@@ -48,6 +49,7 @@ class Learner:
         gradient_checkpointing: the trained models learn in training mode, in which they compute layers again in the backward pass.
         max_updates: most optimiser steps of an update, but for those of an ensemble; None: no limit.
         max_skips: most optimiser steps in a row that are left out because a number is not finite; 0 stops at the first.
+        following: how the reference follows the policy; None: it is frozen.
         keep: folder for the batch that stops the run; None keeps none.
     """
 
@@ -62,12 +64,13 @@ class Learner:
         gradient_checkpointing: bool = False,
         max_updates: int | None = None,
         max_skips: int = 0,
+        following: Following | None = None,
         keep: Path | None = None,
         seeds: Seeds,
     ):
         self.models, self.max_grad_norm, self.seeds = dict(models), max_grad_norm, seeds
         self.micro_batch_size, self.micro_batch_tokens, self.gradient_checkpointing = micro_batch_size, micro_batch_tokens, gradient_checkpointing
-        self.max_updates, self.max_skips, self.keep = max_updates, max_skips, keep
+        self.max_updates, self.max_skips, self.following, self.keep = max_updates, max_skips, following, keep
         self.stint = Stint([model.tally for model in self.models.values() if model.tally is not None])
         self.updates = 0
         self.steps = dict.fromkeys(optimisers, 0)
@@ -80,6 +83,8 @@ class Learner:
             for parameter in parameters:
                 parameter.requires_grad_(True)
             self.trained[name] = Trained(self.models[name], build_adamw(parameters, settings), settings)
+        if following is not None:
+            following.check(self.models["policy"], self.models["reference"])
 
     @torch.no_grad()
     def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
@@ -107,9 +112,17 @@ class Learner:
             with self.stint:
                 reports = [self._step(objective, select_rows(batch, rows)) for rows in islice(_shares(batch, generator), most)]
         reached = self.stint.end()
+        moved = {}
+        if self.following is not None and "policy" in objective.wants:
+            self.following.step(self.models["policy"], self.models["reference"])
+            moved = {"reference/updates": float(self.following.updates)}
         counts = {"optim/steps": float(self.steps.get(_main(self.steps), 0)), "optim/skipped": float(self.skipped)}
         share = {} if reached is None else {"roofline/update": reached}
-        return {**batch.metrics, **_joined(reports), **counts, **share}
+        return {**batch.metrics, **_joined(reports), **counts, **share, **moved}
+
+    def version(self, model: str) -> int:
+        """How often a model has changed that is not trained: the reference, where it follows the policy."""
+        return self.following.updates if self.following is not None and model == "reference" else 0
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
         """The weights of a model, by name, as those who answer with it load them; the model's own storage."""
@@ -193,17 +206,25 @@ class Learner:
     @cached_property
     def frozen(self) -> dict[str, int]:
         """By model, the checksum of what learning never changes."""
-        moving = [parameter for part in self.trained.values() for parameter in part.model.trainable().values()]
+        moving = [parameter for name in self._moving for parameter in self.models[name].trainable().values()]
         return {name: frozen_checksum(model.module, moving) for name, model in self.models.items()}
+
+    @property
+    def _moving(self) -> list[str]:
+        """The models that do not stay as they were loaded."""
+        return [*self.trained, *(["reference"] if self.following is not None else [])]
 
     @property
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: "model/weights/name", "model/moments/key/name", counters, and checksums of what is frozen."""
         state: dict[str, Any] = {"updates": self.updates, "steps": dict(self.steps), "frozen": self.frozen}
         state |= {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
+        if self.following is not None:
+            state["following"] = self.following.state
+        for model in self._moving:
+            state |= {f"{model}/weights/{name}": parameter.detach() for name, parameter in self.models[model].trainable().items()}
         for model, part in self.trained.items():
             for name, parameter in part.model.trainable().items():
-                state[f"{model}/weights/{name}"] = parameter.detach()
                 state |= {f"{model}/moments/{key}/{name}": value for key, value in part.optimiser.state.get(parameter, {}).items()}
         return state
 
@@ -227,9 +248,12 @@ class Learner:
             )
         self.updates, self.steps = state["updates"], dict(state["steps"])
         self.skipped, self.skipped_in_row = state["skipped"], state["skipped_in_row"]
-        for model, part in self.trained.items():
+        if self.following is not None:
+            self.following.load_state(state["following"])
+        for model in self._moving:
             prefix = f"{model}/weights/"
             self.load_weights(model, {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)})
+        for model, part in self.trained.items():
             part.optimiser.state.clear()
             for name, parameter in part.model.trainable().items():
                 moments = {key: f"{model}/moments/{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq")}

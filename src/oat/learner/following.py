@@ -1,0 +1,63 @@
+"""A reference that follows the policy: theta_ref <- mix * theta + (1 - mix) * theta_ref, every so many steps (TR-DPO, arXiv:2404.09656).
+
+With mix 1 it is set to the policy (the paper's hard update), with a small mix at every step it is the policy's moving average. Of a model with an
+adapter the adapter's matrices are mixed, A with A and B with B: the paper's formula for what is trained, whose product is the mean of the products
+with mix 1 only.
+"""
+
+from typing import Any
+
+import torch
+
+from oat.errors import ConfigError
+from oat.learner.models import Model
+
+
+class Following:
+    """When the reference moves, and how far.
+
+    Args:
+        every: steps of the policy between two updates.
+        mix: share of the policy in the new reference, above 0 and at most 1.
+
+    Attributes:
+        updates: of the reference so far; its version.
+    """
+
+    def __init__(self, every: int, mix: float):
+        self.every, self.mix = every, mix
+        self.steps = self.updates = 0
+
+    @torch.no_grad()
+    def step(self, policy: Model, reference: Model) -> None:
+        """After a step of the policy: move the reference, in place, if that is due."""
+        self.steps += 1
+        if self.steps % self.every:
+            return
+        self.updates += 1
+        theirs = policy.trainable()
+        for name, parameter in reference.trainable().items():
+            parameter.lerp_(theirs[name].to(parameter.device), self.mix)
+
+    @staticmethod
+    def check(policy: Model, reference: Model) -> None:
+        """What is mixed must be the same tensors of both.
+
+        Raises:
+            ConfigError: names or shapes differ.
+        """
+        theirs = {name: parameter.shape for name, parameter in policy.trainable().items()}
+        ours = {name: parameter.shape for name, parameter in reference.trainable().items()}
+        wrong = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+        if wrong:
+            raise ConfigError(
+                f"model.reference_update mixes the policy into the reference, and {len(wrong)} of their tensors do not correspond, for example "
+                f"`{wrong[0]}`; give a model.reference of the policy's shape (leave it out: then it is the policy's start)"
+            )
+
+    @property
+    def state(self) -> dict[str, int]:
+        return {"steps": self.steps, "updates": self.updates}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.steps, self.updates = state["steps"], state["updates"]
