@@ -193,9 +193,10 @@ def test_a_ledger_with_a_hole_is_one_message(world: World, tmp_path: Path, capsy
 def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_path: Path) -> None:
     seen: set[str] = set()
     variants = {
-        "grpo": {"algorithm.kl_coef": 0.1, "learner.sync_every": 2, "stop.max_steps": 2},
+        "grpo": {"algorithm.kl_coef": 0.1, "algorithm.kl_target": 0.1, "learner.sync_every": 2, "stop.max_steps": 2},
         "dpo": {"oracle.labels": "bernoulli", "stop.max_steps": 2, "checkpoint.every": 1},
     }
+    variants["dpo"] |= {"learner.buffer": {"questions": 100}, "model.reference_update": {"mix": 0.5}}
     for algorithm, changes in variants.items():
         assert train(world.config(algorithm, tmp_path, changes)) == 0
         for line in (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines():
