@@ -75,6 +75,16 @@ class Dear(Constant):
         return replace(super()._answer(question), queries=(10 if self.rises else 2) * question.size)
 
 
+class Metered(Constant):
+    """Seven tokens and a quarter of a coin for each response, and no query more than others."""
+
+    def price(self, question):
+        return Price(question.size, 7 * question.size, 0.25 * question.size)
+
+    def _answer(self, question):
+        return replace(super()._answer(question), tokens=7 * question.size, cost=0.25 * question.size)
+
+
 class Game:
     """Pays for letters, and may not begin with some prompts."""
 

@@ -198,7 +198,7 @@ def test_the_purse_pays_once(opened: Opened) -> None:
     again = [*make_questions([group], "score", 0, oracle="o"), *make_questions([twin(1, "a", "bb", "bb")], "score", 0, oracle="o")]
     assert ledger.price(again) == Price(2)
     ask(ledger, 0, group, twin(1, "a", "bb", "bb"), twin(2, "ccc", "a", "dddd"), twin(3, "a", "ccc"), twin(4, "a", "bb"))
-    assert ledger.committed("train") == 3
+    assert ledger.committed("train").queries == 3
     items = ledger.take(0, 5).items
     assert [item.answer.marks for item in items if "unpaid" in item.answer.marks] == [("unpaid", "unpaid", "unpaid")]
     assert values(Feedback(0, tuple(item for item in items if "unpaid" not in item.answer.marks), 0)) == [(1, 1, 2), (1, 2, 2), (1, 3), (1, 2)]

@@ -58,7 +58,10 @@ def test_the_name_alone_of_the_oracle_of_training_is_that_oracle(world: World, t
     row = rows(tmp_path / "grpo")[1]
     assert (row["eval/sampled"], row["eval/gold_sampled"]) == pytest.approx((0.9, 0.9))
     stored = yaml.safe_load((tmp_path / "grpo" / "config.yaml").read_text())["evaluation"]
-    assert (stored["oracle"], stored["gold"]) == ({"name": name, "value": 0.9}, {"name": name, "max_queries": None, "value": 0.9})
+    assert (stored["oracle"], stored["gold"]) == (
+        {"name": name, "value": 0.9},
+        {"name": name, "max_queries": None, "max_tokens": None, "max_cost": None, "value": 0.9},
+    )
     assert oat("train", config) == 0, "the same configuration continues it"
 
 
@@ -103,7 +106,7 @@ def test_purses_and_waits_that_nobody_fills(world: World, tmp_path: Path, capsys
     (tmp_path / "game.py").write_text("class Game: ...\n", encoding="utf-8")
     played = {"oracle.name": "environment", "sampling.environment": f"{tmp_path / 'game.py'}:Game", "evaluation.max_queries": 5}
     assert oat("train", world.config("grpo", tmp_path, played)) == 2
-    assert "environment costs no queries; remove max_queries" in capsys.readouterr().err
+    assert "environment costs nothing; remove max_queries" in capsys.readouterr().err
     assert oat("train", world.config("grpo", tmp_path, {"prompts.prompt_key": "output"})) == 2
     assert "prompts.prompt_key is 'output': records" in capsys.readouterr().err
 
@@ -116,7 +119,7 @@ def test_a_purse(world: World, tmp_path: Path, recwarn: pytest.WarningsRecorder)
     assert evaluated(tmp_path / "grpo", "eval/skipped") == {4: 1.0, 6: 1.0}
     said = [str(warning.message) for warning in recwarn if "max_queries" in str(warning.message)]
     assert len(said) == 1
-    assert "an evaluation costs 12 queries, and 24 of 30 are spent (evaluation.max_queries)" in said[0]
+    assert "an evaluation may cost 12 queries, and 24 of 30 are spent (evaluation.max_queries)" in said[0]
     with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:
         assert store.spent("eval") == Price(24)
     assert not (tmp_path / "grpo" / "evaluations" / "step_00000004.jsonl").exists()
@@ -139,11 +142,41 @@ def test_a_purse_is_held_against_what_the_oracle_says_it_costs(
     said = [str(warning.message) for warning in recwarn if f"({section}.max_queries)" in str(warning.message)]
     assert len(said) == 1
     assert "after 2 steps" in said[0]
-    assert "an evaluation costs 24 queries, and 24 of 30 are spent" in said[0]
+    assert "an evaluation may cost 24 queries, and 24 of 30 are spent" in said[0]
     assert drawn == ["sampled", "greedy"] * (2 if judge == "oracle" else 3)
     with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:
         assert store.spent(purpose) == Price(24)
         assert not any(account.unpaid for account in accounts(store))
+
+
+@pytest.mark.parametrize(
+    ("judge", "limit", "words"),
+    [
+        ("oracle", {"max_tokens": 100}, "84 tokens, and 84 of 100 are spent (evaluation.max_tokens)"),
+        ("gold", {"max_cost": 4.0}, "3.0 cost, and 3.0 of 4.0 are spent (evaluation.gold.max_cost)"),
+    ],
+)
+def test_a_purse_of_tokens_or_money(
+    world: World, tmp_path: Path, judges: str, judge: str, limit: dict[str, float], words: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Twelve responses an evaluation, of seven tokens and a quarter of a coin each."""
+    section = "evaluation.gold." if judge == "gold" else "evaluation."
+    changes = {f"evaluation.{judge}": {"name": f"{judges}:Metered"}, **{f"{section}{name}": value for name, value in limit.items()}}
+    assert oat("train", world.config("grpo", tmp_path, {**changes, "oracle.repeats": 0, "stop.max_steps": 4})) == 0
+    prefix = "eval/gold_" if judge == "gold" else "eval/"
+    assert evaluated(tmp_path / "grpo", f"{prefix}sampled").keys() == {0}
+    assert evaluated(tmp_path / "grpo", f"{prefix}skipped").keys() >= {2}
+    assert len([warning for warning in recwarn if words in str(warning.message)]) == 1
+
+
+@pytest.mark.parametrize("limit", ["max_tokens", "max_cost"])
+def test_a_limit_that_an_oracle_cannot_keep_is_refused(
+    world: World, tmp_path: Path, judges: str, limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = world.config("grpo", tmp_path, {"evaluation.gold": {"name": f"{judges}:Constant", limit: 5}})
+    for command in ("check", "train"):
+        assert oat(command, config) == 2
+        assert f"evaluation.gold.{limit} is set, and the oracle {judges}:Constant does not say what a question costs" in capsys.readouterr().err
 
 
 def test_what_is_known_costs_a_purse_nothing(world: World, tmp_path: Path) -> None:

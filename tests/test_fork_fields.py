@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import pytest
 import yaml
+from evaluations import JUDGES
 from fixtures import World, oat
 
 from oat.accounts import contradictions
@@ -50,8 +51,11 @@ FORKED: dict[str, Any] = {
     "evaluation.max_prompts": 2,
     "evaluation.oracle": {"name": "WORLD/reward.py:reward"},
     "evaluation.max_queries": 1000,
+    "evaluation.max_tokens": 100000,
+    "evaluation.max_cost": 5.0,
     "evaluation.online": True,
     "evaluation.gold": {"name": "WORLD/reward.py:reward"},
+    "evaluation.kl": True,
     "evaluation.intervals": True,
     "evaluation.pass_at": [1, 2],
     "evaluation.success": 0.5,
@@ -82,6 +86,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "evaluation.success": {"evaluation.pass_at": [1]},
     "evaluation.majority_at": {"evaluation.answers": "last_number"},
     "evaluation.answers": {"evaluation.majority_at": [1]},
+    **{f"evaluation.{limit}": {"evaluation.oracle": {"name": "WORLD/judges.py:Metered"}} for limit in ("max_tokens", "max_cost")},
     "oracle.max_answer_age": {"oracle.max_outstanding": 5},
     "learner.schedule_steps": {"learner.schedule": "linear"},
 }
@@ -146,6 +151,7 @@ REFUSED: dict[str, Any] = {
 def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The configuration of a finished run of an algorithm, of four steps; each is made once. The last is a user's, with a critic."""
     found: dict[str, Path] = {}
+    (world.folder / "judges.py").write_text(JUDGES, encoding="utf-8")
     changes = {"ppo": {"algorithm": {"name": f"{Path(__file__).parent / 'protocol' / 'ppo.py'}:PPO", "prompts": 4, "samples": 2}}}
 
     def make(algorithm: str) -> Path:

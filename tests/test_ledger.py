@@ -385,9 +385,9 @@ def test_what_is_given_up_is_closed_and_what_was_answered_is_known(opened: Calla
     ask(ledger, 2, make_group(2, "e", "f"))
     with pytest.raises(OracleError, match="down"):
         ledger.take(2, 2, purpose="eval")
-    assert ledger.committed("eval") == 2
+    assert ledger.committed("eval").queries == 2
     ledger.give_up(2, "eval")
-    assert (ledger.committed("eval"), ledger.store.spent("eval").queries) == (1, 1)
+    assert (ledger.committed("eval").queries, ledger.store.spent("eval").queries) == (1, 1)
     assert [pending.question.key.purpose for pending in ledger.pending.values()] == ["train"]
 
     ledger.close()

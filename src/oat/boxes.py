@@ -79,8 +79,8 @@ class Ledger(Protocol):
     def refused(self, step: int, purpose: str) -> Price | None:
         """What could not be paid by the newest record of a purpose up to this step."""
 
-    def committed(self, purpose: str) -> int:
-        """Priced items of what was taken, and the most that everything asked since may still take."""
+    def committed(self, purpose: str) -> Price:
+        """What was taken, and the most that everything asked since may still take."""
 
     def spent_before(self, step: int) -> Spent:
         """What was spent at the take of the step before."""

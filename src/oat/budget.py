@@ -42,6 +42,15 @@ class Budget:
             return f"what is left of the budget pays no further question; spent: {limits}"
         return None
 
+    def beside(self, spent: Price, price: Price, section: str) -> str:
+        """A price that is not allowed beside what was spent, for messages: in the units that it is too much in."""
+        units = ("queries", "tokens", "cost")
+        found = [(name, getattr(price, name), getattr(spent, name), limit) for name in units if (limit := getattr(self, name)) is not None]
+        beyond = [
+            f"{more} {name}, and {used} of {limit} are spent ({section}.max_{name})" for name, more, used, limit in found if used + more > limit
+        ]
+        return "; ".join(beyond)
+
     @property
     def is_limited(self) -> bool:
         return self != Budget()

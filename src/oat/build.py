@@ -13,7 +13,6 @@ from oat.actor import Actor, RecordedActor
 from oat.alarms import Alarms, rules_of
 from oat.algorithms.base import Objective
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
-from oat.budget import Budget
 from oat.buffer import Buffer
 from oat.check import make_explorer, make_objective, resolve
 from oat.checkpoint import Checkpoints
@@ -43,10 +42,10 @@ from oat.oracles.router import OneOracle
 from oat.prompts import Prompts
 from oat.provenance import environment_of
 from oat.render import Renderer
-from oat.rules import watched_metrics
+from oat.rules import purses_of, watched_metrics
 from oat.runtime.local import over_wire
 from oat.seeds import Seeds
-from oat.settings import Config, GoldConfig, TorchEngineConfig
+from oat.settings import Config, TorchEngineConfig
 from oat.stop import Stop
 from oat.store import Store
 from oat.surroundings import Blame, Surroundings, budget_of, surround
@@ -139,11 +138,7 @@ def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
 
 
 def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, **calls: Callable[[], None]) -> Ledger:
-    o, e = config.oracle, config.evaluation
-    budgets = {"train": budget_of(config)}
-    if e is not None:
-        gold = e.gold.max_queries if isinstance(e.gold, GoldConfig) else None
-        budgets |= {"eval": Budget(e.max_queries), "gold": Budget(gold)}
+    o, budgets = config.oracle, {"train": budget_of(config), **purses_of(config)}
     common: dict[str, Any] = {"labels": o.labels, "deadline_s": o.deadline_s, "max_wait_s": o.max_wait_s, "max_age": o.max_answer_age}
     common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, **calls}
     return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, **common)
@@ -313,8 +308,7 @@ def _evaluation(config: Config, around: Surroundings, actor: boxes.Actor, ledger
     e, held_out = config.evaluation, around.held_out
     if e is None or held_out is None:
         return None
-    purses = {"eval": e.max_queries, "gold": e.gold.max_queries if isinstance(e.gold, GoldConfig) else None}
-    sampling = _plain_sampling(config)
+    purses, sampling = purses_of(config), _plain_sampling(config)
     modes = []
     if e.samples:
         modes.append(Mode("sampled", e.samples, sampling))

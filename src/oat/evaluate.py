@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from oat.boxes import Actor, Ledger
+from oat.budget import Budget
 from oat.errors import LedgerError, OatError, OracleError, RecordError, printable, warn
 from oat.estimates import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
 from oat.files import write_atomically
@@ -51,13 +52,13 @@ class Judge:
         purpose: of its questions in the ledger.
         oracle: its address.
         kind: "score", or "compare" against `Prompt.reference`.
-        max_queries: of all evaluations together; one that would go beyond is not begun. None is no limit.
+        purse: of all evaluations together; one that would go beyond is not begun.
     """
 
     purpose: str
     oracle: str
     kind: Kind
-    max_queries: int | None = None
+    purse: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True)
@@ -246,14 +247,14 @@ class Evaluation:
     def _is_beyond(self, judge: Judge, step: int, price: Price) -> bool:
         """Whether an evaluation of this price would spend more than is left; if so that is on record, and said once."""
         spent = self.ledger.committed(judge.purpose)
-        if judge.max_queries is None or spent + price.queries <= judge.max_queries:
+        if judge.purse.allows(spent + price):
             return False
         self.ledger.refuse(step, judge.purpose, price)
         if judge.purpose not in self.warned:
             self.warned.add(judge.purpose)
             warn(
-                f"after {step} steps {judge.oracle} is not asked, and will not be again: an evaluation costs {price.queries} queries, and {spent} of "
-                f"{judge.max_queries} are spent (evaluation.{'gold.' if judge is self.gold else ''}max_queries); training goes on"
+                f"after {step} steps {judge.oracle} is not asked, and will not be again: an evaluation may cost "
+                f"{judge.purse.beside(spent, price, 'evaluation.gold' if judge is self.gold else 'evaluation')}; training goes on"
             )
         return True
 
@@ -276,7 +277,7 @@ class Evaluation:
             return False
         asked = [(round, *self._questions(judge, step, round, groups(round))) for round in rounds]
         everything = [question for *_, questions in asked for question in questions]
-        if is_new and judge.max_queries is not None and self._is_beyond(judge, step, self.ledger.price(everything)):
+        if is_new and judge.purse.is_limited and self._is_beyond(judge, step, self.ledger.price(everything)):
             return False
         for round, about, questions in asked:
             self.ledger.ask(step, round, about, questions, judge.purpose)

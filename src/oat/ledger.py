@@ -202,9 +202,9 @@ class Ledger:
         """Whether training could buy nothing more when the step before had taken its answers."""
         return self.budgets.get("train", Budget()).used_up(self.spent_before(step)) is not None
 
-    def committed(self, purpose: str) -> int:
-        """Priced items of what was taken, and the most that everything asked since may still take."""
-        return self.store.committed(purpose).queries
+    def committed(self, purpose: str) -> Price:
+        """What was taken, and the most that everything asked since may still take."""
+        return self.store.committed(purpose)
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
         """What was spent when the step before had taken its answers. Where this step has asked or taken, the run went on: nothing is used up then.

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from oat.alarms import GOLD, METRICS, AlarmsConfig
 from oat.algorithms.base import OF_RESPONSES, Objective
+from oat.budget import Budget
 from oat.config import Origins, where
 from oat.errors import ConfigError, did_you_mean
 from oat.evaluate import RECORD
@@ -146,7 +147,7 @@ def _evaluation(config: Config) -> list[Rule]:
     if e is None:
         return []
     names = {"evaluation.gold" if purpose == "gold" else "evaluation.oracle": judge.name for purpose, judge in judges_of(config).items()}
-    purses = {"evaluation.oracle": e.max_queries, "evaluation.gold": e.gold.max_queries if isinstance(e.gold, GoldConfig) else None}
+    limited = {"evaluation.gold" if purpose == "gold" else "evaluation.oracle": purse.is_limited for purpose, purse in purses_of(config).items()}
     if e.answers is not None:
         load_answers(e.answers)
     new = "evaluation samples new responses, and the oracle recorded knows only recorded ones; name an oracle that can score them"
@@ -154,7 +155,7 @@ def _evaluation(config: Config) -> list[Rule]:
     return [
         *((field, name == "recorded", new) for field, name in names.items()),
         *((field, name == "environment" and not config.sampling.environment, "name it in sampling.environment") for field, name in names.items()),
-        *((field, name in BUILTIN and purses[field] is not None, f"{name} costs no queries; remove max_queries") for field, name in names.items()),
+        *((field, name in BUILTIN and limited[field], f"{name} costs nothing; remove max_queries and the like") for field, name in names.items()),
         ("evaluation.every_queries", e.every_queries is not None and is_free, f"{config.oracle.name} costs no queries; set every, or every_hours"),
         ("evaluation.online", e.online and bool(config.prompts.responses), "training draws no responses where they are recorded; remove it"),
         ("evaluation.kl", e.kl and not e.samples, "it is estimated from sampled responses; set evaluation.samples"),
@@ -357,3 +358,12 @@ def judges_of(config: Config) -> dict[str, OracleConfig | Component]:
     assert not isinstance(own, str), "resolve makes sections of names"
     assert not isinstance(gold, str), "resolve makes sections of names"
     return {"eval": own or config.oracle, **({"gold": gold} if gold else {})}
+
+
+def purses_of(config: Config) -> dict[str, Budget]:
+    """What all evaluations together may spend, by the purpose of their questions."""
+    e = config.evaluation
+    if e is None:
+        return {}
+    gold = Budget(e.gold.max_queries, e.gold.max_tokens, e.gold.max_cost) if isinstance(e.gold, GoldConfig) else Budget()
+    return {"eval": Budget(e.max_queries, e.max_tokens, e.max_cost), "gold": gold}

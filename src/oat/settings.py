@@ -232,6 +232,10 @@ class GoldConfig(Component):
 
     max_queries: Count | None = None
     """Its purse, as `evaluation.max_queries`; without it evaluations go on."""
+    max_tokens: Count | None = None
+    """The same in tokens."""
+    max_cost: Positive | None = None
+    """The same in money."""
 
 
 @dataclass(frozen=True)
@@ -260,8 +264,12 @@ class EvaluationConfig:
     """Its own oracle: a name, or fields as in `oracle`: the name and the oracle's own options. By default the one that training asks."""
     max_queries: Count | None = None
     """Its purse: an evaluation that would go beyond so many queries, of all evaluations together, is left out."""
+    max_tokens: Count | None = None
+    """The same in tokens, of an oracle that says how many a question takes."""
+    max_cost: Positive | None = None
+    """The same in money, of an oracle that knows its prices."""
     gold: str | GoldConfig | None = None
-    """A second oracle for the same responses, named as `evaluation.oracle`, with a `max_queries` of its own: is what is rewarded what is wanted?"""
+    """A second oracle for the same responses, named as `evaluation.oracle`, with a purse of its own: is what is rewarded what is wanted?"""
     kl: bool = False
     """Also `eval/kl`, how far the sampled responses are from the reference, for which its weights are loaded."""
     intervals: bool = False

@@ -23,7 +23,7 @@ from oat.oracles.registry import build_oracle
 from oat.prompts import Prompts
 from oat.questions import FORMS
 from oat.render import Renderer
-from oat.rules import BUILTIN, judges_of
+from oat.rules import BUILTIN, judges_of, purses_of
 from oat.seeds import Seeds
 from oat.settings import Config, OracleConfig, SamplingConfig, SourceConfig
 from oat.types import Kind, Requires
@@ -90,7 +90,8 @@ def surround(config: Config, origins: Origins | None = None, *, folder: Path | N
         environment = build_environment(config.sampling.environment) if config.sampling.environment else None
     with blame("oracle.name"):
         asked, oracle = _asked(config, objective.requires)
-        _check_price(config, asked)
+        for name, each in asked.items():
+            _check_price(budget_of(config), name, each, "stop")
         _check_columns(oracle, prompts)
     judges = _judges(config, oracle, blame)
     with blame("evaluation.oracle"):
@@ -112,14 +113,12 @@ def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Render
     return Renderer(tokenizer, template=render.template, system=render.system, date=render.date, **common)
 
 
-def _check_price(config: Config, asked: Mapping[str, Oracle]) -> None:
-    budget = budget_of(config)
-    for name, oracle in asked.items():
-        if not names_price(oracle) and (budget.tokens is not None or budget.cost is not None):
-            field = "stop.max_tokens" if budget.tokens is not None else "stop.max_cost"
-            raise ConfigError(f"{field} is set, and the oracle {name} does not say what a question costs; give it a method `price`, or remove it")
-        if not names_cost(oracle) and budget.cost is not None:
-            raise ConfigError(f"stop.max_cost is set, and the oracle {name} does not know what a token costs; give it prices, or remove it")
+def _check_price(budget: Budget, name: str, oracle: Oracle, section: str) -> None:
+    if not names_price(oracle) and (budget.tokens is not None or budget.cost is not None):
+        field = f"{section}.max_tokens" if budget.tokens is not None else f"{section}.max_cost"
+        raise ConfigError(f"{field} is set, and the oracle {name} does not say what a question costs; give it a method `price`, or remove it")
+    if not names_cost(oracle) and budget.cost is not None:
+        raise ConfigError(f"{section}.max_cost is set, and the oracle {name} does not know what a token costs; give it prices, or remove it")
 
 
 def _asked(config: Config, requires: Requires) -> tuple[dict[str, Oracle], Oracle]:
@@ -159,7 +158,9 @@ def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
         if address not in made:
             with blame("evaluation.gold" if purpose == "gold" else "evaluation.oracle"):
                 made[address] = (section.options, _named(config, name, section.options, "score"))
-        found[purpose] = (address, made[address][1])
+        oracle = made[address][1]
+        _check_price(purses_of(config)[purpose], name, oracle, "evaluation.gold" if purpose == "gold" else "evaluation")
+        found[purpose] = (address, oracle)
     return found
 
 
