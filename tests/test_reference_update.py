@@ -200,6 +200,20 @@ def test_with_a_share_of_one_after_every_step_the_kl_stays_small(world: World, t
     assert last_kl("follows", {"model.reference_update": {}}) == pytest.approx(0, abs=1e-9)
 
 
+def test_an_evaluation_measures_the_distance_to_the_moved_one(world: World, tmp_path: Path) -> None:
+    """With a share of one after every step it is the policy itself."""
+
+    def distances(name: str, changes: Mapping[str, Any]) -> list[float]:
+        folder = tmp_path / name
+        folder.mkdir()
+        assert oat("train", world.config("dpo", folder, {"learner.learning_rate": 0.02, "evaluation.kl": True, **changes})) == 0
+        rows = [json.loads(line) for line in (folder / "dpo" / "metrics.jsonl").read_text().splitlines()]
+        return [row["eval/kl"] for row in rows if "eval/kl" in row]
+
+    assert abs(distances("frozen", {})[-1]) > 1e-3
+    assert distances("follows", {"model.reference_update": {}}) == pytest.approx([0, 0, 0], abs=1e-6)
+
+
 def test_over_the_wire(world: World, finished: Callable[[str], Path], tmp_path: Path) -> None:
     kind = "an engine in bfloat16"
     config = config_of(world, tmp_path, kind, {"checkpoint.keep_last": 9, "compute.serialise": True})
