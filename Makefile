@@ -10,6 +10,7 @@ PEERS := .venv-peers
 TABLES ?=
 ROW ?=
 LONG := kill_series losses same_run ten_thousand_steps
+WIRED := tests/golden tests/protocol tests/faults/test_kill.py tests/faults/test_state.py
 
 .PHONY: setup quickstart test test-slow faults bench lint type clean
 
@@ -27,13 +28,15 @@ quickstart: setup
 
 PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-# The tests of whole runs go through the wire encoding first, but for the longest; then everything.
+# Runs that were worked out by hand, or are killed, go through the wire encoding first; then everything.
 test: lint type
-	$(PYTEST) -m "not slow" --serialise tests/faults tests/golden tests/learning tests/protocol $(LONG:%=--ignore=tests/faults/test_%.py)
+	$(PYTEST) -m "not slow" --serialise $(WIRED)
 	$(PYTEST) -m "not slow" --durations=10
 
-# Slow tests, with the transformers of constraints.txt and with the oldest that is supported. The large rows of the fault table are `make faults`.
+# All other tests of whole runs through the wire encoding, but for the longest; and slow tests, with the transformers of constraints.txt and with the
+# oldest that is supported. The large rows of the fault table are `make faults`.
 test-slow: setup $(OLDEST)/.installed
+	$(PYTEST) -m "not slow" --serialise tests/learning tests/faults $(LONG:%=--ignore=tests/faults/test_%.py)
 	$(PYTEST) -m "slow and not fault" --durations=10
 	$(subst $(BIN),$(OLDEST)/bin,$(PYTEST)) -m "slow and not fault"
 
