@@ -1,6 +1,7 @@
 """A reference that follows the policy: what it is after each step, in learner, engine, checkpoints, forks and evaluations."""
 
 import json
+import shutil
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -291,10 +292,12 @@ def test_a_roll_back_takes_the_reference_back(world: World, tmp_path: Path) -> N
 
 
 def test_models_that_do_not_correspond(world: World, tmp_path: Path) -> None:
+    """One of another shape; and whole weights beside an adapter."""
     make_model(tmp_path / "wide", hidden=32)
+    shutil.copytree(world.folder / "model", tmp_path / "another")
     for changes, words in (
         ({"model.reference": str(tmp_path / "wide")}, "tensors do not correspond"),
-        ({"model.reference": str(world.folder / "model"), **LORA}, "tensors do not correspond"),
+        ({"model.reference": str(tmp_path / "another"), **LORA}, "tensors do not correspond"),
     ):
         config = resolve(*load_config(config_of(world, tmp_path, "whole", changes)))
         with pytest.raises(ConfigError, match=words):

@@ -61,6 +61,9 @@ class QuietLearner:
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
         return {"weights": self.weights}
 
+    def version(self, model: str) -> int:
+        return 0
+
     def trainable(self, model: str) -> list[str]:
         return ["weights"]
 
