@@ -149,8 +149,7 @@ def test_models_that_are_none_are_refused(path: str, world: World, tmp_path: Pat
 
 def test_its_recipe_runs(path: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("prompts.jsonl").write_bytes((world.folder / "train.jsonl").read_bytes())
-    flags = ["--model.path", world.folder / "model", "--render.template", "null", "--algorithm.prompts", "4", "--stop.max_steps", "2"]
-    assert oat("train", RECIPE, *flags, "--oracle.path", path, "--sampling.max_new_tokens", "4") == 0
+    flags = ["--model.path", world.folder / "model", "--prompts.path", world.folder / "train.jsonl", "--algorithm.prompts", "4"]
+    assert oat("train", RECIPE, *flags, "--oracle.path", path, "--sampling.max_new_tokens", "4", "--stop.max_steps", "2") == 0
     row = json.loads(Path("runs/dpo_pairrm/metrics.jsonl").read_text().splitlines()[-1])
     assert row["oracle/queries"] == 8

@@ -1,30 +1,40 @@
-"""The recipes of configs/reward_models run two steps on tiny models; that of PairRM in tests/test_oracle_pairrm.py."""
+"""The recipes of configs/reward_models run two steps on a tiny model, one after the other; that of PairRM in tests/test_oracle_pairrm.py."""
 
 from pathlib import Path
 
 import pytest
-import yaml
-from fixtures import make_model, oat, write_jsonl
-from tiny_models import save_reward_model
-from transformers import AutoTokenizer, LlamaConfig
+from fixtures import oat
+from tiny_models import build_config, save_model
 
-FOLDER = Path(__file__).parent.parent / "configs" / "reward_models"
-RECIPES = [path for path in sorted(FOLDER.glob("*.yaml")) if path.stem != "dpo_pairrm"]
-PAIRS = [{"prompt": f"{a}+{b}=", "chosen": "a" * a, "rejected": "b"} for a in range(1, 5) for b in range(3)]
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "configs" / "reward_models"
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_runs(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_model(tmp_path / "model")
-    tokenizer = AutoTokenizer.from_pretrained("model")
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
-    save_reward_model(Path("judge"), LlamaConfig(vocab_size=len(tokenizer), **shape), tokenizer)
-    for name in ("prompts", "heldout", "pairs"):
-        write_jsonl(Path(f"{name}.jsonl"), PAIRS)
-    Path("reward.py").write_text("def reward(prompts, completions, **columns):\n    return [float(len(set(text))) for text in completions]\n")
-    given = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    flags = ["--model.path", "model", "--render.template", "null", "--algorithm.prompts", "3", "--stop.max_steps", "2"]
-    flags += ["--sampling.max_new_tokens", "6"] if "sampling" in given else []
-    assert oat("train", recipe, *flags) == 0
-    assert (tmp_path / "runs" / recipe.stem / "checkpoints" / "latest").exists()
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One token a character, and room for an opening with a story."""
+    return save_model(tmp_path_factory.mktemp("recipes") / "model", build_config("llama", layers=1, context=256))
+
+
+def flags(model: str, run_dir: Path) -> list[str]:
+    return ["--model", model, "--run_dir", str(run_dir), "--algorithm.prompts", "3", "--prompts.max_prompts", "12", "--stop.max_steps", "2"]
+
+
+def test_all_but_that_of_pairrm_are_here() -> None:
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == {"train", "online", "dpo", "grpo", "dpo_pairrm"}
+
+
+def test_a_reward_model_is_trained_exported_and_asked(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert oat("train", FOLDER / "train.yaml", *flags(model, tmp_path / "train")) == 0
+    assert oat("export", tmp_path / "train", tmp_path / "judge") == 0
+    asking = ["--oracle.path", tmp_path / "judge", "--sampling.max_new_tokens", "6", "--evaluation.max_prompts", "2"]
+    for recipe in ("dpo", "grpo"):
+        assert oat("train", FOLDER / f"{recipe}.yaml", *flags(model, tmp_path / recipe), *asking) == 0
+        assert (tmp_path / recipe / "checkpoints" / "latest").exists()
+
+
+def test_a_reward_model_learns_from_what_is_sampled(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert oat("train", FOLDER / "online.yaml", *flags(model, tmp_path / "online"), "--sampling.max_new_tokens", "6") == 0
+    assert (tmp_path / "online" / "checkpoints" / "latest").exists()

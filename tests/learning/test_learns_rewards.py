@@ -16,12 +16,17 @@ CONFIG = """
 run_dir: {root}/run
 model: {{path: {root}/model}}
 prompts: {{path: {root}/pairs.jsonl}}
-oracle: {{name: recorded}}
-algorithm: {{name: {name}, prompts: 64, held_out: 0.2, centring: 0.01}}
+oracle: {oracle}
+algorithm: {{name: {name}, prompts: 64, held_out: 0.2, centring: 0.01{samples}}}
 learner: {{learning_rate: 3e-3, micro_batch_size: 256}}
 checkpoint: {{every: 100}}
 compute: {{threads: 1}}
 stop: {{max_steps: 40}}
+"""
+ONLINE = "sampling: {max_new_tokens: 6}"
+REWARD = """
+def reward(prompts, completions, **columns):
+    return [text.count("a") - text.count("b") for text in completions]
 """
 LEAST = 0.9
 
@@ -38,12 +43,16 @@ def pairs(count: int, seed: int) -> list[dict[str, str]]:
     return records
 
 
-def learned(root: Path, name: str, *flags: str) -> tuple[list[dict[str, float]], float]:
-    """The rows of a run, and the accuracy of its export on pairs of other prompts."""
+def learned(root: Path, name: str, *flags: str, is_online: bool = False) -> tuple[list[dict[str, float]], float]:
+    """The rows of a run, from recorded pairs or from what the model's start samples, and the accuracy of its export on pairs of other prompts."""
     make_model(root / "model", hidden=32)
     write_jsonl(root / "pairs.jsonl", pairs(600, 0))
     config = root / "config.yaml"
-    config.write_text(CONFIG.format(root=root, name=name))
+    (root / "reward.py").write_text(REWARD)
+    own = (
+        {"oracle": f'{{name: "{root}/reward.py:reward"}}', "samples": ", samples: 2"} if is_online else {"oracle": "{name: recorded}", "samples": ""}
+    )
+    config.write_text(CONFIG.format(root=root, name=name, **own) + (ONLINE if is_online else ""))
     assert main(["train", str(config), *flags]) == 0
     assert main(["export", str(root / "run"), str(root / "out")]) == 0
     scorer, others = Scorer(str(root / "out")), pairs(200, 1)
@@ -65,6 +74,11 @@ def test_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("R22")
+def test_learns_from_what_is_sampled(tmp_path: Path) -> None:
+    assert learned(tmp_path, "reward_model", is_online=True)[1] > LEAST
+
+
+@pytest.mark.fault("R22")
 def test_a_flipped_sign_is_noticed(tmp_path: Path, figure) -> None:
     _, accuracy = learned(tmp_path, f'"{HERE}/flipped.py:FlippedRewardModelling"')
     figure(f"{int(accuracy < 0.5)} of 1 flipped losses noticed")
@@ -72,6 +86,7 @@ def test_a_flipped_sign_is_noticed(tmp_path: Path, figure) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_online", [False, True])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_learns_with_other_seeds(tmp_path: Path, seed: int) -> None:
-    assert learned(tmp_path, "reward_model", "--seed", str(seed))[1] > LEAST
+def test_learns_with_other_seeds(tmp_path: Path, seed: int, is_online: bool) -> None:
+    assert learned(tmp_path, "reward_model", "--seed", str(seed), is_online=is_online)[1] > LEAST
