@@ -313,6 +313,14 @@ def test_a_response_cannot_speak_to_the_judge(judge: Callable[..., Judge], text:
             assert [message["role"] for message in shown.body["messages"]] == (["system", "user"] if role == "system" else ["user"])
 
 
+@pytest.mark.parametrize("character", [*"\u034f\u115f\u1160\u17b4\u17b5\u180f\u2800\u3164\ufe00\ufe0f\uffa0\u00ad\u2060", "\U000e0100", "\U000e01ef"])
+def test_what_nobody_sees_is_an_escape(character: str) -> None:
+    """Also what Python takes for printable."""
+    text = f"a{character}b"
+    assert quoted(text) == json.dumps(text)
+    assert json.loads(quoted(text)) == text
+
+
 def test_what_stays_readable() -> None:
     text = 'if a < b <= c: x[1] = "é日本🙂"; [A](url) [link]'
     assert quoted(text) == json.dumps(text, ensure_ascii=False)
