@@ -93,6 +93,7 @@ class Judge:
 
     Attributes:
         names_cost: whether it knows what a token costs.
+        max_outage_s: as configured.
 
     Raises:
         ConfigError: an option has no meaning, or there is no URL, or no key where `key_env` names one.
@@ -106,7 +107,7 @@ class Judge:
         self.config = c = judge_config(options)
         self.answers: Kind = c.mode
         self.names_cost = c.price_in is not None
-        self.version = self._version()
+        self.version, self.max_outage_s = self._version(), c.max_outage_s
         key = key_of(c.key_env)
         urls = c.url or os.environ.get("OAI_URL") or ()
         if not urls:
