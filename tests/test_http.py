@@ -175,6 +175,25 @@ def test_an_outage_has_an_end(client: Any) -> None:
         assert ask(one) == "good"
 
 
+@pytest.mark.parametrize("retry_after", [{}, {"retry-after": "60"}])
+def test_a_quota_that_is_exhausted_is_an_outage(client: Any, retry_after: dict[str, str]) -> None:
+    with serving(in_turn(GOOD, Reply(b"over quota", status=429, headers=retry_after))) as server:
+        one = client(server.url, max_outage_s=0.5)
+        assert ask(one) == "good"
+        with pytest.raises(OutageError, match=r"no answer for \d+ s .*status 429: over quota"):
+            ask(one, deadline_s=5.0)
+        assert one.counts["outages"] == 0, "a server that says 429 has not failed"
+
+
+def test_answers_between_429_are_no_outage(client: Any) -> None:
+    with serving(lambda asked: Reply(status=429) if asked.number % 2 else GOOD) as server:
+        one = client(server.url, max_outage_s=0.2)
+        begin = time.monotonic()
+        while time.monotonic() - begin < 0.6:
+            said = [future.result(20.0) for future in [one.post("/ask", b"", text, deadline_s=20.0) for _ in range(8)]]
+            assert said == ["good"] * 8
+
+
 def test_what_failed_before_a_pause_is_no_outage(client: Any) -> None:
     with serving(in_turn(Reply(status=500), Reply(status=500), GOOD)) as server:
         one = client(server.url, max_outage_s=0.3, max_tries=1)

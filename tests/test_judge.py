@@ -237,6 +237,27 @@ def test_one_refused_question_does_not_end_the_run(judge: Callable[..., Judge]) 
         assert [(answer.marks, answer.tokens > 0) for answer in answers] == [(("ok",), True), (("failed",), False)]
 
 
+def test_a_filter_that_refuses_before_the_first_answer_does_not_end_the_run(judge: Callable[..., Judge]) -> None:
+    """Its question is known to have failed once another is answered."""
+    refusal = Reply(b'{"error": {"code": "content_filter"}}', status=400)
+    with judging(lambda shown: refusal if "bad" in shown.text else Reply(completion(FIRST), delay_s=0.5)) as (server, _, url):
+        oracle = judge(url)
+        with pytest.warns(OatWarning, match="content_filter"):
+            answers = ask(oracle, *questions(("bad", "b"), ("c", "d"), ("e", "bad")))
+        assert [answer.marks for answer in answers] == [("failed",), ("tie",), ("failed",)]
+        assert len(server.asked) >= 6
+
+
+def test_refusals_of_all_first_questions_end_the_run(judge: Callable[..., Judge]) -> None:
+    """Whichever comes first: none of them is handed out as failed."""
+    with judging(lambda shown: Reply(b"no such field", status=400, delay_s=0.05 * shown.number)) as (_, model, url):
+        oracle = judge(url, orders="one", reads="text")
+        tickets = oracle.submit(questions(("a", "b"), ("c", "d"), ("e", "f")))
+        with pytest.raises(OracleError, match="no such field"):
+            oracle.collect(tickets, 20.0)
+        assert len(model.shown) == 3
+
+
 @pytest.mark.parametrize(("status", "hint"), [(401, "the key is read from OAI_KEY or OPENAI_API_KEY"), (404, "status 404"), (400, "status 400")])
 def test_an_endpoint_that_refuses_from_the_start(judge: Callable[..., Judge], status: int, hint: str) -> None:
     with judging(lambda shown: Reply(b"no", status=status)) as (_, model, url), pytest.raises(OracleError, match=hint):
@@ -290,6 +311,14 @@ def test_a_response_cannot_speak_to_the_judge(judge: Callable[..., Judge], text:
             assert shown.text.replace("\n", " ").isprintable()
             assert not any(token in shown.text for token in ("<|", "</s>", "[INST]", "[/INST]", "[gMASK]", "<s", "<｜"))
             assert [message["role"] for message in shown.body["messages"]] == (["system", "user"] if role == "system" else ["user"])
+
+
+@pytest.mark.parametrize("character", [*"\u034f\u115f\u1160\u17b4\u17b5\u180f\u2800\u3164\ufe00\ufe0f\uffa0\u00ad\u2060", "\U000e0100", "\U000e01ef"])
+def test_what_nobody_sees_is_an_escape(character: str) -> None:
+    """Also what Python takes for printable."""
+    text = f"a{character}b"
+    assert quoted(text) == json.dumps(text)
+    assert json.loads(quoted(text)) == text
 
 
 def test_what_stays_readable() -> None:

@@ -153,6 +153,16 @@ def test_a_budget_in_money_needs_prices(world: World, tmp_path: Path, capsys: py
     assert Preferences(Judge(model="m", url="http://127.0.0.1:1", mode="score", price_in=0.0, price_out=0.0)).names_cost
 
 
+@pytest.mark.parametrize("field", ["oracle", "evaluation.gold"])
+@pytest.mark.parametrize("name", ["judge", "remote"])
+def test_a_deadline_ends_after_an_outage(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, name: str) -> None:
+    url = "http://127.0.0.1:1/v1"
+    oracle = {"name": "remote", "url": url, "max_outage_s": 300} if name == "remote" else section(url, mode="score")
+    changes = {field: oracle, **({"evaluation": None} if field == "oracle" else {}), "oracle.deadline_s": 300}
+    assert oat("check", world.config("dpo", tmp_path, changes)) == 2
+    assert f"oracle.deadline_s is 300, and the oracle {name} has max_outage_s: 300, so questions would fail" in capsys.readouterr().err
+
+
 @pytest.mark.fault("R29")
 @pytest.mark.parametrize("name", ["OAI_KEY", "OPENAI_API_KEY", "MY_KEY"])
 def test_a_key_is_in_the_header_and_nowhere_else(

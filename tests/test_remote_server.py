@@ -153,13 +153,18 @@ def test_health_and_metrics(server: Served) -> None:
 def test_every_route_asks_for_the_token(server: Served, figure: Any) -> None:
     routes = [*Front(Workers(1, b"", 1.0), TOKEN).routes, ("GET", "/nothing"), ("GET", "/openapi/"), ("GET", "/openapi/metadata.json")]
     routes += [("GET", "/openapi/swagger/"), ("DELETE", "/"), ("OPTIONS", "*"), ("POST", "/inference")]
-    wrong = ["", "Bearer", "Bearer ", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"bearer {TOKEN}", TOKEN, "Basic c2VzYW1l", "Bearer \xff"]
+    wrong = ["", "Bearer", "Bearer ", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN, "Basic c2VzYW1l", "Bearer \xff"]
     for method, path in routes:
         for value in wrong:
             status, body, response = ask(server, method, path, b"" if method == "GET" else b"x", authorization=value)
             assert (status, response.getheader("www-authenticate")) == (401, "Bearer"), (method, path, value)
             assert b"sesame" not in body
     figure(f"{len(routes) * len(wrong):,} of {len(routes) * len(wrong):,} requests without the token answered 401, on {len(routes)} routes")
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER"])
+def test_the_scheme_of_the_token_is_the_same_in_any_case(server: Served, scheme: str) -> None:
+    assert ask(server, "GET", "/health", authorization=f"{scheme} {TOKEN}")[0] == 200
 
 
 @pytest.mark.fault("R27")

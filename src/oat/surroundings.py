@@ -121,12 +121,23 @@ def _check_price(budget: Budget, name: str, oracle: Oracle, section: str) -> Non
         raise ConfigError(f"{section}.max_cost is set, and the oracle {name} does not know what a token costs; give it prices, or remove it")
 
 
+def _check_outage(config: Config, name: str, oracle: Oracle) -> None:
+    """A question must not be given up before what keeps it unanswered is known to be an outage."""
+    outage_s, deadline_s = getattr(oracle, "max_outage_s", None), config.oracle.deadline_s
+    if isinstance(outage_s, float | int) and deadline_s <= outage_s:
+        raise ConfigError(
+            f"oracle.deadline_s is {deadline_s:g}, and the oracle {name} has max_outage_s: {outage_s:g}, so questions would fail in an outage that "
+            "is to end the run; set oracle.deadline_s above it, or a shorter max_outage_s"
+        )
+
+
 def _asked(config: Config, requires: Requires) -> tuple[dict[str, Oracle], Oracle]:
     """The oracle that training asks, by its address; and the one of that name, from whose scores its preferences may be made."""
     kind = requires.feedback
     assert kind != "none", "an objective without feedback asks no oracle"
     name = config.oracle.name
     oracle = _named(config, name, config.oracle.options, kind)
+    _check_outage(config, name, oracle)
     asked = {name: oracle}
     if oracle.answers == "compare" and config.oracle.scale != OracleConfig.scale:
         raise ConfigError(f"oracle.scale is {config.oracle.scale}, and {name} compares by itself; nothing reads it, remove it")
@@ -159,6 +170,7 @@ def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
             with blame("evaluation.gold" if purpose == "gold" else "evaluation.oracle"):
                 made[address] = (section.options, _named(config, name, section.options, "score"))
         oracle = made[address][1]
+        _check_outage(config, name, oracle)
         _check_price(purses_of(config)[purpose], name, oracle, "evaluation.gold" if purpose == "gold" else "evaluation")
         found[purpose] = (address, oracle)
     return found

@@ -8,8 +8,9 @@ after transient faults only:
    tried again `max_tries` times.
 
 Back-off is exponential with full jitter (https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter). An URL that failed
-often in a row rests, and one call then finds out whether it is back; an URL whose reply has `Retry-After` rests as long, for every call. Every other
-status is an answer: 2xx is read, the rest is a refusal. Redirects are not followed, and replies are not decompressed.
+often in a row rests, and one call then finds out whether it is back; an URL whose reply has `Retry-After` rests as long, for every call. An URL that
+says 429 has not failed, but gives no answer either, so an outage begins and goes on under it. Every other status is an answer: 2xx is read, the rest
+is a refusal. Redirects are not followed, and replies are not decompressed.
 
 Not handled: HTTP/2, streamed replies, credentials other than a bearer token.
 """
@@ -89,7 +90,7 @@ class HttpClient:
         token: sent as `Authorization: Bearer`, and nowhere else: no message has it, also where the service sends it back.
         timeout_s: seconds of one try, from connecting to the last byte of its reply.
         max_tries: as above.
-        max_outage_s: seconds without any answer, since the first failure, after which calls end with OutageError.
+        max_outage_s: seconds without any answer, since the first failure or 429, after which calls end with OutageError.
         concurrency: calls under way together; others wait.
         max_reply_bytes: most bytes of a reply.
         rest_after: failures in a row after which an URL rests.
@@ -269,7 +270,7 @@ class HttpClient:
         except (_Fault, TimeoutError) as error:
             fault = error if isinstance(error, _Fault) else _Fault(f"no whole reply within {self._timeout_s:g} s")
             if fault.status == 429:
-                self._is_back(url)
+                url.failures, self._down_since = 0, min(self._down_since, time.monotonic())
             else:
                 self._has_failed(url)
             if fault.status in _AWAY and rest_s:

@@ -38,6 +38,7 @@ from oat.types import Answer, Key, Kind, Mark, Message, Price, Question
 
 _PATH = "/chat/completions"
 _SHOWN = 80
+_OF_ALL = (401, 403, 404)
 
 
 @dataclass(eq=False)
@@ -92,6 +93,7 @@ class Judge:
 
     Attributes:
         names_cost: whether it knows what a token costs.
+        max_outage_s: as configured.
 
     Raises:
         ConfigError: an option has no meaning, or there is no URL, or no key where `key_env` names one.
@@ -105,7 +107,7 @@ class Judge:
         self.config = c = judge_config(options)
         self.answers: Kind = c.mode
         self.names_cost = c.price_in is not None
-        self.version = self._version()
+        self.version, self.max_outage_s = self._version(), c.max_outage_s
         key = key_of(c.key_env)
         urls = c.url or os.environ.get("OAI_URL") or ()
         if not urls:
@@ -116,6 +118,7 @@ class Judge:
         self._has_logprobs: bool | None = False if c.reads == "text" else None
         self._changed = threading.Condition()
         self._open: dict[str, _Open] = {}
+        self._under_way = 0
         self._has_answered, self._warned = False, set[str]()
         self._replies, self._invalid, self._pairs, self._bias = 0, 0, 0, 0.0
 
@@ -136,11 +139,12 @@ class Judge:
         return self._price(question.size, c.tries * sum(call.bound for call in calls), c.tries * c.max_tokens * len(calls))
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
-        for question in questions:
-            calls = self._calls(question)
-            with self._changed:
-                self._open[str(question.key)] = opened = _Open(question, calls, len(calls))
-            for call in calls:
+        asked = [_Open(question, calls, len(calls)) for question in questions for calls in [self._calls(question)]]
+        with self._changed:
+            self._open |= {str(opened.question.key): opened for opened in asked}
+            self._under_way += sum(opened.left for opened in asked)
+        for opened in asked:
+            for call in opened.calls:
                 self._ask(opened, call)
         return [str(question.key) for question in questions]
 
@@ -150,7 +154,7 @@ class Judge:
         Raises:
             OutageError: nobody has answered for `max_outage_s`.
             OracleError: the endpoint refuses what every question needs (the key, the model, the route), or a request although it has never answered
-                one. What has been answered is returned before.
+                one, and nothing is under way that it might answer. What has been answered is returned before.
         """
         with self._changed:
             self._changed.wait_for(lambda: any(self._is_there(ticket) for ticket in tickets), timeout=seconds)
@@ -168,7 +172,11 @@ class Judge:
         self._client.close()
 
     def _is_there(self, ticket: str) -> bool:
-        return ticket in self._open and self._open[ticket].left == 0
+        """Whether a question has ended, and what its end means is known: a refusal before the first answer may be one of every question."""
+        if ticket not in self._open or self._open[ticket].left:
+            return False
+        is_refused = any(isinstance(call.error, RefusalError) and call.error.status not in _OF_ALL for call in self._open[ticket].calls)
+        return self._has_answered or not is_refused or not self._under_way
 
     def _calls(self, question: Question) -> list[_Call]:
         c, calls = self.config, list[_Call]()
@@ -227,6 +235,7 @@ class Judge:
             call.error = error if isinstance(error, OatError) else OracleError(f"the judge's client failed: {type(error).__name__}")
         with self._changed:
             opened.left -= 1
+            self._under_way -= 1
             self._changed.notify_all()
         return None
 
@@ -267,7 +276,7 @@ class Judge:
         """An error of a question that every other would meet as well."""
         for call in opened.calls:
             error = call.error
-            if isinstance(error, RefusalError) and (error.status in (401, 403, 404) or not self._has_answered):
+            if isinstance(error, RefusalError) and (error.status in _OF_ALL or not self._has_answered):
                 hint = f"; the key is read from {self.config.key_env or ' or '.join(KEYS)}" if error.status in (401, 403) else ""
                 return OracleError(f"the judge {self.config.model}: {error}{hint}")
             if error is not None and not isinstance(error, NoReplyError | RefusalError):

@@ -39,6 +39,9 @@ _ASK_SCORE = "Answer with the score as a number from {low} to {high} and nothing
 
 _CONTROL = re.compile(r"<(?![\s=])|\[(?=/?[a-z]?[A-Z_]{2,}\])")
 
+_UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]")
+"""What `str.isprintable` lets through and nobody sees: Unicode's Default_Ignorable_Code_Point, and the blank of Braille."""
+
 
 def comparison(question: Question, order: tuple[int, int], *, rubric: str, ties: bool, has_reference: bool) -> tuple[str, str]:
     """Instructions, and the material with what is asked about it.
@@ -62,7 +65,9 @@ def scoring(question: Question, candidate: str, *, rubric: str, low: int, high: 
 
 def quoted(value: Any) -> str:
     """JSON of texts that only a reader of JSON would take for what they were: without control tokens and without invisible characters."""
-    text = _CONTROL.sub(lambda found: _escape(found.group()), json.dumps(value, ensure_ascii=False))
+    text = json.dumps(value, ensure_ascii=False)
+    for amiss in (_CONTROL, _UNSEEN):
+        text = amiss.sub(lambda found: _escape(found.group()), text)
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
 

@@ -42,6 +42,9 @@ class RemoteOracle:
         token_env: environment variable with the server's token; unset: none is sent.
         version: of the model behind the URL, as text: answers of another version are not used again.
 
+    Attributes:
+        max_outage_s: as given.
+
     Raises:
         ConfigError: an argument that cannot be used.
     """
@@ -70,7 +73,7 @@ class RemoteOracle:
                 raise ConfigError(f"{name} is {count!r}; set a whole number from 1 on")
         self.answers: Kind = answers
         self.version = str(version)
-        self._deadline_s = max_outage_s + timeout_s
+        self.max_outage_s, self._deadline_s = max_outage_s, max_outage_s + timeout_s
         self._client = HttpClient(
             url,
             token=os.environ.get(token_env),

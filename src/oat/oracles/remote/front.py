@@ -179,8 +179,8 @@ class Front:
         """
         if self._token is None:
             return
-        given = dict(request.headers).get(b"authorization", b"")
-        if not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
+        scheme, _, given = dict(request.headers).get(b"authorization", b"").partition(b" ")
+        if not hmac.compare_digest(given, self._token.encode()) or scheme.lower() != b"bearer":
             raise Refused(401, "this server asks for its token: Authorization: Bearer TOKEN", ("www-authenticate", "Bearer"))
 
     def handler(self, method: str, path: str) -> Callable[[bytes], Awaitable[Response]]:
