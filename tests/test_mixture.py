@@ -212,6 +212,18 @@ def test_a_comparison_is_no_source(code: str) -> None:
         Mixture([{"name": f"{code}:compare"}])
 
 
+@pytest.mark.parametrize("field", ["oracle", "gold"])
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_relative_scores_are_no_evaluation(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, field: str) -> None:
+    """Their mean is 0; without scales of the batch they say how good a model is."""
+    relative, plain = ({"name": "mixture", "sources": [{"name": world.oracle, "normalise": way}]} for way in ("batch", "none"))
+    judges = {"evaluation.oracle": relative} if field == "oracle" else {"evaluation.oracle": plain, "evaluation.gold": relative}
+    assert oat(command, world.config("grpo", tmp_path, {"oracle": relative, **judges})) == 2
+    said = capsys.readouterr().err
+    assert f"name another evaluation.{field}" in " ".join(said.split())
+    assert oat("check", world.config("grpo", tmp_path, {"oracle": relative, "evaluation.oracle": plain})) == 0
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_a_killed_run_with_scales_of_the_batch_ends_as_the_unbroken_one(world: World, tmp_path: Path, after: bool) -> None:
     """Killed before or after answers were recorded."""

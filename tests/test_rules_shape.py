@@ -25,10 +25,12 @@ def score(oracle: Any, text: str) -> float:
     return float(answer.values[0])
 
 
+@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace(" ", "")])
 @pytest.mark.parametrize(
     ("text", "value"),
     [
         ("<think>a</think><answer>b</answer>", 1),
+        ("<think>a</think> <answer>b</answer>", 1),
         ("<think>a</think>\n \n<answer>\nb\n</answer>\n", 1),
         (" <think>a < b</think> <answer>b</answer>", 1),
         ("<think></think><answer>b</answer>", 0),
@@ -42,15 +44,17 @@ def score(oracle: Any, text: str) -> float:
         ("<think>a</think><answer>b</answer></answer>", 0),
         ("<answer>b</answer><think>a</think>", 0),
         ("<think>a<answer>b</answer></think>", 0),
+        ("<think>a<answer></think><answer>b</answer>", 0),
+        ("<think>a</think><answer>b</think></answer>", 0),
         ("<think>a</think>", 0),
         ("", 0),
         ("<think>" * 50_000, 0),
         ("<think>a</think>" + " " * 100_000 + "<answer>b</answer>", 1),
     ],
 )
-def test_a_template_of_tags(text: str, value: float) -> None:
+def test_a_template_of_tags(template: str, text: str, value: float) -> None:
     begin = time.process_time()
-    assert score(FormatRule(TEMPLATE), text) == value
+    assert score(FormatRule(template), text) == value
     assert time.process_time() - begin < 5
 
 
@@ -62,6 +66,18 @@ def test_a_template_of_tags(text: str, value: float) -> None:
         ("<answer>...", "<answer>5 and more", 1),
         ("Answer: ...", "Answer: 5", 1),
         ("Answer: ...", "answer: 5", 0),
+        ("... The answer is ...", "This is so. The answer is 5", 1),
+        ("... The answer is ...", "This is so. The\nanswer is 5", 1),
+        ("... The answer is ...", "The answer is 4. The answer is 5", 0),
+        ("... The answer is ...", "So the answer is 5", 0),
+        ("... is ...", "This is 5", 1),
+        ("... is ...", "This, 5", 0),
+        ("<a>...</a> So: ...", "<a>So: 4?</a>So: 5", 1),
+        ("<a>...</a> So: ...", "<a>4</a> 5", 0),
+        ("<a>...</a> so <b>...</b>", "<a>so</a> so <b>so</b>", 1),
+        ("<a>...</a> so <b>...</b>", "<a>x</a> <b>y</b>", 0),
+        ("x = ... and y = ...", "x = 1 and y = 2", 1),
+        ("x = ... and y = ...", "y = 2 and x = 1", 0),
     ],
 )
 def test_templates_that_are_open_at_an_end(template: str, text: str, value: float) -> None:

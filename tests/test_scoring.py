@@ -8,7 +8,15 @@ import pytest
 import torch
 from tiny_models import CHARACTERS, FAMILIES, build_config, build_tokenizer, save_model, save_reward_model
 from tokenizers import processors
-from transformers import AutoModelForSequenceClassification, BertConfig, DebertaV2Config, GPT2Config, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DebertaV2Config,
+    GPT2Config,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
 
 from oat.errors import ConfigError, ModelError, OracleError, TemplateError
 from oat.scoring import Encoded, Scorer, batches, hash_of_files, last_attended
@@ -170,6 +178,15 @@ def test_what_is_longer_than_the_model_reads_has_no_score(tmp_path: Path) -> Non
         Scorer(path, max_tokens=49)
 
 
+@pytest.mark.parametrize("cls", [RobertaConfig, XLMRobertaConfig])
+def test_positions_that_begin_behind_the_padding(tmp_path: Path, cls: type) -> None:
+    """Of 50, two are of no token."""
+    sizes = {"vocab_size": 44, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 45}
+    scorer = Scorer(save_reward_model(tmp_path, cls(**sizes, max_position_embeddings=50, pad_token_id=1), tokenizer_of("a")))
+    rows = [Encoded(np.full(size, 5, dtype=np.int32)) for size in (48, 49)]
+    assert [score is None for score in scorer.score(rows)] == [False, True]
+
+
 def test_the_version_follows_the_files(tmp_path: Path) -> None:
     path = save_reward_model(tmp_path, build_config("llama"))
     first = hash_of_files(path)
@@ -190,6 +207,11 @@ def test_models_that_are_none_are_refused(tmp_path: Path) -> None:
         Scorer(save_reward_model(tmp_path / "small", build_config("llama", vocab_rows=30))).score(rows_of(3))
     with pytest.raises(ModelError, match="not finite"):
         Scorer(save_reward_model(tmp_path / "nan", build_config("llama"), scale=float("nan"))).score(rows_of(3))
+    (tmp_path / "bart").mkdir()
+    (tmp_path / "bart" / "config.json").write_text(json.dumps({"model_type": "bart", "num_labels": 1}))
+    build_tokenizer().save_pretrained(tmp_path / "bart")
+    with pytest.raises(ModelError, match=r"`bart`, an encoder with a decoder, which is not supported; give a decoder"):
+        Scorer(str(tmp_path / "bart"))
     (tmp_path / "clip").mkdir()
     (tmp_path / "clip" / "config.json").write_text(json.dumps({"model_type": "clip"}))
     build_tokenizer().save_pretrained(tmp_path / "clip")

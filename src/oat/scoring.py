@@ -9,7 +9,7 @@ Departures from transformers:
 2. That both agree where nothing is padded, and that padding changes nothing, is found out when a model is loaded.
 3. A rendered template begins with what it writes: no second begin-of-text.
 
-Not handled: models whose code comes with them; several labels mixed into one score.
+Not handled: encoders with a decoder (BART, T5), which are refused; models whose code comes with them; several labels mixed into one score.
 """
 
 import datetime
@@ -38,6 +38,7 @@ DATE = datetime.date(2024, 7, 26)
 
 _TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
 """Relative to a score, above 1 in absolute value."""
+_BEHIND_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "data2vec-text", "xmod", "longformer", "mpnet")
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _CHUNK = 2**20
 _MOST = 10**6
@@ -91,6 +92,11 @@ class Scorer:
         self.config, self.tokenizer = load_config(path), load_tokenizer(path)
         if type(self.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
             raise ModelError(f"{path} is a `{self.config.model_type}`, which is no reward model; give a sequence-classification model")
+        if self.config.is_encoder_decoder:
+            raise ModelError(
+                f"{path} is a `{self.config.model_type}`, an encoder with a decoder, which is not supported; give a decoder, or an encoder, with a "
+                "classification head"
+            )
         self.label = _label(path, self.config, label)
         self.limit = _limit(path, self.config, self.tokenizer, max_tokens)
 
@@ -278,8 +284,11 @@ def _label(path: str, config: Any, label: int | None) -> int:
 
 
 def _limit(path: str, config: Any, tokenizer: Any, given: int | None) -> int | None:
-    """Most tokens of a row. Positions of a DeBERTa are relative, so that what its tokenizer says may be passed."""
+    """Most tokens of a row. Positions of a DeBERTa are relative, so that what its tokenizer says may be passed; those of a RoBERTa begin behind the
+    one of its padding."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) if getattr(config, "position_biased_input", True) else None
+    if positions is not None and config.model_type in _BEHIND_PADDING:
+        positions -= config.pad_token_id + 1
     stated = [tokenizer.model_max_length] if tokenizer.model_max_length < _MOST else []
     if given is not None and positions is not None and given > positions:
         raise ConfigError(f"max_tokens is {given}, and the model {path} has {positions} positions; set as much or less")

@@ -16,7 +16,7 @@ from oat.errors import ConfigError
 from oat.formats import UNPAIRED
 from oat.lm import CausalLM, load_tokenizer, outlines
 from oat.models import check_tokenizer, load_models
-from oat.oracles.base import ChecksColumns, Oracle, close_oracle, names_cost, names_price
+from oat.oracles.base import ChecksColumns, Oracle, close_oracle, is_relative, names_cost, names_price
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle
@@ -171,6 +171,13 @@ def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
                 made[address] = (section.options, _named(config, name, section.options, "score"))
         oracle = made[address][1]
         _check_outage(config, name, oracle)
+        field = "evaluation.gold" if purpose == "gold" else "evaluation.oracle"
+        with blame(field):
+            if is_relative(oracle):
+                raise ConfigError(
+                    f"the scores of {name} are relative to those that are asked about together (`normalise: group` or `batch`), so that their mean "
+                    f"is about 0 whatever the model does; name another {field}, such as the mixture with `normalise: none` or `fixed`"
+                )
         _check_price(purses_of(config)[purpose], name, oracle, "evaluation.gold" if purpose == "gold" else "evaluation")
         found[purpose] = (address, oracle)
     return found

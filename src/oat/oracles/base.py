@@ -58,6 +58,11 @@ def is_cacheable(oracle: Oracle) -> bool:
     return bool(getattr(oracle, "cacheable", True))
 
 
+def is_relative(oracle: Oracle) -> bool:
+    """Whether its scores only order the candidates that are asked about together, so that their mean says nothing."""
+    return bool(getattr(oracle, "is_relative", False))
+
+
 def version_of(oracle: Oracle) -> str:
     return str(getattr(oracle, "version", ""))
 

@@ -11,7 +11,8 @@
 
 All of them are functions of recorded questions. A round is asked at once and answered at once: its answers come together when the last one is there,
 so they are recorded in one transaction, and a killed run asks for a round again whole, or not at all. What depends on other candidates is no function
-of the text alone, so with `group` and `batch` no answer is used again (`cacheable`).
+of the text alone, so with `group` and `batch` no answer is used again (`cacheable`), and an evaluation by it, whose mean would be 0 whatever the
+model does, is refused (`is_relative`).
 
 A running mean over the whole run is left out: it is a state, and neither the ledger, which keeps the sum only, nor a checkpoint, after which recorded
 answers are not asked for again, could bring it back. `fixed` is the same where the numbers are known, such as those of a reward model on the start's
@@ -32,7 +33,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from oat.errors import ConfigError, OracleError, did_you_mean
-from oat.oracles.base import ChecksColumns, Oracle, close_oracle, is_cacheable, metrics_of, names_cost, names_price, price_of, version_of
+from oat.oracles.base import ChecksColumns, Oracle, close_oracle, is_cacheable, is_relative, metrics_of, names_cost, names_price, price_of, version_of
 from oat.types import Answer, Kind, Mark, Price, Question
 
 Normalise = Literal["none", "fixed", "group", "batch"]
@@ -101,7 +102,8 @@ class Mixture:
         self._by, self._recipe = by, {str(value): self._weights(value, entry) for value, entry in (recipe or {}).items()}
         self._all = {label: source.weight for label, source in self._sources.items()}
         oracles = [source.oracle for source in self._sources.values()]
-        self.cacheable = all(map(is_cacheable, oracles)) and all(s.normalise in ("none", "fixed") for s in self._sources.values())
+        self.is_relative = any(source.normalise in ("group", "batch") for source in self._sources.values()) or any(map(is_relative, oracles))
+        self.cacheable = all(map(is_cacheable, oracles)) and not self.is_relative
         self.names_price, self.names_cost = all(map(names_price, oracles)), any(map(names_cost, oracles))
         said = json.dumps([list(map(version_of, oracles)), list(sources), by, recipe], default=str)
         self.version = hashlib.sha256(said.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 r"""The rule of MATH (Hendrycks et al., arXiv:2103.03874): a response is right when its last boxed answer is the reference's.
 
 The answer of a response is what stands in its last closed \boxed{...} (or \fbox), braces balanced; without one, its last number. Two answers are
-equal
+equal, unless one is a set and the other an ordered list, or a base (`2516_8`) is not the same on both sides,
 
 1. as texts, after `normalise`,
 2. as numbers, exactly (whole and decimal numbers, and fractions of two),
@@ -45,7 +45,9 @@ _WRITTEN = re.compile(
 _UNIT = re.compile(r"(?<=[0-9}])\s*\\(?:text|mbox|textrm|mathrm)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?$")
 _WRAPPED = re.compile(r"\\(?:text|mbox|textbf|textrm|textit|mathrm|mathbf|mathit|boxed|fbox)\{([^{}]*)\}")
 _SUFFIX = re.compile(r"(?:\^\{?\\circ\}?|\\degree|\u00b0|\\?%)+$")
+_RELATION = re.compile(r"=|\\in(?![a-zA-Z])")
 _NAMED = re.compile(r"[a-zA-Z](?:_\{?[0-9a-zA-Z]\}?)?(?:=|\\in(?![a-zA-Z]))")
+_BASED = re.compile(r"([-+]?[0-9][0-9a-zA-Z]*)_\{?([0-9]+)\}?")
 _REPLACED: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\(?:lbrack|rbrack)(?![a-zA-Z])"), lambda found: "[" if found[0] == r"\lbrack" else "]"),
@@ -74,7 +76,7 @@ class MathRule(CallableOracle):
 
     def __init__(self, timeout_s: float = 5.0, workers: int = 1, symbolic: bool = True):
         super().__init__(self.grade, "math")
-        self.version = "1"
+        self.version = "2"
         self._options: dict[str, Any] = {"timeout_s": timeout_s, "count": workers}
         self._workers: Workers | None = None
         self._is_symbolic = symbolic
@@ -157,8 +159,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def normalise(answer: str) -> str:
-    r"""An answer in one of the ways in which it may be written: without blanks, $, \left and \right, units, `x =`, thousands separators, a full stop;
-    \dfrac as \frac, \frac12 and 1/2 as \frac{1}{2}."""
+    r"""An answer in one of the ways in which it may be written: without blanks, $, \left and \right, units, `x =` of a single equation, thousands
+    separators, a full stop; \dfrac as \frac, \frac12 and 1/2 as \frac{1}{2}."""
     text = answer.strip()[:_MAX_CHARACTERS]
     text = _WRITTEN.sub("", text).strip().rstrip(".").strip()
     for pattern, new in _REPLACED:
@@ -168,7 +170,8 @@ def normalise(answer: str) -> str:
     text = "".join(text.split())
     text = _SUFFIX.sub("", text).rstrip(".")
     named = _NAMED.match(text)
-    text = text[named.end() :] if named and len(named[0]) < len(text) else text
+    if named and len(named[0]) < len(text) and not _RELATION.search(text, named.end()):
+        text = text[named.end() :]
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
     text = text.replace("{,}", "")
@@ -184,6 +187,10 @@ def compare(found: str, right: str) -> bool | None:
     one, other = normalise(found), normalise(right)
     if one == other:
         return bool(one)
+    if (based := [_BASED.fullmatch(text) for text in (one, other)]) != [None, None]:
+        return all(based) and len({each.groups() for each in based if each}) == 1
+    if {_opened(one), _opened(other)} in ({r"\{", "("}, {r"\{", "["}):
+        return False
     value, wanted = _number(one), _number(other)
     if value is not None and wanted is not None:
         return value == wanted
@@ -204,6 +211,11 @@ def verifier() -> Callable[[str, str], bool]:
 
     are_equal("x+1", "1+x")  # what it loads when it first works is loaded before it may no longer write
     return are_equal
+
+
+def _opened(text: str) -> str | None:
+    """What opens a list of several: a set or an ordered one; None for anything else."""
+    return next((opening for opening in (r"\{", "(", "[") if "," in text and text.startswith(opening) and text[-1] in ")]}"), None)
 
 
 def _number(text: str) -> Fraction | None:

@@ -6,6 +6,7 @@ back) is matched by Python's `re`, in a worker that is killed when it takes too 
 
 import importlib.util
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from oat.oracles.callables import CallableOracle
 from oat.workers import Workers
 
 _GAP = "..."
+_TAG = re.compile(r"(<(?:(?!\.\.\.)[^<>])+>)")
 
 
 class RegexRule(CallableOracle):
@@ -63,25 +65,26 @@ class FormatRule(CallableOracle):
     """The oracle `format`: 1.0 for a response that has a form from its beginning to its end, else 0.0.
 
     Args:
-        template: a text in which each `...` stands for anything that is not blank, such as "<think>...</think> <answer>...</answer>". Every tag
-            stands once in the response, in this order; blanks between two tags, or around them, do not count.
+        template: a text in which each `...` stands for anything that is not blank, such as "<think>...</think> <answer>...</answer>". Every tag,
+            which is a piece `<...>`, stands once in the response, in this order; blanks between two tags, or around them, do not count. Other words
+            stand as they are, once between the tags between which the template has them.
         pattern: a regular expression for the whole response instead, as `regex` with match "whole".
 
     Raises:
-        ConfigError: neither is given, or both; a template without a tag, or two gaps that no tag parts; a pattern, as `RegexRule`.
+        ConfigError: neither is given, or both; a template of gaps alone or without one, or two gaps that nothing parts; a pattern, as `RegexRule`.
     """
 
     def __init__(self, template: str | None = None, pattern: str | None = None):
         super().__init__(self.grade, "format")
-        self.version = "1"
+        self.version = "2"
         if not isinstance(pattern if template is None else template, str) or not (template is None or pattern is None):
             raise ConfigError('the oracle format takes a `template`, such as "<think>...</think><answer>...</answer>", or a `pattern`; give one')
         if template is not None:
-            literals = template.split(_GAP)
-            if len(literals) < 2 or not all(map(str.strip, literals[1:-1])) or not any(map(str.strip, literals)):
+            literals = list(map(str.strip, template.split(_GAP)))
+            if len(literals) < 2 or not all(literals[1:-1]) or not any(literals):
                 raise ConfigError(f"the template {template!r} of the oracle format needs tags with `...` between them, such as <answer>...</answer>")
-            self._tags = [literal.split() for literal in literals]
-            self._matches: Callable[[Sequence[str]], list[bool]] = lambda texts: [_fills(self._tags, text) for text in texts]
+            fills = _form(template)
+            self._matches: Callable[[Sequence[str]], list[bool]] = lambda texts: list(map(fills, texts))
         else:
             self._matches = _linear(str(pattern), "whole")
 
@@ -142,8 +145,6 @@ def matcher(pattern: str, match: str) -> Callable[[str], bool]:
     Raises:
         ConfigError: the pattern is none.
     """
-    import re
-
     try:
         found = re.compile(pattern, re.DOTALL)
     except (re.error, RecursionError, OverflowError) as error:
@@ -173,30 +174,56 @@ def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
     return lambda texts: [test(text) is not None for text in texts]
 
 
-def _fills(tags: Sequence[Sequence[str]], text: str) -> bool:
-    """Whether a text is these runs of tags with something between each two; the first and the last run may be empty."""
-    place = _behind(tags[0], text, 0)
-    for run in tags[1:-1]:
-        start = text.find(run[0], max(place, 0))
-        if place < 0 or start < 0 or not text[place:start].strip():
-            return False
-        place = _behind(run, text, start)
-    last = tags[-1]
-    start = text.rfind(last[0]) if last else len(text)
-    if min(place, start) < 0 or start < place or not text[place:start].strip() or _behind(last, text, start) != len(text):
-        return False
-    return all(text.count(tag) == sum(run.count(tag) for run in tags) for run in tags for tag in run)
+def _form(template: str) -> Callable[[str], bool]:
+    """Whether a text has the form of a template.
+
+    The tags part both into stretches, and the words of a stretch, which may stand in others too, part it into gaps.
+    """
+    pieces = _TAG.split(template)
+    part, fits = _parter(pieces[1::2]), [_stretch(piece) for piece in pieces[::2]]
+
+    def fills(text: str) -> bool:
+        found = part(text)
+        return found is not None and all(fit(own) for fit, own in zip(fits, found, strict=True))
+
+    return fills
 
 
-def _behind(run: Sequence[str], text: str, place: int) -> int:
-    """Where a run of tags that begins at a place has ended; -1 where it does not stand there."""
-    for tag in run:
-        while text[place : place + 1].isspace():
-            place += 1
-        if not text.startswith(tag, place):
-            return -1
-        place += len(tag)
-    return place
+def _stretch(template: str) -> Callable[[str], bool]:
+    """The same for what stands between two tags, or at an end: words, and gaps that are not blank."""
+    literals = template.split(_GAP)
+    if len(literals) == 1:
+        return lambda text: text.split() == template.split()
+    wanted = list(map(str.strip, literals))
+    part = _parter([words for words in wanted if words])
+    is_gap = [*([False] if wanted[0] else []), *[True] * (len(literals) - 1), *([False] if wanted[-1] else [])]
+
+    def fits(text: str) -> bool:
+        found = part(text)
+        return found is not None and [bool(own.strip()) for own in found] == is_gap
+
+    return fits
+
+
+def _parter(literals: Sequence[str]) -> Callable[[str], list[str] | None]:
+    """Texts parted by these literals: what stands before, between and behind them; None where they do not stand once each, in this order.
+
+    Blanks within a literal are any blanks, and a literal that begins or ends with a letter does so with a word.
+    """
+    if not literals:
+        return lambda text: [text]
+    wanted = [" ".join(literal.split()) for literal in literals]
+    patterns = [r"\s+".join(map(re.escape, words.split())) for words in sorted(set(wanted), key=len, reverse=True)]
+    pattern = re.compile("|".join(rf"(?:(?<![a-zA-Z])|(?![a-zA-Z])){words}(?:(?<![a-zA-Z])|(?![a-zA-Z]))" for words in patterns))
+
+    def part(text: str) -> list[str] | None:
+        found = list(pattern.finditer(text))
+        if [" ".join(each[0].split()) for each in found] != wanted:
+            return None
+        begins, ends = [0, *(each.end() for each in found)], [*(each.start() for each in found), len(text)]
+        return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+    return part
 
 
 def _texts(completions: Sequence[Any]) -> list[str]:
