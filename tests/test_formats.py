@@ -194,6 +194,22 @@ def test_unpaired_preferences_are_learned_where_their_label_is_true(world, tmp_p
     assert json.loads((tmp_path / "all" / "metrics.jsonl").read_text().splitlines()[1])["rows/trained"] == 6
 
 
+@pytest.mark.parametrize("algorithm", ["kto", "sft"])
+def test_scores_that_nobody_was_told_of_are_no_praise(world, tmp_path, capsys, algorithm):
+    records = [{"prompt": f"{n}+1=", "completion": "a" if n % 2 else "b", "score": n / 6} for n in range(6)]
+    changes = {"prompts": {"path": str(write_jsonl(tmp_path / "data.jsonl", records))}, "oracle.name": "recorded", "evaluation": None}
+    changes |= {"algorithm": {"name": algorithm, "prompts": 6, "threshold": 0.5}, "stop.max_steps": 1}
+    config = world.config(algorithm, tmp_path, changes)
+    for command in ("check", "train"):
+        assert oat(command, config) == 2
+        said = capsys.readouterr().err
+        assert f"prompts.score_key is not set: {algorithm} would take every response in 'completion' for worth 1" in said
+        assert "set prompts.score_key to the column of their scores (the data have a column 'score')" in said
+    assert oat("train", config, "--prompts.score_key", "score") == 0
+    row = json.loads((tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()[1])
+    assert row["reward/mean"] == pytest.approx(2.5 / 6)
+
+
 def test_a_response_that_cannot_be_rendered_names_its_record(world, tmp_path, capsys):
     path = write_jsonl(tmp_path / "data.jsonl", [{"prompt": "1", "completion": "a"}] * 4)
     (tmp_path / "thinks.jinja").write_text(
