@@ -8,7 +8,7 @@ from fixtures import oat, write_jsonl
 from oat.blobs import pack, unpack
 from oat.data import PromptSet, Source, read_prompts
 from oat.errors import DataError
-from oat.formats import Layout
+from oat.formats import Layout, scores_of
 from oat.types import Group, Message
 
 QUESTION = [{"role": "user", "content": "1+1"}]
@@ -63,6 +63,18 @@ def test_records_of_no_format(records, message):
 def test_responses_that_are_none(record, responses, message):
     with pytest.raises(DataError, match=message):
         PromptSet(Source([record]), Layout(responses=responses))
+
+
+def test_scores_from_a_csv_are_numbers(tmp_path):
+    """Its values are text."""
+    path = tmp_path / "data.csv"
+    path.write_text("prompt,completion,score\na,b,0.25\na,b,-3\na,b,True\n")
+    prompts = PromptSet(Source(str(path)), Layout(responses=("completion",), score_key="score"))
+    assert [scores_of(prompt.columns, ("completion",), "score", "") for prompt in prompts] == [[0.25], [-3.0], [1.0]]
+    for wrong in ("much", "", "nan", "inf"):
+        path.write_text(f"prompt,completion,score\na,b,1\na,b,{wrong}\n")
+        with pytest.raises(DataError, match=r"data.csv:3: field 'score': expected 1 numbers, one a response"):
+            PromptSet(Source(str(path)), Layout(responses=("completion",), score_key="score"))
 
 
 def test_responses_by_hand():
