@@ -77,6 +77,16 @@ def test_scores_from_a_csv_are_numbers(tmp_path):
             PromptSet(Source(str(path)), Layout(responses=("completion",), score_key="score"))
 
 
+def test_a_conversation_is_learned_beside_a_preference_that_nobody_reads():
+    """UltraFeedback's columns, of which `prompts.prompt_key` names the conversation."""
+    asked, told = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}
+    pair = {"chosen": [asked, told], "rejected": [asked, {**told, "content": "5"}]}
+    record = {"prompt": "2+2", "prompt_id": "x", **pair, "messages": [asked, told], "score_chosen": 8.0, "score_rejected": 3.0}
+    prompts = PromptSet(Source([record]), Layout("messages", responses=("completion",)))
+    assert prompts[0].columns["completion"] == [told]
+    assert [message.content for message in prompts[0].messages] == ["2+2"]
+
+
 def test_responses_by_hand():
     """The prompt and what follows it, in each format; a prompt that stands in a response too is cut off."""
     chat, plain = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}

@@ -121,6 +121,8 @@ class Layout:
     def _recognised(self, record: Mapping[str, Any], where: str) -> Format:
         key = next((name for name in (self.prompt_key, *(_CONVERSATIONS if self.prompt_key == "prompt" else ())) if name in record), None)
         known = _formats(key or self.prompt_key, self._pair, self._single)
+        if self.responses and not {*self.responses} & {*self._pair}:
+            known = tuple(f for f in known if f.name != PREFERENCE)
         found = next((f for f in known if (key is None) == (f.prompt is None) and {*f.columns} <= record.keys()), None)
         if found is None or (key is None and self.prompt_key != "prompt"):
             nearest = max(known, key=lambda f: len({*f.columns} & record.keys()) - len({*f.columns} - record.keys()))
