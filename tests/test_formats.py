@@ -8,7 +8,7 @@ from fixtures import oat, write_jsonl
 from oat.blobs import pack, unpack
 from oat.data import PromptSet, Source, read_prompts
 from oat.errors import DataError
-from oat.formats import Layout
+from oat.formats import Layout, scores_of
 from oat.types import Group, Message
 
 QUESTION = [{"role": "user", "content": "1+1"}]
@@ -63,6 +63,28 @@ def test_records_of_no_format(records, message):
 def test_responses_that_are_none(record, responses, message):
     with pytest.raises(DataError, match=message):
         PromptSet(Source([record]), Layout(responses=responses))
+
+
+def test_scores_from_a_csv_are_numbers(tmp_path):
+    """Its values are text."""
+    path = tmp_path / "data.csv"
+    path.write_text("prompt,completion,score\na,b,0.25\na,b,-3\na,b,True\n")
+    prompts = PromptSet(Source(str(path)), Layout(responses=("completion",), score_key="score"))
+    assert [scores_of(prompt.columns, ("completion",), "score", "") for prompt in prompts] == [[0.25], [-3.0], [1.0]]
+    for wrong in ("much", "", "nan", "inf"):
+        path.write_text(f"prompt,completion,score\na,b,1\na,b,{wrong}\n")
+        with pytest.raises(DataError, match=r"data.csv:3: field 'score': expected 1 numbers, one a response"):
+            PromptSet(Source(str(path)), Layout(responses=("completion",), score_key="score"))
+
+
+def test_a_conversation_is_learned_beside_a_preference_that_nobody_reads():
+    """UltraFeedback's columns, of which `prompts.prompt_key` names the conversation."""
+    asked, told = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}
+    pair = {"chosen": [asked, told], "rejected": [asked, {**told, "content": "5"}]}
+    record = {"prompt": "2+2", "prompt_id": "x", **pair, "messages": [asked, told], "score_chosen": 8.0, "score_rejected": 3.0}
+    prompts = PromptSet(Source([record]), Layout("messages", responses=("completion",)))
+    assert prompts[0].columns["completion"] == [told]
+    assert [message.content for message in prompts[0].messages] == ["2+2"]
 
 
 def test_responses_by_hand():
@@ -192,6 +214,22 @@ def test_unpaired_preferences_are_learned_where_their_label_is_true(world, tmp_p
     assert (row["rows/trained"], row["reward/mean"]) == (3, 0.5)
     assert oat("train", config, "--algorithm.threshold", "0", "--run_dir", tmp_path / "all") == 0
     assert json.loads((tmp_path / "all" / "metrics.jsonl").read_text().splitlines()[1])["rows/trained"] == 6
+
+
+@pytest.mark.parametrize("algorithm", ["kto", "sft"])
+def test_scores_that_nobody_was_told_of_are_no_praise(world, tmp_path, capsys, algorithm):
+    records = [{"prompt": f"{n}+1=", "completion": "a" if n % 2 else "b", "score": n / 6} for n in range(6)]
+    changes = {"prompts": {"path": str(write_jsonl(tmp_path / "data.jsonl", records))}, "oracle.name": "recorded", "evaluation": None}
+    changes |= {"algorithm": {"name": algorithm, "prompts": 6, "threshold": 0.5}, "stop.max_steps": 1}
+    config = world.config(algorithm, tmp_path, changes)
+    for command in ("check", "train"):
+        assert oat(command, config) == 2
+        said = capsys.readouterr().err
+        assert f"prompts.score_key is not set: {algorithm} would take every response in 'completion' for worth 1" in said
+        assert "set prompts.score_key to the column of their scores (the data have a column 'score')" in said
+    assert oat("train", config, "--prompts.score_key", "score") == 0
+    row = json.loads((tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()[1])
+    assert row["reward/mean"] == pytest.approx(2.5 / 6)
 
 
 def test_a_response_that_cannot_be_rendered_names_its_record(world, tmp_path, capsys):

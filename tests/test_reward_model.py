@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import ALPHABET, World, forked, kill_at, make_model, oat, write_jsonl
+from fixtures import ALPHABET, NO_BITSANDBYTES, World, forked, kill_at, make_model, oat, write_jsonl
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from oat.algorithms.reward_model import RewardModelConfig, calibration_error
@@ -68,11 +68,14 @@ def learned_scores(config: Path) -> tuple[list[tuple[str, str]], list[float]]:
     return [(group.prompt.messages[0].content, row.text) for group, row in zip(groups, rows, strict=True)], found
 
 
-@pytest.mark.parametrize("case", ["plain", "a chat", "an adapter"])
+@pytest.mark.parametrize("case", ["plain", "a chat", "an adapter", "an adapter beside four bits"])
 @pytest.mark.inventory(112)
 def test_what_is_exported_scores_as_the_learner_does(world: World, tmp_path: Path, case: str) -> None:
     """By transformers alone, by `Scorer`, and by the oracle; also where the template writes on behind a response."""
-    changes: dict[str, Any] = {"plain": {}, "an adapter": {"model.lora": {"rank": 2}}}.get(case, {})
+    changes: dict[str, Any] = {"model.lora": {"rank": 2}} if case.startswith("an adapter") else {}
+    if "four bits" in case:
+        pytest.importorskip("bitsandbytes", reason=NO_BITSANDBYTES)
+        changes["model.quantize"] = "nf4"
     if case == "a chat":
         changes = {"model.path": chat_model(tmp_path / "chat"), "render.template": "tokenizer"}
     config = offline(world, tmp_path, changes)

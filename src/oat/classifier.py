@@ -9,6 +9,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from oat.errors import ModelError
 from oat.lm import CausalLM, is_outlined, save_module
+from oat.nf4 import shapes
 from oat.render import Renderer
 
 
@@ -24,10 +25,9 @@ def check_backbone(lm: CausalLM) -> None:
     if cls is not None:
         with torch.device("meta"):
             module = cls(_config(lm))
-        names = {name: tensor.shape for name, tensor in lm.module.base_model.state_dict().items() if "lora_" not in name}
+        names = {name: shape for name, shape in shapes(lm.module.base_model).items() if "lora_" not in name}
         like = {name.replace(".base_layer.", "."): shape for name, shape in names.items()}
-        theirs = {name: tensor.shape for name, tensor in module.base_model.state_dict().items()}
-        if isinstance(getattr(module, "score", None), torch.nn.Linear) and module.score.bias is None and like == theirs:
+        if isinstance(getattr(module, "score", None), torch.nn.Linear) and module.score.bias is None and like == shapes(module.base_model):
             return
     raise ModelError(f"a `{lm.model_type}` has no sequence-classification form that a reward model could be saved in; give another model")
 

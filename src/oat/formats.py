@@ -121,6 +121,8 @@ class Layout:
     def _recognised(self, record: Mapping[str, Any], where: str) -> Format:
         key = next((name for name in (self.prompt_key, *(_CONVERSATIONS if self.prompt_key == "prompt" else ())) if name in record), None)
         known = _formats(key or self.prompt_key, self._pair, self._single)
+        if self.responses and not {*self.responses} & {*self._pair}:
+            known = tuple(f for f in known if f.name != PREFERENCE)
         found = next((f for f in known if (key is None) == (f.prompt is None) and {*f.columns} <= record.keys()), None)
         if found is None or (key is None and self.prompt_key != "prompt"):
             nearest = max(known, key=lambda f: len({*f.columns} & record.keys()) - len({*f.columns} - record.keys()))
@@ -221,10 +223,21 @@ def scores_of(columns: Mapping[str, Any], responses: Sequence[str], score_key: s
     if score_key is None:
         return [1.0] + [0.0] * (len(responses) - 1)
     value = _field(columns, score_key, where, "prompts.score_key")
-    scores = value if isinstance(value, list) else [value]
-    if len(scores) != len(responses) or not all(isinstance(score, int | float) for score in scores):
+    scores = [number_of(score) for score in (value if isinstance(value, list) else [value])]
+    found = [score for score in scores if score is not None]
+    if len(scores) != len(responses) or len(found) != len(scores):
         raise DataError(f"{where}: field {score_key!r}: expected {len(responses)} numbers, one a response, got {str(value)[:80]}; mend the record")
-    return [float(score) for score in scores]
+    return found
+
+
+def number_of(value: Any) -> float | None:
+    """A number, also one that stands as text, as in a CSV, and 1 or 0 for a truth; None of anything else."""
+    truth = _TRUTHS.get(str(value).lower())
+    try:
+        found = math.nan if not isinstance(value, int | float | str) else float(value) if truth is None else truth
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _formats(prompt: str, pair: tuple[str, str], single: str) -> tuple[Format, ...]:

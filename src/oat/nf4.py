@@ -135,6 +135,17 @@ def count(lm: CausalLM) -> dict[str, int]:
     return {name: stands.get(id(parameter), parameter.numel()) for name, parameter in lm.module.named_parameters()}
 
 
+def shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
+    """Those of a module's state by name, of packed weights as they were before, without their scales."""
+    found = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    for place, layer in module.named_modules():
+        if isinstance(layer, Nf4Linear):
+            for scale in ("scales", "scale_scales", "offset"):
+                del found[f"{place}.{scale}"]
+            found[f"{place}.weight"] = torch.Size((layer.out_features, layer.in_features))
+    return found
+
+
 def _places(module: torch.nn.Module, kind: type[torch.nn.Module]) -> list[tuple[torch.nn.Module, str]]:
     """Where layers of exactly a kind are: the module that has each, and its name there."""
     return [(parent, name) for parent in module.modules() for name, child in parent.named_children() if type(child) is kind]

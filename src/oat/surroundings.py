@@ -195,7 +195,21 @@ def _training_prompts(config: Config, renderer: Renderer, context: int | None, s
             f"{config.algorithm.name} would learn every response, also those whose label is false (the data are unpaired preferences); set "
             "algorithm.threshold: 1 to learn the others alone, or 0 for all"
         )
+    _check_scores(config, prompts)
     return prompts
+
+
+def _check_scores(config: Config, prompts: Prompts) -> None:
+    """Where recorded responses stand alone and nothing says what each is worth, no threshold tells one from another."""
+    p, name, threshold = config.prompts, config.algorithm.name, config.algorithm.options.get("threshold")
+    is_alone = config.oracle.name == "recorded" and len(p.responses) == 1 and threshold is not None
+    if is_alone and p.score_key is None and "label" not in prompts.columns:
+        known = " (the data have a column 'score')" if "score" in prompts.columns else ""
+        without = ", or remove algorithm.threshold to learn every response" if name == "sft" else ", or add a column 'label'"
+        raise ConfigError(
+            f"prompts.score_key is not set: {name} would take every response in {p.responses[0]!r} for worth 1, since the data have neither labels "
+            f"nor scores that it reads; set prompts.score_key to the column of their scores{known}{without}"
+        )
 
 
 def _held_out_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None) -> Prompts:
