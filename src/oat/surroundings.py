@@ -164,14 +164,14 @@ def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
     found = {}
     for purpose, section in judges_of(config).items():
         name = address = section.name
+        field = "evaluation.gold" if purpose == "gold" else "evaluation.oracle"
         if name in made and made[name][0] != section.options:
             address = f"{name}/{purpose}"
         if address not in made:
-            with blame("evaluation.gold" if purpose == "gold" else "evaluation.oracle"):
+            with blame(field):
                 made[address] = (section.options, _named(config, name, section.options, "score"))
         oracle = made[address][1]
         _check_outage(config, name, oracle)
-        field = "evaluation.gold" if purpose == "gold" else "evaluation.oracle"
         with blame(field):
             if is_relative(oracle):
                 raise ConfigError(
