@@ -239,6 +239,16 @@ MISTAKES: dict[str, tuple[str, list[str], list[str]]] = {
     ),
     "more samples than are recorded": ("5e-4", [*OFFLINE, "--algorithm.samples", "7"], ["--algorithm.samples: ", "is 7", "names 2", "remove it"]),
     "unread: a temperature without samples": ("5e-4", [*OFFLINE, "--sampling.temperature", "0.3"], ["--sampling.temperature: ", "nothing reads"]),
+    **{
+        f"unread: {field} of recorded answers": ("5e-4", [*OFFLINE, f"--{field}", value], [f"--{field}: ", "nothing reads"])
+        for field, value in {
+            "oracle.max_outstanding": "4",
+            "oracle.max_answer_age": "2",
+            "oracle.max_wait_s": "5",
+            "oracle.deadline_s": "5",
+            "learner.sync_every": "2",
+        }.items()
+    },
     "unread: a stop string without samples": ("5e-4", [*OFFLINE, "--sampling.stop", "[x]"], ["--sampling.stop: ", "nothing reads"]),
     "unread: top-k of greedy responses": (
         "5e-4",

@@ -216,6 +216,22 @@ def test_unpaired_preferences_are_learned_where_their_label_is_true(world, tmp_p
     assert json.loads((tmp_path / "all" / "metrics.jsonl").read_text().splitlines()[1])["rows/trained"] == 6
 
 
+def test_responses_without_a_label_beside_labelled_ones_are_no_praise(world, tmp_path, capsys):
+    """Neither in one file, whose first record has one, nor in another source."""
+    records = [{"prompt": f"{n}+1=", "completion": "a", "label": n % 2 == 1} for n in range(6)]
+    bare = [{name: record[name] for name in ("prompt", "completion")} for record in records]
+    one, other = write_jsonl(tmp_path / "one.jsonl", [*records, bare[0]]), write_jsonl(tmp_path / "other.jsonl", bare)
+    whole = write_jsonl(tmp_path / "whole.jsonl", records)
+    for path, words in {
+        str(one): "one.jsonl:7: field 'label': expected in every record, got none; set `prompts.score_key` or add the field",
+        (str(whole), str(other)): "records have labels, and others that are prompt-completion, whose responses would all be worth 1",
+    }.items():
+        changes = {"algorithm": {"name": "sft", "prompts": 6, "threshold": 1}, "oracle.name": "recorded", "evaluation": None}
+        config = world.config("sft", tmp_path, {**changes, "prompts": {"path": path if isinstance(path, str) else list(path)}})
+        assert oat("check", config) == 2
+        assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("algorithm", ["kto", "sft"])
 def test_scores_that_nobody_was_told_of_are_no_praise(world, tmp_path, capsys, algorithm):
     records = [{"prompt": f"{n}+1=", "completion": "a" if n % 2 else "b", "score": n / 6} for n in range(6)]

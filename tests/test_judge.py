@@ -215,6 +215,22 @@ def test_a_fault_is_followed_by_another_try(judge: Callable[..., Judge], fault: 
         assert answer.tokens - sum(map(sum, model.tokens)) == (0 if fault in ("429", "503") else of_one_try)
 
 
+@pytest.mark.parametrize("is_bound", [False, True])
+@pytest.mark.parametrize("status", [502, 504])
+def test_what_a_gateway_says_counts_under_a_budget(judge: Callable[..., Judge], status: int, is_bound: bool) -> None:
+    """A model behind it may have worked. Without a budget it is an outage like any other, which fails no question."""
+    with judging(lambda shown: Reply(status=status) if shown.number < 5 else FIRST) as (_, model, url):
+        oracle, (asked,) = judge(url, orders="one", tries=3), questions(("a", "b"))
+        if is_bound:
+            oracle.bind()
+            with pytest.warns(OatWarning, match="gave no answer"):
+                (answer,) = ask(oracle, asked)
+            assert (answer.marks, answer.tokens, len(model.shown)) == (("failed",), oracle.price(asked).tokens, 3)
+        else:
+            (answer,) = ask(oracle, asked)
+            assert (answer.marks, answer.tokens, len(model.shown)) == (("ok",), sum(model.tokens[0]), 6)
+
+
 @pytest.mark.parametrize("fault", ["500", "another schema", "close"])
 def test_a_question_whose_tries_all_fail_has_failed(judge: Callable[..., Judge], fault: str) -> None:
     """The others have their answers, and the most that it can have cost is counted."""

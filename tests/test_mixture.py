@@ -69,8 +69,8 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def question(number: int, *texts: str, round: int = 0, **columns: Any) -> Question:
-    return Question(Key("train", 0, round, number), "score", (Message("user", "?"),), texts, tuple(range(len(texts))), None, columns)
+def question(number: int, *texts: str, round: int = 0, purpose: str = "train", **columns: Any) -> Question:
+    return Question(Key(purpose, 0, round, number), "score", (Message("user", "?"),), texts, tuple(range(len(texts))), None, columns)
 
 
 def ask(oracle: Mixture, *questions: Question) -> list[Answer]:
@@ -144,6 +144,17 @@ def test_a_round_is_answered_whole(code: str) -> None:
     }
     assert found[tickets[2]].values == (2.0, 2.0)
     assert (found[tickets[2]].queries, found[tickets[2]].tokens, found[tickets[2]].cost) == (4, 7, 0.5)
+
+
+def test_the_mean_of_each_source_is_seen(code: str) -> None:
+    """As it was said, without weight and scale, over the newest round of training that asked it."""
+    mixture = Mixture([{"name": f"{code}:length", "weight": 0.5, "normalise": "batch", "label": "size"}, {"name": f"{code}:letters", "label": "a"}])
+    ask(mixture, question(0, "skip", "aab"), question(1, "b"))
+    assert mixture.metrics == {"oracle/source/size": pytest.approx(8 / 3), "oracle/source/a": pytest.approx(10.0)}
+    ask(mixture, question(0, "skip", round=1))
+    assert mixture.metrics == {"oracle/source/size": 4.0, "oracle/source/a": pytest.approx(10.0)}
+    ask(mixture, question(0, "aaaaaa", purpose="eval"))
+    assert mixture.metrics["oracle/source/size"] == 4.0
 
 
 def test_prices_add_up(code: str) -> None:
@@ -267,6 +278,9 @@ def test_what_its_sources_are_goes_through(tmp_path: Path) -> None:
     )
     counted, slow = {"name": f"{file}:Counted"}, {"name": f"{file}:Slow"}
     assert Mixture([counted]).metrics == {"oracle/retries": 3.0}
+    waiting = Mixture([{"name": "remote", "url": "http://127.0.0.1:1", "max_outage_s": 7}, {"name": f"{file}:length"}])
+    assert (waiting.max_outage_s, Mixture([counted]).max_outage_s) == (7, None)
+    waiting.close()
     assert [names_cost(Mixture(sources)) for sources in ([counted], [counted, slow])] == [False, True]
     path = save_reward_model(tmp_path / "model", build_config("llama"))
     mixture = build_oracle("mixture", {"sources": [{"name": "reward_model", "path": path}]}, "meta")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from faulty_server import Asked, FaultyServer, Reply, serving
 
-from oat.errors import ConfigError, OutageError, RefusalError, WireError
+from oat.errors import ConfigError, OatWarning, OutageError, RefusalError, WireError
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle, oracle_options
 from oat.oracles.remote.client import RemoteOracle
@@ -56,14 +56,37 @@ def test_order_is_kept_over_four_calls_at_a_time(server: FaultyServer) -> None:
 
 
 @pytest.mark.inventory(82)
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_one_refused_question_does_not_end_the_run(server: FaultyServer, status: int) -> None:
+    """Also where it is refused before any other is answered."""
+    oracle, long = RemoteOracle(server.url), "b" * 50
+    server.answer = lambda asked: Reply(b"too much", status=status) if long in str(asked.body) else Reply(feedback(asked).body, delay_s=0.3)
+    questions = [make_question("p", long, "a"), make_question("p", "aa", occurrence=1), make_question("p", long, occurrence=2)]
+    with pytest.warns(OatWarning, match=f"counts as failed: .* refused with status {status}: too much"):
+        found = answers(oracle, questions)
+    assert [answer.marks for answer in found] == [("failed", "failed"), ("ok",), ("failed",)]
+    oracle.close()
+
+
+def test_refusals_of_all_first_questions_end_the_run(server: FaultyServer) -> None:
+    server.answer = lambda asked: Reply(b"no such route", status=422, delay_s=0.05 * asked.number)
+    oracle = RemoteOracle(server.url)
+    tickets = oracle.submit([make_question("p", "a", occurrence=number) for number in range(3)])
+    with pytest.raises(RefusalError, match="no such route"):
+        oracle.collect(tickets, 20.0)
+    assert len(server.asked) == 3
+    oracle.close()
+
+
+@pytest.mark.inventory(82)
 def test_two_failures_are_survived_and_a_refusal_is_one_clear_error(server: FaultyServer) -> None:
     server.answer = lambda asked: Reply(status=500) if asked.number < 2 else feedback(asked)
     oracle = RemoteOracle(server.url)
     assert answers(oracle, [make_question("p", "aa")])[0].values == (score("aa"),)
     assert oracle.metrics["oracle/retries"] == 2
-    server.answer = lambda asked: Reply(b"batch_prompt is missing", status=422)
+    server.answer = lambda asked: Reply(b"no such route", status=404)
     (ticket,) = oracle.submit([make_question("p", "a", occurrence=1)])
-    with pytest.raises(RefusalError, match="/get_feedback refused with status 422: batch_prompt is missing; mend"):
+    with pytest.raises(RefusalError, match="/get_feedback refused with status 404: no such route; mend"):
         oracle.collect([ticket], 20.0)
     server.answer = feedback
     ((again, answer),) = oracle.collect([ticket], 20.0)

@@ -162,7 +162,24 @@ def test_a_margin_is_read_from_its_column(world: World, tmp_path: Path, capsys: 
     assert rows_of(tmp_path / "reward_model")[1]["loss/reward"] == pytest.approx(expected, abs=0.2)
     options["algorithm"] = {**options["algorithm"], "margin_key": "chosen"}  # type: ignore[dict-item]
     assert oat("train", offline(world, tmp_path, {**options, "run_dir": str(tmp_path / "wrong")})) == 2
-    assert "algorithm.margin_key: its field 'chosen' is" in capsys.readouterr().err
+    assert "pairs.jsonl:1: field 'chosen': expected a number (algorithm.margin_key), got" in capsys.readouterr().err
+    assert not (tmp_path / "wrong" / "metrics.jsonl").exists(), "before any step"
+
+
+def test_margins_of_a_csv_are_numbers_and_records_without_one_are_malformed(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = pairs(40)
+    lines = [f"{r['prompt']},{r['chosen']},{r['rejected']},{r['gap'] if n % 4 else 'much'}" for n, r in enumerate(records)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["prompt,chosen,rejected,gap", *lines]) + "\n")
+    options = {"algorithm": {"name": "reward_model", "prompts": 30, "margin_key": "gap"}, "stop.max_steps": 1}
+    config = offline(world, tmp_path, options | {"prompts.path": str(tmp_path / "pairs.csv")})
+    assert oat("check", config) == 2
+    assert "pairs.csv:2: field 'gap': expected a number (algorithm.margin_key), got 'much'; mend" in capsys.readouterr().err
+    assert oat("train", config, "--prompts.on_bad_record", "skip") == 0
+    expected = np.mean([np.log1p(np.exp(record["gap"])) for n, record in enumerate(records) if n % 4])
+    assert rows_of(tmp_path / "reward_model")[1]["loss/reward"] == pytest.approx(expected, abs=0.2)
+    config = offline(world, tmp_path, options | {"algorithm.margin_key": "gasp"})
+    assert oat("check", config) == 2
+    assert "pairs.jsonl:1: field 'gasp': expected in every record, got none; set `algorithm.margin_key` or add" in capsys.readouterr().err
 
 
 def test_a_killed_run_ends_as_the_unbroken_one(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

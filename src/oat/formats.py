@@ -80,13 +80,22 @@ class Layout:
         reference_key: column of the reference: a string, a number, or a response.
         responses: columns of recorded responses, the best first; empty: nobody reads any.
         score_key: column of their scores.
+        numbers: by further columns that have a number in every record, the settings that name them.
 
     Attributes:
         format: of the source; None before its first record.
     """
 
-    def __init__(self, prompt_key: str = "prompt", reference_key: str | None = None, responses: Sequence[str] = (), score_key: str | None = None):
+    def __init__(
+        self,
+        prompt_key: str = "prompt",
+        reference_key: str | None = None,
+        responses: Sequence[str] = (),
+        score_key: str | None = None,
+        numbers: Mapping[str, str] | None = None,
+    ):
         self.prompt_key, self.reference_key, self.responses, self.score_key = prompt_key, reference_key, tuple(responses), score_key
+        self.numbers = dict(numbers or {})
         self.format: Format | None = None
 
     def prompt(self, record: Any, where: str, row: int, occurrence: int) -> Prompt:
@@ -104,7 +113,15 @@ class Layout:
         for name in self.responses:
             columns[name] = _response(_field(columns, name, where, "prompts.responses"), messages, f"{where}: field {name!r}")
         if self.responses:
+            if form.name == UNPAIRED and len(self.responses) == 1 and self.score_key is None:
+                _field(columns, "label", where, "prompts.score_key")
             scores_of(columns, self.responses, self.score_key, where)
+        for name, setting in self.numbers.items():
+            value = _field(columns, name, where, setting)
+            number = None if isinstance(value, bool) else number_of(value)
+            if number is None:
+                raise DataError(f"{where}: field {name!r}: expected a number ({setting}), got {str(value)[:80]!r}; mend the record, or remove it")
+            columns[name] = number
         reference = self._reference(columns, messages, where)
         self.format = form
         return Prompt(row, occurrence, messages, reference, columns, any(_is_conversation(record.get(name)) for name in form.columns))

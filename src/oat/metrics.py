@@ -1,6 +1,6 @@
 """The one list of metric names, and the collection of a step's numbers.
 
-A user's own objective may add names under `user/`. `@k` stands for `@` and any number.
+A user's own objective may add names under `user/`. `@k` stands for `@` and any number, `label` for a source of a mixture.
 """
 
 import fnmatch
@@ -85,6 +85,7 @@ NAMES = {
     "oracle/queries": "priced items answered so far in training",
     "oracle/reasked": "questions asked again after a restart, so far in this process",
     "oracle/retries": "tries of an oracle over HTTP that were repeated, so far in this process",
+    "oracle/source/label": "mean plain score of the source of that label in a mixture, over the newest round of training that asked it",
     "pairs/accuracy": "share of pairs whose reward, implicit or of a reward model, prefers the chosen response",
     "pairs/brier": "mean over pairs of the squared error of the reward model's probability that the chosen response wins",
     "pairs/confidence": "mean over pairs of the reward model's probability of the response that it scores higher; calibrated, it is the accuracy",
@@ -133,7 +134,7 @@ _UNITS = {
     "probability": ("oracle/position_bias",),
     "share": ("*_frac", "*/accuracy", "*/held_out_accuracy", "pairs/confidence", "*win_rate*", "eval/pass@k", "eval/gold_agreement", "roofline/*"),
     "nats": ("logps/*", "kto/baseline", "eval/kl"),
-    "score": ("eval/*", "reward/*"),
+    "score": ("eval/*", "reward/*", "oracle/source/*"),
     "nats a token": ("kl/reference", "loss/sft", "policy/entropy"),
     "ratio": ("policy/ratio_*",),
     "steps": ("buffer/age",),
@@ -148,14 +149,14 @@ _UNITS = {
 
 UNREPEATABLE = (
     *("time/", "roofline/", "oracle/reasked"),
-    *("oracle/invalid_frac", "oracle/latency_s", "oracle/outages", "oracle/position_bias", "oracle/retries"),
+    *("oracle/invalid_frac", "oracle/latency_s", "oracle/outages", "oracle/position_bias", "oracle/retries", "oracle/source/"),
 )
 """Names, or beginnings of names, that depend on clocks, machines or on restarts; left out of digests."""
 
 
 def listed(name: str) -> str:
-    """A metric's name as it stands in `NAMES`: `eval/pass@8` is `eval/pass@k`."""
-    return re.sub(r"@[0-9]+$", "@k", name)
+    """A metric's name as it stands in `NAMES`: `eval/pass@8` is `eval/pass@k`, `oracle/source/gsm8k` is `oracle/source/label`."""
+    return re.sub(r"@[0-9]+$", "@k", "oracle/source/label" if name.startswith("oracle/source/") else name)
 
 
 def unit(name: str) -> str:

@@ -26,7 +26,7 @@ class Prompts:
 
     Args:
         source: what `records.py` lists: a path, a name, records or a function; or several `Source`.
-        prompt_key, reference_key, responses, score_key: columns of a record, as `Layout` reads them.
+        prompt_key, reference_key, responses, score_key, numbers: columns of a record, as `Layout` reads them.
         on_bad_record: a malformed record is an error, or is left out and counted.
         max_prompts: read the first so many records of each source.
         max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None keeps all. Every prompt that is
@@ -64,6 +64,7 @@ class Prompts:
         reference_key: str | None = None,
         responses: Sequence[str] = (),
         score_key: str | None = None,
+        numbers: Mapping[str, str] | None = None,
         on_bad_record: Literal["stop", "skip"] = "stop",
         max_prompts: int | None = None,
         max_tokens: int | None = None,
@@ -84,7 +85,7 @@ class Prompts:
         self.formats: set[str] = set()
         self._pools: list[_Pool] = []
         for number, one in enumerate(sources):
-            layout = Layout(prompt_key, reference_key, responses, score_key)
+            layout = Layout(prompt_key, reference_key, responses, score_key, numbers)
             fit = _Fit(one, layout, renderer, max_tokens, room, room_is)
             own: dict[str, Any] = {"max_prompts": max_prompts, "skip": on_bad_record == "skip", "folder": folder, "reads": renderer.reads}
             found = PromptSet(one, layout, fit.accepts, **own)

@@ -16,7 +16,7 @@ from oat.errors import ConfigError
 from oat.formats import UNPAIRED
 from oat.lm import CausalLM, load_tokenizer, outlines
 from oat.models import check_tokenizer, load_models
-from oat.oracles.base import ChecksColumns, Oracle, close_oracle, is_relative, names_cost, names_price
+from oat.oracles.base import ChecksColumns, Oracle, bind, close_oracle, is_relative, names_cost, names_price, outage_of
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle
@@ -81,7 +81,7 @@ def surround(config: Config, origins: Origins | None = None, *, folder: Path | N
     with blame("model.path"):
         check_tokenizer(lm, renderer)
     with blame("prompts.path"):
-        prompts = _training_prompts(config, renderer, lm.context_length, seeds, folder)
+        prompts = _training_prompts(config, objective.numbers, renderer, lm.context_length, seeds, folder)
     held_out: Prompts | None = None
     if config.evaluation is not None:
         with blame("evaluation.path"):
@@ -114,17 +114,20 @@ def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Render
 
 
 def _check_price(budget: Budget, name: str, oracle: Oracle, section: str) -> None:
+    """Whether a budget in tokens or money can be held; the oracle then hears of it."""
     if not names_price(oracle) and (budget.tokens is not None or budget.cost is not None):
         field = f"{section}.max_tokens" if budget.tokens is not None else f"{section}.max_cost"
         raise ConfigError(f"{field} is set, and the oracle {name} does not say what a question costs; give it a method `price`, or remove it")
     if not names_cost(oracle) and budget.cost is not None:
         raise ConfigError(f"{section}.max_cost is set, and the oracle {name} does not know what a token costs; give it prices, or remove it")
+    if budget.tokens is not None or budget.cost is not None:
+        bind(oracle)
 
 
 def _check_outage(config: Config, name: str, oracle: Oracle) -> None:
     """A question must not be given up before what keeps it unanswered is known to be an outage."""
-    outage_s, deadline_s = getattr(oracle, "max_outage_s", None), config.oracle.deadline_s
-    if isinstance(outage_s, float | int) and deadline_s <= outage_s:
+    outage_s, deadline_s = outage_of(oracle), config.oracle.deadline_s
+    if outage_s is not None and deadline_s <= outage_s:
         raise ConfigError(
             f"oracle.deadline_s is {deadline_s:g}, and the oracle {name} has max_outage_s: {outage_s:g}, so questions would fail in an outage that "
             "is to end the run; set oracle.deadline_s above it, or a shorter max_outage_s"
@@ -183,12 +186,15 @@ def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
     return found
 
 
-def _training_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None) -> Prompts:
+def _training_prompts(
+    config: Config, numbers: Mapping[str, str], renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None
+) -> Prompts:
     p = config.prompts
     entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
     sources = [Source(entry) if isinstance(entry, str) else Source(entry.path, entry.weight, entry.split) for entry in entries]
     own: dict[str, Any] = {"max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle, "folder": folder, **_columns(config)}
-    own |= {"responses": p.responses, "score_key": p.score_key, **({"room": context} if p.responses else _room(config.sampling, context))}
+    own |= {"responses": p.responses, "score_key": p.score_key, "numbers": numbers}
+    own |= {"room": context} if p.responses else _room(config.sampling, context)
     prompts = Prompts(sources, renderer, seeds, **own)
     if UNPAIRED in prompts.formats and len(p.responses) == 1 and config.algorithm.options.get("threshold", 0) is None:
         raise ConfigError(
@@ -202,8 +208,14 @@ def _training_prompts(config: Config, renderer: Renderer, context: int | None, s
 def _check_scores(config: Config, prompts: Prompts) -> None:
     """Where recorded responses stand alone and nothing says what each is worth, no threshold tells one from another."""
     p, name, threshold = config.prompts, config.algorithm.name, config.algorithm.options.get("threshold")
-    is_alone = config.oracle.name == "recorded" and len(p.responses) == 1 and threshold is not None
-    if is_alone and p.score_key is None and "label" not in prompts.columns:
+    is_alone = config.oracle.name == "recorded" and len(p.responses) == 1 and threshold is not None and p.score_key is None
+    if is_alone and UNPAIRED in prompts.formats and len(prompts.formats) > 1:
+        others = " and ".join(sorted(prompts.formats - {UNPAIRED}))
+        raise ConfigError(
+            f"prompts.path has sources whose records have labels, and others that are {others}, whose responses would all be worth 1; add a column "
+            "'label' to these, or set prompts.score_key to a column that all have"
+        )
+    if is_alone and "label" not in prompts.columns:
         known = " (the data have a column 'score')" if "score" in prompts.columns else ""
         without = ", or remove algorithm.threshold to learn every response" if name == "sft" else ", or add a column 'label'"
         raise ConfigError(

@@ -77,6 +77,8 @@ class Objective(Protocol):
     """Whether `prepare` also learns from `Feedback.older`: its loss is as sound on what older weights sampled (`learner.buffer`)."""
     reads_answers: bool = True
     """Whether `prepare` learns anything from the answers; where it does not, an oracle that has to be asked is refused."""
+    numbers: Mapping[str, str] = {}
+    """Columns of the data that `prepare` reads as numbers, each with the setting that names it; a record without one is malformed."""
 
     def plan(self, step: int) -> Plan: ...
 

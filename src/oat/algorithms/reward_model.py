@@ -16,14 +16,13 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from oat.algorithms.base import Forward, Objective, Outputs, View, answer_metrics
 from oat.algorithms.direct import pair_batch
-from oat.errors import ConfigError, DataError
+from oat.errors import ConfigError
 from oat.functional import rewards
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires
 
@@ -65,6 +64,7 @@ class RewardModelling(Objective):
 
     def __init__(self, config: RewardModelConfig):
         self.config = config
+        self.numbers = {} if config.margin_key is None else {config.margin_key: "algorithm.margin_key"}
 
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
@@ -133,14 +133,7 @@ def calibration_error(confidence_U: torch.Tensor, right_U: torch.Tensor) -> floa
 def _margins(batch: Batch, items: Sequence[Item], key: str) -> list[float]:
     """By unit, the margin that the record of its prompt has."""
     found = {id(row): item.group.prompt for item in items for row in item.group.trajectories}
-    margins = []
-    for row in batch.rows[0::2]:
-        prompt = found[id(row)]
-        value: Any = prompt.columns.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise DataError(f"record {prompt.row}: algorithm.margin_key: its field {key!r} is {value!r}; give a number, or remove the record")
-        margins.append(float(value))
-    return margins
+    return [found[id(row)].columns[key] for row in batch.rows[0::2]]
 
 
 def _halves(outputs: Outputs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,12 +15,13 @@ class Oracle(Protocol):
         answers: the kind of question it takes.
         durable: it keeps its tickets when this process dies, so that they are attached again and not asked again.
 
-    Six members are optional:
+    Seven members are optional:
         cacheable: bool, True where it is missing: its answers are functions of what a question says in text (messages, reference, columns, and each
             candidate), so that they may be used again. One that also reads `ids` or `known` says False: turns before the last differ in them alone.
         price(question) -> Price: the most that the question can cost, for budgets. Where it is missing, that is a query for each value; a budget
             in tokens or money needs it.
         names_cost: bool, True where it is missing: its prices have money.
+        bind(): hear, before the first question, that a budget in tokens or money limits it, so that nothing it may have to pay goes uncounted.
         version: str, "" where it is missing: answers of another version are not used again. A user's function or class without one has the hash of
             the file it stands in (`registry.py`).
         metrics: numbers by name (`oat.metrics`), as they stand now; every step's row has them.
@@ -80,6 +81,19 @@ def close_oracle(oracle: Oracle) -> None:
         close()
     except Exception as error:  # it raises what it likes
         warn(f"oracle {getattr(oracle, 'name', type(oracle).__name__)} could not be closed: {type(error).__name__}: {error}")
+
+
+def outage_of(oracle: Oracle) -> float | None:
+    """Seconds for which an oracle waits for its service; None where it has none."""
+    found = getattr(oracle, "max_outage_s", None)
+    return found if isinstance(found, float | int) else None
+
+
+def bind(oracle: Oracle) -> None:
+    """Tell an oracle that a budget in tokens or money limits it."""
+    tell = getattr(oracle, "bind", None)
+    if tell is not None:
+        tell()
 
 
 def names_price(oracle: Oracle) -> bool:

@@ -5,7 +5,7 @@ after transient faults only:
 
 1. of the way: no connection, 429, 502, 503, 504. They say nothing of the question and are tried again until the call's deadline;
 2. of this try: a timeout, another 5xx, a reply that is cut, too large or not what was to come. The question may be the reason, so they are
-   tried again `max_tries` times.
+   tried again `max_tries` times. So may 502 and 504 be, where every try that may have been paid has to count.
 
 Back-off is exponential with full jitter (https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter). An URL that failed
 often in a row rests, and one call then finds out whether it is back; an URL whose reply has `Retry-After` rests as long, for every call. An URL that
@@ -35,6 +35,7 @@ from oat.errors import ConfigError, NoReplyError, OutageError, RefusalError
 T = TypeVar("T")
 
 _AWAY = (429, 502, 503, 504)
+_GATEWAY = (502, 504)
 _EXCERPT = 200
 _TICK_S = 0.05
 
@@ -61,6 +62,7 @@ class _Request:
     headers: Mapping[str, str]
     max_tries: int
     has_failed: Callable[[], None]
+    counts_gateways: bool
 
 
 @dataclass(eq=False)
@@ -154,6 +156,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         max_tries: int | None = None,
         has_failed: Callable[[], None] = lambda: None,
+        counts_gateways: bool = False,
     ) -> "Future[T]":
         """Ask; returns at once.
 
@@ -163,6 +166,9 @@ class HttpClient:
             headers: further ones; nothing secret.
             max_tries: of this call, where it has a number of its own.
             has_failed: called on the client's thread for each fault of a try, behind which may be work that the service did, and charges for.
+            counts_gateways: 502 and 504 are such faults too, of which there are `max_tries`: a gateway says them, and a model behind it may have
+                worked. By default they are of the way.
+
         Returns:
             A future of the result. Cancelling it ends the call.
 
@@ -173,7 +179,7 @@ class HttpClient:
         """
         sent = {"content-type": content_type, **(headers or {})}
         loop = self._started()
-        request = _Request(path, body, sent, max_tries or self._max_tries, has_failed)
+        request = _Request(path, body, sent, max_tries or self._max_tries, has_failed, counts_gateways)
         return asyncio.run_coroutine_threadsafe(self._call(request, read, deadline_s), loop)
 
     def close(self) -> None:
@@ -226,7 +232,7 @@ class HttpClient:
                 result = await self._try(url, request, read, until)
             except _Fault as fault:
                 last = f"{url.address}{request.path}: {fault}"
-                if not fault.is_away:
+                if not fault.is_away or (request.counts_gateways and fault.status in _GATEWAY):
                     counted += 1
                     request.has_failed()
                 if counted >= request.max_tries:

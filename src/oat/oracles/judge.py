@@ -119,7 +119,7 @@ class Judge:
         self._changed = threading.Condition()
         self._open: dict[str, _Open] = {}
         self._under_way = 0
-        self._has_answered, self._warned = False, set[str]()
+        self._is_bound, self._has_answered, self._warned = False, False, set[str]()
         self._replies, self._invalid, self._pairs, self._bias = 0, 0, 0, 0.0
 
     @property
@@ -132,6 +132,10 @@ class Judge:
         if self._pairs:
             found["oracle/position_bias"] = self._bias / self._pairs
         return found
+
+    def bind(self) -> None:
+        """Hear that a budget in tokens or money limits it: tries that end with 502 or 504 then count, at their most."""
+        self._is_bound = True
 
     def price(self, question: Question) -> Price:
         """The most that a question can cost: every call takes all its tries, and every try the most tokens."""
@@ -217,6 +221,7 @@ class Judge:
             deadline_s=c.max_outage_s + c.tries * c.timeout_s,
             max_tries=c.tries - call.tries,
             has_failed=lambda: call.took(call.bound, c.max_tokens),
+            counts_gateways=self._is_bound,
         )
         future.add_done_callback(partial(self._ended, opened, call, wants))
 

@@ -33,7 +33,20 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from oat.errors import ConfigError, OracleError, did_you_mean
-from oat.oracles.base import ChecksColumns, Oracle, close_oracle, is_cacheable, is_relative, metrics_of, names_cost, names_price, price_of, version_of
+from oat.oracles.base import (
+    ChecksColumns,
+    Oracle,
+    bind,
+    close_oracle,
+    is_cacheable,
+    is_relative,
+    metrics_of,
+    names_cost,
+    names_price,
+    outage_of,
+    price_of,
+    version_of,
+)
 from oat.types import Answer, Kind, Mark, Price, Question
 
 Normalise = Literal["none", "fixed", "group", "batch"]
@@ -105,16 +118,18 @@ class Mixture:
         self.is_relative = any(source.normalise in ("group", "batch") for source in self._sources.values()) or any(map(is_relative, oracles))
         self.cacheable = all(map(is_cacheable, oracles)) and not self.is_relative
         self.names_price, self.names_cost = all(map(names_price, oracles)), any(map(names_cost, oracles))
+        self.max_outage_s = max((seconds for seconds in map(outage_of, oracles) if seconds is not None), default=None)
         said = json.dumps([list(map(version_of, oracles)), list(sources), by, recipe], default=str)
         self.version = hashlib.sha256(said.encode()).hexdigest()[:16]
         self._rounds: list[_Round] = []
         self._open: dict[str, dict[str, tuple[_Round, str]]] = {label: {} for label in self._sources}
         self._ready: dict[str, Answer] = {}
+        self._means: dict[str, float] = {}
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Those of its sources; of several that report the same, the first's."""
-        return {name: value for source in [*self._sources.values()][::-1] for name, value in metrics_of(source.oracle).items()}
+        """Those of its sources, of several that report the same the first's; and the mean of each source's plain scores."""
+        return {name: value for source in [*self._sources.values()][::-1] for name, value in metrics_of(source.oracle).items()} | self._means
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
         """The column that chooses, and those of the sources that every row asks.
@@ -164,10 +179,16 @@ class Mixture:
                 self._hear(label, self._sources[label].oracle.collect(own, max(0.0, end - time.monotonic()) / len(waiting)))
             for each in [each for each in self._rounds if not each.open]:
                 self._rounds.remove(each)
+                self._watch(each)
                 self._ready.update(self._mixed(each))
             if time.monotonic() >= end:
                 break
         return [(ticket, self._ready.pop(ticket)) for ticket in dict.fromkeys(tickets) if ticket in self._ready]
+
+    def bind(self) -> None:
+        """Tell its sources."""
+        for source in self._sources.values():
+            bind(source.oracle)
 
     def close(self) -> None:
         """Close its sources."""
@@ -179,6 +200,14 @@ class Mixture:
             mine, own = self._open[label].pop(ticket)
             mine.said[own][label] = answer
             mine.open -= 1
+
+    def _watch(self, round: _Round) -> None:
+        """Remember what the sources said, where they were asked for training."""
+        for label in self._sources:
+            answers = [said[label] for key, said in round.said.items() if label in said and round.questions[key].key.purpose == "train"]
+            values = [value for answer in answers for value, mark in zip(answer.values, answer.marks, strict=True) if mark == "ok"]
+            if values:
+                self._means[f"oracle/source/{label}"] = statistics.fmean(values)
 
     def _chosen(self, question: Question) -> dict[str, float]:
         """The sources of a row, each with its weight."""

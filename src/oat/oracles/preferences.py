@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from oat.contract import pairs_of, plain_answer
 from oat.errors import ConfigError, OracleError
-from oat.oracles.base import Oracle, close_oracle, is_cacheable, metrics_of, names_cost, names_price, price_of, version_of
+from oat.oracles.base import Oracle, bind, close_oracle, is_cacheable, metrics_of, names_cost, names_price, price_of, version_of
 from oat.types import Answer, Kind, Mark, Price, Question
 
 
@@ -46,6 +46,9 @@ class Preferences:
 
     def price(self, question: Question) -> Price:
         return price_of(self.oracle, replace(question, kind="score"))
+
+    def bind(self) -> None:
+        bind(self.oracle)
 
     def close(self) -> None:
         close_oracle(self.oracle)

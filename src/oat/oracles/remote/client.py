@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 from oat.asked import nothing
-from oat.errors import ConfigError, NoReplyError
+from oat.errors import ConfigError, NoReplyError, RefusalError, warn
 from oat.oracles.http import HttpClient
 from oat.oracles.remote.format import CONTENT_TYPE, ROUTE, decode_reply, encode_request
 from oat.types import Answer, Kind, Mark, Question
@@ -30,8 +30,9 @@ class RemoteOracle:
     """Asks a reward server, or several that share the questions.
 
     A value that the server does not give (its model cannot read so much) is an abstention. A question without an answer in `max_tries` tries, or
-    within `max_outage_s` and one more try, counts as failed. A refusal ends the run, and so does a server that is away for `max_outage_s`: what is
-    unanswered is asked again by the same command.
+    within `max_outage_s` and one more try, counts as failed, and so does one that a server refuses (400, 413, 422) which answers others. Any other
+    refusal ends the run, as refusals of all first questions do, and a server that is away for `max_outage_s`: what is unanswered is asked again by
+    the same command.
 
     Args:
         url: of the server without the route, or a list of servers with the same model.
@@ -84,6 +85,7 @@ class RemoteOracle:
         )
         self._calls: dict[str, _Call] = {}
         self._again: set[str] = set()
+        self._has_warned = False
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -97,25 +99,43 @@ class RemoteOracle:
         """As the protocol has it.
 
         Raises:
-            RefusalError: the server refused a question, which is sent again when it is collected again.
+            RefusalError: the server refuses what every question needs, or a question although it has never answered one, and nothing is under way
+                that it might answer; the question is sent again when it is collected again.
             OutageError: no server has answered for `max_outage_s`; likewise.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]
         for ticket in self._again.intersection(due):
             self._again.remove(ticket)
             self._calls[ticket] = self._sent(self._calls[ticket].question, self._calls[ticket].since)
-        if due:
-            wait([self._calls[ticket].future for ticket in due], timeout=seconds, return_when=FIRST_COMPLETED)
-        ended = {ticket: self._calls[ticket].future.exception() for ticket in due if self._calls[ticket].future.done()}
-        errors = {ticket: error for ticket, error in ended.items() if error is not None and not isinstance(error, NoReplyError)}
+        end = time.monotonic() + seconds
+        while not (ended := self._ended(due)) and due and (left := end - time.monotonic()) > 0:
+            wait([call.future for call in self._calls.values() if not call.future.done()], timeout=left, return_when=FIRST_COMPLETED)
+        has_answered = self._client.counts["calls"] > 0
+        of_one = {ticket: error for ticket, error in ended.items() if _is_of_one(error) and has_answered}
+        errors = {ticket: error for ticket, error in ended.items() if ticket not in of_one and not isinstance(error, NoReplyError | None)}
         if errors:
             self._again.update(errors)
             raise next(iter(errors.values()))
+        if of_one and not self._has_warned:
+            self._has_warned = True
+            warn(f"a reward server gave no answer, and the question counts as failed: {next(iter(of_one.values()))}")
         return [(ticket, _answer(self._calls.pop(ticket))) for ticket in ended]
 
     def close(self) -> None:
         """End the requests that are under way."""
         self._client.close()
+
+    def _ended(self, tickets: Sequence[str]) -> dict[str, BaseException | None]:
+        """Those of which the end is known, each with its error."""
+        return {
+            ticket: self._calls[ticket].future.exception() for ticket in tickets if self._calls[ticket].future.done() and not self._is_unclear(ticket)
+        }
+
+    def _is_unclear(self, ticket: str) -> bool:
+        """Whether a question was refused, and it may be the fault of every question: the server has answered none, but others are under way."""
+        future = self._calls[ticket].future
+        is_refused = future.done() and _is_of_one(future.exception())
+        return is_refused and not self._client.counts["calls"] and any(not call.future.done() for call in self._calls.values())
 
     def _sent(self, question: Question, since: float) -> _Call:
         body = encode_request([(question.messages, question.candidates)], self.answers)
@@ -125,6 +145,11 @@ class RemoteOracle:
             return decode_reply(reply, kind, count)
 
         return _Call(question, since, self._client.post(ROUTE, body, read, deadline_s=self._deadline_s, content_type=CONTENT_TYPE))
+
+
+def _is_of_one(error: BaseException | None) -> bool:
+    """Whether it may be the fault of one question alone."""
+    return isinstance(error, RefusalError) and error.status in (400, 413, 422)
 
 
 def _answer(call: _Call) -> Answer:
