@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup
 	$(BIN)/oat quickstart
 
-PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Runs that were worked out by hand, or are killed, go through the wire encoding first; then everything.
 test: lint type

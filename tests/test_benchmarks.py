@@ -22,6 +22,7 @@ def _importable() -> Iterator[None]:
         sys.path.remove(path)
 
 
+@pytest.mark.slow
 def test_generation() -> None:
     from generation import compare, growth
 
@@ -103,6 +104,7 @@ def test_the_spread_is_of_the_repetitions() -> None:
     assert spread(answers) == {"trl": (2.0, 4.0)}
 
 
+@pytest.mark.slow
 def test_update_and_step() -> None:
     import step
     import update

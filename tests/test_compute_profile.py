@@ -59,8 +59,10 @@ def test_settings_that_make_no_sense(world: World, tmp_path: Path, capsys: pytes
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
+@pytest.mark.parametrize(
+    ("algorithm", "case"),
+    [*(("dpo", case) for case in CASES), *(pytest.param("grpo", case, marks=[] if case == "measured" else pytest.mark.slow) for case in CASES)],
+)
 def test_a_run_on_a_pretended_device(
     world: World, tmp_path: Path, algorithm: str, case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ def _importable() -> Iterator[None]:
     sys.path.remove(BENCHMARKS)
 
 
-@pytest.mark.parametrize("lora", [None, 8], ids=["whole", "adapter"])
+@pytest.mark.parametrize("lora", [pytest.param(None, id="whole"), pytest.param(8, id="adapter", marks=pytest.mark.slow)])
 def test_the_estimate_is_near_the_measured_peak(lora: int | None, tmp_path: Path) -> None:
     """Of processes that run one step of 4 sequences of 256 tokens; what is loaded and measured beside tensors counts at this size."""
     from real_shapes import ALGORITHMS, IMPORTS, Shape, compare, measure, write_model

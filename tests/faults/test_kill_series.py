@@ -27,7 +27,7 @@ from oat.export import digest_run
 from oat.store import Store
 from oat.types import Answer, Key
 
-STEPS, KILLS, SAMPLE = 60, 100, 5
+STEPS, KILLS, SAMPLE = 60, 100, 3
 """SAMPLE: kills of a series that run in `make test`."""
 CHANGES = {"stop.max_steps": STEPS, "checkpoint.every": 6, "evaluation.every": 10, "engine": {"name": "torch", "threads": 1}}
 SERIES = {"synchronous": 1, "copied sampler": 2}

@@ -15,6 +15,7 @@ from typing import Any
 from oat import wire
 from oat.errors import ConfigError, warn
 from oat.oracles.callables import CallableOracle, check_needed
+from oat.oracles.registry import build_oracle
 from oat.types import Answer, Kind, Mark, Question
 from oat.workers import Outcome, Workers
 
@@ -127,8 +128,6 @@ def serve(function: str) -> Callable[[bytes], bytes]:
     Raises:
         ConfigError: it cannot be loaded, or is no function.
     """
-    from oat.oracles.registry import build_oracle  # which lists this module
-
     oracle: Any = build_oracle(function, {})
     if not isinstance(oracle, CallableOracle):
         raise ConfigError(f"{function} is a class, and the oracle isolated takes functions; write a function, or name the class as oracle.name")

@@ -47,6 +47,7 @@ from oat.oracles.base import (
     price_of,
     version_of,
 )
+from oat.oracles.registry import build_oracle
 from oat.types import Answer, Kind, Mark, Price, Question
 
 Normalise = Literal["none", "fixed", "group", "batch"]
@@ -267,8 +268,6 @@ class Mixture:
 
 
 def _source(given: Mapping[str, Any], device: str) -> _Source:
-    from oat.oracles.registry import build_oracle  # which lists this module
-
     name, normalise = given.get("name"), given.get("normalise", "none")
     if not isinstance(name, str):
         raise ConfigError(f"a source of the oracle mixture is {dict(given)!r}; give the `name` of an oracle")

@@ -10,38 +10,27 @@ from typing import Any
 from oat.errors import ConfigError, OatError, did_you_mean
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
-from oat.oracles.isolated import Isolated
-from oat.oracles.judge import Judge
-from oat.oracles.mixture import Mixture
-from oat.oracles.pairrm import PairRM
 from oat.oracles.queries import QueryReward
-from oat.oracles.remote.client import RemoteOracle
-from oat.oracles.reward_model import RewardModelOracle
-from oat.oracles.rules.countdown import countdown
-from oat.oracles.rules.exact import exact_match
-from oat.oracles.rules.gsm8k import gsm8k, gsm8k_marked
-from oat.oracles.rules.math import MathRule
-from oat.oracles.rules.sentiment import cheerful
-from oat.oracles.rules.shape import FormatRule, LengthRule, RegexRule
 from oat.plugins import load_symbol
 
-_NAMED: dict[str, Callable[..., Any]] = {
-    "exact_match": exact_match,
-    "gsm8k": gsm8k,
-    "gsm8k_marked": gsm8k_marked,
-    "countdown": countdown,
-    "cheerful": cheerful,
-    "isolated": Isolated,
-    "mixture": Mixture,
-    "math": MathRule,
-    "format": FormatRule,
-    "length": LengthRule,
-    "regex": RegexRule,
-    "judge": Judge,
-    "remote": RemoteOracle,
-    "reward_model": RewardModelOracle,
-    "pairrm": PairRM,
+_NAMED = {
+    "exact_match": "oat.oracles.rules.exact:exact_match",
+    "gsm8k": "oat.oracles.rules.gsm8k:gsm8k",
+    "gsm8k_marked": "oat.oracles.rules.gsm8k:gsm8k_marked",
+    "countdown": "oat.oracles.rules.countdown:countdown",
+    "cheerful": "oat.oracles.rules.sentiment:cheerful",
+    "isolated": "oat.oracles.isolated:Isolated",
+    "mixture": "oat.oracles.mixture:Mixture",
+    "math": "oat.oracles.rules.math:MathRule",
+    "format": "oat.oracles.rules.shape:FormatRule",
+    "length": "oat.oracles.rules.shape:LengthRule",
+    "regex": "oat.oracles.rules.shape:RegexRule",
+    "judge": "oat.oracles.judge:Judge",
+    "remote": "oat.oracles.remote.client:RemoteOracle",
+    "reward_model": "oat.oracles.reward_model:RewardModelOracle",
+    "pairrm": "oat.oracles.pairrm:PairRM",
 }
+"""Imported when they are named: a worker of `isolated` starts in a fraction of the time that transformers takes to import."""
 
 
 def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> Oracle:
@@ -111,7 +100,7 @@ def _hash_of_source(found: Any, name: str) -> str:
 def _found(name: str) -> Any:
     if name not in _NAMED and ":" not in name:
         raise ConfigError(f"no oracle is called {name!r}; {did_you_mean(name, _NAMED)}, or your own as path/to/file.py:Name")
-    return _NAMED[name] if name in _NAMED else load_symbol(name)
+    return load_symbol(_NAMED.get(name, name))
 
 
 def _keywords(cls: type) -> set[str] | None:
