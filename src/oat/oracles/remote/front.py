@@ -20,10 +20,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import h11
-import httpx2
 
 from oat.errors import WireError
 from oat.oracles.remote.format import ANSWERED, CONTENT_TYPE, REFUSED, ROUTE, decode_request, encode_request
+from oat.oracles.remote.upstream import Upstream
 from oat.types import Message
 
 _TEXT = "text/plain; charset=utf-8"
@@ -85,27 +85,25 @@ class Workers:
     """
 
     def __init__(self, port: int, secret: bytes, answer_s: float):
-        self._base, self._secret = f"http://127.0.0.1:{port}", secret
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx2.AsyncClient(timeout=answer_s, limits=limits, trust_env=False)
+        self._mosec, self._secret = Upstream(port, answer_s), secret
         self._answered = 0.0
 
     async def feedback(self, body: bytes) -> Response:
         """The reply to a sound request."""
         try:
-            reply = await self._client.post(self._base + ROUTE, content=self._secret + body)
-        except httpx2.TimeoutException:
+            status, reply = await self._mosec.ask("POST", ROUTE, self._secret + body)
+        except TimeoutError:
             raise Refused(504, "no worker answered in time") from None
-        except httpx2.TransportError:
+        except ConnectionError:
             raise Refused(503, "the workers are away, or are still loading the model", ("retry-after", "1")) from None
-        if reply.status_code == 429:
+        if status == 429:
             raise Refused(429, "the queue is full", ("retry-after", "1"))
-        if reply.status_code != 200:
-            raise Refused(504 if reply.status_code == 408 else 503, "no worker could answer", ("retry-after", "1"))
+        if status != 200:
+            raise Refused(504 if status == 408 else 503, "no worker could answer", ("retry-after", "1"))
         self._answered = time.monotonic()
-        if reply.content[:1] != ANSWERED:
-            raise Refused(422 if reply.content[:1] == REFUSED else 500, reply.content[1:].decode("utf-8", "replace"))
-        return Response(200, reply.content[1:], CONTENT_TYPE)
+        if reply[:1] != ANSWERED:
+            raise Refused(422 if reply[:1] == REFUSED else 500, reply[1:].decode("utf-8", "replace"))
+        return Response(200, reply[1:], CONTENT_TYPE)
 
     async def are_well(self) -> bool:
         """Whether a worker has answered within the last seconds, or does now."""
@@ -121,12 +119,12 @@ class Workers:
 
     async def metrics(self) -> bytes:
         try:
-            return (await self._client.get(f"{self._base}/metrics")).content
-        except httpx2.HTTPError:
+            return (await self._mosec.ask("GET", "/metrics"))[1]
+        except (TimeoutError, ConnectionError):
             return b""
 
-    async def close(self) -> None:
-        await self._client.aclose()
+    def close(self) -> None:
+        self._mosec.close()
 
 
 class Front:

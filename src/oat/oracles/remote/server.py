@@ -120,7 +120,7 @@ async def _front(config: ServerConfig, start: _Start, workers: Workers, say: Cal
         workers.have_gone()
     server.close()
     front.cut()
-    await workers.close()
+    workers.close()
     if not told.is_set():
         raise OracleError(f"the processes with the model ended with exit code {code} before they were ready; what they said stands above")
 
