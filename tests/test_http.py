@@ -49,6 +49,7 @@ GOOD = Reply(b"good")
     "fault",
     [
         Reply(b"oops", status=500),
+        Reply(b"late", status=408),
         Reply(b"", status=503),
         Reply(b"", status=429, headers={"retry-after": "0"}),
         Reply(b"12345678", fault="half"),
@@ -58,7 +59,7 @@ GOOD = Reply(b"good")
         Reply(b"x" * 100, fault="drip"),
         Reply(fault="hang"),
     ],
-    ids=["500", "503", "429", "half", "closed", "unusable", "too large", "drip", "hang"],
+    ids=["500", "408", "503", "429", "half", "closed", "unusable", "too large", "drip", "hang"],
 )
 def test_a_transient_fault_is_tried_again(client: Any, fault: Reply) -> None:
     with serving(in_turn(fault, fault, GOOD)) as server:

@@ -122,6 +122,18 @@ def test_an_endpoint_without_logprobs_is_found_out_once(judge: Callable[..., Jud
         assert [("logprobs" in shown.body) for shown in model.shown[asked:]] == [False, False]
 
 
+@pytest.mark.parametrize("reads", ["auto", "logprobs"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_reply_without_logprobs_says_nothing_of_the_others(judge: Callable[..., Judge], reads: str, number: int) -> None:
+    """An empty one, as of a filter: it is asked for again, also where it is the first of all."""
+    with judging(lambda shown: Reply(completion({"": 1.0}, has_logprobs=False)) if shown.number == number else FIRST) as (_, model, url):
+        oracle = judge(url, orders="one", reads=reads)
+        for pair in (("a", "b"), ("c", "d")):
+            assert ask(oracle, *questions(pair))[0].values == (pytest.approx(0.8),)
+        assert len(model.shown) == 3
+        assert all("logprobs" in shown.body for shown in model.shown)
+
+
 def test_a_service_without_the_logprobs_that_are_required(judge: Callable[..., Judge]) -> None:
     with judging(counts("a"), has_logprobs=False) as (_, _, url), pytest.raises(OracleError, match=r"gives no log-probabilities; set oracle\.reads"):
         ask(judge(url, reads="logprobs"), *questions(("a", "b")))

@@ -157,10 +157,26 @@ def test_the_mean_of_each_source_is_seen(code: str) -> None:
     assert mixture.metrics["oracle/source/size"] == 4.0
 
 
+@pytest.mark.parametrize(
+    ("sound", "broken", "words"),
+    [
+        ("(1.0,) * n", "(1.0,) * (n - 1)", "Slow: the answer to question train/0/0/0/0 has 1 values and 2 marks; give 2 of each"),
+        ("return [(ticket", "return [('x'", "Slow: collect returned the ticket 'x', which is not open; return those it was given"),
+        ("return [(ticket, ", "return [(", "Slow: collect returned "),
+    ],
+)
+def test_what_a_source_returns_is_held_against_the_contract(tmp_path: Path, sound: str, broken: str, words: str) -> None:
+    assert sound in CODE
+    (tmp_path / "source.py").write_text(CODE.replace(sound, broken), encoding="utf-8")
+    with pytest.raises(OracleError, match=re.escape(words)):
+        ask(Mixture([{"name": f"{tmp_path / 'source.py'}:Slow"}]), question(0, "a", "b"))
+
+
 def test_prices_add_up(code: str) -> None:
     both = Mixture([{"name": f"{code}:length"}, {"name": f"{code}:Slow"}, {"name": f"{code}:Slow", "cost": 1.0, "label": "dear"}])
     assert price_of(both, question(0, "a", "b")) == Price(6, 14, 1.25)
-    assert not names_price(both), "the length does not say what it costs"
+    assert names_price(both), "the length, which does not say what it costs, costs a query for each value"
+    assert not names_price(Mixture([{"name": f"{code}:length"}]))
     assert names_price(Mixture([{"name": f"{code}:Slow"}]))
     rows = {"by": "task", "recipe": {"x": ["slow"], "default": ["length"]}}
     chosen = Mixture([{"name": f"{code}:Slow", "label": "slow"}, {"name": f"{code}:length", "label": "length"}], **rows)

@@ -254,6 +254,18 @@ def test_a_generator_that_raises():
         ask(CallableOracle(reward, "mine"), question(0, ["a"]))
 
 
+def test_a_column_that_a_calls_records_lack_is_none():
+    """Others of the data have it, which the oracle was told."""
+
+    def reward(completions, answer, reference):
+        return [None if own is None else float(text == own) for text, own in zip(completions, answer, strict=True)]
+
+    oracle = CallableOracle(reward, "reward")
+    oracle.check_columns(["answer"], True)
+    assert [answer.marks for answer in ask(oracle, question(0, ("a",)))] == [("abstain",)]
+    assert [answer.values for answer in ask(oracle, question(1, ("a", "b"), answer="a", reference="c"))] == [(1.0, 0.0)]
+
+
 def test_a_column_that_the_data_lack_is_named():
     def reward(completions, ground_truth):
         return [0.0]

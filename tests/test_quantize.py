@@ -26,7 +26,7 @@ from oat.learner.optim import OptimiserSettings
 from oat.lm import load_lm, outlines
 from oat.loop import restore
 from oat.lora import load_model, merged, share_base
-from oat.nf4 import Nf4Linear, count
+from oat.nf4 import Nf4Linear, count, functional_of_bitsandbytes
 from oat.roofline import cost_of
 from oat.seeds import Seeds
 from oat.settings import LoraConfig, ModelConfig
@@ -70,6 +70,26 @@ def test_what_is_packed_is_the_papers_format() -> None:
     assert (made.unpacked(torch.float32) - layer.weight).abs().max() < 0.16 * layer.weight.abs().max()
     bits = 8 * sum(p.nbytes for name, p in made.named_parameters() if name != "bias") / layer.weight.numel()
     assert 4.12 < bits < 4.14
+
+
+def test_what_is_packed_is_the_same_for_any_number_of_threads() -> None:
+    """Of a layer whose 65,536 scales torch adds up in as many parts as it has threads; and it is what bitsandbytes packs by itself, but for the
+    rounding of their mean."""
+    torch.manual_seed(0)
+    layer, threads = torch.nn.Linear(2048, 2048, bias=False), torch.get_num_threads()
+    made = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            made.append(dict(Nf4Linear(layer).named_parameters()))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+    functional = functional_of_bitsandbytes()
+    packed, state = functional.quantize_4bit(layer.weight.detach(), blocksize=64, compress_statistics=True, quant_type="nf4")
+    assert torch.equal(made[0]["weight"], packed)
+    theirs = functional.dequantize_4bit(packed, state)
+    torch.testing.assert_close(Nf4Linear(layer).unpacked(torch.float32), theirs, rtol=0, atol=0.01 * float(layer.weight.detach().abs().max()))
 
 
 @pytest.mark.parametrize("shape", [(7, 256), (2, 3, 256), (1, 256)])

@@ -1,11 +1,15 @@
 """The recipes of configs/oracles: two steps of each, with a tiny model."""
 
 import json
+import re
 import string
 from pathlib import Path
 
 import pytest
 from fixtures import make_model, oat
+
+from oat.oracles import registry
+from oat.rules import BUILTIN
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "configs" / "oracles").glob("*.yaml"))
@@ -19,6 +23,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}), encoding="utf-8")
     return folder
+
+
+def test_every_oracle_by_name_has_a_recipe() -> None:
+    recipes = [path.read_text(encoding="utf-8") for path in (ROOT / "configs").rglob("*.yaml")]
+    for name in (*registry._NAMED, *BUILTIN):
+        assert any(re.search(rf"name: {name}\b(?!:)", text) for text in recipes), name
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

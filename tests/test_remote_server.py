@@ -216,7 +216,7 @@ def test_a_token_file_holds_one_token(tmp_path: Path, model: str, capsys: pytest
 
 @pytest.mark.inventory(81)
 def test_the_predecessors_command_works_and_one_process_spans_all_devices(model: str) -> None:
-    words = ["--remote_rm_model", model, "--max_wait_time", "1", "--cuda_devices", "all", "--multi_gpu"]
+    words = ["--remote_rm_model", model, "--max-wait-time", "1", "--cuda-devices", "all", "--multi_gpu"]
     with served(*words, command=["oat.oracles.remote.server"]) as server:
         assert len(server.workers) == 1
         assert feedback(server, PROMPTS, [], FIRST)[1]["batch_score"] == pytest.approx(scores(model, *zip(PROMPTS, FIRST, strict=True)), abs=1e-4)

@@ -1,10 +1,13 @@
 """Pairs without a winner: left out, or one half in each order, by name and counted."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fixtures import World, oat
 from pairs import LOSER, SLOW, WINNER, feedback, forward, item, objective, outputs, prepared, total
 
 from oat.algorithms.direct import DPO, Direct
@@ -102,3 +105,13 @@ def test_ties_in_micro_batches(size: int) -> None:
         losses = algorithm.losses(outputs(part), view_of(part)).values()
         parts += [loss.coef * reduction(loss, view_of(part), torch.from_numpy(batch.group_of_N[rows]), first=start == 0) for loss in losses]
     assert torch.stack(parts).sum().item() == pytest.approx(total(algorithm, batch, found).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("labels", ["threshold", "bernoulli"])
+def test_one_half_is_a_tie_however_labels_are_made(world: World, tmp_path: Path, labels: str) -> None:
+    """A function that compares has no other word for it."""
+    (tmp_path / "even.py").write_text("def even(prompts, first, second, **columns):\n    return [0.5 for _ in prompts]\n", encoding="utf-8")
+    changes = {"oracle": {"name": f"{tmp_path / 'even.py'}:even", "labels": labels}, "evaluation": None, "stop.max_steps": 1}
+    assert oat("train", world.config("dpo", tmp_path, changes)) == 0
+    row = json.loads((tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()[1])
+    assert (row["answers/tied_frac"], row["rows/trained"]) == (1.0, 0.0)

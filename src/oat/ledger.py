@@ -425,9 +425,11 @@ class Ledger:
         if question.kind != "compare" or answer.marks[0] != "ok":
             return None
         probability = answer.values[0]
+        if probability == 0.5:
+            return None
         if self.labels == "bernoulli":
             return 0 if self.seeds.at("label", str(question.key)).random() < probability else 1
-        return None if probability == 0.5 else int(probability < 0.5)
+        return int(probability < 0.5)
 
     def _item(self, row: Asked, answer: Answer, label: int | None) -> Item:
         return Item(self._group(row), row.question, answer, label)

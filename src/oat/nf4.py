@@ -5,10 +5,11 @@ backwards, in the precision of what comes in.
 Departures:
 1. The head and the embeddings stay as they are, as in the paper's code; so do layers that are not plainly linear.
 2. Weights are unpacked before every product, also of one row: there is no kernel of its own for decoding, which would round otherwise than learning.
-3. A model is read whole, on the CPU, before it is packed; the device that it then moves to never holds more than one layer unpacked.
+3. A model is read whole and packed on the CPU, before it moves to its device; the mean of the scales is rounded once.
 """
 
 import logging
+import math
 import sys
 from typing import Any
 
@@ -72,10 +73,12 @@ class Nf4Linear(torch.nn.Linear):
 
 
 def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A weight's packed parts, and the tables that they are looked up in."""
-    packed, found = functional_of_bitsandbytes().quantize_4bit(weight_OI, blocksize=_BLOCK, compress_statistics=True, quant_type="nf4")
-    parts = {"weight": packed, "scales": found.absmax, "scale_scales": found.state2.absmax, "offset": found.offset.reshape(1)}
-    return parts, {"code": found.code, "scale_code": found.state2.code}
+    """A weight's packed parts, and the tables that they are looked up in. The scales' mean does not depend on the number of threads."""
+    functional = functional_of_bitsandbytes()
+    packed, found = functional.quantize_4bit(weight_OI, blocksize=_BLOCK, compress_statistics=False, quant_type="nf4")
+    offset = found.absmax.new_tensor([math.fsum(found.absmax.tolist()) / found.absmax.numel()])
+    scales, second = functional.quantize_blockwise(found.absmax - offset, blocksize=_SCALES)
+    return {"weight": packed, "scales": scales, "scale_scales": second.absmax, "offset": offset}, {"code": found.code, "scale_code": second.code}
 
 
 def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -103,7 +106,8 @@ class _Product(torch.autograd.Function):
 
 
 def pack(lm: CausalLM, device: torch.device | str) -> None:
-    """Pack every linear layer but the head, one after the other, and bring the model to a device.
+    """Pack every linear layer but the head, one after the other, and bring the model to a device. It is packed on the CPU, so that an export, or a
+    continued run, on another device packs the same.
 
     Raises:
         ConfigError: bitsandbytes is not installed, or cannot do that here; or the model has no linear layer.
@@ -114,11 +118,11 @@ def pack(lm: CausalLM, device: torch.device | str) -> None:
         raise ConfigError(f"model.quantize: a {lm.model_type} has no linear layer besides its head; leave it out")
     try:
         for parent, name in places:
-            setattr(parent, name, Nf4Linear(getattr(parent, name).to(device)))
+            setattr(parent, name, Nf4Linear(getattr(parent, name)))
         lm.module.to(device)
     except (RuntimeError, NotImplementedError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"model.quantize is nf4, and bitsandbytes cannot pack weights on the {device} here ({reason}); leave it out") from error
+        raise ConfigError(f"model.quantize is nf4, and bitsandbytes cannot pack weights here ({reason}); leave it out") from error
 
 
 def unpack(lm: CausalLM) -> None:

@@ -158,7 +158,7 @@ class OracleConfig:
     name: str
     """One of ours (docs/oracles/), or your own as `file.py:function` or `package.module:Name`."""
     labels: Literal["threshold", "bernoulli"] = "threshold"
-    """How a probability becomes a label: above one half, or drawn with that probability from the run's seed."""
+    """How a probability becomes a label: above one half, or drawn with that probability from the run's seed. One half is a tie."""
     scale: Positive = 1.0
     """Bradley-Terry from rewards: p = sigmoid((r1 - r2) / scale)."""
     max_outstanding: Whole = 0

@@ -69,6 +69,10 @@ def pair(prompts, first, second, **columns):
     return [float(len(a) > len(b)) for a, b in zip(first, second)]
 
 
+def labelled(queries, prompts, labels, level):
+    return [None if label is None else 1.0 for label in labels]
+
+
 async def later(prompts, completions, completion_ids, level, **columns):
     return [float(len(ids) + own) for ids, own in zip(completion_ids, level)]
 """
@@ -212,6 +216,12 @@ def test_other_functions_run_there_too(hostile: Path) -> None:
     later.check_columns(["level"], False)
     with pytest.raises(ConfigError, match="its parameter `level` is neither a column"):
         later.check_columns(["levels"], False)
+    labelled = Isolated(f"{hostile}:labelled")
+    with pytest.raises(ConfigError, match="its parameter `labels` is neither a column"):
+        labelled.check_columns(["level"], False)
+    labelled.check_columns(["label", "level"], False)
+    marks = [answer.marks for answer in answers(labelled, question(0, "a", label="a", level=1), question(1, "a", level=2), question(2, "a"))]
+    assert marks == [("ok",), ("abstain",), ("abstain",)]
 
 
 def test_a_mistake_of_the_function_is_one_message(hostile: Path, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class SFT(Objective):
             **reward_metrics(rewards_N[is_new_N], group_of_N[is_new_N], valid_N[is_new_N]),
             "sft/accepted_frac": int(new_N.sum()) / max(1, int(is_new_N.sum())),
             "sft/solved_frac": len(group_of_N[new_N].unique()) / max(1, len(feedback.items)),
-            "sft/duplicates": float(len(accepted) - len(kept)),
+            "sft/duplicates": float(sum(bool(rows[number].trained.any()) for number in accepted) - len(kept)),
             "rows/trained": float(len(kept)),
         }
         units = np.arange(len(kept))

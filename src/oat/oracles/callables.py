@@ -48,6 +48,7 @@ class CallableOracle:
         self.function = function
         self.name = name
         self.cacheable = "completion_ids" not in (_parameters(function) or ())
+        self._known: dict[str, None] = {}
         self._is_async = inspect.iscoroutinefunction(_run_by(function))
         self._pending: dict[str, tuple[Question, float]] = {}
         self._calls: list[tuple[list[str], Future[list[Answer]]]] = []
@@ -91,7 +92,13 @@ class CallableOracle:
         Raises:
             ConfigError: it has a parameter that is neither a column nor given to every function.
         """
-        check_needed(self.needed, {*columns, *self.given, *(["reference"] if has_reference else [])})
+        found = dict.fromkeys([*columns, *(["reference"] if has_reference else [])])
+        check_needed(self.needed, {*found, *self._beside(found)})
+        self._known |= found
+
+    def _beside(self, columns: Collection[str]) -> Collection[str]:
+        """What every call has beside the columns of these data."""
+        return self.given
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
         """Wait for the first call that ends; what one failed to answer is called for again. What a call says of others than these is kept for
@@ -128,7 +135,8 @@ class CallableOracle:
 
     def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]]) -> list[float | None]:
         """One value for each of `asked`, whose candidates are given under the function's own names."""
-        offered = {**_columns(asked), "prompts": [_prompt(question) for question in asked], **candidates}
+        nothing = {name: [None] * len(asked) for name in self._known}
+        offered = {**nothing, **_columns(asked), "prompts": [_prompt(question) for question in asked], **candidates}
         arguments = self._accepted(offered)
         try:
             returned = self.function(**arguments)

@@ -4,8 +4,8 @@ A call is one question to the service: tries, one after the other, until one is 
 after transient faults only:
 
 1. of the way: no connection, 429, 502, 503, 504. They say nothing of the question and are tried again until the call's deadline;
-2. of this try: a timeout, another 5xx, a reply that is cut, too large or not what was to come. The question may be the reason, so they are
-   tried again `max_tries` times. So may 502 and 504 be, where every try that may have been paid has to count.
+2. of this try: a timeout, 408, 409, 425, another 5xx, a reply that is cut, too large or not what was to come. The question may be the reason, so
+   they are tried again `max_tries` times. So may 502 and 504 be, where every try that may have been paid has to count.
 
 Back-off is exponential with full jitter (https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter). An URL that failed
 often in a row rests, and one call then finds out whether it is back; an URL whose reply has `Retry-After` rests as long, for every call. An URL that
@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 _AWAY = (429, 502, 503, 504)
 _GATEWAY = (502, 504)
+_AGAIN = (408, 409, 425)
 _EXCERPT = 200
 _TICK_S = 0.05
 
@@ -304,7 +305,7 @@ class HttpClient:
             raise _Fault(f"the reply was cut ({type(error).__name__})") from None
 
     def _result(self, url: _Url, path: str, status: int, reply: bytes, read: Callable[[bytes], T]) -> T:
-        if status in _AWAY or status >= 500:
+        if status in _AWAY or status in _AGAIN or status >= 500:
             raise _Fault(f"status {status}{self._excerpt(reply)}", is_away=status in _AWAY, status=status)
         if not 200 <= status < 300:
             said = self._excerpt(reply) if status not in (401, 403) else "; is the token right?"

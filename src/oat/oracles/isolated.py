@@ -53,12 +53,16 @@ class Isolated:
         self.answers: Kind = about["answers"]
         self.cacheable, self.version = bool(about["cacheable"]), str(about["version"])
         self._needed, self._given = about["needed"], about["given"]
+        self._known: dict[str, None] = {}
         self._open: dict[str, _Open] = {}
         self._of: dict[str, tuple[str, int]] = {}
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
         """As `CallableOracle.check_columns`."""
-        check_needed(self._needed, {*columns, *self._given, *(["reference"] if has_reference else [])})
+        found = {*columns, *(["reference"] if has_reference else [])}
+        without = {"labels"} if not {"label", "labels", "reference"} & found else set()
+        check_needed(self._needed, {*found, *self._given} - without)
+        self._known |= dict.fromkeys(found)
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
         for question in questions:
@@ -66,7 +70,7 @@ class Isolated:
             for place, item in enumerate(_items(question)):
                 call = f"{question.key} {place}"
                 self._of[call] = str(question.key), place
-                self._workers.send(call, wire.encode(item))
+                self._workers.send(call, wire.encode(replace(item, columns={**self._known, **item.columns})))
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:

@@ -248,10 +248,12 @@ class Judge:
         """Read a reply, and settle what it took."""
         c = self.config
         call.took(*(reply.usage or (call.bound, c.max_tokens)))
-        if wanted and reply.logps is None and c.reads == "logprobs":
+        is_without = reply.logps is None and not self._has_logprobs and (reply.text or not wanted)
+        if is_without and wanted and c.reads == "logprobs":
             call.error = OracleError(f"{c.model} gives no log-probabilities; set oracle.reads to text or auto, or ask an endpoint that has them")
             return
-        self._has_logprobs = bool(self._has_logprobs or reply.logps is not None)
+        if is_without or reply.logps is not None:
+            self._has_logprobs = reply.logps is not None
         self._has_answered = True
         self._replies += 1
         if c.mode == "score":
@@ -267,11 +269,13 @@ class Judge:
         verdicts = ("0", "1", TIE) if self.config.ties else ("0", "1")
         if reply.logps is not None and self.config.reads != "text":
             return probabilities(reply.logps, verdicts)
-        said = verdict_in(reply.text, verdicts)
+        said = None if self.config.reads == "logprobs" else verdict_in(reply.text, verdicts)
         return None if said is None else {verdict: float(verdict == said) for verdict in verdicts}
 
     def _score(self, reply: Reply) -> float | None:
         low, high = self.config.range
+        if reply.logps is None and self.config.reads == "logprobs":
+            return None
         if reply.logps is None or self.config.reads == "text" or not is_of_digits(low, high):
             return score_in(reply.text, low, high)
         found = probabilities(reply.logps, [str(score) for score in range(low, high + 1)])

@@ -32,6 +32,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from oat.contract import pairs_of, plain_answer
 from oat.errors import ConfigError, OracleError, did_you_mean
 from oat.oracles.base import (
     ChecksColumns,
@@ -118,7 +119,7 @@ class Mixture:
         oracles = [source.oracle for source in self._sources.values()]
         self.is_relative = any(source.normalise in ("group", "batch") for source in self._sources.values()) or any(map(is_relative, oracles))
         self.cacheable = all(map(is_cacheable, oracles)) and not self.is_relative
-        self.names_price, self.names_cost = all(map(names_price, oracles)), any(map(names_cost, oracles))
+        self.names_price, self.names_cost = any(map(names_price, oracles)), any(map(names_cost, oracles))
         self.max_outage_s = max((seconds for seconds in map(outage_of, oracles) if seconds is not None), default=None)
         said = json.dumps([list(map(version_of, oracles)), list(sources), by, recipe], default=str)
         self.version = hashlib.sha256(said.encode()).hexdigest()[:16]
@@ -145,7 +146,7 @@ class Mixture:
                 source.oracle.check_columns(columns, has_reference)
 
     def price(self, question: Question) -> Price:
-        """The most that all sources of its row together can cost."""
+        """The most that all sources of its row together can cost; those that do not say it cost a query for each value."""
         total = Price()
         for label in self._chosen(question):
             total = total + price_of(self._sources[label].oracle, question)
@@ -197,9 +198,11 @@ class Mixture:
             close_oracle(source.oracle)
 
     def _hear(self, label: str, answers: Sequence[tuple[str, Answer]]) -> None:
-        for ticket, answer in answers:
+        for ticket, answer in pairs_of(answers, label):
+            if ticket not in self._open[label]:
+                raise OracleError(f"oracle {label}: collect returned the ticket {ticket[:80]!r}, which is not open; return those it was given")
             mine, own = self._open[label].pop(ticket)
-            mine.said[own][label] = answer
+            mine.said[own][label] = plain_answer(answer, "score", mine.questions[own].size, label, f"question {own}")
             mine.open -= 1
 
     def _watch(self, round: _Round) -> None:

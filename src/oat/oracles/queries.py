@@ -13,7 +13,7 @@ Departures from both:
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from oat.oracles.callables import CallableOracle, check_needed
+from oat.oracles.callables import CallableOracle
 from oat.types import Question
 
 
@@ -26,10 +26,9 @@ class QueryReward(CallableOracle):
 
     given = ("queries", "prompts", "labels")
 
-    def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
-        """As `CallableOracle.check_columns`; labels need a column, or a reference."""
-        has_labels = has_reference or bool({"label", "labels"} & set(columns))
-        check_needed(self.needed, {*columns, "queries", "prompts", *(["reference"] if has_reference else []), *(["labels"] if has_labels else [])})
+    def _beside(self, columns: Collection[str]) -> Collection[str]:
+        """Labels need a column, or a reference."""
+        return [name for name in self.given if name != "labels" or {"label", "labels", "reference"} & {*columns}]
 
     def _values(self, questions: Sequence[Question]) -> list[float | None]:
         asked = [(question, text) for question in questions for text in question.candidates]
@@ -50,4 +49,5 @@ def _prompt(question: Question) -> str:
 
 
 def _label(question: Question) -> Any:
-    return question.columns.get("labels", question.columns.get("label", question.reference))
+    found = (question.columns.get("labels"), question.columns.get("label"), question.reference)
+    return next((label for label in found if label is not None), None)

@@ -191,10 +191,10 @@ def _is_loopback(host: str) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """The predecessor's command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m oat.oracles.remote.server", allow_abbrev=False)
-    parser.add_argument("--remote_rm_model", default="Skywork/Skywork-Reward-Llama-3.1-8B-v0.2")
-    parser.add_argument("--max_wait_time", type=int, default=10, help="milliseconds")
-    parser.add_argument("--cuda_devices", default="all", help="numbers with commas between them, or all")
-    parser.add_argument("--multi_gpu", action="store_true", help="one model over all of them, instead of one on each")
+    parser.add_argument("--remote_rm_model", "--remote-rm-model", default="Skywork/Skywork-Reward-Llama-3.1-8B-v0.2")
+    parser.add_argument("--max_wait_time", "--max-wait-time", type=int, default=10, help="milliseconds")
+    parser.add_argument("--cuda_devices", "--cuda-devices", default="all", help="numbers with commas between them, or all")
+    parser.add_argument("--multi_gpu", "--multi-gpu", action="store_true", help="one model over all of them, instead of one on each")
     parser.add_argument("--address", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--timeout", type=int, default=10_000, help="milliseconds")
