@@ -254,7 +254,7 @@ def test_an_answer_that_is_too_old_to_learn_from_is_awaited_by_newer_questions(o
 
 
 def test_labels_of_equal_pairs_are_drawn_for_each(opened: Opened) -> None:
-    ledger = opened(FakeOracle(lambda question: 0.5, answers="compare"), labels="bernoulli")
+    ledger = opened(FakeOracle(lambda question: 0.6, answers="compare"), labels="bernoulli")
     ask(ledger, 0, make_group(0, "aa", "b"), *(twin(number, "aa", "b") for number in range(1, 20)), kind="compare")
     assert {item.label for item in ledger.take(0, 20).items} == {0, 1}
 
