@@ -167,7 +167,7 @@ def kto_loss(
     """
     check_same_shape(ratio_U=ratio_U, is_desirable_U=is_desirable_U, baseline_U=baseline_U)
     above = beta * (ratio_U - baseline_U)
-    return torch.sigmoid(torch.where(is_desirable_U, -above, above))
+    return torch.sigmoid(torch.where(is_desirable_U, -above, above)) + 0.0 * above  # an infinite ratio is no number, and not a term of 0 or 1
 
 
 def rank_matches(first_U: Float[Tensor, " U"], second_U: Float[Tensor, " U"]) -> Int[Tensor, " U"]:
