@@ -3,12 +3,15 @@
 import json
 
 import pytest
-from fixtures import oat, write_jsonl
+from fixtures import make_model, oat, write_jsonl
 
 from oat.blobs import pack, unpack
 from oat.data import PromptSet, Source, read_prompts
 from oat.errors import DataError
 from oat.formats import Layout, scores_of
+from oat.index import Fit
+from oat.lm import load_tokenizer
+from oat.render import Renderer
 from oat.types import Group, Message
 
 QUESTION = [{"role": "user", "content": "1+1"}]
@@ -124,13 +127,16 @@ def test_a_text_has_no_turns(world, tmp_path, capsys):
     assert f"{path}:1: field 'text': expected messages, since a chat template is set, got a text" in capsys.readouterr().err
 
 
-def test_what_is_not_rendered_is_counted():
+def test_what_is_not_rendered_is_counted(tmp_path):
+    make_model(tmp_path / "model")
+    (tmp_path / "calls.jinja").write_text("{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{{ eos_token }}{% endfor %}")
+    fit = Fit(Renderer(load_tokenizer(str(tmp_path / "model")), template=str(tmp_path / "calls.jinja")))
     records = [
         {"prompt": [QUESTION[0], CALL, {"role": "tool", "name": "f", "content": "1", "tool_call_id": None}], "tests": [{"input": 1}]},
         {"prompt": "a", "tools": []},
         {"prompt": [{**QUESTION[0], "name": "Ann"}], "tools": ["f"]},
     ]
-    found = PromptSet(Source(records), Layout(), reads=lambda name: name == "tool_calls")
+    found = PromptSet(Source(records), Layout(), fit)
     assert found[0].messages[1:] == (Message("assistant", "", {"tool_calls": [{"name": "f"}]}), Message("tool", "1", {"name": "f"}))
     assert found.notes[1] == "records: not rendered: `name` (2 of 3 records), `tools` (1 of 3 records)"
     assert found[2].columns == {"tools": ["f"]}

@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 
 from oat.data import PromptSet, Source
-from oat.errors import DataError, TemplateError
+from oat.errors import DataError
 from oat.formats import Layout
+from oat.index import Fit, Index
 from oat.records import Records
 from oat.render import Renderer
 from oat.seeds import Seeds, uniforms
@@ -37,6 +38,7 @@ class Prompts:
             has come round more often than one of small weight. None never ends.
         shuffle: False takes the records of a source as they stand, in every epoch.
         folder: for copies of what can only be read in order, as in `PromptSet`.
+        caches: folders in which what reading a source has found is remembered, as in `PromptSet`.
         shard: (rank, count): take every `count`-th prompt of the one order, from the `rank`-th. The shards are disjoint and together the order.
 
     Attributes:
@@ -73,6 +75,7 @@ class Prompts:
         epochs: int | None = None,
         shuffle: bool = True,
         folder: Path | None = None,
+        caches: Sequence[Path] = (),
         shard: tuple[int, int] = (0, 1),
     ):
         if not 0 <= shard[0] < shard[1]:
@@ -86,14 +89,15 @@ class Prompts:
         self._pools: list[_Pool] = []
         for number, one in enumerate(sources):
             layout = Layout(prompt_key, reference_key, responses, score_key, numbers)
-            fit = _Fit(one, layout, renderer, max_tokens, room, room_is)
-            own: dict[str, Any] = {"max_prompts": max_prompts, "skip": on_bad_record == "skip", "folder": folder, "reads": renderer.reads}
-            found = PromptSet(one, layout, fit.accepts, **own)
+            own: dict[str, Any] = {"max_prompts": max_prompts, "skip": on_bad_record == "skip", "folder": folder, "caches": caches}
+            found = PromptSet(one, layout, Fit(renderer, max_tokens, room), **own)
+            index = found.index
             self.notes += found.notes
-            self._count_dropped(one, found.read, len(found), max_tokens, "prompts with their longest response" if responses else "prompts")
-            fit.check_room(len(found))
-            self.skipped, self.longest = self.skipped + found.skipped, max(self.longest, fit.longest)
-            self.columns, self.has_references = self.columns | found.columns, self.has_references or fit.has_references
+            self._count_dropped(one, index.read, len(found), max_tokens, "prompts with their longest response" if responses else "prompts")
+            if index.over and room is not None:
+                raise _no_room(one, index, layout, room, room_is)
+            self.skipped, self.longest = self.skipped + index.skipped, max(self.longest, index.longest)
+            self.columns, self.has_references = self.columns | index.columns, self.has_references or index.has_references
             self.formats |= {layout.format.name} if layout.format else set()
             self._pools.append(_Pool(found, seeds, number, shuffle))
         self.size = sum(len(pool.prompts) for pool in self._pools)
@@ -153,79 +157,6 @@ class Prompts:
             self.notes = (*self.notes, f"{source.name}: {read - left} of {read} {what} are longer than {max_tokens} tokens and left out")
 
 
-@dataclass
-class _Fit:
-    """Whether the prompts of a source can be rendered, and have room.
-
-    Attributes:
-        longest: tokens of the longest one that is kept.
-        over: those that are kept and have no room.
-        first: row and size of the first of them.
-        has_references: as in `Prompts`, of those that are kept.
-    """
-
-    source: Source
-    layout: Layout
-    renderer: Renderer
-    max_tokens: int | None
-    room: int | None
-    room_is: str
-    longest: int = 0
-    over: int = 0
-    first: tuple[int, int] = (0, 0)
-    has_references: bool = False
-
-    def accepts(self, prompt: Prompt) -> bool:
-        size = self._num_tokens(prompt)
-        if self.max_tokens is not None and size > self.max_tokens:
-            return False
-        self.longest = max(self.longest, size)
-        self.has_references = self.has_references or prompt.reference is not None
-        if self.room is not None and size > self.room:
-            self.first = self.first if self.over else (prompt.row, size)
-            self.over += 1
-        return True
-
-    def check_room(self, kept: int) -> None:
-        if not self.over or self.room is None:
-            return
-        row, size = self.first
-        if self.layout.responses:
-            raise DataError(
-                f"{self.source.place(row)}: the prompt and its longest response have {size} tokens, and the model's context holds {self.room} "
-                f"({self.over} of {kept} records are too long); drop longer ones (prompts.max_tokens: {self.room}), or shorten them"
-            )
-        drop = f"drop longer ones (prompts.max_tokens: {self.room}), " if self.room > 0 and self.over < kept else ""
-        raise DataError(
-            f"{self.source.place(row)}: the prompt has {size} tokens, and the model's context leaves room for {max(0, self.room)}{self.room_is}; "
-            f"{self.over} of {kept} prompts are too long; {drop}lower sampling.max_new_tokens, or set sampling.overflow to cut"
-        )
-
-    def _num_tokens(self, prompt: Prompt) -> int:
-        """Of the prompt; of recorded data also of its longest response."""
-        if not prompt.messages:
-            self._check_text(prompt)
-        try:
-            size = len(self.renderer.prompt(prompt.messages)) if prompt.messages else 0
-            return max([size, *(self._num_with(prompt, name) for name in self.layout.responses)])
-        except TemplateError as error:
-            form = self.layout.format
-            field = form.prompt or form.columns[0] if form else self.layout.prompt_key
-            raise DataError(f"{self.source.place(prompt.row)}: field {field!r}: the prompt cannot be rendered: {error}") from error
-
-    def _num_with(self, prompt: Prompt, name: str) -> int:
-        try:
-            return len(self.renderer.recorded(prompt.messages, prompt.columns[name])[0])
-        except TemplateError as error:
-            raise DataError(f"{self.source.place(prompt.row)}: field {name!r}: the response cannot be rendered: {error}") from error
-
-    def _check_text(self, prompt: Prompt) -> None:
-        """A text that is learned whole has no prompt, and no turns."""
-        if self.renderer.template is not None:
-            place = f"{self.source.place(prompt.row)}: field 'text'"
-            raise DataError(f"{place}: expected messages, since a chat template is set, got a text; remove `render.template`, or write messages")
-
-
 class _Pool:
     """The prompts of one source, each epoch in an order of its own."""
 
@@ -243,6 +174,20 @@ class _Pool:
             address = (epoch, self._number) if self._number else (epoch,)
             self._order = (epoch, self._seeds.at("prompts", *address).permutation(len(self.prompts)))
         return self.prompts[self._order[1][place]]
+
+
+def _no_room(source: Source, index: Index, layout: Layout, room: int, room_is: str) -> DataError:
+    row, size = index.first_over
+    if layout.responses:
+        return DataError(
+            f"{source.place(row)}: the prompt and its longest response have {size} tokens, and the model's context holds {room} "
+            f"({index.over} of {len(index)} records are too long); drop longer ones (prompts.max_tokens: {room}), or shorten them"
+        )
+    drop = f"drop longer ones (prompts.max_tokens: {room}), " if room > 0 and index.over < len(index) else ""
+    return DataError(
+        f"{source.place(row)}: the prompt has {size} tokens, and the model's context leaves room for {max(0, room)}{room_is}; "
+        f"{index.over} of {len(index)} prompts are too long; {drop}lower sampling.max_new_tokens, or set sampling.overflow to cut"
+    )
 
 
 def interleave(weights: Sequence[float], n: int, seeds: Seeds) -> tuple[np.ndarray, np.ndarray]:

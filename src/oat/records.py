@@ -22,6 +22,7 @@ import importlib
 import json
 import re
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -46,11 +47,25 @@ Records = str | Path | Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mappi
 
 
 class Reader(Protocol):
+    """Records with their places.
+
+    Attributes:
+        is_json: what it gives is what JSON can say, and nothing else.
+    """
+
+    is_json: bool
+
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
         """Each record with its place, by which it is found again, and its row. What cannot be parsed is a DataError in the record's stead."""
 
     def at(self, place: int, row: int) -> Any:
-        """A record that stood there."""
+        """A record that stood there, after all were read, or `prepare`."""
+
+    def prepare(self) -> None:
+        """Do what `at` needs, where nobody reads all records."""
+
+    def files(self) -> Sequence[Path] | None:
+        """The files that decide what it gives, together with its name; None of what is made anew each time."""
 
 
 def open_records(records: Records, name: str, split: str | None = None, folder: Path | None = None) -> Reader:
@@ -66,7 +81,7 @@ def open_records(records: Records, name: str, split: str | None = None, folder: 
     """
     given = str(records) if isinstance(records, str | Path) else records
     if isinstance(given, str) and _is_dataset(given):
-        return _indexed(lambda: _dataset(given, split), given, folder)
+        return _indexed(lambda: _dataset(given, split), given, folder, is_stored=True)
     if isinstance(given, Mapping):
         return _indexed(lambda: _of_split(given, name, split), name, folder)
     if split is not None:
@@ -79,9 +94,9 @@ def open_records(records: Records, name: str, split: str | None = None, folder: 
     if path.suffix.lower() in _PACKED:
         raise DataError(f"{path}: expected a file of records, got a packed one ({path.suffix}); unpack it, and name what was in it")
     if path.suffix.lower() == ".parquet":
-        return _Spooled(_parquet(path), given, folder)
+        return _Spooled(_parquet(path), given, folder, path)
     if is_array(path):
-        return _Indexed(_array(path), given)
+        return _Indexed(_array(path), given, path)
     lines = _Csv(path) if path.suffix.lower() == ".csv" else _Jsonl(path)
     return lines if path.is_file() or not path.exists() else _Spooled(((row, record) for _, row, record in lines), given, folder)
 
@@ -89,10 +104,16 @@ def open_records(records: Records, name: str, split: str | None = None, folder: 
 class _Jsonl:
     """The lines of a file; their place is the byte where they begin."""
 
-    kind = "JSONL"
+    kind, is_json = "JSONL", True
 
     def __init__(self, path: Path):
         self.path = path
+
+    def prepare(self) -> None:
+        pass
+
+    def files(self) -> Sequence[Path] | None:
+        return [self.path]
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
         with self._file() as file:
@@ -130,6 +151,9 @@ class _Csv(_Jsonl):
     def __init__(self, path: Path):
         super().__init__(path)
         self._names: list[str] = []
+
+    def prepare(self) -> None:
+        next(iter(self), None)
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
         with self._file() as file:
@@ -197,10 +221,24 @@ class _Lines:
 
 
 class _Indexed:
-    """Records that are found by their number."""
+    """Records that are found by their number.
 
-    def __init__(self, records: Any, name: str):
-        self.records, self.name = records, name
+    Args:
+        file: that they stand in, a JSON array.
+        is_stored: they are a dataset of files, as it stands there.
+    """
+
+    def __init__(self, records: Any, name: str, file: Path | None = None, *, is_stored: bool = False):
+        self.records, self.name, self.file, self.is_json, self.is_stored = records, name, file, file is not None, is_stored
+
+    def prepare(self) -> None:
+        pass
+
+    def files(self) -> Sequence[Path] | None:
+        """Of a dataset those that it maps into memory."""
+        if self.file is not None:
+            return [self.file]
+        return [Path(each["filename"]) for each in self.records.cache_files] if self.is_stored else None
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
         return ((number, number + 1, unboxed(record)) for number, record in enumerate(_guarded(lambda: self.records, self.name)))
@@ -210,10 +248,22 @@ class _Indexed:
 
 
 class _Spooled:
-    """Records that can only be read in order."""
+    """Records that can only be read in order.
 
-    def __init__(self, records: Iterable[tuple[int, Any]], name: str, folder: Path | None):
-        self.records, self.name, self.folder = records, name, folder
+    Args:
+        file: that they stand in; None of what is made anew each time.
+    """
+
+    is_json = False
+
+    def __init__(self, records: Iterable[tuple[int, Any]], name: str, folder: Path | None, file: Path | None = None):
+        self.records, self.name, self.folder, self.file = records, name, folder, file
+
+    def prepare(self) -> None:
+        deque(self, maxlen=0)
+
+    def files(self) -> Sequence[Path] | None:
+        return None if self.file is None else [self.file]
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
         try:
@@ -232,11 +282,11 @@ class _Spooled:
         return json.loads(self._file.readline())
 
 
-def _indexed(function: Callable[[], Any], name: str, folder: Path | None) -> Reader:
+def _indexed(function: Callable[[], Any], name: str, folder: Path | None, *, is_stored: bool = False) -> Reader:
     """What people's own code gives, or a dataset: by number where it can be."""
     (found,) = _guarded(lambda: [_plain(function())], name)
     if isinstance(found, list | tuple) or (hasattr(found, "with_format") and hasattr(found, "__len__")):
-        return _Indexed(found, name)
+        return _Indexed(found, name, is_stored=is_stored)
     return _Spooled(enumerate(map(unboxed, _guarded(lambda: found, name)), start=1), name, folder)
 
 

@@ -15,14 +15,16 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from oat.encoding import Encoder
 from oat.errors import TemplateError, did_you_mean, warn
-from oat.questions import Form
+from oat.questions import Example, Form
 from oat.templates import CHATML, CHATML_TOKENS
 from oat.types import Message
 
@@ -58,6 +60,7 @@ class Renderer:
         num_tokens: tokens that the tokenizer knows, added ones included.
         template: the text of the chat template, or None.
         source: the same on the day of this renderer; "" without one.
+        definition: what it was made with beside the tokenizer, as plain data, of which `of` makes it again.
 
     Raises:
         TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, does not read the date that is given, or rewrites
@@ -83,6 +86,12 @@ class Renderer:
         self.system = system
         self.stop = tuple(stop)
         self._question, self._few_shot = question, few_shot
+        self._last: tuple[tuple[Message, ...], np.ndarray] = ((), np.zeros(0, np.int32))
+        self._encoder = Encoder(tokenizer)
+        self.definition: dict[str, Any] = {
+            **{"template": template, "system": system, "date": date and date.isoformat(), "stop": list(stop), "eos_ids": [int(i) for i in eos_ids]},
+            **{"has_turns": has_turns, "question": question and asdict(question), "few_shot": few_shot},
+        }
         self.num_tokens = len(tokenizer)
         self.template = None if template is None else _load_template(template, tokenizer)
         self.source = "" if self.template is None else _on_day(self.template, date or datetime.date.today())
@@ -99,16 +108,28 @@ class Renderer:
         ends = {tokenizer.eos_token_id, self._end_id} - {None}
         self.stop_ids: frozenset[int] = frozenset(ends | {int(i) for i in eos_ids})
 
+    @classmethod
+    def of(cls, tokenizer: "PreTrainedTokenizerFast", definition: Mapping[str, Any]) -> "Renderer":
+        """Another one with this `definition`."""
+        form, day = definition["question"], definition["date"]
+        question = form and Form(**{**form, "examples": tuple(Example(**each) for each in form["examples"]), "stop": tuple(form["stop"])})
+        return cls(tokenizer, **{**definition, "question": question, "date": day and datetime.date.fromisoformat(day)})
+
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:
-        """The ids that a model continues, (T,) int32; a chat ends in its generation prompt.
+        """The ids that a model continues, (T,) int32; a chat ends in its generation prompt. The last one is remembered, since the recorded responses
+        to a prompt come one after another.
 
         Raises:
             TemplateError: the template refuses the conversation, or nothing of it becomes a token; it is not one question where a form is set.
         """
-        messages = self._put(messages)
+        given = tuple(messages)
+        if given and given == self._last[0]:
+            return self._last[1].copy()
+        messages = self._put(given)
         ids = self._plain(messages) if self.template is None else self._ids(self._render(self._with_system(messages), generate=True))
         if not len(ids):
             raise TemplateError("a prompt has no tokens: the tokenizer drops all of its text; use another tokenizer, or remove the prompt")
+        self._last = (given, ids.copy())
         return ids
 
     def extend(self, ids: np.ndarray, message: Message) -> np.ndarray:
@@ -260,8 +281,7 @@ class Renderer:
         if len(messages) != 1 or messages[0].role != "user":
             roles = ", ".join(message.role for message in messages) or "nothing"
             raise TemplateError(f"a conversation of {roles} needs a chat template; {_proposal(self.tokenizer)}")
-        encoded = self._encode(messages[0].content, return_special_tokens_mask=True)
-        ids, added = list(encoded["input_ids"]), list(encoded["special_tokens_mask"])
+        ids, added = self._encoder.ids(messages[0].content, adds=True)
         while ids and added[-1] and ids[-1] == self.tokenizer.eos_token_id:
             ids.pop()
             added.pop()
@@ -328,18 +348,8 @@ class Renderer:
             piece = piece.replace(_OPEN, "").replace(_CLOSE, "")
             # A control token that is no special one is matched all the same unless it is cut in two.
             for part in (piece[:1], piece[1:]) if place % 2 else (piece,):
-                ids += self._encode(part, add_special_tokens=False, split_special_tokens=bool(place % 2))["input_ids"]
+                ids += self._encoder.ids(part, adds=False, splits=bool(place % 2))[0]
         return np.array(ids, dtype=np.int32)
-
-    def _encode(self, text: str, **options: bool) -> Mapping[str, list[int]]:
-        try:
-            encoded: Mapping[str, list[int]] = self.tokenizer(text, verbose=False, **options)
-        except Exception as error:  # the tokenizer's own code raises nothing narrower
-            raise TemplateError(
-                f"the tokenizer of {self.tokenizer.name_or_path or 'the model'} cannot encode {text[:80]!r} ({error}); give another model "
-                "(`model.path`), one whose tokenizer knows the text or has an unknown token, or change the text"
-            ) from error
-        return encoded
 
     def _check_chatml(self) -> None:
         for token in CHATML_TOKENS:

@@ -14,6 +14,7 @@ from oat.data import Source
 from oat.environments.base import Environment, build_environment
 from oat.errors import ConfigError
 from oat.formats import UNPAIRED
+from oat.index_cache import cache_folder
 from oat.lm import CausalLM, load_tokenizer, outlines
 from oat.models import check_tokenizer, load_models
 from oat.oracles.base import ChecksColumns, Oracle, bind, close_oracle, is_relative, names_cost, names_price, outage_of
@@ -192,7 +193,7 @@ def _training_prompts(
     p = config.prompts
     entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
     sources = [Source(entry) if isinstance(entry, str) else Source(entry.path, entry.weight, entry.split) for entry in entries]
-    own: dict[str, Any] = {"max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle, "folder": folder, **_columns(config)}
+    own: dict[str, Any] = {"max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle, **_kept_in(folder), **_columns(config)}
     own |= {"responses": p.responses, "score_key": p.score_key, "numbers": numbers}
     own |= {"room": context} if p.responses else _room(config.sampling, context)
     prompts = Prompts(sources, renderer, seeds, **own)
@@ -227,8 +228,13 @@ def _check_scores(config: Config, prompts: Prompts) -> None:
 def _held_out_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None) -> Prompts:
     e = config.evaluation
     assert e is not None, "asked for where there is one"
-    own: dict[str, Any] = {**_room(config.sampling, context), "max_prompts": e.max_prompts, "folder": folder, **_columns(config)}
+    own: dict[str, Any] = {**_room(config.sampling, context), "max_prompts": e.max_prompts, **_kept_in(folder), **_columns(config)}
     return Prompts([Source(e.path, split=e.split)], renderer, seeds, **own)
+
+
+def _kept_in(folder: Path | None) -> dict[str, Any]:
+    """Where copies lie, and where what was read is remembered."""
+    return {"folder": folder, "caches": [*([folder / "indexes"] if folder else []), cache_folder()]}
 
 
 def _columns(config: Config) -> dict[str, Any]:

@@ -143,10 +143,10 @@ def check_skip(folder: Path, count: int, seed: int) -> int:
         path = folder / "many.jsonl"
         path.write_bytes(BOM + b"\r\n".join(part for line in lines for part in (line.replace(b"\r", b""), good, b"")) + b"\n")
         found = opened(path, form, skip=True)
-        assert found.read == len(found) == len(lines), form
+        assert found.index.read == len(found) == len(lines), form
         assert [prompt.row for prompt in found] == [3 * number + 2 for number in range(len(lines))], form
-        assert f"{path}: {found.skipped} malformed records are left out: {path}:1: " in found.notes[-1]
-        skipped += found.skipped
+        assert f"{path}: {found.index.skipped} malformed records are left out: {path}:1: " in found.notes[-1]
+        skipped += found.index.skipped
     return skipped
 
 
@@ -200,7 +200,7 @@ def test_a_line_of_10_mb(tmp_path: Path, end: bytes, figure: Callable[[str], Non
         opened(path, "prompt-only")
     assert_says(str(seen.value), f"{path}:2", cut, "prompt-only")
     found = opened(path, "prompt-only", skip=True)
-    assert (found.skipped, [prompt.row for prompt in found], len(found[1].columns["x"])) == (1, [1, 3], LONG)
+    assert (found.index.skipped, [prompt.row for prompt in found], len(found[1].columns["x"])) == (1, [1, 3], LONG)
     name = tmp_path / "name.jsonl"
     name.write_bytes(b'{"' + b"n" * LONG + b'": 1}\n')
     with pytest.raises(DataError) as seen:
@@ -240,12 +240,12 @@ def test_malformed_csv_is_left_out_and_counted(tmp_path: Path) -> None:
     path, good = tmp_path / "bad.csv", b'"two\nlines",b\r\n'
     path.write_bytes(BOM + b"prompt,answer\n" + b"".join(bad + good for bad in CSV))
     found = opened(path, "prompt-only", skip=True)
-    assert found.skipped == len(CSV)
+    assert found.index.skipped == len(CSV)
     assert [prompt.row for prompt in found] == [3 * number + 4 for number in range(len(CSV))]
     assert [prompt.messages[0].content for prompt in found] == ["two\nlines"] * len(CSV)
     path.write_bytes(b'prompt,answer\na,b\n"open,b\nc,d\n')
     found = opened(path, "prompt-only", skip=True)
-    assert (found.skipped, len(found)) == (1, 1), "a quotation mark that is never closed swallows the rest"
+    assert (found.index.skipped, len(found)) == (1, 1), "a quotation mark that is never closed swallows the rest"
 
 
 @pytest.mark.parametrize("section", ["prompts", "evaluation"])
