@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-WORDS = "once upon a time there was little girl named Lily who loved to play in the garden with her dog and they found something shiny".split()
+TEXT = "once upon a time there was little girl named Lily who loved to play in the garden with her dog and they found something shiny"
+WORDS = TEXT.split()
 PAIR = ("chosen", "rejected")
 
 
