@@ -1,0 +1,47 @@
+"""The page of a first real run works as typed, with a tiny model in the place of the hub's; and the index of pages knows them all."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from tiny_models import build_config, build_tokenizer, save_model
+
+from oat.cli import main
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "first_run.md").read_text(encoding="utf-8")
+HUB = "Qwen/Qwen2.5-0.5B-Instruct"
+TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant {% endif %}"
+
+
+def test_the_page_works_as_typed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_model(tmp_path / "model", build_config("qwen3", context=256))
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "model")
+    files = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", PAGE, flags=re.DOTALL))
+    assert set(files) == {"train.jsonl", "heldout.jsonl", "reward.py", "first.yaml"}
+    for name, text in files.items():
+        Path(name).write_text(text.replace(HUB, "model").replace("max_steps: 60", "max_steps: 4"), encoding="utf-8")
+    blocks = re.findall(r"<!-- run -->\n```sh\n(.*?)```", PAGE, flags=re.DOTALL)
+    lines = [shlex.split(line.replace(HUB, "model"), comments=True) for block in blocks for line in block.splitlines()]
+    assert len(lines) == 9
+    for program, *arguments in lines:
+        assert program == "oat"
+        assert main(arguments) == 0, capsys.readouterr().err
+    assert Path("my-model/model.safetensors").exists()
+    assert Path("plot.png").exists()
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]*)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert not target or "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_index_names_every_page():
+    linked = {(DOCS / target).resolve() for target in re.findall(r"\]\(([^)#]+)", (DOCS / "README.md").read_text(encoding="utf-8"))}
+    assert {*DOCS.rglob("*.md")} - linked == {DOCS / "README.md"}
