@@ -5,6 +5,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -197,6 +198,27 @@ def forked(action: Callable[[], int], log: Path, *, kill_after_s: float | None =
             os.kill(child, signal.SIGKILL)
         os.close(ended)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def cold(place: str, *arguments: object, log: Path, environment: Mapping[str, object] | None = None) -> int:
+    """Call `module:function` of the tests with these arguments, as texts, in an interpreter of its own and in a session of its own; its exit code, or
+    minus the signal that ended it. `log` gets what it prints, and `log.session` its session.
+    """
+    script = "import sys; sys.path[:0] = sys.argv[2].split(':'); import fixtures; sys.exit(getattr(*fixtures.named(sys.argv[1]))(*sys.argv[3:]))"
+    folders = ":".join(str(Path(__file__).parent / folder) for folder in (".", "faults"))
+    chosen = {name: str(value) for name, value in (environment or {}).items()}
+    kept = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, place, folders, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**kept, "OMP_NUM_THREADS": "1", **chosen},
+            start_new_session=True,
+        )
+    log.with_suffix(".session").write_text(str(process.pid))
+    return process.wait(600)
 
 
 def named(place: str) -> tuple[Any, str]:

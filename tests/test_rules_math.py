@@ -2,10 +2,12 @@
 
 import importlib.util
 import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import math_answers
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,6 +89,7 @@ EQUAL_AS_TEXTS = [
     (r"\!5", "5"),
     ("\u22125", "-5"),
     (r"\lbrack 1, 2\rbrack", "[1,2]"),
+    (r"\begin{bmatrix} -1/3 \\[4pt] x \end{bmatrix}", r"\begin{pmatrix}-\frac{1}{3}\\x\end{pmatrix}"),
 ]
 EQUAL_AS_NUMBERS = [
     ("0.5", r"\frac{1}{2}"),
@@ -99,11 +102,16 @@ EQUAL_AS_NUMBERS = [
     ("1,000", "1000.00"),
     ("-0", "0"),
     ("2516_8", "2516_{8}"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    (r"1\frac{4}{5}", "1.8"),
+    (r"0.\overline{36}", r"\frac{4}{11}"),
+    (r"-0.1\overline{6}", r"-\frac16"),
+    (r"\begin{pmatrix}0.5\\2\end{pmatrix}", r"\begin{pmatrix}1/2\\2.0\end{pmatrix}"),
 ]
 EQUAL_AS_MATHEMATICS = [
     ("x+1", "1+x"),
     (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
-    (r"\{1,2\}", r"\{2,1\}"),
+    (r"(x+1,2)", r"(1+x,2)"),
     ("2x(x+1)", "2x^2+2x"),
     (r"\sqrt{8}", r"2\sqrt{2}"),
     (r"10^{3}", "1000"),
@@ -134,6 +142,12 @@ UNEQUAL = [
     (r"\left\{ 3, 4 \right\}", "(3,4)"),
 ]
 HOSTILE = [
+    r"\begin{pmatrix}" * 20,
+    r"\begin{pmatrix} 9^{9^{9^{9}}} \\ x+1 \end{pmatrix}",
+    "9^{9^{9^{9}}}," * 20,
+    "{" * 5_000 + "}" * 5_000,
+    "%" * 9_000 + "x",
+    r"{\over" * 1_500,
     "9^{9^{9^{9^{9}}}}",
     "(" * 140 + ")" * 140,
     "{" * 250,
@@ -188,6 +202,52 @@ def test_equal_as_mathematics(oracle: MathRule, found: str, right: str) -> None:
 @pytest.mark.parametrize(("found", "right"), UNEQUAL)
 def test_unequal(oracle: MathRule, found: str, right: str) -> None:
     assert score(oracle, rf"It is \boxed{{{found}}}.", right) == 0.0
+
+
+def spelled(answer: str) -> list[str]:
+    """The same answer written compactly, with blanks, with \\left and \\right, and, where it is a matrix, in other environments."""
+    compact = re.sub(r"(?<![a-zA-Z])\s+|\s+(?![a-zA-Z])", "", answer)
+    wide = re.sub(r"(\\\\|[&,+=<>]|(?<=[0-9a-z)}])-)", r" \1 ", answer)
+    sized = re.sub(r"(?<!\\left)(\\\{|[(\[])([^][(){}]*)(\\\}|[)\]])", r"\\left\1 \2 \\right\3", answer)
+    ways = [compact, wide, sized, f"${answer}$", rf"\displaystyle {answer}"]
+    for end in (r"bmatrix}", r"matrix}\right)", r"array}\right]", r"smallmatrix}\right)"):
+        begin = end.removesuffix(r"\right)").removesuffix(r"\right]") + ("{c c}" if "array" in end else "")
+        left = r"\left(" if end.endswith(")") else r"\left[" if end.endswith("]") else ""
+        ways.append(answer.replace(r"\begin{pmatrix}", rf"{left}\begin{{{begin}").replace(r"\end{pmatrix}", rf"\end{{{end}"))
+    return [*ways, *(way.replace(r"\\", r"\\[4pt]") for way in ways)]
+
+
+@needs_math_verify
+def test_an_answer_however_it_is_written(oracle: MathRule) -> None:
+    """Of each answer of the list: all ways that it has there, and those that can be made of it, against the one that the data set has."""
+    pairs = [(way, right) for ways, _ in math_answers.ALL for right in ways[:1] for way in {*ways, *spelled(right)}]
+    assert len(pairs) > 800
+    assert unequal(oracle, pairs) == []
+
+
+def test_matrices_of_numbers_need_no_parser() -> None:
+    for ways, _ in math_answers.MATRICES[:3]:
+        assert [way for way in [*ways, *spelled(ways[0])] if compare(way, ways[0]) is not True] == []
+
+
+@needs_math_verify
+def test_no_wrong_answer_is_taken_for_a_right_one(oracle: MathRule) -> None:
+    pairs = [(wrong, right) for ways, others in math_answers.ALL for right in ways[:1] for wrong in others[:2]]
+    assert unequal(oracle, pairs) == pairs
+
+
+@needs_math_verify
+@pytest.mark.slow
+def test_every_way_against_every_other(oracle: MathRule) -> None:
+    for ways, others in math_answers.ALL:
+        assert unequal(oracle, [(one, other) for one in ways for other in ways]) == []
+        wrong = [pair for one in ways for other in others for pair in ((one, other), (other, one))]
+        assert unequal(oracle, wrong) == wrong
+
+
+def unequal(oracle: MathRule, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    scores = oracle.grade(["p"] * len(pairs), [rf"It is \boxed{{{found}}}." for found, _ in pairs], [rf"\boxed{{{right}}}" for _, right in pairs])
+    return [pair for pair, score in zip(pairs, scores, strict=True) if score != 1.0]
 
 
 @needs_math_verify

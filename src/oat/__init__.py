@@ -5,6 +5,8 @@ oat.load_run("runs/grpo").metrics
 """
 
 import importlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +16,22 @@ if TYPE_CHECKING:
 __all__ = ["Trainer", "load_run"]
 
 _HOMES = {"Trainer": "oat.trainer", "load_run": "oat.reading"}
+
+
+def _move_compiler_cache() -> None:
+    """Name a folder of the user's for the compiler of torch, unless the environment does; nobody else may write there, and what it holds is loaded as
+    code.
+
+    transformers imports the compiler, and with it comes the folder; by default it stands in TMPDIR, where each run would leave one. Nothing of ours
+    compiles.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "torch" / "inductor"
+    existing = next(folder for folder in (cache, *cache.parents) if os.path.exists(folder))
+    if cache.is_absolute() and os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+
+
+_move_compiler_cache()
 
 
 def __getattr__(name: str) -> Any:

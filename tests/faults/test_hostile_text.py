@@ -188,27 +188,29 @@ def test_hostile_text_as_a_reference_is_no_reference():
         assert gsm8k(["p"], ["72"], [text]) in ([None], [0.0])
 
 
+def graded_quietly() -> int:
+    """0 where grading raises no audit event."""
+    events: list[str] = []
+    sys.addaudithook(lambda event, arguments: events.append(event))
+    eval("1")
+    open(os.devnull).close()
+    if not {"compile", "exec", "open"} <= set(events):
+        print("the hook sees nothing")
+        return 1
+    for text in HOSTILE.values():
+        grade_all(text)
+    events.clear()
+    for text in HOSTILE.values():
+        grade_all(text)
+        value_of(text)
+    seen = list(events)
+    print("events:", seen)
+    return 2 if seen else 0
+
+
 @pytest.mark.inventory(85, 86)
 def test_grading_runs_nothing_and_opens_nothing(tmp_path: Path):
     """Python's own audit events: in a forked child, since a hook cannot be taken away again."""
 
-    def child() -> int:
-        events: list[str] = []
-        sys.addaudithook(lambda event, arguments: events.append(event))
-        eval("1")
-        open(os.devnull).close()
-        if not {"compile", "exec", "open"} <= set(events):
-            print("the hook sees nothing")
-            return 1
-        for text in HOSTILE.values():
-            grade_all(text)
-        events.clear()
-        for text in HOSTILE.values():
-            grade_all(text)
-            value_of(text)
-        seen = list(events)
-        print("events:", seen)
-        return 2 if seen else 0
-
     log = tmp_path / "log"
-    assert forked(child, log) == 0, log.read_text(encoding="utf-8")
+    assert forked(graded_quietly, log) == 0, log.read_text(encoding="utf-8")

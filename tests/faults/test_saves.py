@@ -83,30 +83,38 @@ SAVED = [
 """Up to the end of the verification; what was left of an earlier attempt goes first."""
 
 
+def recorded_save(folder: str, verifies: str, events: str) -> int:
+    """Save step 6, and write what was asked of the operating system to a file.
+
+    Args:
+        verifies: "" to damage the checkpoint once it is published.
+    """
+    recorder, point = Recorder(), Checkpoints._point
+
+    def turned(self: Checkpoints, name: str) -> None:
+        point(self, name)
+        if not verifies:
+            with os.fdopen(os.open(self.directory / name / "state.json", os.O_RDWR), "r+b") as file:
+                file.write(b"[")
+
+    Checkpoints._point = turned  # type: ignore[method-assign]
+    try:
+        save(Checkpoints(Path(folder), every=1, keep_last=2), 6)
+    except CheckpointError as error:
+        print(error)
+    Path(events).write_text(json.dumps(recorder.events))
+    return 0
+
+
 @pytest.mark.fault("R7")
 @pytest.mark.parametrize("verifies", [True, False])
 def test_the_order_of_a_save(checkpoints: Checkpoints, tmp_path: Path, figure: Figure, verifies: bool) -> None:
     """Each thing is on disk before the next relies on it; nothing is removed before the new one verifies, and nothing at all if it does not."""
 
-    def child() -> int:
-        recorder, point = Recorder(), Checkpoints._point
-
-        def turned(self: Checkpoints, name: str) -> None:
-            point(self, name)
-            if not verifies:
-                with os.fdopen(os.open(self.directory / name / "state.json", os.O_RDWR), "r+b") as file:
-                    file.write(b"[")
-
-        Checkpoints._point = turned  # type: ignore[method-assign]
-        try:
-            save(checkpoints, 6)
-        except CheckpointError as error:
-            print(error)
-        (tmp_path / "events.json").write_text(json.dumps(recorder.events))
-        return 0
-
     log = tmp_path / "log"
-    assert forked(child, log) == 0, log.read_text()
+    assert forked(lambda: recorded_save(str(checkpoints.directory), "verifies" if verifies else "", str(tmp_path / "events.json")), log) == 0, (
+        log.read_text()
+    )
     events = [event for event in json.loads((tmp_path / "events.json").read_text()) if not event.startswith("write events")]
     assert events == SAVED + (["remove step_00000002"] if verifies else [])
     if verifies:

@@ -43,6 +43,10 @@ Undecided = Literal["mask", "half"]
 """A pair without a winner is left out, or counts one half in each order: its term is the mean of the pair's and of the pair's turned round."""
 
 
+ROUNDING = 1e-5
+"""Nats a token by which two passes of the same weights may differ in float32 (docs/design.md, law 7)."""
+
+
 @dataclass(frozen=True)
 class PairConfig:
     """Fields of every direct loss."""
@@ -230,8 +234,8 @@ class DPO(Tied):
         if c.length_alpha:
             margin_U = preference.length_margin(margin_U, *halves(response_lengths(outputs, view)), alpha=c.length_alpha, beta=c.beta)
         if c.positive_lambda:
-            policy_N, reference_N = self.logps(outputs, view)
-            margin_U = preference.positive_margin(margin_U, policy_N[0::2], reference_N[0::2], weight=c.positive_lambda)
+            (policy_U, _), (reference_U, _), (length_U, _) = map(halves, (*self.logps(outputs, view), response_lengths(outputs, view)))
+            margin_U = preference.positive_margin(margin_U, policy_U, reference_U, weight=c.positive_lambda, rounding_U=ROUNDING * length_U)
         return margin_U
 
 

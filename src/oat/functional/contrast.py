@@ -116,7 +116,7 @@ def orpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) ->
 
     Args:
         chosen_U, rejected_U: mean log-probabilities a token of the two responses of each pair under the policy, nats, with grad; above
-            -`ORPO_EPS` they count as that, without gradient.
+            -`ORPO_EPS` they count as that, without gradient; at -`ORPO_EPS` they have it.
     Returns:
         Unreduced terms, nats.
 

@@ -56,7 +56,7 @@ def adapted_coef(coef: float, divergence: float, *, target: float, samples: int,
     coef * (1 + samples / horizon * e),   e = clip((divergence - target) / target, -0.2, 0.2)
 
     The paper has a constant K = 0.1 where this has samples / horizon, as its code does, so that the same number of responses moves the coefficient
-    equally far in steps of any size.
+    equally far in steps of any size. All of it are numbers, so the bounds of the clip are no kinks of a loss.
 
     Args:
         divergence: KL(policy || reference) now, nats; not a number: the coefficient stays.

@@ -7,7 +7,7 @@ axis. `chosen` and `rejected` are the two responses of a pair.
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, relu
 
 from oat.functional._checks import check_same_shape
 
@@ -67,22 +67,33 @@ def length_margin(
 
 
 def positive_margin(
-    margin_U: Float[Tensor, " U"], policy_chosen_U: Float[Tensor, " U"], reference_chosen_U: Float[Tensor, " U"], *, weight: float
+    margin_U: Float[Tensor, " U"],
+    policy_chosen_U: Float[Tensor, " U"],
+    reference_chosen_U: Float[Tensor, " U"],
+    *,
+    weight: float,
+    rounding_U: Float[Tensor, " U"] | None = None,
 ) -> Float[Tensor, " U"]:
     """The margin of DPO-Positive (arXiv:2402.13228, Eq. 3): less where the chosen response has become less probable than under the reference.
 
     h' = h - weight max(0, reference_chosen - policy_chosen)
 
+    Where the two are equal, as at the start of every run, the second term has no gradient: only a chosen response that has fallen below the reference
+    is pulled back. Departure: a fall of at most `rounding_U` is none, since two passes of the same weights differ by rounding.
+
     Args:
         margin_U: h of `dpo_margin`, nats.
         policy_chosen_U, reference_chosen_U: log-probabilities of the chosen responses as `dpo_margin` got them, nats.
         weight: the paper's lambda, at least 0.
+        rounding_U: how far the two may be apart by rounding, nats; None: 0.
 
     Raises:
         ShapeError: shapes disagree.
     """
-    check_same_shape(margin_U=margin_U, policy_chosen_U=policy_chosen_U, reference_chosen_U=reference_chosen_U)
-    return margin_U - weight * (reference_chosen_U - policy_chosen_U).clamp(min=0)
+    rounding_U = torch.zeros_like(policy_chosen_U) if rounding_U is None else rounding_U
+    check_same_shape(margin_U=margin_U, policy_chosen_U=policy_chosen_U, reference_chosen_U=reference_chosen_U, rounding_U=rounding_U)
+    fallen_U = reference_chosen_U - policy_chosen_U
+    return margin_U - weight * torch.where(fallen_U > rounding_U, fallen_U, 0.0)
 
 
 def simpo_margin(policy_chosen_U: Float[Tensor, " U"], policy_rejected_U: Float[Tensor, " U"], *, gamma_beta_ratio: float) -> Float[Tensor, " U"]:
@@ -143,7 +154,8 @@ def ipo_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U
 
 
 def hinge_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
-    """The hinge of SLiC (SLiC-HF, arXiv:2305.10425, its calibration term) on a margin times beta; 0 as soon as beta h reaches 1.
+    """The hinge of SLiC (SLiC-HF, arXiv:2305.10425, its calibration term) on a margin times beta; 0, and without gradient, as soon as beta h
+    reaches 1.
 
     term = max(0, 1 - beta h)
 
@@ -155,7 +167,7 @@ def hinge_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, "
     Returns:
         Unreduced terms, without unit.
     """
-    return (1.0 - beta * margin_U).clamp(min=0)
+    return relu(1.0 - beta * margin_U)
 
 
 def bnf_scores(logps_K: Float[Tensor, " K"], reference_logps_K: Float[Tensor, " K"], entropy_K: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
@@ -170,7 +182,8 @@ def bnf_scores(logps_K: Float[Tensor, " K"], reference_logps_K: Float[Tensor, " 
 
     The sum over v has no gradient: sum of sg(pi_v) grad log pi_v = grad of the sum of pi_v = 0. Its value is minus the entropy, so that is all
     that is asked of the vocabulary, and the gradient of a score is (tau - omega p) grad log p. Past the reference, p >= q, that is the gradient
-    of the log-likelihood; below, it falls as p / q (1 - q) / (1 - p): the feedback on a rejected token dies out as the token does.
+    of the log-likelihood; below, it falls as p / q (1 - q) / (1 - p), which is 1 at p = q too: the feedback on a rejected token dies out as the
+    token does, and the gradient has no jump.
 
     Args:
         logps_K: raw log-probabilities of the trained tokens under the policy, nats, with grad.
@@ -204,7 +217,7 @@ def bnf_loss(
 
     Args:
         chosen_U, rejected_U: sums of `bnf_scores` over the tokens of the responses, nats, with grad.
-        chosen_length_U, rejected_length_U: trained tokens of the responses; 0 counts as 1.
+        chosen_length_U, rejected_length_U: trained tokens of the responses, no grad; 0 counts as 1.
         own_length: divide each response by its own length instead.
     Returns:
         Unreduced terms, nats a token.

@@ -61,6 +61,8 @@ def confidence(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -
 
     term = sigmoid(|chosen - rejected|)
 
+    Equal scores give 1/2, and no gradient to either.
+
     Raises:
         ShapeError: shapes disagree.
     """

@@ -3,11 +3,14 @@ r"""The rule of MATH (Hendrycks et al., arXiv:2103.03874): a response is right w
 The answer of a response is what stands in its last closed \boxed{...} (or \fbox), braces balanced; without one, its last number. Two answers are
 equal, unless one is a set and the other an ordered list, or a base (`2516_8`) is not the same on both sides,
 
-1. as texts, after `normalise`,
-2. as numbers, exactly (whole and decimal numbers, and fractions of two),
+1. as texts, after `normalise` (`latex.py`),
+2. as numbers, exactly (whole, decimal and repeating decimal numbers, fractions of two, mixed numbers),
 3. as mathematics, by math-verify.
 
-Only the third reads mathematics by a parser, of LaTeX, whose simplifications may take for ever and whose relatives evaluate what they read. So it
+Matrices are equal when their shapes and all their cells are; round and square brackets are the same, the lines of a determinant are not. Lists, sets
+and tuples are also compared element by element, where the whole is not equal: sets and lists without brackets in any order.
+
+Only the third way reads mathematics by a parser, of LaTeX, whose simplifications may take for ever and whose relatives evaluate what they read. So it
 runs in workers that are confined and killed when they take too long (`workers.py`); answers of more than 300 characters never come there.
 
 An answer that cannot be compared in time is not right (0.0), and not failed: otherwise to write what hangs the parser would be better than to be
@@ -17,47 +20,38 @@ Departures from the grader that goes with the data set:
 1. Percent signs, degrees and units behind an answer are not read, on either side: 50\% equals 50.
 2. Without a box the last number counts.
 3. Numbers are compared exactly: 0.3333 is not 1/3, though math-verify, which rounds to six digits, takes 0.333333 for it.
-
-Not handled: mixed numbers (1\frac{1}{2} is read as a product, as LaTeX is), answers in words.
+4. 1\frac{1}{2} is a mixed number, as in the data set, and not a product, as in LaTeX.
+5. Of words marked as text, capitals do not count.
+6. Units are words of ours, or marked as text: math-verify's own, which are also letters (3t would equal 3), are turned off.
 """
 
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 from oat.errors import ConfigError
 from oat.oracles.callables import CallableOracle
 from oat.oracles.rules.gsm8k import last_number
+from oat.oracles.rules.latex import MAX_CHARACTERS, Listed, listed, matrix, normalise
 from oat.workers import Workers
 
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:[a-zA-Z]+|.)|[{}]", re.DOTALL)
 _BARE = re.compile(r"\\boxed\s+([^\s${}\\]+)")
-_MAX_CHARACTERS, _MAX_SYMBOLIC, _MAX_DIGITS = 10_000, 300, 100
-_NUMBER = r"[0-9]*\.?[0-9]+|[0-9]+\."
-_IS_NUMBER = re.compile(rf"([-+]?)(?:({_NUMBER})|\\frac\{{([-+]?)({_NUMBER})\}}\{{([-+]?)({_NUMBER})\}})")
-_THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
-_WRITTEN = re.compile(
-    r"\\(?:left|right|displaystyle|textstyle|limits|mathopen|mathclose)(?![a-zA-Z])|\\[,;:! ]|\\q?quad(?![a-zA-Z])|\\?\$|~|\\[()\[\]]"
-)
-_UNIT = re.compile(r"(?<=[0-9}])\s*\\(?:text|mbox|textrm|mathrm)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?$")
-_WRAPPED = re.compile(r"\\(?:text|mbox|textbf|textrm|textit|mathrm|mathbf|mathit|boxed|fbox)\{([^{}]*)\}")
-_SUFFIX = re.compile(r"(?:\^\{?\\circ\}?|\\degree|\u00b0|\\?%)+$")
-_RELATION = re.compile(r"=|\\in(?![a-zA-Z])")
-_NAMED = re.compile(r"[a-zA-Z](?:_\{?[0-9a-zA-Z]\}?)?(?:=|\\in(?![a-zA-Z]))")
-_BASED = re.compile(r"([-+]?[0-9][0-9a-zA-Z]*)_\{?([0-9]+)\}?")
-_REPLACED: list[tuple[re.Pattern[str], Any]] = [
-    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"\\(?:lbrack|rbrack)(?![a-zA-Z])"), lambda found: "[" if found[0] == r"\lbrack" else "]"),
-    (re.compile(r"\\(le|ge|ne)q?(?![a-zA-Z])"), r"\\\1q"),
-    (re.compile(r"\\sqrt\s*([0-9a-zA-Z])"), r"\\sqrt{\1}"),
-    (re.compile(r"\\frac\s*([0-9a-zA-Z])\s*([0-9a-zA-Z])"), r"\\frac{\1}{\2}"),
-    (re.compile(r"\\frac\s*([0-9a-zA-Z])\s*\{"), r"\\frac{\1}{"),
-    (re.compile(r"(\\frac\s*\{[^{}]*\})\s*([0-9a-zA-Z])"), r"\1{\2}"),
-    (re.compile("\u2212"), "-"),
-]
+_MAX_SYMBOLIC, _MAX_DIGITS = 300, 100
+_WHOLE = r"[0-9]*\.?[0-9]+|[0-9]+\."
+_NUMBER = re.compile(rf"([-+]?)(?:({_WHOLE})|\\frac\{{([-+]?(?:{_WHOLE}))\}}\{{([-+]?(?:{_WHOLE}))\}})")
+_MIXED = re.compile(r"([-+]?)([0-9]+)\\frac\{([0-9]+)\}\{([0-9]+)\}")
+_REPEATING = re.compile(r"([-+]?)([0-9]*)\.([0-9]*)\\overline\{([0-9]+)\}")
+_BASED = re.compile(r"\(?([-+]?[0-9][0-9a-zA-Z]*)\)?_\{?([0-9]+)\}?")
+_WORDED = re.compile(r"\\(?:text|mbox)")
+
+Prove = Callable[[str, str], bool | None]
+"""Says whether two normalised answers are equal; None: it cannot say."""
 
 
 class MathRule(CallableOracle):
@@ -76,7 +70,7 @@ class MathRule(CallableOracle):
 
     def __init__(self, timeout_s: float = 5.0, workers: int = 1, symbolic: bool = True):
         super().__init__(self.grade, "math")
-        self.version = "2"
+        self.version = "3"
         self._options: dict[str, Any] = {"timeout_s": timeout_s, "count": workers}
         self._workers: Workers | None = None
         self._is_symbolic = symbolic
@@ -158,76 +152,103 @@ def last_boxed(text: str) -> str | None:
     return bare[1] if bare else best[1]
 
 
-def normalise(answer: str) -> str:
-    r"""An answer in one of the ways in which it may be written: without blanks, $, \left and \right, units, `x =` of a single equation, thousands
-    separators, a full stop; \dfrac as \frac, \frac12 and 1/2 as \frac{1}{2}."""
-    text = answer.strip()[:_MAX_CHARACTERS]
-    text = _WRITTEN.sub("", text).strip().rstrip(".").strip()
-    for pattern, new in _REPLACED:
-        text = pattern.sub(new, text)
-    text = _UNIT.sub("", text)
-    text = _WRAPPED.sub(r"\1", text)
-    text = "".join(text.split())
-    text = _SUFFIX.sub("", text).rstrip(".")
-    named = _NAMED.match(text)
-    if named and len(named[0]) < len(text) and not _RELATION.search(text, named.end()):
-        text = text[named.end() :]
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    text = text.replace("{,}", "")
-    if fraction := re.fullmatch(r"([-+]?)([0-9]+)/([0-9]+)", text):
-        text = rf"{fraction[1]}\frac{{{fraction[2]}}}{{{fraction[3]}}}"
-    return text
-
-
 def compare(found: str, right: str) -> bool | None:
-    """Whether two answers are equal as texts or as numbers; None where neither can say."""
-    if max(len(found), len(right)) > _MAX_CHARACTERS:
+    """Whether two answers are equal as texts or as numbers, also element by element; None where neither can say."""
+    if max(len(found), len(right)) > MAX_CHARACTERS:
         return found == right
     one, other = normalise(found), normalise(right)
-    if one == other:
-        return bool(one)
-    if (based := [_BASED.fullmatch(text) for text in (one, other)]) != [None, None]:
+    if min(len(one), len(other)) > 2 and (one + other).isalpha() and (_WORDED.search(found) or _WORDED.search(right)):
+        return one.casefold() == other.casefold()
+    return agree(one, other, lambda one, other: None if max(len(one), len(other)) <= _MAX_SYMBOLIC else False)
+
+
+def agree(one: str, other: str, prove: Prove) -> bool | None:
+    """Whether two normalised answers are equal; `prove` is asked for whatever texts and numbers do not decide."""
+    if one == other or not one or not other:
+        return bool(one) and one == other
+    based = [_BASED.fullmatch(one), _BASED.fullmatch(other)]
+    if based != [None, None]:
         return all(based) and len({each.groups() for each in based if each}) == 1
-    if {_opened(one), _opened(other)} in ({r"\{", "("}, {r"\{", "["}):
-        return False
     value, wanted = _number(one), _number(other)
     if value is not None and wanted is not None:
         return value == wanted
-    return None if 0 < len(one) <= _MAX_SYMBOLIC and 0 < len(other) <= _MAX_SYMBOLIC else False
+    if "matrix}" in one + other:
+        return _matrices_agree(one, other, prove)
+    if max(one.count(":"), other.count(":")) > 1:
+        return _all_agree(one.split(":"), other.split(":"), prove)
+    verdict = _lists_agree(listed(one), listed(other), prove)
+    return prove(one, other) if verdict is None else verdict
 
 
 def verifier() -> Callable[[str, str], bool]:
-    """For a worker: whether math-verify takes a reference and an answer for the same."""
+    """For a worker: whether math-verify takes a reference and an answer, normalised, for the same."""
     import logging
 
     from math_verify import LatexExtractionConfig, parse, verify
 
     logging.disable()  # it warns that its own timeouts are off: ours end the process
-    how: Any = {"extraction_config": [LatexExtractionConfig()], "parsing_timeout": None}
+    usual: Any = LatexExtractionConfig()
+    read = replace(usual, normalization_config=replace(usual.normalization_config, units=False))  # of 3t, t would be a unit
+    how: Any = {"extraction_config": [read], "parsing_timeout": None}
 
     def are_equal(right: str, found: str) -> bool:
         return bool(verify(parse(f"${right}$", **how), parse(f"${found}$", **how), timeout_seconds=None))
 
     are_equal("x+1", "1+x")  # what it loads when it first works is loaded before it may no longer write
-    return are_equal
+    return lambda right, found: bool(agree(right, found, are_equal))
 
 
-def _opened(text: str) -> str | None:
-    """What opens a list of several: a set or an ordered one; None for anything else."""
-    return next((opening for opening in (r"\{", "(", "[") if "," in text and text.startswith(opening) and text[-1] in ")]}"), None)
+def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool | None:
+    """False where one pair is unequal, else None where one is open."""
+    if len(ones) != len(others):
+        return False
+    verdicts = {agree(one, other, prove) for one, other in zip(ones, others, strict=True)}
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
+    """Matrices of one kind and shape are compared cell by cell; whatever else a matrix stands in is proven."""
+    left, right = (matrix(text) or matrix(text.rpartition("=")[2]) for text in (one, other))
+    if left is None or right is None:
+        return prove(one, other) if "matrix}" in one and "matrix}" in other else False
+    if (left[0], [*map(len, left[1])]) != (right[0], [*map(len, right[1])]):
+        return False
+    return _all_agree([*chain(*left[1])], [*chain(*right[1])], prove)
+
+
+def _lists_agree(one: Listed | None, other: Listed | None, prove: Prove) -> bool | None:
+    """True: element by element, in any order where neither is ordered. False: a set and an ordered list. None: it is open."""
+    if one is None or other is None:
+        return None
+    if one.fence != other.fence:
+        return False if one.is_set or other.is_set else None
+    if one.fence or len(one.elements) != len(other.elements):
+        return _all_agree(one.elements, other.elements, prove) or None
+    left = list(other.elements)
+    for element in one.elements:
+        place = next((place for place, candidate in enumerate(left) if agree(element, candidate, prove)), None)
+        if place is None:
+            return None
+        del left[place]
+    return True
 
 
 def _number(text: str) -> Fraction | None:
-    found = _IS_NUMBER.fullmatch(text) if len(text) <= _MAX_DIGITS else None
-    if found is None:
+    if len(text) > _MAX_DIGITS:
         return None
-    sign, whole, above_sign, above, below_sign, below = found.groups()
-    if whole is not None:
-        value = Fraction(Decimal(whole))
-    else:
-        if not Decimal(below):
+    if found := _NUMBER.fullmatch(text):
+        sign, whole, above, below = found.groups()
+        if whole is None and not Decimal(below):
             return None
-        value = Fraction(Decimal(above)) / Fraction(Decimal(below))
-        value = -value if (above_sign == "-") != (below_sign == "-") else value
+        value = Fraction(Decimal(above)) / Fraction(Decimal(below)) if whole is None else Fraction(Decimal(whole))
+    elif found := _MIXED.fullmatch(text):
+        sign, whole, above, below = found.groups()
+        if int(above) >= int(below):
+            return None
+        value = int(whole) + Fraction(int(above), int(below))
+    elif found := _REPEATING.fullmatch(text):
+        sign, whole, before, again = found.groups()
+        value = Fraction(int(again), 10 ** len(before) * (10 ** len(again) - 1)) + Fraction(Decimal(f"{whole or 0}.{before or 0}"))
+    else:
+        return None
     return -value if sign == "-" else value

@@ -1,0 +1,175 @@
+r"""How an answer is written in LaTeX: one form for the many ways in which the same answer may be written, and the parts of matrices and lists.
+
+Nothing here computes, and every pattern takes linear time, or quadratic time in a text of at most `MAX_CHARACTERS`.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+MAX_CHARACTERS = 10_000
+"""Characters of an answer that are read."""
+_MAX_ELEMENTS, _MAX_ENCLOSING = 32, 4
+
+_TEXT = r"\\(?:text|mbox|textbf|textrm|textit|textnormal|mathrm|mathbf|mathit|boldsymbol)"
+_LAYOUT = re.compile(
+    r"(?P<row>\\\\\s?\*?(?:\s?\[\s?[-+]?[0-9.]+\s?[a-z]{2}\s?\])?|\\(?:cr|newline|tabularnewline)(?![a-zA-Z]))"
+    r"|(?P<blank>\\[,;:>\s]|\\(?:q?quad|thinspace)(?![a-zA-Z])|~)"
+    r"|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits|mathopen|mathclose|hline)(?![a-zA-Z])|\\!|\\?\$|\\[()\[\]]"
+)
+_BRACKETS = {"lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "lbrace": r"\{", "rbrace": r"\}"}
+_STACKED = {"over": "frac", "choose": "binom"}
+_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen")
+_REPLACED: list[tuple[re.Pattern[str], Any]] = [
+    (re.compile("\u2212"), "-"),
+    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(rf"\\({'|'.join(_BRACKETS)})(?![a-zA-Z])"), lambda found: _BRACKETS[found[1]]),
+    (re.compile(r"\\(le|ge|ne)(?:q|qq|qslant)?(?![a-zA-Z])"), r"\\\1q"),
+    (re.compile(r"\\not ?="), r"\\neq"),
+    (re.compile(r"\\bigcup(?![a-zA-Z])"), r"\\cup"),
+    (re.compile(r"\\varnothing(?![a-zA-Z])|\\\{ ?\\\}"), r"\\emptyset"),
+    (re.compile(r"(?<=[0-9])\{,\}(?=[0-9])"), ""),
+    (re.compile(r"\{([,:])\}"), r"\1"),
+    (re.compile(r"\{([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)\}"), lambda found: rf"\{_STACKED[found[2]]}{{{found[1]}}}{{{found[3]}}}"),
+    (re.compile(r"\\sqrt ?(\[[0-9a-z]\])? ?([0-9a-zA-Z])"), r"\\sqrt\1{\2}"),
+    (re.compile(r"\\frac ?([0-9a-zA-Z]) ?([0-9a-zA-Z])"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\\frac ?([0-9a-zA-Z]) ?\{"), r"\\frac{\1}{"),
+    (re.compile(r"(\\frac ?\{[^{}]*\}) ?([0-9a-zA-Z])"), r"\1{\2}"),
+    (re.compile(r"(?<![0-9./])([0-9]+) ([0-9]+)/([0-9]+)"), r"\1\\frac{\2}{\3}"),
+    (re.compile(rf"_ ?\{{ ?{_TEXT} ?\{{ ?({'|'.join(_BASES)}) ?\}} ?\}}"), lambda found: f"_{{{_BASES.index(found[1]) + 2}}}"),
+    (re.compile(rf"(?:, ?)?(?:{_TEXT} ?\{{ ?(?:, ?(?:and|or)?|and|or) ?\}}|(?<= )(?:and|or)(?= )) ?,?"), ", "),
+]
+_UNIT_WORDS = (
+    "cm|mm|km|ft|inch|inches|feet|foot|meters?|metres?|miles?|yards?|yd|units?|degrees?|percent|cents?|dollars?|hours?|hrs?|minutes?|mins?|seconds?|secs?"
+    "|days?|weeks?|months?|years?|pounds?|lbs?|ounces?|oz|gallons?|liters?|litres?|grams?|kg|mg|mph|radians?|points?|people|students?|ways"
+)
+_UNIT = re.compile(
+    rf" ?(?:{_TEXT} ?\{{(?! ?[ie] ?\}})[^{{}}]*\}}|(?<=[0-9)}} ])(?:(?:square|cubic|sq)\.? )?(?:{_UNIT_WORDS})|(?<= )in)\.?(?: ?\^ ?\{{?[0-9]\}}?)?$"
+)
+_QUANTITY = re.compile(r"[0-9]|\\pi(?![a-zA-Z])")
+_WRAPPED = re.compile(rf"(?:{_TEXT}|\\boxed|\\fbox) ?\{{([^{{}}]*)\}}")
+_ENCLOSING = re.compile(rf"(?:{_TEXT} ?)?\{{")
+_SUFFIX = re.compile(r"(?:\^\{?(?:\\circ|o)\}?|\\degree|\u00b0|\\?%){1,3}$")
+_RELATION = re.compile(r"=|\\in(?![a-zA-Z])")
+_NAMED = re.compile(r"(?:[a-zA-Z](?:_\{?[0-9a-zA-Z]\}?)?|\((?:\\?[a-z]+,)+\\?[a-z]+\))(?:=|\\in(?![a-zA-Z]))")
+_THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_BLANKS = re.compile(r"(\\[a-zA-Z]+) (?=[a-zA-Z])| ")
+_BODY = r"((?:(?!\\begin|\\end).)*)"
+_ENVIRONMENT = re.compile(
+    r"(?:(\(|\[|\\\{|\\?\||\\[lr]?[vV]ert(?![a-zA-Z])) ?)?\\begin ?\{(([pbBvV]?)(?:small)?matrix\*?|array)\} ?(?:\[[a-z]\])?"
+    + _BODY
+    + r"\\end ?\{\2\}(?: ?(\)|\]|\\\}|\\?\||\\[lr]?[vV]ert(?![a-zA-Z])))?"
+)
+_COLUMNS = re.compile(r" ?\{[^{}]*\}")
+_MATRIX = re.compile(r"\\begin\{(.)matrix\}" + _BODY + r"\\end\{\1matrix\}")
+_FENCES = {"": "p", "p": "p", "b": "p", "(": "p", "[": "p", r"\{": "B", "|": "v", r"\|": "V"}
+_TOKEN = re.compile(r"\\[{}]|[][(){},]")
+
+
+class Listed(NamedTuple):
+    r"""An answer of several.
+
+    Attributes:
+        fence: its two brackets: "()", "[)", ... where the order counts; "" for a set and where there are none.
+        is_set: it has the braces of a set.
+        elements: as they are written.
+    """
+
+    fence: str
+    is_set: bool
+    elements: list[str]
+
+
+def normalise(answer: str) -> str:
+    r"""An answer in one of the ways in which it may be written: without blanks, $, \left and \right, units, `x =` of a single equation, thousands
+    separators, a full stop; \dfrac as \frac, \frac12 and 1/2 as \frac{1}{2}; every matrix as `\begin{pmatrix}a&b\\c&d\end{pmatrix}`."""
+    text = _LAYOUT.sub(_layout, " ".join(answer[:MAX_CHARACTERS].split()))
+    text = _ENVIRONMENT.sub(_canonical, " ".join(text.split()).rstrip(". "))
+    for pattern, new in _REPLACED:
+        text = pattern.sub(new, text)
+    text = _without_unit(_opened(text.strip()))
+    text = _WRAPPED.sub(r"\1", text).strip()
+    text = ", ".join(part.replace(",", "") if _THOUSANDS.fullmatch(part) else part for part in text.split(", "))
+    text = _SUFFIX.sub("", _BLANKS.sub(lambda found: f"{found[1]} " if found[1] else "", text)).rstrip(".")
+    named = _NAMED.match(text)
+    if named and len(named[0]) < len(text) and not _RELATION.search(text, named.end()):
+        text = text[named.end() :]
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    if fraction := re.fullmatch(r"([-+]?)([0-9]+)/([0-9]+)", text):
+        text = rf"{fraction[1]}\frac{{{fraction[2]}}}{{{fraction[3]}}}"
+    return text
+
+
+def matrix(text: str) -> tuple[str, list[list[str]]] | None:
+    """The kind of a normalised matrix (p: in brackets, B: in braces, v and V: between lines) and its rows; None: it is no matrix, or more."""
+    found = _MATRIX.fullmatch(text)
+    return (found[1], [row.split("&") for row in found[2].split(r"\\")]) if found else None
+
+
+def listed(text: str) -> Listed | None:
+    """The elements of a normalised list, set, tuple or interval of at least two, at most `_MAX_ELEMENTS`; None where it is none."""
+    places, depth, closed_at = [0], 0, len(text)
+    first = _TOKEN.match(text)
+    is_fenced = first is not None and first[0] in (r"\{", "(", "[")
+    outer: list[int] = []
+    inner: list[int] = []
+    for token in _TOKEN.finditer(text):
+        if token[0] == ",":
+            (outer if depth == 0 else inner if depth == 1 else []).append(token.start())
+        elif token[0] in (r"\{", "(", "[", "{"):
+            depth += 1
+        else:
+            depth -= 1
+            closed_at = min(closed_at, token.end()) if depth == 0 else closed_at
+    if depth:
+        return None
+    if is_fenced and first is not None and closed_at == len(text):
+        end = len(text) - (2 if text.endswith(r"\}") else 1)
+        places, commas = [first.end()], inner
+        is_set, fence = first[0] == r"\{", "" if first[0] == r"\{" else first[0] + text[-1]
+    else:
+        end, commas, is_set, fence = len(text), outer, False, ""
+    if not 0 < len(commas) < _MAX_ELEMENTS:
+        return None
+    places += [place + 1 for place in commas]
+    return Listed(fence, is_set, [text[start:stop] for start, stop in zip(places, [*commas, end], strict=True)])
+
+
+def _layout(found: re.Match[str]) -> str:
+    return r" \\ " if found["row"] else " " if found["blank"] else ""
+
+
+def _canonical(found: re.Match[str]) -> str:
+    opening, kind, letter, body, closing = found.groups(default="")
+    before, after = opening, closing
+    fence = letter
+    if not letter and opening and closing:
+        before, after, fence = "", "", re.sub(r"\\[lr]?([vV])ert", lambda line: "|" if line[1] == "v" else r"\|", opening)
+    if kind == "array":
+        body = _COLUMNS.sub("", body, count=1) if _COLUMNS.match(body) else body
+    rows = body.split(r"\\")
+    if len(rows) > 1 and not rows[-1].strip():
+        rows.pop()
+    cells = r"\\".join("&".join(normalise(cell) for cell in row.split("&")) for row in rows)
+    sort = _FENCES.get(fence, fence)
+    return rf"{before}\begin{{{sort}matrix}}{cells}\end{{{sort}matrix}}{after}"
+
+
+def _opened(text: str) -> str:
+    r"""Without braces, or a \mathbf{...}, around all of it."""
+    for _ in range(_MAX_ENCLOSING):
+        opening = _ENCLOSING.match(text)
+        if opening is None or not text.endswith("}"):
+            return text
+        depth = 1
+        for token in _TOKEN.finditer(text, opening.end(), len(text) - 1):
+            depth += {"{": 1, "}": -1}.get(token[0], 0)
+            if not depth:
+                return text
+        text = text[opening.end() : -1].strip()
+    return text
+
+
+def _without_unit(text: str) -> str:
+    unit = _UNIT.search(text)
+    return text[: unit.start()] if unit and _QUANTITY.search(text, 0, unit.start()) else text
