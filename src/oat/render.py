@@ -25,6 +25,7 @@ from oat.errors import TemplateError, did_you_mean, warn
 from oat.questions import Form
 from oat.templates import CHATML, CHATML_TOKENS
 from oat.types import Message
+from oat.vocabulary import num_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -55,7 +56,7 @@ class Renderer:
 
     Attributes:
         stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and `eos_ids`.
-        num_tokens: tokens that the tokenizer knows, added ones included.
+        num_tokens: ids that the tokenizer knows, added ones included.
         template: the text of the chat template, or None.
         source: the same on the day of this renderer; "" without one.
 
@@ -83,7 +84,7 @@ class Renderer:
         self.system = system
         self.stop = tuple(stop)
         self._question, self._few_shot = question, few_shot
-        self.num_tokens = len(tokenizer)
+        self.num_tokens = num_ids(tokenizer)
         self.template = None if template is None else _load_template(template, tokenizer)
         self.source = "" if self.template is None else _on_day(self.template, date or datetime.date.today())
         if date is not None and self.source == (self.template or ""):
