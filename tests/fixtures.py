@@ -255,14 +255,14 @@ def kill_at(owner: Any, name: str, call: int, *, after: bool = False, signals: S
     setattr(owner, name, counted)
 
 
-def gradient_of(learner: Learner, update: Callable[[], dict[str, float]]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """What an update of one optimiser step reports, and the gradient that the policy's optimiser got, by parameter; the learner frees it."""
+def gradient_of(learner: Learner, update: Callable[[], dict[str, float]], model: str = "policy") -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """What an update of one optimiser step reports, and the gradient that a model's optimiser got, by parameter; the learner frees it."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(*_: object) -> None:
-        found.update((name, p.grad) for name, p in learner.models["policy"].trainable().items() if p.grad is not None)
+        found.update((name, p.grad) for name, p in learner.models[model].trainable().items() if p.grad is not None)
 
-    hook = learner.trained["policy"].optimiser.register_step_pre_hook(keep)
+    hook = learner.trained[model].optimiser.register_step_pre_hook(keep)
     report = update()
     hook.remove()
     return report, found

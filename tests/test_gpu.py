@@ -99,8 +99,8 @@ def learner_on(device: torch.device | str, path: Path, *, autocast: bool = False
     models = {name: LanguageModel(lm, num_tokens=VOCABULARY, chunk=chunk, autocast=autocast) for name, lm in lms.items()}
     if checkpointing:
         lms["policy"].checkpoint_gradients()
-    options: dict[str, Any] = {"micro_batch_size": 8, "max_grad_norm": 1.0, "gradient_checkpointing": checkpointing, "seeds": Seeds(0)}
-    return Learner(models, {"policy": OptimiserSettings(1e-3)}, **options)
+    options: dict[str, Any] = {"micro_batch_size": 8, "gradient_checkpointing": checkpointing, "seeds": Seeds(0)}
+    return Learner(models, {"policy": OptimiserSettings(1e-3, max_grad_norm=1.0)}, **options)
 
 
 def update(learner: Learner, name: str) -> tuple[float, torch.Tensor]:

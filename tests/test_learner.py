@@ -25,7 +25,7 @@ from oat.errors import NonFiniteError
 from oat.learner.batching import micro_batches, select_rows, split_units, view_of
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel, kept_sets
-from oat.learner.optim import OptimiserSettings, build_adamw, learning_rate_factor
+from oat.learner.optim import OptimiserSettings, build_optimiser, learning_rate_factor
 from oat.learner.reduction import Reduction
 from oat.lm import CausalLM, load_lm
 from oat.seeds import Seeds
@@ -80,7 +80,6 @@ def compared_feedback(pairs: int = 6, seed: int = 0) -> Feedback:
 
 
 def learner_of(path: Path, *, dtype: str = "float32", micro: int = 64, chunk: int = 4096, learning_rate: float = 1e-3, **options: Any) -> Learner:
-    norm = options.pop("max_grad_norm", 1.0)
     lms = {name: load_lm(str(path)) for name in ("policy", "reference")}
     if dtype == "float64":
         for lm in lms.values():
@@ -89,8 +88,8 @@ def learner_of(path: Path, *, dtype: str = "float32", micro: int = 64, chunk: in
         for parameter in lms["reference"].module.parameters():
             parameter.add_(0.05 * torch.sin(torch.arange(parameter.numel(), dtype=parameter.dtype)).view_as(parameter))
     models = {name: LanguageModel(lm, num_tokens=VOCABULARY, chunk=chunk) for name, lm in lms.items()}
-    optimisers = {"policy": OptimiserSettings(learning_rate, schedule_steps=10, **options)}
-    return Learner(models, optimisers, micro_batch_size=micro, max_grad_norm=norm, seeds=Seeds(0))
+    optimisers = {"policy": OptimiserSettings(learning_rate, schedule_steps=10, **{"max_grad_norm": 1.0, **options})}
+    return Learner(models, optimisers, micro_batch_size=micro, seeds=Seeds(0))
 
 
 OBJECTIVES = {
@@ -367,7 +366,7 @@ def test_a_number_that_is_not_finite_moves_nothing(model_path: Path, where: str)
 
 def test_weight_decay_leaves_vectors_alone(model_path: Path) -> None:
     module = load_lm(str(model_path)).module
-    optimiser = build_adamw(module.parameters(), OptimiserSettings(1e-3, weight_decay=0.1))
+    optimiser = build_optimiser(module.parameters(), OptimiserSettings(1e-3, weight_decay=0.1))
     for group in optimiser.param_groups:
         assert all((p.ndim >= 2) == (group["weight_decay"] == 0.1) for p in group["params"])
     assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(module.parameters()))

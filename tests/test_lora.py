@@ -125,7 +125,7 @@ def test_without_peft_the_message_says_what_to_install(
 def test_a_critic_trains_its_head_and_its_adapter_only(paths: Mapping[str, str]) -> None:
     """The head is new, so it must learn whole, though it is in no adapter (M3)."""
     critic = Critic(load_model(ModelConfig(paths["llama"], lora=LoraConfig(rank=2))), np.random.default_rng(0))
-    learner = Learner({"critic": critic}, {"critic": OptimiserSettings(1e-2)}, micro_batch_size=8, max_grad_norm=1.0, seeds=Seeds(0))
+    learner = Learner({"critic": critic}, {"critic": OptimiserSettings(1e-2, max_grad_norm=1.0)}, micro_batch_size=8, seeds=Seeds(0))
     before = {name: parameter.detach().clone() for name, parameter in critic.named_parameters()}
     assert {name for name, parameter in critic.named_parameters() if parameter.requires_grad} == set(critic.trainable())
     assert "score.weight" in critic.trainable()
@@ -215,9 +215,8 @@ def test_one_turned_bit_in_the_samplers_copy_is_found(world: World, tmp_path: Pa
     policy, copy = load_model(model), load_model(model)
     learner = Learner(
         {"policy": LanguageModel(policy, num_tokens=16, chunk=64)},
-        {"policy": OptimiserSettings(1e-3)},
+        {"policy": OptimiserSettings(1e-3, max_grad_norm=1.0)},
         micro_batch_size=8,
-        max_grad_norm=1.0,
         seeds=Seeds(0),
     )
     name = next(name for name in copy.tensors() if part in name)

@@ -132,6 +132,17 @@ def more_tokens() -> None:
     tokenizer.save_pretrained("model")
 
 
+def more_rows(name: str, rows: int) -> Callable[[], None]:
+    """A model with more rows than it had."""
+
+    def resize() -> None:
+        model = AutoModelForCausalLM.from_pretrained(name)
+        model.resize_token_embeddings(rows, mean_resizing=False)
+        model.save_pretrained(name)
+
+    return resize
+
+
 def fewer_tensors() -> None:
     weights = load_file("model/model.safetensors")
     del weights["model.norm.weight"]
@@ -389,6 +400,16 @@ TEMPLATES = {
 
 VOCABULARIES = {
     "tokens without rows": wrong(said=("@path: model", "19 tokens", "18 rows", "resize"), prepare=more_tokens),
+    "a tokenizer of another model": wrong(
+        said=("@path: model", "16 tokens", "512 rows", "cannot be the tokenizer of this model", "resize_token_embeddings(16)"),
+        prepare=more_rows("model", 512),
+    ),
+    "a reference that another tokenizer belongs to": wrong(
+        TIED,
+        ("path: model", "path: model\n  reference: reference"),
+        said=("@reference:", "model.reference is 'reference'", "16 tokens", "512 rows", "cannot be the tokenizer of this model"),
+        prepare=lambda: (make_model(Path("reference")), more_rows("reference", 512)(), Path("reference/tokenizer.json").unlink())[0],
+    ),
     "rows without weights": wrong(
         said=("@path: model", "(18, 16)", "(99, 16)", "config.json"), prepare=lambda: rewrite("model/config.json", vocab_size=99)
     ),

@@ -25,7 +25,7 @@ from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
 from oat.learner.limits import GB, LiveBytes, measure_tokens, most_within
 from oat.learner.models import Critic, LanguageModel
-from oat.learner.optim import OptimiserSettings, build_adamw
+from oat.learner.optim import OptimiserSettings, build_optimiser
 from oat.lm import load_lm
 from oat.seeds import Seeds
 from oat.types import Batch, Request, Sampling
@@ -50,7 +50,7 @@ def learner_of(path: Path, *, autocast: bool = False, checkpointing: bool = Fals
             parameter.add_(0.05 * torch.sin(torch.arange(parameter.numel())).view_as(parameter))
     if checkpointing:
         models["policy"].lm.checkpoint_gradients()
-    limit: dict[str, Any] = {"micro_batch_size": None, "micro_batch_tokens": tokens, "max_grad_norm": 1e9}
+    limit: dict[str, Any] = {"micro_batch_size": None, "micro_batch_tokens": tokens}
     return Learner(models, {"policy": OptimiserSettings(1e-3)}, gradient_checkpointing=checkpointing, seeds=Seeds(0), **limit)
 
 
@@ -143,7 +143,7 @@ def test_weights_in_bfloat16_are_refused_by_name(world: World, tmp_path: Path, c
     assert oat("train", config) == 2
     assert "model.dtype is 'bfloat16': AdamW loses most of its steps on such weights; keep float32, set learner.autocast" in capsys.readouterr().err
     with pytest.raises(ModelError, match=r"learner\.autocast: bfloat16"):
-        build_adamw(load_lm(str(world.folder / "model"), dtype="bfloat16").module.parameters(), OptimiserSettings(1e-3))
+        build_optimiser(load_lm(str(world.folder / "model"), dtype="bfloat16").module.parameters(), OptimiserSettings(1e-3))
 
 
 def saved_bytes(learner: Learner) -> int:
@@ -187,8 +187,8 @@ def test_gradient_checkpointing_leaves_the_engines_cache_alone(family: str, tmp_
     lm.checkpoint_gradients()
     assert sampled() == before
     models = {name: LanguageModel(lm, num_tokens=NUM_TOKENS, chunk=64) for name in ("policy", "reference")}
-    options: dict[str, Any] = {"micro_batch_size": 4, "max_grad_norm": 1.0, "seeds": Seeds(0)}
-    learner = Learner(models, {"policy": OptimiserSettings(1e-3)}, gradient_checkpointing=True, **options)
+    options: dict[str, Any] = {"micro_batch_size": 4, "seeds": Seeds(0)}
+    learner = Learner(models, {"policy": OptimiserSettings(1e-3, max_grad_norm=1.0)}, gradient_checkpointing=True, **options)
     objective = Poisoned(DPOConfig(prompts=6), "loss")
     with pytest.raises(NonFiniteError):
         learner.update(objective, objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0)))

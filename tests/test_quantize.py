@@ -168,8 +168,8 @@ def test_one_step_moves_adapters_and_heads_only(paths: Mapping[str, str], checkp
     share_base(backbone, policy)
     critic = Critic(backbone, np.random.default_rng(0))
     models = {"policy": LanguageModel(policy, num_tokens=VOCAB_ROWS), "critic": critic}
-    rates = dict.fromkeys(models, OptimiserSettings(1e-2))
-    learner = Learner(models, rates, micro_batch_size=8, max_grad_norm=1.0, gradient_checkpointing=checkpointing, seeds=Seeds(0))
+    rates = dict.fromkeys(models, OptimiserSettings(1e-2, max_grad_norm=1.0))
+    learner = Learner(models, rates, micro_batch_size=8, gradient_checkpointing=checkpointing, seeds=Seeds(0))
     if checkpointing:
         policy.checkpoint_gradients()
         backbone.checkpoint_gradients()

@@ -203,8 +203,10 @@ def test_models_that_are_none_are_refused(tmp_path: Path) -> None:
         Scorer(save_model(tmp_path / "lm", config)).score(rows_of(3))
     with pytest.raises(ModelError, match="there is no directory"):
         Scorer(str(tmp_path / "none"))
-    with pytest.raises(ModelError, match="ids up to 39, and its embeddings 30 rows"):
+    with pytest.raises(ModelError, match=r"up to id 39 .*embeddings have 30 rows"):
         Scorer(save_reward_model(tmp_path / "small", build_config("llama", vocab_rows=30))).score(rows_of(3))
+    with pytest.raises(ModelError, match=r"40 tokens, and the model's embeddings have 512 rows: .*give the tokenizer that belongs to the model"):
+        Scorer(save_reward_model(tmp_path / "large", build_config("llama", vocab_rows=512))).score(rows_of(3))
     with pytest.raises(ModelError, match="not finite"):
         Scorer(save_reward_model(tmp_path / "nan", build_config("llama"), scale=float("nan"))).score(rows_of(3))
     (tmp_path / "bart").mkdir()

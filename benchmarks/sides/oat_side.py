@@ -110,10 +110,9 @@ def learn(prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: in
     held["loaded"] = Memory()
     learner = Learner(
         {"policy": LanguageModel(lm, num_tokens=lm.vocab_rows)},
-        {"policy": OptimiserSettings(RATE)},
+        {"policy": OptimiserSettings(RATE, max_grad_norm=1.0)},
         micro_batch_size=None,
         micro_batch_tokens=micro_tokens,
-        max_grad_norm=1.0,
         seeds=Seeds(0),
     )
     responses, items = ragged(prompt_count * samples, lm.vocab_rows, mean=mean, cap=cap), []

@@ -1,5 +1,6 @@
 """From a resolved configuration to boxes. The only place that knows all; `check.py` resolves, and `surroundings.py` makes what needs no weight."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -226,17 +227,16 @@ def make_learner(
     if c.critic_learning_rate is not None:
         rates["critic"] = c.critic_learning_rate
     common: dict[str, Any] = {"schedule": c.schedule, "warmup_steps": c.warmup_steps, "schedule_steps": c.schedule_steps or 1}
+    common["max_grad_norm"] = c.max_grad_norm
     optimisers = {name: OptimiserSettings(rates[name], c.betas, c.weight_decay, **common) for name in objective.wants}
     if ensemble:
-        settings = ensemble[0].config
         models[ENSEMBLE] = ensemble[1]
-        optimisers[ENSEMBLE] = OptimiserSettings(settings.learning_rate, weight_decay=settings.weight_decay)
+        optimisers[ENSEMBLE] = ensemble_optimiser(ensemble[0].config)
     learner = Learner(
         models,
         optimisers,
         micro_batch_size=c.micro_batch_size,
         micro_batch_tokens=None if c.micro_batch_tokens == "auto" else c.micro_batch_tokens,
-        max_grad_norm=c.max_grad_norm,
         gradient_checkpointing=c.gradient_checkpointing,
         max_updates=c.max_updates,
         max_skips=c.max_skips if c.on_nonfinite == "skip" else 0,
@@ -248,6 +248,12 @@ def make_learner(
         sampling = make_sampling(config, objective.requires)
         learner.micro_batch_tokens = measure_tokens(learner, objective, config, sampling, renderer.num_tokens)
     return learner
+
+
+def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
+    """Adam at a constant rate, as the sources' code has it."""
+    norm = math.inf if config.max_grad_norm is None else config.max_grad_norm
+    return OptimiserSettings(config.learning_rate, config.betas, config.weight_decay, config.eps, decoupled=False, max_grad_norm=norm)
 
 
 def _engine(config: Config, requires: Requires, explorer: Explorer, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds) -> TorchEngine:

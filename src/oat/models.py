@@ -13,6 +13,7 @@ from oat.render import Renderer
 from oat.seeds import Seeds
 from oat.settings import Config, ModelConfig
 from oat.threads import LARGE
+from oat.vocabulary import check_vocabulary
 
 HALF = {"bfloat16": torch.bfloat16}
 """Precisions in which the engine has weights of its own (`engine.dtype`)."""
@@ -88,19 +89,13 @@ def slot_dtypes(config: Config) -> dict[str, torch.dtype]:
     return dict.fromkeys(("sampler", "policy", "reference"), HALF[dtype]) if dtype in HALF else {}
 
 
-def check_tokenizer(lm: CausalLM, renderer: Renderer) -> None:
+def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
     """The ids of the tokenizer are those of the model, as far as numbers can tell.
 
     Raises:
-        ModelError: a token has no row in the model's embeddings, or no id that the model ends a text with is a token.
+        ModelError: as `check_vocabulary`, or no id that the model ends a text with is a token.
     """
-    ids: dict[str, int] = renderer.tokenizer.get_vocab()
-    last = max(ids, key=lambda token: ids[token])
-    if ids[last] >= lm.vocab_rows:
-        raise ModelError(
-            f"its tokenizer has {renderer.num_tokens} tokens, up to id {ids[last]} ({last!r}), and its embeddings have {lm.vocab_rows} rows; give "
-            "the tokenizer that belongs to the model, or resize the model's embeddings for tokens that were added"
-        )
+    check_vocabulary(renderer.tokenizer, lm.vocab_rows, f"the tokenizer of {path}")
     if lm.eos_ids and not any(id < renderer.num_tokens for id in lm.eos_ids):
         raise ModelError(
             f"its generation_config.json ends a text with id {lm.eos_ids[0]}, and its tokenizer has ids below {renderer.num_tokens}; give the "
@@ -112,13 +107,14 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
     """The reference reads the ids that the policy writes. A reference without a tokenizer is believed.
 
     Raises:
-        ModelError: it has fewer rows than the policy's tokenizer has tokens, or its tokenizer gives them other ids.
+        ModelError: it has fewer rows than the policy's tokenizer has tokens, or far more (`check_vocabulary`), or its tokenizer gives them other ids.
     """
     if renderer.num_tokens > reference.vocab_rows:
         raise ModelError(
             f"its embeddings have {reference.vocab_rows} rows, and the policy's tokenizer has {renderer.num_tokens} tokens; give a model of the same "
             "family"
         )
+    check_vocabulary(renderer.tokenizer, reference.vocab_rows, "the policy's tokenizer")
     try:
         theirs: dict[str, int] = load_tokenizer(path).get_vocab()
     except ModelError:

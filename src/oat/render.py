@@ -27,6 +27,7 @@ from oat.errors import TemplateError, did_you_mean, warn
 from oat.questions import Example, Form
 from oat.templates import CHATML, CHATML_TOKENS
 from oat.types import Message
+from oat.vocabulary import num_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -57,7 +58,7 @@ class Renderer:
 
     Attributes:
         stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and `eos_ids`.
-        num_tokens: tokens that the tokenizer knows, added ones included.
+        num_tokens: ids that the tokenizer knows, added ones included.
         template: the text of the chat template, or None.
         source: the same on the day of this renderer; "" without one.
         definition: what it was made with beside the tokenizer, as plain data, of which `of` makes it again.
@@ -92,7 +93,7 @@ class Renderer:
             **{"template": template, "system": system, "date": date and date.isoformat(), "stop": list(stop), "eos_ids": [int(i) for i in eos_ids]},
             **{"has_turns": has_turns, "question": question and asdict(question), "few_shot": few_shot},
         }
-        self.num_tokens = len(tokenizer)
+        self.num_tokens = num_ids(tokenizer)
         self.template = None if template is None else _load_template(template, tokenizer)
         self.source = "" if self.template is None else _on_day(self.template, date or datetime.date.today())
         if date is not None and self.source == (self.template or ""):

@@ -32,6 +32,7 @@ from oat.errors import ConfigError, ModelError, OatWarning, OracleError, Templat
 from oat.lm import load_config, load_module, load_tokenizer
 from oat.render import Renderer, reads_date
 from oat.types import Message
+from oat.vocabulary import check_vocabulary
 
 DATE = datetime.date(2024, 7, 26)
 """What a template that writes the day gets, so that a score does not change overnight; Llama 3.1's has it where it knows no clock."""
@@ -70,7 +71,7 @@ class Scorer:
         max_tokens: a longer row has no score; None: what the model can read.
 
     Raises:
-        ModelError: there is no such model or tokenizer, or it is of another kind.
+        ModelError: there is no such model or tokenizer, it is of another kind, or the tokenizer is another model's.
         ConfigError: a label that it lacks, or more tokens than it can read.
     """
 
@@ -97,6 +98,7 @@ class Scorer:
                 f"{path} is a `{self.config.model_type}`, an encoder with a decoder, which is not supported; give a decoder, or an encoder, with a "
                 "classification head"
             )
+        check_vocabulary(self.tokenizer, self.config.get_text_config().vocab_size, f"the tokenizer of {path}")
         self.label = _label(path, self.config, label)
         self.limit = _limit(path, self.config, self.tokenizer, max_tokens)
 
@@ -164,9 +166,6 @@ class Scorer:
     def _module(self) -> Any:
         module = load_module(self.path, self.config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, self.dtype)
         module = _spread(module) if self.is_spread else module.to(self.device)
-        last, rows = max(self.tokenizer.get_vocab().values()), module.get_input_embeddings().num_embeddings
-        if last >= rows:
-            raise ModelError(f"the tokenizer of {self.path} has ids up to {last}, and its embeddings {rows} rows; give the one that belongs to it")
         self.__dict__["_module"] = module  # `_check` computes with it
         try:
             self._check()

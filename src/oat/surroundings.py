@@ -80,7 +80,7 @@ def surround(config: Config, origins: Origins | None = None, *, folder: Path | N
     with blame("render.template"):
         renderer = make_renderer(config, lm, tokenizer)
     with blame("model.path"):
-        check_tokenizer(lm, renderer)
+        check_tokenizer(lm, config.model.path, renderer)
     with blame("prompts.path"):
         prompts = _training_prompts(config, objective.numbers, renderer, lm.context_length, seeds, folder)
     held_out: Prompts | None = None

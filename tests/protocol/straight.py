@@ -121,6 +121,10 @@ def dpo_curve(
     return curve
 
 
+def gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> float:
+    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
+
+
 class Optimiser:
     """AdamW with decay on matrices only, gradients cut to a norm, and a warm-up into a line that falls to a tenth."""
 
@@ -134,10 +138,10 @@ class Optimiser:
 
     def step(self) -> float:
         """Move by the gradients that are there, and drop them; returns their norm before the cut."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
-        for gradient in gradients:
-            gradient.mul_(min(1.0, self.max_norm / (norm + 1e-6)))
+        norm = gradient_norm(self.parameters)
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(min(1.0, self.max_norm / (norm + 1e-6)))
         for group in self.adamw.param_groups:
             group["lr"] = self.rate * self._height()
         self.adamw.step()

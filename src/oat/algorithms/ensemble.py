@@ -1,11 +1,15 @@
 """The ensemble's own objective: pairwise reward learning with a fading prior (SEA, arXiv:2411.01493; EE4LLM, arXiv:2402.00396).
 
 For member m and pair b the loss is - log sigmoid(r_m(chosen) - r_m(rejected)), averaged over members and pairs; the prior is
-strength * batch / queries times the mean squared distance of all parameters to their start, so it fades as answers come in.
+strength * batch / labelled times the mean squared distance of all parameters to their start, where `labelled` counts the pairs that it has taken
+so far, so it fades as answers come in. The optimiser is the sources': Adam at a constant rate, with its decay in the gradient of every parameter.
 
 Departures from the sources' code:
-1. Pairs without a winner are not stored, so no mask is needed.
+1. Pairs without a winner are not stored, so no mask is needed. There the mask meets the loss in a wrong shape, and masks nothing.
 2. A pair that the ensemble itself labelled never teaches it.
+3. The prior fades with labelled pairs, also recorded ones and those whose answer was known. There it fades with queries.
+4. There are no switches for a prior that does not fade (`rm_fixed_reg`) and for an end of learning (`rm_train_budget`).
+5. The gradient may be clipped (`max_grad_norm`).
 
 A step learns `steps` times from `batch` pairs drawn without replacement from a ring buffer of all pairs so far; not before it holds that many.
 """
@@ -20,8 +24,11 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from oat.algorithms.base import Forward, Objective, Outputs, View
-from oat.errors import ConfigError
+from oat.errors import ConfigError, warn
 from oat.types import ENSEMBLE, Batch, Feedback, Loss, Plan, Requires
+
+_VERSION = 2
+"""Of the state. The first one had none, and came with another optimiser and another prior."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +40,17 @@ class EnsembleConfig:
     activation: Literal["relu", "swish"] = "relu"
     """Between the layers."""
     learning_rate: float = 1e-3
-    """Of the ensemble's AdamW."""
+    """Of the ensemble's Adam; it stays."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of Adam."""
+    eps: float = 1e-8
+    """Of Adam, beside the root of the second moment."""
     weight_decay: float = 5e-5
-    """On its weights."""
+    """On all parameters, as a part of their gradient (L2)."""
+    max_grad_norm: float | None = None
+    """The gradient is scaled down to this norm; None: it is not."""
     prior: float = 0.5
-    """Strength of the pull towards the start."""
+    """Strength of the pull towards the start when it has taken one batch of labelled pairs."""
     batch: int = 128
     """Pairs of one optimiser step."""
     steps: int = 5
@@ -52,6 +65,11 @@ class EnsembleConfig:
         for name in ("learning_rate", "weight_decay", "prior"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"explorer.ensemble.{name} is {getattr(self, name)}; it must be at least 0, and finite")
+        for name in ("eps", "max_grad_norm"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ConfigError(f"explorer.ensemble.{name} is {value}; it must be above 0, and finite")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"explorer.ensemble.betas is {list(self.betas)}; both must be at least 0, and below 1")
         if self.buffer < self.batch:
             raise ConfigError(f"explorer.ensemble.buffer is {self.buffer}, smaller than a batch of {self.batch}; raise it")
 
@@ -65,13 +83,13 @@ class EnsembleLearning(Objective):
     def __init__(self, config: EnsembleConfig):
         self.config = config
         self.pairs = torch.zeros(0)
-        self.seen = 0
+        self.seen = 0  # labelled pairs taken so far
 
     def plan(self, step: int) -> Plan:
         raise AssertionError("the ensemble learns from what the policy's algorithm asks")
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Rows 2u (chosen) and 2u + 1 (rejected) are pair u; columns `features_N` and `queries_N`."""
+        """Rows 2u (chosen) and 2u + 1 (rejected) are pair u; columns `features_N` and `labelled_N`."""
         self._remember(feedback)
         size, wanted = len(self.pairs), self.config.batch
         metrics = {"ensemble/pairs": float(size)}
@@ -79,12 +97,12 @@ class EnsembleLearning(Objective):
             return Batch((), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), metrics=metrics)
         drawn = np.concatenate([generator.choice(size, wanted, replace=False) for _ in range(self.config.steps)])
         features_N = self.pairs[torch.from_numpy(drawn)].flatten(0, 1)
-        columns = {"features_N": features_N, "queries_N": torch.full((len(features_N),), float(max(1, feedback.queries)))}
+        columns = {"features_N": features_N, "labelled_N": torch.full((len(features_N),), float(self.seen))}
         units = np.arange(len(drawn)).repeat(2)
         return Batch((), units, units, columns, minibatches=self.config.steps, metrics=metrics, shuffle=False)
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        fading = self.config.prior * self.config.batch / float(view["queries_N"][0])
+        fading = self.config.prior * self.config.batch / float(view["labelled_N"][0])
         terms_U = -logsigmoid(self._margin(outputs)).mean(dim=1)
         return {"loss/ensemble": Loss(terms_U, per="pair"), "loss/prior": Loss(outputs["ensemble"]["prior"], per="step", coef=fading)}
 
@@ -109,7 +127,13 @@ class EnsembleLearning(Objective):
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"pairs": self.pairs, "seen": self.seen}
+        return {"pairs": self.pairs, "seen": self.seen, "version": _VERSION}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.pairs, self.seen = state["pairs"].clone(), state["seen"]
+        if "version" not in state:
+            warn(
+                "an earlier version of oat made this checkpoint's ensemble, by AdamW and with a prior that faded with queries. Now Adam goes on "
+                f"with its moments, and the prior fades with labelled pairs, {self.seen} so far; begin a run of its own if its curve must be of one "
+                "kind"
+            )

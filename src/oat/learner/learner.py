@@ -21,7 +21,7 @@ from oat.learner.batching import micro_batches, select_rows, split_units, view_o
 from oat.learner.following import Following
 from oat.learner.guard import keep_batch, strange_inputs, strange_results
 from oat.learner.models import Model, frozen_checksum
-from oat.learner.optim import OptimiserSettings, build_adamw
+from oat.learner.optim import OptimiserSettings, build_optimiser
 from oat.learner.reduction import Reduction
 from oat.roofline import Stint
 from oat.seeds import Seeds
@@ -33,7 +33,7 @@ class Trained:
     """A model with its optimiser."""
 
     model: Model
-    optimiser: torch.optim.AdamW
+    optimiser: torch.optim.Adam
     settings: OptimiserSettings
 
 
@@ -45,7 +45,6 @@ class Learner:
         optimisers: of the models that are trained; the others are frozen.
         micro_batch_size: most rows of one forward pass.
         micro_batch_tokens: most tokens of one forward pass, a common prompt counted with every row.
-        max_grad_norm: the gradient of each model is scaled down to this norm.
         gradient_checkpointing: the trained models learn in training mode, in which they compute layers again in the backward pass.
         max_updates: most optimiser steps of an update, but for those of an ensemble; None: no limit.
         max_skips: most optimiser steps in a row that are left out because a number is not finite; 0 stops at the first.
@@ -60,7 +59,6 @@ class Learner:
         *,
         micro_batch_size: int | None,
         micro_batch_tokens: int | None = None,
-        max_grad_norm: float,
         gradient_checkpointing: bool = False,
         max_updates: int | None = None,
         max_skips: int = 0,
@@ -68,7 +66,7 @@ class Learner:
         keep: Path | None = None,
         seeds: Seeds,
     ):
-        self.models, self.max_grad_norm, self.seeds = dict(models), max_grad_norm, seeds
+        self.models, self.seeds = dict(models), seeds
         self.micro_batch_size, self.micro_batch_tokens, self.gradient_checkpointing = micro_batch_size, micro_batch_tokens, gradient_checkpointing
         self.max_updates, self.max_skips, self.following, self.keep = max_updates, max_skips, following, keep
         self.stint = Stint([model.tally for model in self.models.values() if model.tally is not None])
@@ -82,7 +80,7 @@ class Learner:
             parameters = self.models[name].trainable().values()
             for parameter in parameters:
                 parameter.requires_grad_(True)
-            self.trained[name] = Trained(self.models[name], build_adamw(parameters, settings), settings)
+            self.trained[name] = Trained(self.models[name], build_optimiser(parameters, settings), settings)
         if following is not None:
             following.check(self.models["policy"], self.models["reference"])
 
@@ -187,7 +185,7 @@ class Learner:
 
     def _clip(self, part: Trained) -> float:
         parameters = [p for group in part.optimiser.param_groups for p in group["params"]]
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
+        return float(torch.nn.utils.clip_grad_norm_(parameters, part.settings.max_grad_norm))
 
     def _leave_out(self, objective: Objective, step: Batch, strange: Sequence[str]) -> dict[str, float]:
         """Nothing moves; what was found is said, and counted or raised. There is nothing else to report of such a step."""
@@ -258,7 +256,7 @@ class Learner:
             for name, parameter in part.model.trainable().items():
                 moments = {key: f"{model}/moments/{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
                 if moments["step"] in state:
-                    part.optimiser.state[parameter] = {  # AdamW has its count of steps on the CPU
+                    part.optimiser.state[parameter] = {  # Adam has its count of steps on the CPU
                         key: state[place].to("cpu" if key == "step" else parameter.device, copy=True) for key, place in moments.items()
                     }
 

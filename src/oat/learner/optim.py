@@ -1,9 +1,9 @@
-"""AdamW and its schedule."""
+"""Optimisers and their schedule."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -17,16 +17,22 @@ FLOOR = 0.1
 
 @dataclass(frozen=True)
 class OptimiserSettings:
-    """AdamW and the schedule of one model.
+    """The optimiser of one model, and its schedule.
 
     Attributes:
         learning_rate: at the top of the schedule.
+        decoupled: AdamW, which shrinks matrices (Loshchilov and Hutter, arXiv:1711.05101); otherwise Adam, where the decay of every parameter is
+            part of its gradient (L2).
+        max_grad_norm: its gradient is scaled down to this norm.
         schedule_steps: optimiser steps until a falling schedule ends.
     """
 
     learning_rate: float
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
+    eps: float = 1e-8
+    decoupled: bool = True
+    max_grad_norm: float = math.inf
     schedule: Schedule = "constant"
     warmup_steps: int = 0
     schedule_steps: int = 1
@@ -36,8 +42,9 @@ class OptimiserSettings:
         return self.learning_rate * learning_rate_factor(self.schedule, step, warmup=self.warmup_steps, total=self.schedule_steps)
 
 
-def build_adamw(parameters: Iterable[torch.nn.Parameter], settings: OptimiserSettings) -> torch.optim.AdamW:
-    """AdamW over parameters: matrices decay, vectors (biases, norms) do not. On the CPU one kernel does all of a step, without temporary tensors.
+def build_optimiser(parameters: Iterable[torch.nn.Parameter], settings: OptimiserSettings) -> torch.optim.Adam:
+    """AdamW, under which matrices decay and vectors (biases, norms) do not; or Adam. On the CPU one kernel does all of a step, without temporary
+    tensors.
 
     Raises:
         ModelError: parameters of less than float32, in which most steps round to nothing.
@@ -45,12 +52,15 @@ def build_adamw(parameters: Iterable[torch.nn.Parameter], settings: OptimiserSet
     trainable = list(parameters)
     if any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in trainable):
         raise ModelError("AdamW on bfloat16 weights loses most of its steps; load them as float32 and set learner.autocast: bfloat16")
+    fused = all(parameter.device.type == "cpu" for parameter in trainable) or None
+    common: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps, "fused": fused}
+    if not settings.decoupled:
+        return torch.optim.Adam(trainable, weight_decay=settings.weight_decay, **common)
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
-    fused = all(parameter.device.type == "cpu" for parameter in trainable) or None
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=fused)
+    return torch.optim.AdamW(groups, **common)
 
 
 def learning_rate_factor(schedule: Schedule, step: int, *, warmup: int, total: int) -> float:

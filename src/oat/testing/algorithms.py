@@ -140,7 +140,7 @@ class _Check(Part):
     def learner(self, objective: Objective, micro_batch_size: int | None = None) -> Learner:
         models = {name: _model(name) for name in sorted(objective.requires.models)}
         settings = {name: OptimiserSettings(1e-3) for name in objective.wants}
-        return Learner(models, settings, micro_batch_size=micro_batch_size, max_grad_norm=1e9, seeds=Seeds(0))
+        return Learner(models, settings, micro_batch_size=micro_batch_size, seeds=Seeds(0))
 
     def prepared(self, feedback: Feedback) -> Batch:
         """The batch of feedback; the same twice."""
