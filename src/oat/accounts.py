@@ -27,6 +27,7 @@ from oat.asked import Asked, text_name
 from oat.config import load_config
 from oat.errors import ConfigError, LedgerError, warn
 from oat.files import write_atomically
+from oat.holdings import lacking, refuse_lost
 from oat.settings import Config
 from oat.store import Store
 from oat.types import Answer, Group
@@ -101,13 +102,16 @@ def accounts_table(run_dir: Path) -> str:
 
 
 def problems(run_dir: Path) -> list[str]:
-    """What is wrong with a run's ledger, in sentences.
+    """What is wrong with a run's ledger, by itself and beside the run's checkpoints and rows, in sentences.
 
     Raises:
         LedgerError: as for `accounts_table`.
     """
+    found = lacking(run_dir)
+    if found and not (run_dir / "ledger.sqlite").exists():
+        return found
     with _opened(run_dir) as store:
-        return contradictions(store)
+        return [*found, *contradictions(store)]
 
 
 def accounts(store: Store) -> list[Account]:
@@ -195,13 +199,14 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
     Raises:
         ConfigError: an unknown layout or ending, a folder that cannot be made, no config.yaml beside the ledger, what Parquet cannot hold, or pyarrow
             is missing.
-        LedgerError: as for `accounts_table`.
+        LedgerError: as for `accounts_table`, or the ledger lacks what the run's checkpoints and rows say that it holds.
     """
     if layout not in get_args(Layout):
         raise ConfigError(f"no layout {layout!r}; give one of {', '.join(get_args(Layout))}")
     if out.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{out}: give a name that ends in .jsonl or .parquet")
     make, config = _preferences if layout == "preference" else _scored, load_config(run_dir / "config.yaml")[0]
+    refuse_lost(run_dir)
     with _opened(run_dir) as store:
         responses, rows, left_out = _Responses(store, config), [], 0
         answered = [asked for asked in store.answered() if asked.question.key.purpose == purpose]

@@ -91,6 +91,11 @@ class Ledger(Protocol):
     def close(self) -> None: ...
 
 
+class Holdings(Protocol):
+    def before(self, step: int, *, evaluated: bool) -> Mapping[str, Any]:
+        """What a checkpoint keeps, beside the parts, of what the ledger holds before a step."""
+
+
 class Buffer(Protocol):
     def fill(self, feedback: Feedback) -> Feedback:
         """A step's take, with those before it that are learned again."""

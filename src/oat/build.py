@@ -25,6 +25,7 @@ from oat.errors import ConfigError
 from oat.evaluate import Evaluation, Judge, Mode, Records, Trigger, Wanted
 from oat.explore.base import Explorer
 from oat.features import Scorer
+from oat.holdings import Holdings
 from oat.interruption import Interruption
 from oat.learner.ensemble import Ensemble
 from oat.learner.following import Following
@@ -69,8 +70,7 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
     Raises:
         OatError: a part cannot be made as configured.
     """
-    directory = directory or Path(config.run_dir)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = directory or _directory(config)
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     around, blame = around or surround(config, origins, folder=directory), partial(blaming, config, origins or {})
@@ -106,6 +106,7 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
         seeds=seeds,
         collector=collector,
         ledger=ledger,
+        holdings=Holdings(ledger.store),
         buffer=Buffer(ledger, config.learner.buffer, plans(0).questions),
         learner=learner,
         weights=weights,
@@ -119,6 +120,13 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
         notes=(*device_notes(config.compute.profile), *dict.fromkeys(note for source in around.sources for note in source.notes)),
         interruption=interruption,
     )
+
+
+def _directory(config: Config) -> Path:
+    """Of a run that `rundir.py` has not opened."""
+    directory = Path(config.run_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
 
 
 def _wired(config: Config, box: Any, local: tuple[type, ...] = ()) -> Any:

@@ -12,7 +12,6 @@ written is read back and verified, and only then others are removed. safetensors
 import hashlib
 import json
 import math
-import re
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from oat.checkpoint_files import names_in, place_of, pointed
 from oat.errors import CheckpointError, warn
 from oat.files import bytes_free, sync_to_disk, write_atomically
 
@@ -31,7 +31,6 @@ SCHEMA_VERSION = 2
 Loaded = tuple[int, dict[str, torch.Tensor], dict[str, Any]]
 """Step, tensors and state of a checkpoint."""
 
-_NAME = re.compile(r"step_(\d{8,})(?:\.(\d+))?")
 _FILES = ("tensors.safetensors", "state.json")
 _GB = 10**9
 _OTHER = "{}: written by another version of oat; continue the run with that version"
@@ -71,7 +70,7 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """The steps of the checkpoints on disk, ascending; whether they verify is not known."""
-        return sorted({_place(name)[0] for name in self._names()})
+        return sorted({place_of(name)[0] for name in self._names()})
 
     @property
     def oldest(self) -> int | None:
@@ -184,9 +183,9 @@ class Checkpoints:
             CheckpointError: there is none, so that a run cannot go back so far.
         """
         self.wait()
-        names = [name for name in self._names() if _place(name)[0] <= step]
+        names = [name for name in self._names() if place_of(name)[0] <= step]
         hint = "no earlier one is there to go back to; put one back, or let the alarm warn instead (`action: warn`)"
-        if not any(_place(name)[0] == step for name in names):
+        if not any(place_of(name)[0] == step for name in names):
             missing = f"{self.directory}: has none of step {step}"
             if not names:
                 raise CheckpointError(f"{missing}; {hint}")
@@ -217,7 +216,7 @@ class Checkpoints:
 
     def _of(self, step: int) -> Path:
         self.wait()
-        names = [name for name in self._names() if _place(name)[0] == step]
+        names = [name for name in self._names() if place_of(name)[0] == step]
         if not names:
             raise CheckpointError(f"{self.directory}: has none of step {step}; {self._listed}")
         return self.directory / names[-1]
@@ -228,7 +227,7 @@ class Checkpoints:
 
     def row(self, step: int) -> dict[str, float]:
         """The metrics of the row that a step's checkpoint stands behind; none of one that is still to be closed."""
-        return _row(self.directory / [name for name in self._names() if _place(name)[0] == step][-1])
+        return _row(self.directory / [name for name in self._names() if place_of(name)[0] == step][-1])
 
     def best(self) -> int:
         """The step of the checkpoint whose row had the highest `best_metric`.
@@ -241,7 +240,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"{self.directory}: no checkpoint has a value of {self.best_metric}; give a step ({', '.join(map(str, self.steps)) or 'none'})"
             )
-        return _place(ranked[-1])[0]
+        return place_of(ranked[-1])[0]
 
     def _newest(self, names: Sequence[str], hint: str) -> Loaded:
         """The last of these that verifies.
@@ -291,7 +290,7 @@ class Checkpoints:
             done.set()
 
     def _publish(self, new: Path, step: int) -> Path:
-        again = [_place(name)[1] for name in self._names() if _place(name)[0] == step]
+        again = [place_of(name)[1] for name in self._names() if place_of(name)[0] == step]
         final = self.directory / (f"step_{step:08d}.{max(again) + 1}" if again else f"step_{step:08d}")
         new.rename(final)
         sync_to_disk(self.directory)
@@ -311,9 +310,9 @@ class Checkpoints:
 
     def _kept(self, newest: str, keep: int | None) -> set[str]:
         """Which stay beside the newest: none of a later step, one a step; `keep` whatever it takes."""
-        behind = list({_place(name)[0]: name for name in self._names() if _place(name) <= _place(newest)}.values())
+        behind = list({place_of(name)[0]: name for name in self._names() if place_of(name) <= place_of(newest)}.values())
         best = self._ranked(behind)[-self.keep_best :] if self.keep_best else []
-        needed = {newest, *(name for name in behind if _place(name)[0] == keep)}
+        needed = {newest, *(name for name in behind if place_of(name)[0] == keep)}
         chosen = {*behind[-self.keep_last :], *best, *needed}
         sizes = {name: sum(file.stat().st_size for file in (self.directory / name).iterdir()) for name in behind if name in chosen}
         most = math.inf if self.max_gb is None else self.max_gb * _GB
@@ -329,28 +328,16 @@ class Checkpoints:
     def _ranked(self, names: list[str]) -> list[str]:
         """Those that have a value of the metric, the best last."""
         values = {name: value for name in names if (value := _metric(self.directory / name, self.best_metric)) is not None}
-        return sorted(values, key=lambda name: (values[name], _place(name)))
+        return sorted(values, key=lambda name: (values[name], place_of(name)))
 
     def _names(self) -> list[str]:
-        """In the order in which they were written."""
-        return sorted((folder.name for folder in self.directory.glob("step_*") if _NAME.fullmatch(folder.name) and folder.is_dir()), key=_place)
+        return names_in(self.directory)
 
     def _pointed(self) -> list[str]:
-        """The names up to the one in the pointer; all of them, if it is of no use."""
-        names = self._names()
-        if not names:
-            return []
-        try:
-            named = (self.directory / "latest").read_text(encoding="utf-8").removesuffix("\n")
-            problem = None if named in names else f"it names {named[:40]!r}, which is not there"
-        except (OSError, ValueError) as error:
-            problem = f"{type(error).__name__}: {error}"
+        found, problem = pointed(self.directory)
         if problem is not None:
-            warn(f"{self.directory / 'latest'}: {problem}; trying the newest checkpoint")
-            return names
-        if named != names[-1]:
-            warn(f"{self.directory / 'latest'}: names {named}, and {names[-1]} is there too; going on from the named one, as after a turn back")
-        return names[: names.index(named) + 1]
+            warn(problem)
+        return found
 
 
 class _Damaged(Exception):
@@ -404,13 +391,6 @@ def _metric(folder: Path, name: str) -> float | None:
     """A metric of the row that a checkpoint stands behind; None without a finite one."""
     value = _row(folder).get(name)
     return value if isinstance(value, float) and math.isfinite(value) else None
-
-
-def _place(name: str) -> tuple[int, int]:
-    """Step, and which save of it."""
-    match = _NAME.fullmatch(name)
-    assert match is not None, f"{name} is no checkpoint's name"
-    return int(match[1]), int(match[2] or 0)
 
 
 def _with_own_storage(tensors: Mapping[str, torch.Tensor], *, copy: bool) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from oat.classifier import save_classifier
 from oat.config import load_config
 from oat.errors import CheckpointError, ConfigError
 from oat.files import write_atomically
+from oat.holdings import HELD
 from oat.learner.models import RewardModel, frozen_checksum
 from oat.lm import CausalLM, load_tokenizer, save_lm
 from oat.loop import Run
@@ -167,6 +168,7 @@ def digest_run(run_dir: Path) -> dict[str, str]:
     step, weights, tensors, state = policy_weights(run_dir)
     others = {name: tensor for name, tensor in tensors.items() if not name.startswith(_prefix(_learned(tensors)))}
     state.pop("stop", None)  # hours
+    state.pop(HELD, None)  # the ledger itself is below
     state.get("evaluation", {}).pop("seconds", None)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:

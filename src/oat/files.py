@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from oat.errors import LedgerError
+from oat.errors import LedgerError, OatError
 
 _MOUNTS = Path("/proc/self/mounts")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs"}
@@ -39,6 +39,34 @@ def bytes_free(directory: Path) -> int:
     return shutil.disk_usage(place).free
 
 
+class Standing:
+    """Files or folders as they are when this is made, by their inodes: what is moved away, removed or replaced by another is no longer there."""
+
+    def __init__(self, *paths: Path):
+        self._known = {path.absolute(): found for path in paths if (found := _inode(path)) is not None}
+
+    def refuse_lost(self, error: type[OatError]) -> None:
+        """What is written there now would be written beside the run, or be gone with its process.
+
+        Raises:
+            error: one of them is no longer there.
+        """
+        for path, known in self._known.items():
+            if _inode(path) != known:
+                raise error(
+                    f"{path}: was moved, removed or replaced while a run worked with it, and nothing more is written; put back what stood there, and "
+                    "the same command goes on from the last checkpoint"
+                )
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def sync_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -47,14 +75,19 @@ def sync_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_only_address(path: Path) -> str:
+def read_only_address(path: Path, *, at_a_glance: bool = False) -> str:
     """What SQLite opens a database by that stays as it is.
 
     To read one with a write-ahead log SQLite makes a file beside it. Where this user may not, and there is no log, nobody works on it, and the file
     alone has everything.
+
+    Args:
+        at_a_glance: it is read in a moment, in which nobody begins to work on it; so no file is made where the log has nothing.
     """
-    has_log = path.with_name(f"{path.name}-wal").exists()
-    return f"{path.absolute().as_uri()}?{'mode=ro' if has_log or os.access(path.parent, os.W_OK) else 'immutable=1'}"
+    log = path.with_name(f"{path.name}-wal")
+    has_log = log.exists() and (log.stat().st_size > 0 or not at_a_glance)
+    makes_one = os.access(path.parent, os.W_OK) and not at_a_glance
+    return f"{path.absolute().as_uri()}?{'mode=ro' if has_log or makes_one else 'immutable=1'}"
 
 
 def refuse_network(path: Path) -> None:

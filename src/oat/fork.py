@@ -9,11 +9,14 @@ import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from oat.checkpoint import Checkpoints
 from oat.errors import ConfigError
 from oat.files import read_only_address, sync_to_disk, write_atomically
+from oat.holdings import refuse_lost
 from oat.ledger import close_unanswered
 from oat.loop import ROW
 from oat.store import Store
@@ -71,8 +74,10 @@ def verify_origin(origin: Origin) -> None:
 
     Raises:
         CheckpointError: it does not verify.
+        LedgerError: the run's ledger lacks what it says.
     """
     _checkpoints(origin.run).verify_step(origin.step)
+    refuse_lost(origin.run, origin.step)
 
 
 def origin_of(directory: Path) -> Origin:
@@ -91,6 +96,7 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
 
     Raises:
         CheckpointError: the checkpoint does not verify, or was removed meanwhile.
+        LedgerError: the run's ledger lacks what it says.
     """
     origin = origin_of(directory)
     run, step = origin.run, origin.step
@@ -101,6 +107,7 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
             left.unlink()
     theirs = _checkpoints(run)
     tensors, state = theirs.load_step(step)[1:]
+    refuse_lost(run, step)
     state["alarms"]["back"] = None  # a roll back leads to checkpoints of this run
     row = {name: value for name, value in theirs.row(step).items() if same_judges or not name.startswith("eval/")}
     _checkpoints(directory).save(step, tensors, state, row)
@@ -112,9 +119,19 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
         if not same_judges:
             store.forget_judgements()
             close_unanswered(store, "eval", "gold")
+    rows = step + (ROW not in state) if step > 0 else 0
     for name in ("metrics.jsonl", "samples.jsonl"):
-        shutil.copyfile(run / name, directory / name)
+        lines = (run / name).read_bytes().splitlines(keepends=True)
+        (directory / name).write_bytes(b"".join(takewhile(partial(_is_before, rows), lines)))
         sync_to_disk(directory / name)
+
+
+def _is_before(row: int, line: bytes) -> bool:
+    """Whether a line of a stream may be of an earlier row; what is damaged is left to whoever goes on with it."""
+    try:
+        return bool(json.loads(line)["step"] < row)
+    except (ValueError, KeyError, TypeError):
+        return True
 
 
 def _checkpoints(run_dir: Path) -> Checkpoints:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from oat.algorithms.base import Objective
-from oat.boxes import Alarms, Buffer, Checkpoints, Collector, Evaluation, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
+from oat.boxes import Alarms, Buffer, Checkpoints, Collector, Evaluation, Holdings, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
 from oat.errors import AlarmError, LedgerError, OatError, OutageError, warn
 from oat.interruption import Interrupted, Interruption
 from oat.metrics import Metrics
@@ -48,6 +48,7 @@ class Run:
     seeds: Seeds
     collector: Collector
     ledger: Ledger
+    holdings: Holdings
     buffer: Buffer
     learner: Learner
     weights: Weights
@@ -222,7 +223,7 @@ def save(
     for part, state in states.items():
         tensors |= {f"{part}/{name}": value for name, value in state.items() if isinstance(value, torch.Tensor)}
         plain[part] = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
-    everything = plain if row is None else {**plain, ROW: row}
+    everything = {**plain, **run.holdings.before(step, evaluated=step > 0 and row is None), **({} if row is None else {ROW: row})}
     run.checkpoints.save(step, tensors, everything, metrics, keep=run.alarms.back, is_last=is_last)
 
 

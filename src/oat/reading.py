@@ -92,10 +92,12 @@ class LoadedRun:
             again: how often it was asked once more after a kill.
 
         Raises:
-            LedgerError: the ledger cannot be opened.
+            LedgerError: the ledger cannot be opened, or lacks what the run's checkpoints and rows say that it holds.
         """
+        from oat.holdings import refuse_lost
         from oat.store import Store
 
+        refuse_lost(self.path)
         file = self.path / "ledger.sqlite"
         if not file.exists():
             return table([], _ASKED)

@@ -18,6 +18,7 @@ from oat.config import Origins, blaming, dump, load_config, to_yaml
 from oat.errors import ConfigError
 from oat.files import write_atomically
 from oat.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
+from oat.holdings import refuse_lost
 from oat.learner.limits import LiveBytes
 from oat.lm import load_tokenizer, outlines
 from oat.loop import Run
@@ -58,6 +59,7 @@ def open_run(config: Config, origins: Origins, source: str | None = None) -> Ite
 
     Raises:
         ConfigError: another process works in the directory, or it holds a run of another configuration; the message lists the differences.
+        LedgerError: its ledger lacks what its newest checkpoint, or its last row, says that it holds.
     """
     directory = Path(config.run_dir)
     made = _made(directory)
@@ -139,6 +141,7 @@ def _open(config: Config, directory: Path, origins: Origins, source: str | None)
         stored = resolve(load_config(origin_of(directory).run / "config.yaml")[0], {})
         copy_state(directory, same_judges=stored.evaluation == config.evaluation)
     Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
+    refuse_lost(directory)
     around = surround(config, origins, folder=directory)
     refuse_short_cache(config, lengths_of(around), origins)
     refuse_too_large(config, lengths_of(around), origins)
@@ -157,7 +160,7 @@ def settled(config: Config, origins: Origins, source: str | None = None) -> tupl
         source: as for `open_run`.
 
     Raises:
-        ConfigError, CheckpointError: as `open_run`.
+        ConfigError, CheckpointError, LedgerError: as `open_run`.
     """
     directory = Path(config.run_dir)
     made, lock = _made(directory), directory / "lock"
@@ -172,6 +175,7 @@ def settled(config: Config, origins: Origins, source: str | None = None) -> tupl
             if origin is not None:
                 verify_origin(origin)
             Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
+            refuse_lost(directory)
             return config, origin
     finally:
         _unmake(made)

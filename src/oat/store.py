@@ -6,7 +6,6 @@ Trajectories are a blob a round, by hash; texts that people and exports read are
 import functools
 import hashlib
 import json
-import shutil
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -17,7 +16,7 @@ from typing import Any
 from oat import blobs, schema, wire
 from oat.asked import AWAITED, Asked, Known, Terms, cached_text, cached_values, prompt_text, text_name
 from oat.errors import LedgerError
-from oat.files import read_only_address, refuse_network
+from oat.files import Standing, bytes_free, read_only_address, refuse_network
 from oat.types import Answer, Group, Key, Message, Price, Question
 
 _KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
@@ -39,7 +38,7 @@ class Store:
 
     def __init__(self, path: Path, *, read_only: bool = False):
         refuse_network(path)
-        self.path = path
+        self.path, self.standing = path, Standing()
         try:
             if read_only:
                 self._open_read_only()
@@ -48,6 +47,7 @@ class Store:
                 self.db.execute("PRAGMA journal_mode = WAL")
                 self.db.execute("PRAGMA synchronous = FULL")
                 self._bring_up_to_date()
+                self.standing = Standing(*(path.with_name(path.name + end) for end in ("", "-wal", "-shm")))
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             is_denied = isinstance(error, sqlite3.OperationalError)
             hint = "make room or mend what is wrong there" if is_denied else "restore it from a copy"
@@ -62,7 +62,7 @@ class Store:
 
     def _open_read_only(self) -> None:
         self.db = _connect(read_only_address(self.path))
-        if self._version() in schema.MIGRATIONS:
+        if self._version() in (None, *schema.MIGRATIONS):
             file, self.db = self.db, _connect(":memory:")
             with closing(file):
                 file.backup(self.db)
@@ -94,8 +94,9 @@ class Store:
         """Begin a transaction; an error within it undoes all of it.
 
         Raises:
-            LedgerError: the file cannot be written, now or within.
+            LedgerError: the file cannot be written, now or within, or is no longer the one that was opened.
         """
+        self.standing.refuse_lost(LedgerError)
         try:
             self.db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
@@ -114,7 +115,7 @@ class Store:
             raise self._unwritable(error) from error
 
     def _unwritable(self, error: sqlite3.OperationalError) -> LedgerError:
-        free = shutil.disk_usage(self.path.parent).free
+        free = bytes_free(self.path.parent)
         return LedgerError(
             f"{self.path}: the ledger cannot be written ({error}); {free:,} bytes are free there, and what it holds is whole. Make room, or mend "
             "what is wrong, and the same command goes on"

@@ -32,7 +32,7 @@ ROWS = {
     "R4": "SIGTERM and Ctrl-C end a run on disk; no exit leaves a process, a port or a temporary directory",
     "R5": "the size of a forward pass changes rounding only",
     "R7": "a save is whole or not there",
-    "R8": "a damaged checkpoint is found, and the good one before it is used",
+    "R8": "a damaged checkpoint is found, and the good one before it is used; a ledger that lacks what its run has learned from is refused",
     "R9": "a full disk loses nothing that was saved",
     "R10": "a directory that cannot be written, or is in use, is refused before the first step",
     "R11": "no pickle is opened, and nothing that is read is run",

@@ -102,6 +102,7 @@ def test_a_killed_run_is_the_unbroken_run(world: World, tmp_path: Path, unbroken
         kill_at(*named(moment.place), moment.call, after=moment.after)
 
     assert train(config, run_dir, moment.flags, arm) == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert oat("ledger", run_dir, "--check") == 0
     assert train(config, run_dir, moment.flags) == 0, (tmp_path / "log").read_text()
     assert digest(run_dir) == unbroken(moment.algorithm, moment.flags)
 

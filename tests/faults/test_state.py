@@ -48,6 +48,7 @@ OTHERWISE = {
     r"run\.learner\.stint\._begin": "a clock, for a metric of speed",
     r"run\.learner\.models\['\w+'\]\.tally\.flops": "counted for a metric of speed",
     r"run\.collector\.actor\.engine\._meters\[.*": "counted for metrics of speed; who reads them subtracts",
+    r"run\..*\.standing\._known.*": "which file it is that this process has opened",
     r"run\.tracking\.untold": "what environment.json tells of the new process comes with its first row",
     r"run\.collector\.prompts\._(turns|pools\[\d\]\._order)\[\d\]": "a cache: the order of the prompts is a function of the seed",
     r"run\.collector\.actor\.engine\._versions\[#2\]": "the slot `policy` of its own, which is loaded before every evaluation",
