@@ -2,7 +2,8 @@
 
 A function (`examples/01_custom_reward.py`) is enough for whatever answers at once. A class is for those who have to be waited for: a judge behind a
 network, a queue of people. It takes questions with `submit`, which returns at once, and hands out answers with `collect`, late and in any order if
-need be. A question that is lost fails after its deadline and holds nobody up; with `oracle.max_outstanding` a run learns on while others are out.
+need be. A question that is lost fails after its deadline. With `oracle.max_outstanding` answers come while the run learns, and with
+`oracle.max_wait_s` it goes on without those that are late.
 
 Here a judge compares two answers, takes a moment for each, and works on several at once. `python examples/02_custom_oracle.py` aligns a tiny random
 model with it by DPO in seconds.

@@ -29,9 +29,21 @@ NO_BITSANDBYTES = "bitsandbytes is not here"
 """Why tests are skipped that need one of them; counted aloud."""
 
 REWARD = '''
+import asyncio
+import random
+
+chance = random.Random()
+
+
 def reward(prompts, completions, **columns):
     """How many letters a, and a little for b, so that ties are rare."""
     return [text.count("a") + 0.1 * text.count("b") for text in completions]
+
+
+async def late(prompts, completions, **columns):
+    """The same, after a while that is another one in every life."""
+    await asyncio.sleep(chance.uniform(0.0, 0.03))
+    return reward(prompts, completions)
 
 
 def first_is_longer(prompts, first, second, **columns):
@@ -56,6 +68,11 @@ class World:
     @property
     def oracle(self) -> str:
         return f"{self.folder / 'reward.py'}:reward"
+
+    @property
+    def late(self) -> str:
+        """The same function, async, and slow by chance."""
+        return f"{self.folder / 'reward.py'}:late"
 
     def tree(self, algorithm: str, run_dir: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A configuration as plain data: four steps of four prompts, a checkpoint and an evaluation every two.

@@ -185,9 +185,19 @@ def test_intents_are_on_disk_before_the_oracle_hears_of_them(opened: Callable[..
     assert [question.candidates for question in seen] == [("a", "b"), ("c", "d")]
 
 
-def test_late_answers_in_another_order(opened: Callable[..., Ledger], clock: Clock) -> None:
-    """Answers arrive at 3, 1, 2 seconds: a step takes the first two that are there, in the order they were asked; the next takes the rest."""
+def test_a_step_waits_for_its_questions_in_the_order_they_were_asked(opened: Callable[..., Ledger], clock: Clock) -> None:
+    """Answers arrive at 3, 1, 2 seconds: a step of two waits for the first; the next one needs nothing more."""
     ledger = opened(Post(clock, {0: 3.0, 1: 1.0, 2: 2.0}))
+    ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
+    first = ledger.take(0, 2)
+    assert (occurrences(first), first.queries, clock.now) == ([0, 1], 2, 103.0)
+    second = ledger.take(1, 2)
+    assert (occurrences(second), second.queries, clock.now) == ([2], 3, 103.0)
+
+
+def test_late_answers_in_another_order(opened: Callable[..., Ledger], clock: Clock) -> None:
+    """Where a step waits only so long, it takes the first two that are there, in the order they were asked; the next takes the rest."""
+    ledger = opened(Post(clock, {0: 3.0, 1: 1.0, 2: 2.0}), max_wait_s=600.0)
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
     first = ledger.take(0, 2)
     assert (occurrences(first), first.queries, clock.now) == ([1, 2], 2, 102.0)
@@ -195,6 +205,16 @@ def test_late_answers_in_another_order(opened: Callable[..., Ledger], clock: Clo
     assert (occurrences(second), second.queries, clock.now) == ([0], 3, 103.0)
     assert [occurrences(ledger.take(step, 2)) for step in (0, 1)] == [[1, 2], [0]]
     assert [item.group.trajectories[0].text for item in ledger.take(0, 2).items] == ["a", "a"]
+
+
+def test_what_is_too_old_to_learn_from_is_waited_for_as_well(opened: Callable[..., Ledger], clock: Clock) -> None:
+    """So that what is set aside for it, and what is known, do not depend on when it comes. Question 1 is a step too old when step 2 comes to it."""
+    ledger = opened(Post(clock, {1: 50.0}), max_age=1)
+    ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "c", "d"))
+    assert occurrences(ledger.take(0, 1)) == [0]
+    ask(ledger, 2, make_group(2, "e", "f"))
+    found = ledger.take(2, 1)
+    assert (occurrences(found), found.expired, found.queries, clock.now) == ([2], 1, 3, 150.0)
 
 
 def test_a_take_is_replayed_as_it_was_recorded_also_a_short_one(opened: Callable[..., Ledger], clock: Clock) -> None:
@@ -286,7 +306,8 @@ def test_purposes_do_not_mix(opened: Callable[..., Ledger]) -> None:
 
 def test_two_oracles_of_which_one_never_answers(tmp_path: Path, clock: Clock) -> None:
     quick, dead = Post(clock, {}), Post(clock, {0: None})
-    ledger = Ledger(Store(tmp_path / "ledger.sqlite"), {"quick": quick, "dead": dead}, Seeds(0), labels="threshold", deadline_s=60.0)
+    late: dict[str, Any] = {"labels": "threshold", "deadline_s": 60.0, "max_wait_s": 60.0}
+    ledger = Ledger(Store(tmp_path / "ledger.sqlite"), {"quick": quick, "dead": dead}, Seeds(0), **late)
     groups = [make_group(0, "a", "b"), make_group(1, "a", "b")]
     first, second = make_questions(groups, "compare", 0, oracle="dead")[0], make_questions(groups, "compare", 0, oracle="quick")[1]
     ledger.ask(0, 0, groups, [first, second])

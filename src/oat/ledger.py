@@ -56,7 +56,7 @@ class Ledger:
         oracles: by address.
         labels: how the probability of a comparison becomes a label: above one half, or drawn with it from the question's own generator.
         deadline_s: seconds after its submission at which a question counts as failed.
-        max_wait_s: seconds that a step of training waits for answers before it goes on with what it has; None waits for all it needs.
+        max_wait_s: seconds that a step of training waits for answers before it goes on with what it has; None: it waits for each of its questions.
         max_age: steps after its round at which an answer is too old to learn from; None is never.
         budgets: what may be spent, by purpose.
         repeats: answers of an item before they are used again; 0 asks every time.
@@ -131,10 +131,12 @@ class Ledger:
             self._submit([row for row in open_ if row.is_sent])
 
     def take(self, step: int, count: int, purpose: str = "train") -> Feedback:
-        """The answers a step learns from: its record if it has one, else the next `count` takeable questions, recorded first.
+        """The answers a step learns from: its record if it has one, else those of the next `count` questions in the order they were asked, which are
+        recorded first.
 
-        Waits until `count` are takeable, nothing is pending, or, in training, `max_wait_s` are over; then records what it has. Answers
-        that are older than `max_age` are recorded as too late, and not handed out.
+        It waits until each of these is answered or past its deadline, so that what it takes does not depend on when answers come. With `max_wait_s`
+        a step of training takes the first `count` that are answered instead: it waits until there are as many, or the time is over. Answers to
+        questions that are older than `max_age` are recorded as too late, and not handed out.
         """
         if not self.has_taken(step, purpose):
             oldest = 0 if self.max_age is None or purpose != "train" else step - self.max_age
@@ -374,11 +376,17 @@ class Ledger:
             with self._collecting:
                 waiting = self._waiting(purpose)
                 has_come = self._collect(waiting, patience)
-                is_enough = self.store.num_takeable(purpose, step, oldest) >= count
+                is_enough = self._is_enough(purpose, step, count, oldest)
                 if (is_enough and not has_come) or not waiting or (time.monotonic() >= until and not has_come):
                     return
                 expiry = min((p.since for p in self._waiting(purpose).values()), default=0.0) + self.deadline_s
                 patience = 0.0 if is_enough else max(0.0, min(until, expiry) - time.monotonic())
+
+    def _is_enough(self, purpose: str, step: int, count: int, oldest: int) -> bool:
+        """Whether a step need not wait: its questions are answered; or, where it does not wait for each, as many others."""
+        if self.max_wait_s == math.inf:
+            return not self.store.lacks(purpose, step, count, oldest)
+        return self.store.num_takeable(purpose, step, oldest) >= count
 
     def _waiting(self, purpose: str) -> dict[tuple[str, str], _Pending]:
         return {key: p for key, p in list(self.pending.items()) if p.question.key.purpose == purpose}

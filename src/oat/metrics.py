@@ -82,7 +82,7 @@ NAMES = {
     "oracle/latency_s": "mean seconds of a question to an oracle over HTTP, from its first try to its answer, so far in this process",
     "oracle/outages": "times that an address of an oracle over HTTP failed so often in a row that it was left alone, so far in this process",
     "oracle/position_bias": "how much more probable than one half a judge finds it that the response shown first wins, a mean so far in this process",
-    "oracle/queries": "priced items answered so far in training",
+    "oracle/queries": "priced items of the answers that steps have taken so far in training",
     "oracle/reasked": "questions asked again after a restart, so far in this process",
     "oracle/retries": "tries of an oracle over HTTP that were repeated, so far in this process",
     "oracle/source/label": "mean plain score of the source of that label in a mixture, over the newest round of training that asked it",

@@ -5,6 +5,8 @@ from typing import get_args
 from oat.types import Mark
 
 VERSION = 5
+KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
+"""The address of a question, of the table `questions q`."""
 
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -148,3 +150,16 @@ CONTRADICTIONS = {
     "SELECT DISTINCT purpose FROM questions WHERE purpose NOT IN (SELECT purpose FROM purses)": "a purpose has questions and no purse",
 }
 """Rows that a sound ledger does not have, and what they mean."""
+
+_TAKEN = "answers a JOIN questions q ON q.id = a.question LEFT JOIN waiting w ON w.question = q.id WHERE (w.question IS NULL OR w.answered = 2)"
+
+CANONICAL = (
+    "SELECT purpose, step, round, questions, groups FROM rounds ORDER BY purpose, step, round",
+    f"""SELECT {KEY}, q.position, q.member, q.kind, q.oracle, q.prompt, q.candidates, q.picks, q.known, hex(q.features), q.cached
+        FROM questions q ORDER BY {KEY}""",
+    f"SELECT {KEY}, a.vals, a.marks, a.label, a.queries, a.cost, a.tokens FROM {_TAKEN} ORDER BY {KEY}",
+    f"SELECT t.purpose, t.step, t.position, {KEY} FROM taken t JOIN questions q ON q.id = t.question ORDER BY 1, 2, 3",
+    "SELECT purpose, step, queries, tokens, cost, refused FROM takes ORDER BY purpose, step",
+    f"SELECT {KEY}, a.scores FROM {_TAKEN} AND a.scores != '[]' ORDER BY {KEY}",
+)
+"""What a digest is of: no row numbers, tickets or clock times; and no answer that has come before a step took it, which nothing reads until then."""

@@ -162,9 +162,10 @@ class OracleConfig:
     scale: Positive = 1.0
     """Bradley-Terry from rewards: p = sigmoid((r1 - r2) / scale)."""
     max_outstanding: Whole = 0
-    """Questions that may be unanswered beyond those the step needs; 0 waits for every answer."""
+    """Questions that are asked ahead of the steps that learn from them, so that answers come while the run learns; 0 asks for each step alone."""
     max_wait_s: Positive | None = None
-    """Seconds that a step waits for answers before it learns from those that are there; None waits until each is answered or past its deadline."""
+    """Seconds that a step waits for answers. It then takes those that come first, whichever they are. None: a step waits until each of its questions
+    is answered or past its deadline, and takes them in the order they were asked, so that runs do not depend on when answers come."""
     max_answer_age: Whole | None = None
     """Steps after its question at which an answer is too old to learn from, and is only counted; None never."""
     deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0

@@ -6,6 +6,7 @@ Trajectories are a blob a round, by hash; texts that people and exports read are
 import functools
 import hashlib
 import json
+import math
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,7 +20,6 @@ from oat.errors import LedgerError
 from oat.files import Standing, bytes_free, read_only_address, refuse_network
 from oat.types import Answer, Group, Key, Message, Price, Question
 
-_KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
 _TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
 
 _SCALARS = {str, int, float, bool, type(None)}
@@ -219,6 +219,15 @@ class Store:
         """Of those of `takeable_ids` that were paid."""
         return self._one(f"SELECT COUNT(*) FROM waiting w WHERE {_TAKEABLE} AND w.answered = 1", (purpose, oldest, step))
 
+    def lacks(self, purpose: str, step: int, count: int, oldest: int = 0) -> bool:
+        """Whether an answer is missing to one of the next `count` questions that no step has taken, in the order they were asked, of rounds from
+        `oldest` up to `step`; or to one of an older round."""
+        old = "SELECT 1 FROM waiting w WHERE w.purpose = ? AND w.step < ? AND w.answered < 1"
+        rounds = "w.purpose = ? AND w.step BETWEEN ? AND ?"
+        new = f"SELECT w.answered FROM waiting w WHERE {rounds} ORDER BY w.step, w.round, w.position LIMIT ?"
+        sql = f"SELECT EXISTS ({old}) OR EXISTS (SELECT 1 FROM ({new}) WHERE answered < 1)"
+        return bool(self._one(sql, (purpose, oldest, purpose, oldest, step, count)))
+
     def num_open(self, purpose: str) -> int:
         """Questions that are paid for and that no step has taken."""
         return self._one("SELECT COUNT(*) FROM waiting WHERE purpose = ? AND answered < 2", (purpose,))
@@ -276,7 +285,7 @@ class Store:
 
     def values(self, key: Key) -> list[Known] | None:
         """What the answer to a question says, if there is one."""
-        sql = f"""SELECT a.vals, a.marks, a.scores FROM answers a JOIN questions q ON q.id = a.question WHERE ({_KEY}) = (?, ?, ?, ?, ?)"""
+        sql = f"""SELECT a.vals, a.marks, a.scores FROM answers a JOIN questions q ON q.id = a.question WHERE ({schema.KEY}) = (?, ?, ?, ?, ?)"""
         row = self.db.execute(sql, (key.purpose, key.step, key.round, key.occurrence, key.index)).fetchone()
         return row and [Known(value, mark, _values(row[2])) for value, mark in zip(_values(row[0]), _read(row[1]), strict=True)]
 
@@ -326,19 +335,20 @@ class Store:
         return self._questions("JOIN answers a ON a.question = q.id", "TRUE", (), order="q.purpose, q.step, q.round, q.position")
 
     def spent(self, purpose: str) -> Price:
-        """What all answers so far took."""
+        """What all answers cost that are there."""
         return self._purse("queries, tokens, cost", purpose)
 
     def committed(self, purpose: str) -> Price:
         """What was taken so far, and the most that everything waiting may cost: a sum at the cursor, whenever answers come."""
-        sql = "SELECT COALESCE(SUM(queries), 0), COALESCE(SUM(tokens), 0), COALESCE(SUM(cost), 0.0) FROM waiting WHERE purpose = ?"
-        return self._purse("taken_queries, taken_tokens, taken_cost", purpose) + Price(*self.db.execute(sql, (purpose,)).fetchone())
+        rows = self.db.execute("SELECT queries, tokens, cost FROM waiting WHERE purpose = ?", (purpose,)).fetchall()
+        queries, tokens, costs = zip(*rows, strict=True) if rows else ((), (), ())
+        return self._taken(purpose) + Price(sum(queries), sum(tokens), math.fsum(costs))
 
     def has_take(self, purpose: str, step: int) -> bool:
         return self._one("SELECT COUNT(*) FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)) > 0
 
     def take_price(self, purpose: str, step: int) -> Price:
-        """What all answers had taken when a step took its own."""
+        """What the answers cost that this step and those before it took. Ledgers of before have what all answers did that were there."""
         return Price(*self.db.execute("SELECT queries, tokens, cost FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)).fetchone())
 
     def take_refused(self, purpose: str, step: int) -> Price | None:
@@ -363,8 +373,8 @@ class Store:
         taken = self.db.execute(sql, (purpose, step)).fetchone()
         sql = "UPDATE purses SET taken_queries = taken_queries + ?, taken_tokens = taken_tokens + ?, taken_cost = taken_cost + ? WHERE purpose = ?"
         self.db.execute(sql, (*taken, purpose))
-        spent, price = self.spent(purpose), None if refused is None else json.dumps([refused.queries, refused.tokens, refused.cost])
-        self.db.execute("INSERT INTO takes VALUES (?, ?, ?, ?, ?, ?)", (purpose, step, spent.queries, spent.tokens, spent.cost, price))
+        so_far, price = self._taken(purpose), None if refused is None else json.dumps([refused.queries, refused.tokens, refused.cost])
+        self.db.execute("INSERT INTO takes VALUES (?, ?, ?, ?, ?, ?)", (purpose, step, so_far.queries, so_far.tokens, so_far.cost, price))
 
     def cut(self, step: int, *, evaluated: bool) -> None:
         """Take the ledger back to the state before a step of training; the caller holds the transaction.
@@ -391,22 +401,16 @@ class Store:
         self.db.execute("UPDATE takes SET refused = NULL WHERE purpose != 'train'")
 
     def digest(self) -> str:
-        """SHA-256 of the ledger in canonical form: no row numbers, tickets or clock times."""
-        tables = (
-            "SELECT purpose, step, round, questions, groups FROM rounds ORDER BY purpose, step, round",
-            f"""SELECT {_KEY}, q.position, q.member, q.kind, q.oracle, q.prompt, q.candidates, q.picks, q.known, hex(q.features), q.cached
-            FROM questions q ORDER BY {_KEY}""",
-            f"""SELECT {_KEY}, a.vals, a.marks, a.label, a.queries, a.cost, a.tokens
-            FROM answers a JOIN questions q ON q.id = a.question ORDER BY {_KEY}""",
-            f"SELECT t.purpose, t.step, t.position, {_KEY} FROM taken t JOIN questions q ON q.id = t.question ORDER BY 1, 2, 3",
-            "SELECT purpose, step, queries, tokens, cost, refused FROM takes ORDER BY purpose, step",
-            f"SELECT {_KEY}, a.scores FROM answers a JOIN questions q ON q.id = a.question WHERE a.scores != '[]' ORDER BY {_KEY}",
-        )
+        """SHA-256 of the ledger in canonical form (`schema.CANONICAL`)."""
         digest = hashlib.sha256()
-        for sql in tables:
+        for sql in schema.CANONICAL:
             for row in self.db.execute(sql):
                 digest.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         return digest.hexdigest()
+
+    def _taken(self, purpose: str) -> Price:
+        """What steps have taken so far."""
+        return self._purse("taken_queries, taken_tokens, taken_cost", purpose)
 
     def _purse(self, columns: str, purpose: str) -> Price:
         return Price(*(self.db.execute(f"SELECT {columns} FROM purses WHERE purpose = ?", (purpose,)).fetchone() or (0, 0, 0.0)))
@@ -416,7 +420,7 @@ class Store:
         return number
 
     def _questions(self, join: str, condition: str, values: Sequence[Any], order: str = "q.step, q.round, q.position") -> list[Asked]:
-        columns = f"q.id, {_KEY}, q.kind, q.oracle, x.text, q.candidates, q.picks, q.known, q.features, q.member, q.ticket, q.sent, q.cached"
+        columns = f"q.id, {schema.KEY}, q.kind, q.oracle, x.text, q.candidates, q.picks, q.known, q.features, q.member, q.ticket, q.sent, q.cached"
         sql = f"SELECT {columns} FROM questions q JOIN texts x ON x.hash = q.prompt {join} WHERE {condition} ORDER BY {order}"
         found = [(*row[:9], json.loads(row[9]), *row[10:]) for row in self.db.execute(sql, values).fetchall()]
         texts = self._texts({name for row in found for name in row[9]})

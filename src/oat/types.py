@@ -385,7 +385,7 @@ class Feedback:
 
     Attributes:
         step: the step that takes it; also the version of the policy's weights before this step's update.
-        queries: priced items answered so far in the run, at this take.
+        queries: priced items of the answers that this step and those before it took.
         expired: answers that came too late for this step to learn from.
         older: what earlier steps took and this one learns from again, oldest first; metrics are of `items` alone.
     """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from fixtures import World, forked, kill_at, named, oat
 
 pytestmark = pytest.mark.fault("R1")
@@ -32,6 +33,8 @@ class Moment:
 
 AHEAD = ("--oracle.max_outstanding", "5", "--learner.sync_every", "2")
 WIRE = ("--compute.serialise", "true")
+LATE = ("--oracle.name", "late", *AHEAD)
+"""Answers to questions that are asked ahead, at times that chance draws."""
 
 MOMENTS = {
     "run made, its configuration not yet written": Moment("dpo", "oat.rundir:write_atomically", 1),
@@ -59,14 +62,19 @@ MOMENTS = {
     "inside a weight sync of a copy": Moment("dpo", "oat.engines.torch:TorchEngine.load", 3, after=True, flags=AHEAD),
     "ahead of unanswered questions": Moment("dpo", "oat.ledger:Ledger._submit", 8, flags=AHEAD),
     "values on a wire, between files": Moment("dpo", "safetensors.torch:save_file", 1, after=True, flags=WIRE),
+    "some late answers on disk, the take not recorded": Moment("dpo", "oat.store:Store.add_take", 6, flags=LATE),
+    "late answers made, not on disk": Moment("dpo", "oat.ledger:Ledger._record", 9, flags=LATE),
+    "ahead of late answers, nothing sent": Moment("dpo", "oat.ledger:Ledger._submit", 5, flags=LATE),
     "values on a wire, answers not on disk": Moment("grpo", "oat.ledger:Ledger._record", 9, flags=WIRE),
 }
 
 
 def train(config: Path, run_dir: Path, flags: tuple[str, ...], before: Callable[[], None] = lambda: None) -> int:
+    given = [yaml.safe_load(config.read_text())["oracle"]["name"].replace(":reward", ":late") if flag == "late" else flag for flag in flags]
+
     def action() -> int:
         before()
-        return oat("train", config, "--run_dir", run_dir, *flags)
+        return oat("train", config, "--run_dir", run_dir, *given)
 
     return forked(action, run_dir.parent / "log")
 

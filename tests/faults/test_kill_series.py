@@ -1,7 +1,8 @@
 """R1: runs of 60 steps, each killed once with SIGKILL and continued by the same command, are the unbroken run, bitwise.
 
-Half die at named points, each point at different calls, half at a moment that is uniform in time; one in ten is a process from a cold shell. Two
-series of a hundred: synchronous, and with a sampler that has a copy of the weights, which lags. Where and when follows from the kill's number.
+Half die at named points, each point at different calls, half at a moment that is uniform in time; one in ten is a process from a cold shell. Three
+series of a hundred: synchronous, with a sampler that has a copy of the weights, which lags, and with answers that come at times which chance draws
+anew in every life, of DPO to questions that are asked ahead. Where and when follows from the kill's number.
 """
 
 import importlib
@@ -27,11 +28,11 @@ from oat.export import digest_run
 from oat.store import Store
 from oat.types import Answer, Key
 
-STEPS, KILLS, SAMPLE = 60, 100, 3
-"""SAMPLE: kills of a series that run in `make test`."""
+STEPS, KILLS = 60, 100
 CHANGES = {"stop.max_steps": STEPS, "checkpoint.every": 6, "evaluation.every": 10, "engine": {"name": "torch", "threads": 1}}
-SERIES = {"synchronous": 1, "copied sampler": 2}
-"""`learner.sync_every`."""
+SAMPLES = {"synchronous": 3, "copied sampler": 3, "late answers": 0}
+"""Of each series the kills that run in `make test`, where test_kill.py has late answers."""
+SERIES = list(SAMPLES)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Kill:
         if number % 2:
             return cls(series, ("dpo", "grpo")[half % 2], None, drawn, is_cold=number % 10 == 9)
         round, place = divmod(half, len(POINTS))
-        point = list(POINTS)[(place + 3 * list(SERIES).index(series)) % len(POINTS)]
+        point = list(POINTS)[(place + 3 * SERIES.index(series)) % len(POINTS)]
         return cls(series, ("dpo", "grpo")[round % 2], point, (round + drawn) / AT_EACH, is_cold=False)
 
 
@@ -145,7 +146,9 @@ def counting(owner: Any, name: str) -> Callable[[], int]:
 
 
 def config_of(world: World, folder: Path, series: str, algorithm: str) -> Path:
-    return world.config(algorithm, folder, {**CHANGES, "learner.sync_every": SERIES[series]})
+    late = {"oracle.name": world.late, "oracle.max_outstanding": 9 if algorithm == "dpo" else 0}
+    own = {"synchronous": {}, "copied sampler": {"learner.sync_every": 2}, "late answers": late}[series]
+    return world.config(algorithm, folder, {**CHANGES, **own})
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +222,7 @@ def die(kill: Kill, config: Path, run_dir: Path, whole: Whole) -> None:
 
 def numbers() -> list[Any]:
     return [
-        pytest.param(series, number, id=f"{series}-{number}", marks=[pytest.mark.slow] * (number >= SAMPLE))
+        pytest.param(series, number, id=f"{series}-{number}", marks=[pytest.mark.slow] * (number >= SAMPLES[series]))
         for series in SERIES
         for number in range(KILLS)
     ]

@@ -104,9 +104,10 @@ def die_with_answers_in_hand() -> None:
 
 @pytest.mark.parametrize(("oracle", "arm"), [("LateOracle", die_before_an_update), ("DurableLateOracle", die_with_answers_in_hand)])
 def test_late_permuted_and_lost_answers_over_a_kill(bench: Bench, tmp_path: Path, oracle: str, arm: Callable[[], None]) -> None:
+    """Steps that take what is there, since each waits only so long."""
     run_dir, is_durable = tmp_path / "late", oracle.startswith("Durable")
     with server() as port:
-        config = config_of(bench, tmp_path, f"{HERE / 'late_oracle.py'}:{oracle}", port=port)
+        config = config_of(bench, tmp_path, f"{HERE / 'late_oracle.py'}:{oracle}", port=port, max_wait_s=60.0)
 
         def die() -> int:
             arm()
@@ -167,6 +168,20 @@ def assert_straight(bench: Bench, run_dir: Path) -> None:
         curve.append({"loss/total": loss.item(), "optim/grad_norm": optimiser.step()})
     straight.assert_same_curve(run_dir, curve)
     straight.assert_same_weights(run_dir, policy, start)
+
+
+def test_steps_that_wait_for_each_answer_take_them_in_order(bench: Bench, tmp_path: Path) -> None:
+    """From the same server, killed or not, the same rows, so the same weights; the lost one is past its deadline in both."""
+    digests = []
+    with server() as port:
+        config = config_of(bench, tmp_path, f"{HERE / 'late_oracle.py'}:LateOracle", port=port, deadline_s=1.5)
+        assert forked(lambda: die_before_an_update() or oat("train", config), tmp_path / "log") == -signal.SIGKILL
+        for run_dir in (tmp_path / "late", tmp_path / "unbroken"):
+            assert oat("train", config, "--run_dir", run_dir) == 0
+            digests.append(digest_run(run_dir))
+            records = Records.of(run_dir)
+            assert [name for take in records.takes for name in take] == [name for name in records.asked if name in records.answers]
+    assert digests[0] == digests[1]
 
 
 def test_a_run_made_longer_is_still_a_replay_of_its_ledger(bench: Bench, tmp_path: Path) -> None:
