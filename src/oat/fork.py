@@ -113,8 +113,9 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
             store.forget_judgements()
             close_unanswered(store, "eval", "gold")
     for name in ("metrics.jsonl", "samples.jsonl"):
-        shutil.copyfile(run / name, directory / name)
-        sync_to_disk(directory / name)
+        if (run / name).exists():  # what is missing is said when the fork begins
+            shutil.copyfile(run / name, directory / name)
+            sync_to_disk(directory / name)
 
 
 def _checkpoints(run_dir: Path) -> Checkpoints:
