@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fixtures import World, forked, oat
+from fixtures import World, damage_metrics, forked, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oat.build import build, resolve
 from oat.checkpoint import Checkpoints
 from oat.config import load_config
+from oat.errors import OatWarning
 from oat.export import digest_run
 from oat.provenance import command_line
 
@@ -154,6 +155,46 @@ def test_the_digest_of_a_run(run_dir: Path, tmp_path: Path, capsys: pytest.Captu
         assert {name for name, value in digest_run(copy).items() if value != printed[name]} == {part, "metrics"}
     Checkpoints(copy / "checkpoints", every=1, keep_last=2, background=False).save(step, tensors, {**state, "prompts": {"taken": 0}})
     assert {name for name, value in digest_run(copy).items() if value != printed[name]} == {"state", "metrics"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ({1: b"x", 2: None}, "line 2 cannot be read as metrics, and there is no row of steps 1 to 2"),
+        ({4: None}, "there is no row of step 4"),
+        ({3: b"\xff\xfe"}, "line 4 cannot be read as metrics, and there is no row of step 3"),
+        ({0: None, 1: None, 2: None, 3: None, 4: None}, "there is no row of steps 0 to 4"),
+    ],
+    ids=["a damaged and a deleted row", "the last row", "bytes that are no text", "nothing left"],
+)
+def test_a_digest_of_damaged_metrics_is_one_message(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: dict[int, bytes | None], said: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run_dir, copy)
+    damage_metrics(copy, lines)
+    assert oat("digest", copy) == 2
+    found = capsys.readouterr()
+    assert (found.out, found.err.count("\n")) == ("", 1)
+    assert f"{copy / 'metrics.jsonl'}: {said}; no hash could say" in found.err
+
+
+def test_a_row_that_is_still_being_written_is_left_out_of_a_digest(run_dir: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run_dir, copy)
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    assert digest_run(copy) == digest_run(run_dir)
+
+
+def test_the_card_of_a_run_with_deleted_rows_has_the_numbers_of_the_others(run_dir: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run_dir, copy)
+    damage_metrics(copy, {1: None})
+    with pytest.warns(OatWarning, match="there is no row of step 1; the others are read"):
+        assert oat("export", copy, tmp_path / "out") == 0
+    row = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[4])
+    assert f"| 4 | {row['eval/sampled']:,.4g} |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_what_has_no_digest_and_no_model(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,7 +174,7 @@ def test_the_report_says_what_the_files_say(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(rows[1]))
     with pytest.raises(DataError, match="no evaluation"):
         read_curve(tmp_path)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="there is no such file"):
         read_curve(tmp_path / "nowhere")
 
 

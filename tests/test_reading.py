@@ -1,15 +1,16 @@
 """`oat.load_run`: what a run left as tables, with pandas and without, also while it is being written."""
 
 import json
+import shutil
 import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fixtures import World, oat
+from fixtures import World, damage_metrics, oat
 
-from oat.errors import ConfigError, DataError
+from oat.errors import ConfigError, DataError, OatWarning
 from oat.reading import load_run, read_rows, table
 from oat.store import Store
 
@@ -110,6 +111,32 @@ def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pand
     open_ones = [place for place, values in enumerate(questions["values"]) if values is None]
     assert open_ones == [15]
     assert [questions[name][15] for name in ("marks", "by", "queries", "learned")] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps", "said"),
+    [
+        pytest.param({3: b"x"}, [0, 1, 2, 4], "line 4 cannot be read as metrics, and there is no row of step 3; ", id="damaged"),
+        pytest.param({1: None, 2: None}, [0, 3, 4], "there is no row of steps 1 to 2; ", id="deleted"),
+        pytest.param({0: None, 2: b'{"step": 2, "a": "b"}'}, [1, 3, 4], "line 2 cannot .*no row of steps 0 and 2; ", id="both"),
+        pytest.param({2: b'{"step": 3}'}, [0, 1, 3, 3, 4], "no row of step 2, and there are several rows of step 3; ", id="twice"),
+        pytest.param({1: b"\xff\xfe\n[]\n{}"}, [0, 2, 3, 4], "lines 2 to 4 cannot .*step 1; ", id="several"),
+    ],
+)
+def test_damaged_and_deleted_rows_are_warned_of(
+    run_dir: Path, tmp_path: Path, without_pandas: None, lines: dict[int, bytes | None], steps: list[int], said: str
+) -> None:
+    """In tables, in plots and in `oat check`; what is sound is read. A digest of it is one message."""
+    shutil.copytree(run_dir, tmp_path / "run")
+    damage_metrics(tmp_path / "run", lines)
+    with pytest.warns(OatWarning, match=rf"metrics\.jsonl: .*{said}the others are read"):
+        assert load_run(tmp_path / "run").metrics["step"] == steps
+    for command in (
+        ["plot", tmp_path / "run", "--out", tmp_path / "plot.csv"],
+        ["check", tmp_path / "run" / "config.yaml", "--run_dir", tmp_path / "run"],
+    ):
+        with pytest.warns(OatWarning, match=rf"run/metrics\.jsonl: .*{said}the others are read"):
+            assert oat(*command) == 0
 
 
 def test_what_is_no_run_and_what_is_damaged(run_dir: Path, tmp_path: Path) -> None:

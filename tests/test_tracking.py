@@ -1,12 +1,15 @@
 """The two streams of a run: cut back to the cursor, each row once, whatever stands in the texts."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, make_group, make_questions, oat
+from fixtures import World, damage_metrics, forked, kill_at, make_group, make_questions, oat
 
+from oat.errors import OatWarning
 from oat.tracking import MAX_COLUMN, Tracking, step_line
 from oat.types import Answer, Feedback, Item
 
@@ -19,6 +22,14 @@ def feedback(step: int, *texts: str) -> Feedback:
     questions = make_questions(groups, "compare", step, oracle="o")
     pairs = zip(groups, questions, strict=True)
     return Feedback(step, tuple(Item(group, question, Answer(question.key, (0.9,), ("ok",), 2, by="o"), 0) for group, question in pairs), 0)
+
+
+@pytest.fixture(scope="module")
+def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps with checkpoints of the second and the last."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert oat("train", world.config("grpo", folder, {"evaluation": None})) == 0
+    return folder / "grpo"
 
 
 def read(path: Path) -> list[Any]:
@@ -98,11 +109,55 @@ def test_a_torn_last_line_goes_wherever_it_was_torn(tmp_path: Path) -> None:
         assert path.read_bytes() == whole, size
 
 
-def test_lines_that_are_no_rows_go(tmp_path: Path) -> None:
-    lines = [b'{"step": 1, "a": 2}', b"", b"null", b"[]", b"3", b'{"a": 1}', b'{"step": "1"}', b"\xff\xfe", b'{"step": 2, "a": 3}']
-    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    Tracking(tmp_path, samples=1).open(1)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == lines[0] + b"\n"
+NO_ROWS = [b"", b"null", b"[]", b"3", b'{"a": 1}', b'{"step": "1"}', b"\xff\xfe"]
+
+
+def test_lines_that_are_no_rows_go_and_are_named(tmp_path: Path) -> None:
+    rows = [b'{"step": 0, "a": 1}', b'{"step": 1, "a": 2}', b'{"step": 2, "a": 3}']
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        (tmp_path / name).write_bytes(b"\n".join([rows[0], *NO_ROWS, *rows[1:], *NO_ROWS]) + b"\n")
+    tracking = Tracking(tmp_path, samples=1)
+    with pytest.warns(OatWarning) as said:
+        tracking.open(1)
+    tracking.close()
+    assert [str(warning.message) for warning in said] == [
+        f"{tmp_path / 'metrics.jsonl'}: lines 2 to 8 cannot be read as metrics; the run goes on, and what cannot be read is taken out",
+        f"{tmp_path / 'samples.jsonl'}: 7 of its first 9 lines cannot be read as samples; the run goes on, and what cannot be read is taken out",
+    ]
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (tmp_path / name).read_bytes() == rows[0] + b"\n" + rows[1] + b"\n"
+
+
+@pytest.mark.fault("R8")
+@pytest.mark.parametrize(
+    ("lines", "said", "left"),
+    [
+        ({1: b'{"step": 1, "a'}, "line 2 cannot be read as metrics, and there is no row of step 1", [0, 2]),
+        ({1: None}, "there is no row of step 1", [0, 2]),
+        ({2: None, 3: None, 4: None}, "there is no row of step 2", [0, 1]),
+        ({step: None for step in range(5)}, "there is no row of steps 0 to 2", []),
+        ({0: None, 1: b"\0" * 30, 2: None}, "line 1 cannot be read as metrics, and there is no row of steps 0 to 2", []),
+    ],
+    ids=["damaged", "deleted", "deleted at the end", "all deleted", "a hole of zeros"],
+)
+@pytest.mark.parametrize("how", ["continued", "forked"])
+def test_rows_that_are_lost_between_two_lives_are_named(
+    finished: Path, tmp_path: Path, figure: Callable[[str], None], how: str, lines: dict[int, bytes | None], said: str, left: list[int]
+) -> None:
+    """Those before the checkpoint that a run goes on from; those behind it are made again."""
+    run_dir = tmp_path / "grpo"
+    shutil.copytree(finished, run_dir)
+    (run_dir / "checkpoints" / "latest").write_text("step_00000002\n")
+    damage_metrics(run_dir, lines)
+    command = ["train", run_dir / "config.yaml", "--run_dir", run_dir]
+    if how == "forked":
+        command = ["train", run_dir / "config.yaml", "--run_dir", tmp_path / "fork", "--from", f"{run_dir}@2", "--seed", 1]
+    if how == "forked" and not left and 1 not in lines:
+        (run_dir / "metrics.jsonl").unlink()
+    with pytest.warns(OatWarning, match=rf"metrics\.jsonl: {said}; the run goes on"):
+        assert oat(*command) == 0
+    assert [row["step"] for row in read((tmp_path / "fork" if how == "forked" else run_dir) / "metrics.jsonl")] == [*left, 3, 4]
+    figure("rows of metrics that are damaged or deleted: named")
 
 
 def test_the_line_for_people() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from oat.accounts import accounts
 from oat.config import to_yaml
 from oat.provenance import is_secret, versions
-from oat.reading import read_rows
+from oat.reading import read_metrics
 from oat.settings import Config
 from oat.store import Store
 from oat.types import UNASKED
@@ -96,9 +96,9 @@ def _sources(run_dir: Path, config: Config) -> str:
 
 def _curve(run_dir: Path, last: int) -> str:
     """A table of the rows up to a step, at most so many, evaluated ones first."""
-    rows = read_rows(run_dir / "metrics.jsonl")[: last + 1]
-    evaluated = [step for step, row in enumerate(rows) if any(name.startswith("eval/") for name in row)]
-    steps = _spread(evaluated if len(evaluated) > 1 else range(len(rows)), _ROWS)
+    rows = {row["step"]: row for row in read_metrics(run_dir / "metrics.jsonl") if row["step"] <= last}
+    evaluated = [step for step, row in rows.items() if any(name.startswith("eval/") for name in row)]
+    steps = _spread(evaluated if len(evaluated) > 1 else list(rows), _ROWS)
     names = [name for name in _SHOWN if any(name in rows[step] for step in steps)]
     table = [["step", *names], ["---"] * (len(names) + 1)]
     table += [[str(step), *(f"{rows[step][name]:,.4g}" if name in rows[step] else "" for name in names)] for step in steps]

@@ -15,14 +15,15 @@ from oat.card import model_card
 from oat.checkpoint import Checkpoints
 from oat.classifier import save_classifier
 from oat.config import load_config
-from oat.errors import CheckpointError, ConfigError
+from oat.errors import CheckpointError, ConfigError, DataError
 from oat.files import write_atomically
 from oat.holdings import HELD
 from oat.learner.models import RewardModel, frozen_checksum
 from oat.lm import CausalLM, load_tokenizer, save_lm
-from oat.loop import Run
+from oat.loop import ROW, Run
 from oat.lora import load_model, merged, save_adapter
 from oat.metrics import repeatable
+from oat.reading import sound_rows
 from oat.render import Renderer
 from oat.settings import Config
 from oat.store import Store
@@ -160,6 +161,7 @@ def digest_run(run_dir: Path) -> dict[str, str]:
     Raises:
         ConfigError: the directory holds no run, or not all of it.
         CheckpointError: the run has no usable checkpoint yet.
+        DataError: a row of metrics up to the checkpoint is damaged or missing.
     """
     run_config(run_dir)
     for name in ("metrics.jsonl", "ledger.sqlite"):
@@ -170,7 +172,7 @@ def digest_run(run_dir: Path) -> dict[str, str]:
     state.pop("stop", None)  # hours
     state.pop(HELD, None)  # the ledger itself is below
     state.get("evaluation", {}).pop("seconds", None)
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = _all_rows(run_dir / "metrics.jsonl", 0 if step == 0 else step + (ROW not in state))
     with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
         return {
             "weights": _tensor_digest(weights),
@@ -179,6 +181,16 @@ def digest_run(run_dir: Path) -> dict[str, str]:
             "metrics": _text_digest(json.dumps(repeatable(row), sort_keys=True) for row in rows),
             "ledger": store.digest(),
         }
+
+
+def _all_rows(file: Path, least: int) -> list[dict[str, Any]]:
+    """The rows of metrics, so many or more, and nothing else."""
+    rows, damage = sound_rows(file.read_bytes())
+    if not damage and len(rows) < least:
+        damage = sound_rows(file.read_bytes(), least)[1]
+    if damage:
+        raise DataError(f"{file}: {damage}; no hash could say whether the run is equal to another. Put the file back as it was")
+    return [row for _, row in rows]
 
 
 def _tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -121,9 +121,10 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
             close_unanswered(store, "eval", "gold")
     rows = step + (ROW not in state) if step > 0 else 0
     for name in ("metrics.jsonl", "samples.jsonl"):
-        lines = (run / name).read_bytes().splitlines(keepends=True)
-        (directory / name).write_bytes(b"".join(takewhile(partial(_is_before, rows), lines)))
-        sync_to_disk(directory / name)
+        if (run / name).exists():  # what is missing is said when the fork begins
+            lines = (run / name).read_bytes().splitlines(keepends=True)
+            (directory / name).write_bytes(b"".join(takewhile(partial(_is_before, rows), lines)))
+            sync_to_disk(directory / name)
 
 
 def _is_before(row: int, line: bytes) -> bool:

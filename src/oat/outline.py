@@ -22,7 +22,7 @@ from oat.loop import Run
 from oat.memory import lengths_of, memory_lines, refuse_short_cache, refuse_too_large
 from oat.nf4 import count
 from oat.oracles.preferences import Preferences
-from oat.reading import read_rows
+from oat.reading import read_metrics
 from oat.render import Renderer
 from oat.rules import BUILTIN, judges_of
 from oat.rundir import outlined, settled
@@ -86,7 +86,7 @@ def _begun(config: Config, origin: Origin | None) -> tuple[int, int]:
     step, directory = (stored[-1], Path(config.run_dir)) if stored else (origin.step, origin.run) if origin else (0, None)
     if directory is None or step == 0:
         return 0, 0
-    spent = [row["oracle/queries"] for row in read_rows(directory / "metrics.jsonl") if row["step"] <= step and "oracle/queries" in row]
+    spent = [row["oracle/queries"] for row in read_metrics(directory / "metrics.jsonl") if row["step"] <= step and "oracle/queries" in row]
     return step, int(spent[-1]) if spent else 0
 
 

@@ -20,7 +20,7 @@ from oat.config import dump
 from oat.elsewhere import ours
 from oat.errors import ConfigError, DataError, did_you_mean, printable
 from oat.metrics import NAMES, listed, unit
-from oat.reading import load_run, read_rows
+from oat.reading import load_run, read_metrics
 
 Against = Literal["steps", "queries", "tokens", "time", "kl", "sqrt_kl"]
 
@@ -97,7 +97,7 @@ def plot_runs(runs: Sequence[Path], out: Path, metrics: Sequence[str] = (), agai
 
 def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> list[Line]:
     """The lines of a plot, metric by metric for each configuration."""
-    rows = {run: read_rows(run / "metrics.jsonl") for run in runs}
+    rows = {run: read_metrics(run / "metrics.jsonl") for run in runs}
     trees = {run: _flat(_within(dump(load_run(run).config))) for run in runs}
     wanted: Sequence[str | None] = metrics or (GOLD if against in ("kl", "sqrt_kl") else [None])
     chosen = [_chosen(metric, rows) for metric in dict.fromkeys(wanted)]

@@ -15,7 +15,7 @@ from typing import Any
 
 from oat.loop import Report, Run
 from oat.profile import name_boxes
-from oat.reading import read_rows
+from oat.reading import read_metrics
 from oat.settings import Config
 from oat.tracking import step_line
 
@@ -44,7 +44,7 @@ def shown(run: Run, config: Config) -> Iterator[Report]:
     if not _is_terminal():
         yield lambda step, values: print(step_line(step, run.stop.last, values), flush=True)
         return
-    display = Display(run, config, read_rows(Path(config.run_dir) / "metrics.jsonl"))
+    display = Display(run, config, read_metrics(Path(config.run_dir) / "metrics.jsonl"))
     name_boxes(run, display.doing)
     with display.drawn():
         yield display.report

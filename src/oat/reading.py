@@ -10,6 +10,7 @@ there without rows too.
 
 import importlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.config import load_config
-from oat.errors import ConfigError, DataError
+from oat.errors import ConfigError, DataError, warn
 from oat.settings import Config
 from oat.types import Message
 
@@ -37,6 +38,9 @@ _ASKED = (
     *("values", "marks", "label", "by", "queries", "tokens", "cost", "seconds", "learned", "again"),
 )
 """Columns that a table has without a row too; of evaluations, behind `step` and the prompt's two."""
+
+_NAMED = 5
+"""Spans of numbers that a message names."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ class LoadedRun:
 
     @property
     def metrics(self) -> Table:
-        """One row a step, from row 0, the start; the columns are `step` and the names of docs/metrics.md."""
-        return table(read_rows(self.path / "metrics.jsonl"), _METRICS)
+        """One row a step, from row 0, the start; the columns are `step` and the names of docs/metrics.md. Damage is warned of (`read_metrics`)."""
+        return table(read_metrics(self.path / "metrics.jsonl"), _METRICS)
 
     @property
     def samples(self) -> Table:
@@ -152,6 +156,62 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
             raise DataError(f"{file}:{number}: expected an object, got {line[:40]!r}; take the line out, or `oat train` the run again")
         rows.append(row)
     return rows
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The sound rows of a `metrics.jsonl`, none if there is no file. What else stands there, and what is missing, is warned of with its numbers."""
+    rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
+    if damage:
+        warn(f"{file}: {damage}; the others are read")
+    return [row for _, row in rows]
+
+
+def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes, dict[str, Any]]], str]:
+    """The rows of a `metrics.jsonl`, each with its line, and what is wrong with the file; a last line that is still being written is left out.
+
+    Args:
+        end: so many rows have to be there, of which those are given; None: as many as the last one says.
+    Returns:
+        Rows in the order of the file; a sentence about lines that are no rows, and steps without a row or with two; empty if nothing is wrong.
+    """
+    rows, strange = [], []
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        row = _metrics_row(line)
+        if row is None:
+            strange.append(number)
+        elif end is None or row["step"] < end:
+            rows.append((number, line, row))
+    counts = Counter(row["step"] for *_, row in rows)
+    missing = set(range(max(counts, default=-1) + 1 if end is None else end)) - set(counts)
+    if end is not None and not missing:
+        strange = [number for number in strange if number < max((place for place, *_ in rows), default=0)]  # others may be of later steps
+    twice = [step for step, count in counts.items() if count > 1]
+    found = [f"{_spans('line', strange)} cannot be read as metrics"] if strange else []
+    found += [f"there is no row of {_spans('step', missing)}"] if missing else []
+    found += [f"there are several rows of {_spans('step', twice)}"] if twice else []
+    return [(line, row) for _, line, row in rows], ", and ".join(found)
+
+
+def _metrics_row(line: bytes) -> dict[str, Any] | None:
+    """A step and numbers by name, or None for a line that is something else."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int) or row["step"] < 0:
+        return None
+    return row if all(isinstance(value, int | float) for value in row.values()) else None
+
+
+def _spans(what: str, numbers: Iterable[int]) -> str:
+    """For example "lines 3 to 5 and 9"."""
+    ordered, some = sorted(numbers), set(numbers)
+    begins, ends = ([number for number in ordered if number + side not in some] for side in (-1, 1))
+    spans = [str(begin) if begin == end else f"{begin} to {end}" for begin, end in zip(begins, ends, strict=True)]
+    if len(spans) > _NAMED:
+        spans = [*spans[:_NAMED], f"{sum(number > ends[_NAMED - 1] for number in ordered)} more"]
+    listed = f"{', '.join(spans[:-1])} and {spans[-1]}" if len(spans) > 1 else spans[0]
+    return f"{what}{'s' if len(ordered) > 1 else ''} {listed}"
 
 
 def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:

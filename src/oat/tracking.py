@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from oat.errors import printable
+from oat.errors import printable, warn
 from oat.files import saying_what_is_free, write_atomically
 from oat.provenance import add_entry, entries
-from oat.reading import read_rows
+from oat.reading import read_metrics, sound_rows
 from oat.tensorboard import TensorBoard
 from oat.types import Feedback
 
@@ -53,12 +53,15 @@ class Tracking:
         entries(self.environments)
         kept_rows = step + is_closed if step > 0 else 0
         for name, path in self.paths.items():
+            before = path.read_bytes() if path.exists() else b""
+            kept, damage = _metrics_before(before, kept_rows) if name == "metrics" else _samples_before(before, kept_rows)
+            if damage:
+                warn(f"{path}: {damage}; the run goes on, and what cannot be read is taken out")
             if path.exists():
-                kept = [line for line in path.read_bytes().splitlines(keepends=True) if _belongs(line, kept_rows)]
-                write_atomically(path, b"".join(kept).decode("utf-8"))
+                write_atomically(path, b"".join(line + b"\n" for line in kept).decode("utf-8"))
             self.files[name] = path.open("a", encoding="utf-8")
         if self.board is not None:
-            self.board.open(read_rows(self.paths["metrics"]))
+            self.board.open(read_metrics(self.paths["metrics"]))
         self.untold = kept_rows
         if step == 0:
             self._tell()
@@ -105,12 +108,28 @@ def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
     return "  ".join([f"step {step}" + (f"/{last}" if last else ""), *(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)])
 
 
-def _belongs(line: bytes, kept_rows: int) -> bool:
-    """Whether a line is whole and of one of the first rows."""
+def _metrics_before(content: bytes, end: int) -> tuple[list[bytes], str]:
+    """The lines of the first rows, and what is wrong with them."""
+    rows, damage = sound_rows(content, end)
+    return [line for line, _ in rows], damage
+
+
+def _samples_before(content: bytes, end: int) -> tuple[list[bytes], str]:
+    """The lines of the first steps, and how many others stand before the last of them. How many a step has is not known."""
+    lines = content.split(b"\n")[:-1]
+    steps = [_step_of(line) for line in lines]
+    last = max((place for place, step in enumerate(steps) if step is not None and step < end), default=-1)
+    strange = sum(step is None for step in steps[:last])
+    damage = f"{strange} of its first {last + 1} lines cannot be read as samples" if strange else ""
+    return [line for line, step in zip(lines, steps, strict=True) if step is not None and step < end], damage
+
+
+def _step_of(line: bytes) -> int | None:
     try:
-        return line.endswith(b"\n") and json.loads(line.decode("utf-8"))["step"] < kept_rows
+        step = json.loads(line.decode("utf-8"))["step"]
     except (ValueError, KeyError, TypeError):
-        return False
+        return None
+    return step if isinstance(step, int) else None
 
 
 def _readable(item: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from oat.formats import checked
 from oat.interruption import Interrupted
 from oat.loop import Report, Run, train
 from oat.progress import opening, shown, way_on
-from oat.reading import read_rows
+from oat.reading import read_metrics
 from oat.records import is_named, unboxed
 from oat.rundir import open_run
 from oat.settings import Config
@@ -128,7 +128,7 @@ class Trainer:
     @property
     def metrics(self) -> list[dict[str, float]]:
         """One row a step, from row 0; empty before the first."""
-        return read_rows(self.run_dir / "metrics.jsonl")
+        return read_metrics(self.run_dir / "metrics.jsonl")
 
     def save_model(self, out: str | Path, step: int | None = None) -> int:
         """Write the policy of a checkpoint, by default the newest, as a directory that transformers loads; returns its step.

@@ -1,11 +1,11 @@
 """What the quickstart shows: a table and a plot, made from the files of its runs."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from oat.errors import DataError
+from oat.reading import read_metrics
 
 COLOURS = {"dpo": "tab:blue", "grpo": "tab:orange", "dpo-control": "0.35", "grpo-control": "0.65"}
 
@@ -33,10 +33,9 @@ def read_curve(run_dir: Path) -> Curve:
         DataError: the file is missing, or has no evaluation.
     """
     path = run_dir / "metrics.jsonl"
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}); let `oat train` make the run first") from error
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file; let `oat train` make the run first")
+    rows = read_metrics(path)
     evaluated = [row for row in rows if "eval/sampled" in row and "eval/greedy" in row]
     if not evaluated:
         raise DataError(f"{path}: has no evaluation of sampled and greedy responses; set evaluation.samples and evaluation.greedy")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.errors import ContractError
+from oat.reading import read_metrics
 
 END = "<end>"
 
@@ -59,4 +60,4 @@ def tiny_run(
     code = main(["train", str(folder / "config.yaml"), *own, *flags])
     if code != 0:
         raise ContractError(f"the run in {folder} ended with exit code {code} (docs/exit-codes.md); do what its message above says")
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return read_metrics(folder / "run" / "metrics.jsonl")
