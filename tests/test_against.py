@@ -131,6 +131,9 @@ def test_the_model_that_an_adapter_was_trained_beside(runs: Path, world: World, 
     found = compared(capsys, tmp_path / "grpo", "--against", runs / "fast" / "grpo")
     assert 0 <= found["sampled_win_rate"] <= 1
     make_model(tmp_path / "model", seed=5)
+    assert oat("eval", tmp_path / "grpo", "--against", runs / "fast" / "grpo") == 2
+    assert "what is read of it is not what this run began with:\n  weights: " in capsys.readouterr().err
+    (tmp_path / "grpo" / "environment.json").unlink()  # a run of before knows a checksum of all that is frozen
     assert oat("eval", tmp_path / "grpo", "--against", runs / "fast" / "grpo") == 1
     assert "put its files back as they were" in capsys.readouterr().err
 

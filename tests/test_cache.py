@@ -149,7 +149,7 @@ def test_what_another_version_of_a_reward_said_is_not_known(world: World, tmp_pa
     assert oat("train", config) == 0
     file.write_text("def reward(prompts, completions):\n    return [100.0 + text.count('a') for text in completions]\n")
     with pytest.warns(UserWarning, match=r"mended.py:reward has changed since this run last asked it"):
-        assert oat("train", config, "--stop.max_steps", 6) == 0
+        assert oat("train", config, "--stop.max_steps", 6, "--accept-changed", "reward") == 0
     with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:
         values = {step: [value for row in store.taken("train", step) for value in store.answer(row)[0].values] for step in range(6)}
         (train, _) = accounts(store)

@@ -356,8 +356,12 @@ def test_weights_that_never_change_are_those_the_run_began_with(
     assert oat("train", config, "--stop.max_steps", "3") == 0
     file.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
     capsys.readouterr()
+    assert oat("train", config, "--stop.max_steps", "4") == 2
+    assert "what is read of it is not what this run began with:\n  weights: " in capsys.readouterr().err
+    (tmp_path / "dpo" / "environment.json").rename(tmp_path / "aside")  # a run of before knows a checksum of all that is frozen
     assert oat("train", config, "--stop.max_steps", "4") == 1
-    assert "is not what this run began with" in capsys.readouterr().err
+    assert "what is frozen in the " in capsys.readouterr().err
+    (tmp_path / "aside").rename(tmp_path / "dpo" / "environment.json")
     if "model.lora" in changes:
         assert oat("export", str(tmp_path / "dpo"), str(tmp_path / "out")) == 1
         assert "put its files back" in capsys.readouterr().err

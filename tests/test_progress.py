@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import shutil
 import signal
 import termios
 import threading
@@ -143,10 +144,14 @@ def test_a_run_in_a_terminal(world: World, tmp_path: Path) -> None:
 
 
 def test_a_continued_run_shows_its_whole_course(world: World, tmp_path: Path) -> None:
-    """Also where the rows of the process before go beyond the checkpoint that it continues from."""
-    config = world.config("grpo", tmp_path, {"stop.max_steps": 8, "checkpoint.every": 4})
+    """Also where the rows of the process before go beyond the checkpoint that it continues from; and that it has two rewards."""
+    reward = tmp_path / "reward.py"
+    shutil.copy(world.folder / "reward.py", reward)
+    config = world.config("grpo", tmp_path, {"stop.max_steps": 8, "checkpoint.every": 4, "oracle.name": f"{reward}:reward"})
     assert forked(lambda: kill_at(Learner, "update", 7) or oat("train", config), tmp_path / "log") == -signal.SIGKILL
-    seen = in_a_terminal(lambda: oat("train", config))
+    reward.write_text(reward.read_text() + "\n# changed\n")
+    seen = in_a_terminal(lambda: oat("train", config, "--accept-changed", "reward"))
+    assert row_of(seen, "oracle")[1:] == ["changed 1x", "first before step 8"]
     assert row_of(seen, "step")[1] == "8 of 8"
     assert len(row_of(seen, "reward/mean")[2]) == 8
     assert len(row_of(seen, "eval/sampled")[2]) == 5

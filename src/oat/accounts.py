@@ -31,6 +31,7 @@ from oat.holdings import lacking, refuse_lost
 from oat.settings import Config
 from oat.store import Store
 from oat.types import Answer, Group
+from oat.versions import changes_of
 
 Layout = Literal["preference", "scored"]
 
@@ -93,11 +94,12 @@ def accounts_table(run_dir: Path) -> str:
         LedgerError: the directory has no ledger, or it cannot be opened.
     """
     with _opened(run_dir) as store:
-        rows, alike = [list(_COLUMNS), *(_cells(account) for account in accounts(store))], agreements(store)
+        rows, alike, history = [list(_COLUMNS), *(_cells(account) for account in accounts(store))], agreements(store), changes_of(store)
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = [
         "  ".join(_justified(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows
     ]
+    lines += [f"{' and '.join(change['before'])} had changed before step {change['train']} was taken" for change in history]
     return "\n".join(lines + [f"{a.first} and {a.second} agree on {a.agreed:,} of {a.judged:,} pairs" for a in alike])
 
 

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 
 from oat.build import build, resolve
-from oat.config import load_config
+from oat.config import Origins, load_config
 from oat.errors import ConfigError
 from oat.estimates import average, bootstrap_interval, length_controlled_win_rate, wins
 from oat.evaluate import Evaluation, Judge
 from oat.export import take_up_policy
+from oat.inputs import recorded
 from oat.loop import Run
 from oat.seeds import Seeds
 from oat.settings import Config, ModelConfig
-from oat.surroundings import Surroundings, surround
+from oat.surroundings import Surroundings, refuse_weights, surround
 from oat.types import Feedback, Group, Key, Prompt, Question
 
 SLOT = "policy"
@@ -59,7 +60,7 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
         OatError: nobody says which prompts and which oracle, or a part cannot be made as configured.
     """
     contenders = _contenders(first, second, flags)
-    arounds = [surround(contender.config, {(): contender.name}, has_opponent=True) for contender in contenders]
+    arounds = [_surrounded(contender) for contender in contenders]
     prompts = _common(arounds)
     other_step, others = _answers(contenders[1], arounds[1], prompts)
     with tempfile.TemporaryDirectory() as scratch:
@@ -80,6 +81,15 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
         numbers = _scored(items, mode.samples) if evaluation.judge.kind == "score" else _compared(items, mode.samples)
         found |= _summary(mode.name, *numbers, items, mode.samples, evaluation.seeds)
     return found
+
+
+def _surrounded(contender: Contender) -> Surroundings:
+    origins: Origins = {(): contender.name}
+    known = None if contender.run_dir is None else recorded(contender.run_dir)
+    around = surround(contender.config, origins, has_opponent=True, known=known)
+    if contender.run_dir is not None:
+        refuse_weights(contender.config, origins, around, is_begun=True)
+    return around
 
 
 def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contender, Contender]:

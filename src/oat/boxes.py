@@ -85,6 +85,9 @@ class Ledger(Protocol):
     def spent_before(self, step: int) -> Spent:
         """What was spent at the take of the step before."""
 
+    def changes(self, row: int, *, is_evaluated: bool) -> int:
+        """How many changes of an oracle came before what a row of metrics tells of."""
+
     def drop(self, step: int) -> None:
         """No step before this one will be replayed."""
 

@@ -26,6 +26,7 @@ from oat.evaluate import Evaluation, Judge, Mode, Records, Trigger, Wanted
 from oat.explore.base import Explorer
 from oat.features import Scorer
 from oat.holdings import Holdings
+from oat.inputs import OwnFiles, versions_of
 from oat.interruption import Interruption
 from oat.learner.ensemble import Ensemble
 from oat.learner.following import Following
@@ -36,13 +37,13 @@ from oat.learner.optim import OptimiserSettings
 from oat.ledger import Ledger
 from oat.lm import CausalLM, is_outlined
 from oat.loop import Run
-from oat.models import check_reference, device_notes, load_models, load_slots, slot_dtypes
+from oat.models import check_reference, device_notes, load_models, load_slots, needed_models, needed_slots, slot_dtypes
 from oat.oracles.answers import load_answers
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.router import OneOracle
 from oat.prompts import Prompts
-from oat.provenance import environment_of
+from oat.provenance import Told, environment_of
 from oat.render import Renderer
 from oat.rules import purses_of, watched_metrics
 from oat.runtime.local import over_wire
@@ -87,7 +88,7 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
     actor, trained = (wired(box) for box in _actors(config, objective.requires, around, engine, scorer, seeds))
     believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {}
     served = {name: wired(oracle) for name, oracle in {**asked, **dict(judges.values()), **believed}.items()}
-    ledger = _ledger(config, directory, served, seeds, heed=interruption.heed, release=around.close)
+    ledger = _ledger(config, directory, served, seeds, around, interruption.heed)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
@@ -113,7 +114,7 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
         evaluation=evaluation,
         alarms=alarms,
         checkpoints=Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)),
-        tracking=_tracking(config, directory),
+        tracking=_tracking(config, directory, around),
         parts=parts,
         start=_left_out(around.sources),
         chosen=_chosen(config, objective, learner, engine),
@@ -146,16 +147,17 @@ def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
     return {"prompts/dropped": sum(source.dropped for source in sources), "prompts/skipped": sum(source.skipped for source in sources)}
 
 
-def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, **calls: Callable[[], None]) -> Ledger:
+def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, around: Surroundings, heed: Callable[[], None]) -> Ledger:
     o, budgets = config.oracle, {"train": budget_of(config), **purses_of(config)}
     common: dict[str, Any] = {"labels": o.labels, "deadline_s": o.deadline_s, "max_wait_s": o.max_wait_s, "max_age": o.max_answer_age}
-    common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, **calls}
-    return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, **common)
+    common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, "known_versions": versions_of(around.known, around.roles)}
+    return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, heed=heed, release=around.close, **common)
 
 
-def _tracking(config: Config, directory: Path) -> Tracking:
+def _tracking(config: Config, directory: Path, around: Surroundings) -> Tracking:
     t = config.tracking
-    return Tracking(directory, samples=t.samples, environment=partial(environment_of, config.seed), tensorboard=t.tensorboard)
+    told = Told(directory / "environment.json", partial(environment_of, config.seed), around.inputs, OwnFiles(around.known, around.roles))
+    return Tracking(directory, samples=t.samples, told=told, tensorboard=t.tensorboard)
 
 
 def _chosen(config: Config, objective: Objective, learner: Learner, engine: TorchEngine) -> dict[tuple[str, str], Any]:
@@ -195,18 +197,6 @@ def _actors(
 def _plain_sampling(config: Config) -> Sampling:
     names = [f.name for f in fields(Sampling) if f.name != "keep_sets"]
     return Sampling(**{name: getattr(config.sampling, name) for name in names})
-
-
-def needed_slots(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
-    """Slots of the engine that training or evaluations ask."""
-    e = config.evaluation
-    return {*requires.slots, *explorer.needs, *([e.slot] if e else []), *(["reference"] if e and e.kl else [])}
-
-
-def needed_models(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
-    """Names of the models that a run has; an ensemble's features are the reference's."""
-    named = {*requires.models, *needed_slots(config, requires, explorer)}
-    return named | {"reference"} if ENSEMBLE in explorer.needs else named
 
 
 def make_learner(

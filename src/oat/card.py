@@ -17,7 +17,17 @@ from oat.store import Store
 from oat.types import UNASKED
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SHOWN = ("eval/sampled", "eval/greedy", "eval/gold_sampled", "reward/mean", "pairs/accuracy", "kl/reference", "response/length", "oracle/queries")
+_SHOWN = (
+    "eval/sampled",
+    "eval/greedy",
+    "eval/gold_sampled",
+    "reward/mean",
+    "pairs/accuracy",
+    "kl/reference",
+    "response/length",
+    "oracle/queries",
+    "oracle/changes",
+)
 _ROWS = 12
 _PURPOSES = {"train": "in training", "eval": "in evaluations", "gold": "in evaluations, as the gold oracle"}
 

@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--show-tokens", action="store_true", help="also print an example of what is learned from, token by token")
     for sub in (train, check):
         sub.add_argument("--from", dest="source", metavar="RUN@STEP", help="begin a new run where that one stood, under settings that differ")
+        sub.add_argument("--accept-changed", action="append", default=[], metavar="reward", help="go on though the reward's file has changed")
         sub.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML, and do nothing else")
     evaluate = command("eval", _eval, "evaluate a run's newest checkpoint, or the start model of a configuration")
     evaluate.add_argument(
@@ -134,7 +135,7 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.rundir import open_run
 
     is_idle = True
-    with open_run(config, origins, arguments.source) as run:
+    with open_run(config, origins, arguments.source, arguments.accept_changed) as run:
         print(printable("\n".join(f"oat train: {line}" for line in opening(run, config))), flush=True)
         with run.interruption.heard(), shown(run, config) as show:
 
@@ -167,7 +168,8 @@ def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
         return 0
     from oat.outline import outline
 
-    lines = outline(config, origins, arguments.source, with_tokens=arguments.show_tokens, with_memory=arguments.memory)
+    shown = {"with_tokens": arguments.show_tokens, "with_memory": arguments.memory}
+    lines = outline(config, origins, arguments.source, accept_changed=arguments.accept_changed, **shown)
     print(printable("\n".join([f"oat check: {arguments.target} is sound", *lines])))
     return 0
 
@@ -176,7 +178,9 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.build import build, resolve
     from oat.config import load_config
     from oat.export import take_up_policy
+    from oat.inputs import recorded
     from oat.loop import evaluate
+    from oat.surroundings import refuse_weights, surround, warn_of_changes
 
     if arguments.against is not None:
         return _compare(arguments, flags)
@@ -188,7 +192,11 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
         raise ConfigError(f"{target}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl")
     told = Interruption()
     with told.heard(), told.at_once(), tempfile.TemporaryDirectory() as scratch:
-        run, step = build(config, directory=Path(scratch), origins=origins), 0
+        around = surround(config, origins, folder=Path(scratch), known=recorded(target) if is_run else None)
+        if is_run:
+            refuse_weights(config, origins, around, is_begun=True)
+            warn_of_changes(target, config, around)
+        run, step = build(config, directory=Path(scratch), around=around, origins=origins), 0
         if is_run:
             step = take_up_policy(run, target)
         metrics = evaluate(run, step, due=True)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +15,11 @@ import torch
 from oat.card import model_card
 from oat.checkpoint import Checkpoints
 from oat.classifier import save_classifier
-from oat.config import load_config
+from oat.config import blaming, load_config
 from oat.errors import CheckpointError, ConfigError, DataError
 from oat.files import write_atomically
 from oat.holdings import HELD
+from oat.inputs import inputs_of_models, inputs_of_template, recorded, refuse_other_models
 from oat.learner.models import RewardModel, frozen_checksum
 from oat.lm import CausalLM, load_tokenizer, save_lm
 from oat.loop import ROW, Run
@@ -122,6 +124,8 @@ def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = N
     if adapter and name == "reward":
         raise ConfigError(f"{run_dir}: trained a reward model, whose adapter is of no use without its score; leave --adapter out")
     lm, tokenizer = load_model(config.model), load_tokenizer(config.model.path)
+    now = {**inputs_of_models(config, lm, tokenizer), **inputs_of_template(config, tokenizer)}
+    refuse_other_models(config, recorded(run_dir), now, partial(blaming, config, {(): str(run_dir)}))
     renderer = make_renderer(config, lm, tokenizer)
     model = lm if name == "policy" else RewardModel(lm, np.random.default_rng(), trailing=renderer.trailing)
     if frozen_checksum(model.module, model.trainable().values()) != state["learner"]["frozen"][name]:

@@ -13,15 +13,15 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
+from oat import versions
 from oat.checkpoint import Checkpoints
 from oat.errors import ConfigError
 from oat.files import read_only_address, sync_to_disk, write_atomically
 from oat.holdings import refuse_lost
+from oat.inputs import FORK_FILE, recorded
 from oat.ledger import close_unanswered
 from oat.loop import ROW
 from oat.store import Store
-
-_FILE = "fork.json"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ def begin_fork(source: str, directory: Path) -> None:
     """
     origin = find_origin(source, directory)
     if origin != _read(directory):
-        write_atomically(directory / _FILE, json.dumps({"run": str(origin.run), "step": origin.step}) + "\n")
+        told = {"run": str(origin.run), "step": origin.step, "inputs": recorded(origin.run, origin.step)}
+        write_atomically(directory / FORK_FILE, json.dumps(told) + "\n")
 
 
 def find_origin(source: str, directory: Path) -> Origin:
@@ -60,7 +61,7 @@ def find_origin(source: str, directory: Path) -> Origin:
         raise ConfigError(f"--from {source}: {run} holds no run; give RUN@STEP, a run directory and a step with a checkpoint")
     if begun:
         return begun
-    if any(file.name not in ("lock", f".new-{_FILE}") for file in directory.iterdir()):
+    if any(file.name not in ("lock", f".new-{FORK_FILE}") for file in directory.iterdir()):
         raise ConfigError(f"{directory} is not empty; give a fork a --run_dir of its own")
     steps = _checkpoints(run).steps
     if not steps or (step and int(step) not in steps):
@@ -103,7 +104,7 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
     for left in directory.iterdir():
         if left.is_dir():
             shutil.rmtree(left)
-        elif left.name not in ("lock", _FILE):
+        elif left.name not in ("lock", FORK_FILE):
             left.unlink()
     theirs = _checkpoints(run)
     tensors, state = theirs.load_step(step)[1:]
@@ -116,6 +117,7 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
         old.backup(new)
     with closing(Store(directory / "ledger.sqlite")) as store, store:
         store.cut(step, evaluated=step > 0 and ROW not in state)
+        versions.cut(store, step)
         if not same_judges:
             store.forget_judgements()
             close_unanswered(store, "eval", "gold")
@@ -141,7 +143,7 @@ def _checkpoints(run_dir: Path) -> Checkpoints:
 
 def _read(directory: Path) -> Origin | None:
     try:
-        found = json.loads((directory / _FILE).read_text(encoding="utf-8"))
+        found = json.loads((directory / FORK_FILE).read_text(encoding="utf-8"))
         return Origin(Path(found["run"]), found["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -16,18 +16,20 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import RLock
+from types import MappingProxyType
 from typing import Any, Literal
 
 from oat.asked import Asked, Known, Terms, Value, nothing, rest, whole
 from oat.budget import Budget
 from oat.cache import Asking, Cache
 from oat.contract import calling, checked, pairs_of, tickets_of
-from oat.errors import OracleError, warn
+from oat.errors import OracleError
 from oat.oracles.base import Oracle, is_cacheable, metrics_of, price_of, version_of
 from oat.seeds import Seeds
 from oat.silence import warn_of_silence
 from oat.store import Store
 from oat.types import UNASKED, Answer, Feedback, Group, Item, Key, Price, Question, Spent
+from oat.versions import changes, take_up
 
 _Found = tuple[Asked, Answer, int | None]
 """A question, its answer and its label."""
@@ -61,6 +63,7 @@ class Ledger:
         budgets: what may be spent, by purpose.
         repeats: answers of an item before they are used again; 0 asks every time.
         keep_groups: trajectories stay when nothing will read them again.
+        known_versions: of oracles of which it is known that they are what they were in this version, whatever they say themselves.
         heed: called when an oracle has answered, before that is recorded; it may raise.
         release: called when it is closed, since nobody asks its oracles any more.
     """
@@ -78,13 +81,14 @@ class Ledger:
         budgets: Mapping[str, Budget] | None = None,
         repeats: int = 1,
         keep_groups: bool = False,
+        known_versions: Mapping[str, str] = MappingProxyType({}),
         heed: Callable[[], None] = lambda: None,
         release: Callable[[], None] = lambda: None,
     ):
         self.store, self.oracles, self.seeds, self.labels, self.deadline_s = store, oracles, seeds, labels, deadline_s
         self.max_wait_s, self.max_age, self.budgets = math.inf if max_wait_s is None else max_wait_s, max_age, budgets or {}
         self.heed, self.release = heed, release
-        versions = {name: version_of(oracle) for name, oracle in oracles.items()}
+        versions = {name: known_versions.get(name) or version_of(oracle) for name, oracle in oracles.items()}
         self.cache, self.keep_groups = Cache(store, repeats, versions) if repeats else None, keep_groups
         self.pending: dict[tuple[str, str], _Pending] = {}
         self.groups: dict[tuple[str, int, int], list[Group]] = {}
@@ -94,7 +98,7 @@ class Ledger:
         self.reasked = store.asked_again()
         self.warned: set[str] = set()
         self._writing, self._collecting = RLock(), RLock()
-        self._recover(self._changed(versions))
+        self._recover(take_up(store, versions))
 
     @property
     def reported(self) -> dict[str, float]:
@@ -154,6 +158,10 @@ class Ledger:
         warn_of_silence(self.warned, purpose, step, items)
         self._forget()
         return Feedback(step, items, self.store.take_price(purpose, step).queries, self.store.num_expired(purpose, step))
+
+    def changes(self, row: int, *, is_evaluated: bool) -> int:
+        """How many changes of an oracle came before what a row of metrics tells of."""
+        return changes(self.store, row, is_evaluated=is_evaluated)
 
     def num_taken(self, step: int) -> int:
         """Questions that a step of training took, by its record."""
@@ -229,31 +237,22 @@ class Ledger:
         self.store.close()
         self.release()
 
-    def _changed(self, versions: Mapping[str, str]) -> set[str]:
-        """The oracles that are not what they were, which is said: their curve has a kink that no learning made."""
-        changed = set()
-        with self.store:
-            for name, version in versions.items():
-                before = self.store.put_version(name, version)
-                if before is not None and before != version:
-                    changed.add(name)
-                    warn(
-                        f"oracle {name} has changed since this run last asked it (its file, or the version it declares): what it says from here on "
-                        "stands in one curve with what it said before; begin a run of its own, if that is not meant"
-                    )
-        return changed
-
     def _recover(self, changed: Collection[str]) -> None:
         """After a restart: attach the tickets of durable oracles, whose deadlines go on; the other unanswered intents are lost until a step needs
-        new answers. Nobody awaits an answer that an oracle may have given before it changed."""
-        unanswered = self.store.unanswered()
-        for row in unanswered:
+        new answers. Nobody awaits an answer that an oracle may have given before it changed, and what is known from then is asked again, where no
+        budget is set aside for less."""
+        unanswered = []
+        for row in self.store.unanswered():
             oracle = row.question.oracle
-            if oracle in self.oracles and self.oracles[oracle].durable and row.ticket is not None:
+            is_kept = oracle in self.oracles and self.oracles[oracle].durable and row.ticket is not None
+            if oracle in changed and not is_kept and not self.budgets.get(row.question.key.purpose, Budget()).is_limited:
+                row = replace(row, cached=())
+            if is_kept:
                 age = max(0.0, time.time() - row.sent) if row.sent is not None else 0.0
-                self.pending[oracle, row.ticket] = self._as_sent(row, rest(row.question, row.cached), age)
+                self.pending[oracle, str(row.ticket)] = self._as_sent(row, rest(row.question, row.cached), age)
             elif row.is_sent:
                 self.lost.append(row)
+            unanswered.append(row)
         self._await([row for row in unanswered + self.store.waiting(-1) if row.others])
         if self.cache is not None:
             self.cache.resume(row for row in self.store.waiting(-1, 0, 1) if row.question.oracle not in changed and self._is_cached(row.question))

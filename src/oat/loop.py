@@ -124,6 +124,7 @@ def open_rows(run: Run, report: Report) -> None:
     with run.interruption.at_once():
         metrics = evaluate(run, 0, due=run.evaluation is not None)
     metrics.add(run.start)
+    mark_changes(run, 0, metrics, is_evaluated=run.evaluation is not None)
     run.tracking.row(0, metrics.values)
     report(0, metrics.values)
 
@@ -149,6 +150,7 @@ def close_step(run: Run, step: int, metrics: Metrics, feedback: Feedback, report
     with or_saved(run, step, metrics.values):
         is_due = run.evaluation is not None and (reason is not None or run.evaluation.due(step, feedback.queries))
         metrics.add(evaluate(run, step, due=is_due, feedback=feedback).values)
+    mark_changes(run, step, metrics, is_evaluated=is_due)
     run.tracking.row(step, metrics.values, feedback)
     if run.checkpoints.due(step) or reason is not None:
         with clock(later, "time/save_s"):
@@ -177,6 +179,13 @@ def evaluate(run: Run, step: int, *, due: bool, feedback: Feedback | None = None
             run.alarms.hear(values)
             metrics.add(values)
     return metrics
+
+
+def mark_changes(run: Run, step: int, metrics: Metrics, *, is_evaluated: bool) -> None:
+    """Say in a row that an oracle has changed since the run's first, as soon as one has."""
+    count = run.ledger.changes(step, is_evaluated=is_evaluated)
+    if count:
+        metrics.add({"oracle/changes": count})
 
 
 @contextmanager

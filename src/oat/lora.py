@@ -21,7 +21,7 @@ from oat.lm import CausalLM, is_adapter, is_outlined, load_lm
 from oat.nf4 import functional_of_bitsandbytes, pack, unpack
 from oat.settings import LoraConfig, ModelConfig
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _OTHER_KINDS = (
     *("use_dora", "use_rslora", "use_qalora", "lora_bias", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"),
     *("layer_replication", "target_parameters", "trainable_token_indices", "exclude_modules", "alora_invocation_tokens", "arrow_config"),
@@ -71,7 +71,7 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
         config = LoraConfig(rank=int(rank), alpha=float(alpha), targets=targets or ())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"{path} holds no adapter that can be read ({type(error).__name__}: {error}); give a directory with {_CONFIG} and {_WEIGHTS}, as PEFT's "
+            f"{path} holds no adapter that can be read ({type(error).__name__}: {error}); give a directory with {_CONFIG} and {WEIGHTS}, as PEFT's "
             "`save_pretrained` and `oat export --adapter` write them"
         ) from error
     others += [] if kind == "LORA" else ["peft_type"]
@@ -93,9 +93,9 @@ def _take_up(lm: CausalLM, path: str, field: str) -> None:
     expected = {_stored_name(name): parameter for name, parameter in lm.trainable().items()}
     try:
         with unset_fake_temporarily():
-            held = load_file(Path(path, _WEIGHTS))
+            held = load_file(Path(path, WEIGHTS))
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{field} is {path!r}: its weights cannot be read ({_WEIGHTS}: {error}); give safetensors as PEFT writes them") from error
+        raise ModelError(f"{field} is {path!r}: its weights cannot be read ({WEIGHTS}: {error}); give safetensors as PEFT writes them") from error
     wrong = sorted(name for name in expected.keys() | held.keys() if _shape(expected, name) != _shape(held, name))
     if wrong:
         raise ModelError(
@@ -169,7 +169,7 @@ def save_adapter(lm: CausalLM, base: str, out: Path) -> None:
     config.base_model_name_or_path, config.task_type, config.inference_mode = base, "CAUSAL_LM", True
     config.save_pretrained(out)
     tensors = {_stored_name(name): tensor.detach().contiguous() for name, tensor in lm.trainable().items()}
-    save_file(tensors, out / _WEIGHTS, metadata={"format": "pt"})
+    save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
 
 
 def _peft() -> Any:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from oat.algorithms.base import Objective
-from oat.build import make_ensemble, make_learner, make_sampling, needed_models, needed_slots
+from oat.build import make_ensemble, make_learner, make_sampling
 from oat.check import make_explorer, make_objective
 from oat.config import Origins, blaming, where
 from oat.engines.decoding import cache_dtype, filled_up
@@ -33,7 +33,7 @@ from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
 from oat.learner.limits import GB, LiveBytes, row_of
 from oat.lm import CausalLM, outlines
-from oat.models import load_models, load_slots
+from oat.models import load_models, load_slots, needed_models, needed_slots
 from oat.seeds import Seeds
 from oat.settings import Config, LoraConfig, TorchEngineConfig
 from oat.surroundings import Surroundings, make_renderer

@@ -78,6 +78,7 @@ NAMES = {
     "optim/learning_rate": "learning rate of the last optimiser step",
     "optim/skipped": "optimiser steps left out so far because a number was not finite (learner.on_nonfinite: skip)",
     "optim/steps": "optimiser steps of the policy, or of the reward model, so far",
+    "oracle/changes": "times that an oracle changed before this row: what it says stands in one curve with what it said before (docs/ledger.md)",
     "oracle/invalid_frac": "share of a judge's replies without a verdict, so far in this process (docs/oracles/judge.md)",
     "oracle/latency_s": "mean seconds of a question to an oracle over HTTP, from its first try to its answer, so far in this process",
     "oracle/outages": "times that an address of an oracle over HTTP failed so often in a row that it was left alone, so far in this process",
@@ -141,7 +142,8 @@ _UNITS = {
     "version": ("weights/version", "lag/versions"),
     "count": (
         *("alarms/raised", "answers/expired", "ensemble/pairs", "optim/skipped", "optim/steps", "oracle/reasked", "pairs/held_out", "prompts/*"),
-        *("oracle/outages", "oracle/retries", "reference/updates", "rows/trained", "sft/duplicates", "kto/baseline_rows", "buffer/questions"),
+        *("oracle/changes", "oracle/outages", "oracle/retries", "reference/updates", "rows/trained", "sft/duplicates", "kto/baseline_rows"),
+        "buffer/questions",
     ),
     "": ("kl/coef", "kto/*", "loss/*", "optim/*", "pairs/*"),
 }

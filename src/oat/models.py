@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from oat.errors import ConfigError, ModelError
+from oat.explore.base import Explorer
 from oat.lm import CausalLM, is_adapter, is_outlined, load_tokenizer
 from oat.lora import described_adapter, is_adapter_directory, load_model, share_base
 from oat.malloc import give_back_freed_memory
@@ -13,6 +14,7 @@ from oat.render import Renderer
 from oat.seeds import Seeds
 from oat.settings import Config, ModelConfig
 from oat.threads import LARGE
+from oat.types import ENSEMBLE, Requires
 from oat.vocabulary import check_vocabulary
 
 HALF = {"bfloat16": torch.bfloat16}
@@ -36,6 +38,18 @@ def device_notes(profile: str) -> tuple[str, ...]:
     """What people should know about the device, in sentences."""
     is_idle = profile == "cpu" and torch.cuda.is_available()
     return ("this machine has a CUDA device, and nothing will run on it; a new run with compute.profile: gpu uses it",) if is_idle else ()
+
+
+def needed_slots(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
+    """Slots of the engine that training or evaluations ask."""
+    e = config.evaluation
+    return {*requires.slots, *explorer.needs, *([e.slot] if e else []), *(["reference"] if e and e.kl else [])}
+
+
+def needed_models(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
+    """Names of the models that a run has; an ensemble's features are the reference's."""
+    named = {*requires.models, *needed_slots(config, requires, explorer)}
+    return named | {"reference"} if ENSEMBLE in explorer.needs else named
 
 
 def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[str, CausalLM]:

@@ -5,7 +5,7 @@ seen without weights: numbers in them that are not finite, and a model whose att
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from oat.actor import RecordedActor
@@ -15,6 +15,7 @@ from oat.config import Origins
 from oat.errors import TemplateError
 from oat.files import bytes_free
 from oat.fork import Origin
+from oat.inputs import recorded
 from oat.learner.learner import Learner
 from oat.learner.limits import GB
 from oat.learner.models import LanguageModel
@@ -25,9 +26,9 @@ from oat.oracles.preferences import Preferences
 from oat.reading import read_metrics
 from oat.render import Renderer
 from oat.rules import BUILTIN, judges_of
-from oat.rundir import outlined, settled
+from oat.rundir import outlined, refuse_changes, settled
 from oat.settings import BufferConfig, Config
-from oat.surroundings import Surroundings, surround
+from oat.surroundings import Surroundings, refuse_weights, surround
 from oat.types import Segment, Trajectory
 
 _MOMENTS = 2
@@ -36,11 +37,20 @@ _SPACE = "\u2423"
 _UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
-def outline(config: Config, origins: Origins, source: str | None = None, *, with_tokens: bool = False, with_memory: bool = False) -> list[str]:
+def outline(
+    config: Config,
+    origins: Origins,
+    source: str | None = None,
+    *,
+    accept_changed: Collection[str] = (),
+    with_tokens: bool = False,
+    with_memory: bool = False,
+) -> list[str]:
     """What a resolved configuration would run, in lines for people.
 
     Args:
         source: "RUN@STEP" or "RUN", of which it would be a fork.
+        accept_changed: as for `open_run`.
         with_tokens: also an example of what is learned from, token by token.
         with_memory: also how much memory it needs; takes seconds.
 
@@ -48,10 +58,13 @@ def outline(config: Config, origins: Origins, source: str | None = None, *, with
         OatError: `oat train` would refuse it before its first step.
     """
     config, origin = settled(config, origins, source)
-    around = surround(config, origins)
+    directory, step = (Path(config.run_dir), None) if origin is None else (origin.run, origin.step)
+    around = surround(config, origins, known=recorded(directory, step))
     lengths = lengths_of(around)
     refuse_short_cache(config, lengths, origins)
     memory = refuse_too_large(config, lengths, origins)
+    refuse_changes(config, origins, around, directory / "ledger.sqlite", accept_changed, step)
+    refuse_weights(config, origins, around, is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps))
     with outlined(config, origins, around) as run:
         assert isinstance(run.learner, Learner), "nothing goes through the wire here"
         begun = _begun(config, origin)

@@ -26,6 +26,7 @@ Against = Literal["steps", "queries", "tokens", "time", "kl", "sqrt_kl"]
 
 DEFAULTS = ("eval/sampled", "reward/mean", "loss/total")
 """Without a metric the first of these that every run has."""
+CHANGES = "oracle/changes"
 KL, GOLD = "eval/kl", ("eval/sampled", "eval/gold_sampled")
 """The distance, and what is drawn against it without a metric: what is rewarded, and what is wanted."""
 
@@ -57,6 +58,7 @@ class Line:
         name: what sets its configuration apart from those of the others.
         runs: the runs that are in it.
         x, mean, low, high: (points,) float64.
+        changes: where an oracle of one of the runs had become another one, so that two rewards are in one curve.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Line:
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    changes: tuple[float, ...] = ()
 
 
 def plot_runs(runs: Sequence[Path], out: Path, metrics: Sequence[str] = (), against: Against = "steps") -> list[Path]:
@@ -107,7 +110,8 @@ def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> 
     names = _names([trees[members[0]] for members in together.values()], [run.name for run, *_ in together.values()])
     lines = []
     for name, members in zip(names, together.values(), strict=True):
-        lines += [_line(name, metric, [_curve(run, rows[run], metric, against) for run in members]) for metric in chosen]
+        changes = sorted({place for run in members for place in _changes(run, rows[run], against)})
+        lines += [_line(name, metric, [_curve(run, rows[run], metric, against) for run in members], changes) for metric in chosen]
     return lines
 
 
@@ -146,6 +150,12 @@ def _curve(run: Path, rows: Sequence[Mapping[str, Any]], metric: str, against: A
     return x[last], y[last]
 
 
+def _changes(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> list[float]:
+    """Where the first rows lie that have answers of another oracle than those before."""
+    counts = np.array([row.get(CHANGES, 0.0) for row in rows])
+    return list(np.array(_places(run, rows, against))[1:][counts[1:] > counts[:-1]]) if counts.any() else []
+
+
 def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> list[float]:
     """Where each row lies on the axis."""
     if against == "steps":
@@ -169,14 +179,14 @@ def _so_far(values: Any) -> list[float]:
     return list(np.maximum.accumulate(np.array([*values], dtype=float)))
 
 
-def _line(name: str, metric: str, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Line:
+def _line(name: str, metric: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], changes: Sequence[float]) -> Line:
     begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if begin > end:
         raise DataError(f"the runs of {name} share no stretch of the axis; plot them by themselves, or against steps")
     x = np.unique(np.concatenate([x[(x >= begin) & (x <= end)] for x, _ in curves]))
     values = np.stack([np.interp(x, *curve) for curve in curves])
     suffix = f" ({len(curves)} runs)" if len(curves) > 1 else ""
-    return Line(name + suffix, metric, len(curves), x, values.mean(0), values.min(0), values.max(0))
+    return Line(name + suffix, metric, len(curves), x, values.mean(0), values.min(0), values.max(0), tuple(changes))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -229,16 +239,17 @@ def _said(field: str, value: Any) -> str:
 
 
 def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
-    """A metric by itself has a column of its name; several stand below each other."""
+    """A metric by itself has a column of its name; several stand below each other. A last column counts changes of an oracle, where there are any."""
     metrics = list(dict.fromkeys(line.metric for line in lines))
-    head = metrics if len(metrics) == 1 else ["metric", "mean"]
+    head, has_changes = metrics if len(metrics) == 1 else ["metric", "mean"], any(line.changes for line in lines)
     with file.open("w", encoding="utf-8", newline="") as text:
         writer = csv.writer(text)
-        writer.writerow(["line", "runs", _AXES[against][0], *head, "low", "high"])
+        writer.writerow(["line", "runs", _AXES[against][0], *head, "low", "high", *([CHANGES] if has_changes else [])])
         for line in lines:
             for point in zip(line.x, line.mean, line.low, line.high, strict=True):
                 x, *values = [int(value) if value.is_integer() else float(value) for value in point]
-                writer.writerow([line.name, line.runs, x, *([line.metric] if len(metrics) > 1 else []), *values])
+                count = [sum(place <= x for place in line.changes)] if has_changes else []
+                writer.writerow([line.name, line.runs, x, *([line.metric] if len(metrics) > 1 else []), *values, *count])
 
 
 def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
@@ -256,6 +267,10 @@ def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
         axes.plot(line.x / scale, line.mean, style, color=colour, label=_literal(label), marker="o" if len(line.x) < 40 else "", markersize=3.5)
         if line.runs > 1:
             axes.fill_between(line.x / scale, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
+    for number, place in enumerate(sorted({place for line in lines for place in line.changes})):
+        axes.axvline(
+            place / scale, color="#777777", linestyle=":", linewidth=1, label=None if number else "an oracle changed: two rewards in one curve"
+        )
     counted_in = {unit(metric) for metric in metrics}
     title = "\n".join(textwrap.wrap(NAMES.get(listed(metrics[0]), ""), 100)) if len(metrics) == 1 else ""
     axes.set(

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,18 @@ from oat.errors import ConfigError, did_you_mean
 
 given: dict[str, Any] = {}
 """What `python:Name` names: objects of this process (`oat.Trainer`)."""
+
+elsewhere: dict[str, str] = {}
+"""What `own_files` gives in processes that run a user's code for this one."""
+
+_PREFIX = "oat_plugin_"
+_named: dict[Path, str] = {}
+"""The files that were named, each with the hash of what was run of it last."""
+_folders: dict[Path, None] = {}
+"""The folders of the files and modules that were named."""
+_seen: dict[str, tuple[Any, Path, str]] = {}
+"""Of imported files the module's spec, which is a new one when it is imported anew, and the hash they had then."""
+_INSTALLED = (*(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")), f"{Path(__file__).parent}/")
 
 
 def load_symbol(spec: str) -> Any:
@@ -37,13 +50,55 @@ def load_symbol(spec: str) -> Any:
     return getattr(module, name)
 
 
+def own_files(base: Path) -> dict[str, str]:
+    """The user's own code in this process: a hash of each file below the working directory, or below the folder of code that was named, that a module
+    was imported from, as it was when it was first seen; nothing that is installed, and not the script itself. By `shown_name`.
+
+    Args:
+        base: the working directory.
+    """
+    files = {}
+    for unique, module in list(sys.modules.items()):
+        place = getattr(module, "__file__", None)
+        if not isinstance(place, str) or unique.startswith((_PREFIX, "__main")) or _is_installed(place):
+            continue
+        spec = getattr(module, "__spec__", None)
+        if (place not in _seen or _seen[place][0] is not spec) and Path(place).is_file():
+            _seen[place] = spec, Path(place).resolve(), _hash(Path(place).read_bytes())
+        if place in _seen and (name := shown_name(_seen[place][1], base)) is not None:
+            files[name] = _seen[place][2]
+    own = {name: digest for path, digest in _named.items() if (name := shown_name(path, base)) is not None}
+    return dict(sorted({**elsewhere, **files, **own}.items()))
+
+
+def shown_name(path: Path, base: Path) -> str | None:
+    """A user's file by its path from the working directory, or from a folder of code that was named, with that folder's name; None for others."""
+    if _is_installed(str(path)):
+        return None
+    if path.is_relative_to(base):
+        return path.relative_to(base).as_posix()
+    folder = next((folder for folder in _folders if path.is_relative_to(folder)), None)
+    return None if folder is None else (folder.name / path.relative_to(folder)).as_posix()
+
+
+def _is_installed(place: str) -> bool:
+    return place.startswith(_INSTALLED) or "/site-packages/" in place or "/dist-packages/" in place
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 def _load_file(path: Path, spec: str) -> ModuleType:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{spec}: cannot read {path} ({error.strerror or error}); check the path, which is relative to where you are") from error
+    _named.pop(path.resolve(), None)
+    _named[path.resolve()] = _hash(content)  # behind those that another run named
+    _folders[path.resolve().parent] = None
     digest = hashlib.blake2b(str(path.resolve()).encode() + b"\0" + content, digest_size=8).hexdigest()
-    unique = f"oat_plugin_{path.stem}_{digest}"
+    unique = f"{_PREFIX}{path.stem}_{digest}"
     if unique in sys.modules:
         return sys.modules[unique]
     found = importlib.util.spec_from_file_location(unique, path)
@@ -62,7 +117,10 @@ def _load_file(path: Path, spec: str) -> ModuleType:
 
 def _load_module(name: str, spec: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+        if file := getattr(module, "__file__", None):
+            _folders[Path(file).resolve().parent] = None
+        return module
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{spec}: the module {name} cannot be imported: {_describe(error, None)}; install it, put its folder on PYTHONPATH, or name a file "

@@ -134,6 +134,7 @@ class Display:
         self.cells = [
             *(self._budget(name, used[name], limits[name]) for name in used if name == "queries" or limits[name] is not None),
             *(self._course(name) for name in named),
+            *self._changes(),
         ]
         self.reported, self.now = time.monotonic(), None
 
@@ -173,6 +174,11 @@ class Display:
     def _budget(self, name: str, used: float, limit: float | None) -> tuple[str, str, str]:
         number = "{:,.2f}".format if name == "cost" else "{:,}".format
         return (name, number(used), "") if limit is None else (name, f"{number(used)} of {number(limit)}", f"{number(limit - used)} left")
+
+    def _changes(self) -> list[tuple[str, str, str]]:
+        """Since when two rewards are in one curve."""
+        rows = [row for row in self.rows if "oracle/changes" in row]
+        return [("oracle", f"changed {rows[-1]['oracle/changes']:.0f}x", f"first before step {rows[0]['step']:.0f}")] if rows else []
 
     def _course(self, name: str) -> tuple[str, str, str]:
         values = [row[name] for row in self.rows if name in row]

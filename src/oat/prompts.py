@@ -124,9 +124,14 @@ class Prompts:
         return [replace(prompt, occurrence=place) for place, prompt in enumerate(prompts)]
 
     @property
+    def digests(self) -> list[str]:
+        """Of the prompts of each source."""
+        return [pool.prompts.digest for pool in self._pools]
+
+    @property
     def state(self) -> dict[str, Any]:
         """The cursor: how many prompts were taken, and of which."""
-        return {"taken": self._taken, "data": [pool.prompts.digest for pool in self._pools]}
+        return {"taken": self._taken, "data": self.digests}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on after the prompts that another instance, over the same data, seed and shard, had taken.
@@ -134,12 +139,20 @@ class Prompts:
         Raises:
             DataError: the data are others.
         """
-        for name, before, pool in zip(self._names, state.get("data", []), self._pools, strict=False):
-            if before != pool.prompts.digest:
+        self.refuse_others(state.get("data", []))
+        self._taken = state["taken"]
+
+    def refuse_others(self, digests: Sequence[str]) -> None:
+        """Hold the prompts of each source against those that a run began with.
+
+        Raises:
+            DataError: the data are others.
+        """
+        for name, before, now in zip(self._names, digests, self.digests, strict=False):
+            if before != now:
                 raise DataError(
                     f"{name}: expected the prompts that the run began with, got others; put the data back as they were, or begin a new run"
                 )
-        self._taken = state["taken"]
 
     def _at(self, place: int) -> Prompt:
         if len(self._pools) == 1:

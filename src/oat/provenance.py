@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,67 @@ def entries(file: Path) -> list[dict[str, Any]]:
 
 def add_entry(file: Path, entry: Mapping[str, Any]) -> None:
     """Append an entry; those before it stay as they are."""
-    write_atomically(file, json.dumps([*entries(file), entry], indent=1, ensure_ascii=False) + "\n")
+    _write(file, [*entries(file), entry])
+
+
+def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[str, Any] | None:
+    """What rows were made from, by the last entry that says it; None where none does.
+
+    Args:
+        found: entries.
+        first_row: by the last one that had begun by then; by the first where none had.
+    """
+    told = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("inputs"), dict)]
+    by_then = [entry for entry in told if first_row is None or entry["first_row"] <= first_row] or told[:1]
+    return dict(by_then[-1]["inputs"]) if by_then else None
+
+
+class Told:
+    """Tells of one process, with its first row, so that one that has nothing to add changes no file. What its rows are made from (`inputs.py`) stands
+    there where it is not what the entries before have.
+
+    Args:
+        environment: what the process is.
+        inputs: what its rows are made from, but for
+        modules: the user's own files that it has imported so far.
+
+    Attributes:
+        untold: the first row of this process, as long as nothing tells of it.
+    """
+
+    def __init__(self, file: Path, environment: Callable[[], Mapping[str, Any]], inputs: Mapping[str, Any], modules: Callable[[], Mapping[str, str]]):
+        self.file, self.environment, self.inputs, self.modules = file, environment, inputs, modules
+        self.untold: int | None = None
+        self.said: dict[str, str] | None = None
+
+    def begin(self, row: int) -> None:
+        """Rows from this one on are of this process.
+
+        Raises:
+            ConfigError: the file is not what was written there.
+        """
+        entries(self.file)
+        self.untold = row
+
+    def tell(self) -> None:
+        """Write down what this process is, once."""
+        if self.untold is not None:
+            self.said = dict(self.modules())
+            now = {**self.inputs, "modules": self.said}
+            own = {} if now == recorded_inputs(entries(self.file)) else {"inputs": now}
+            add_entry(self.file, {"first_row": self.untold, **self.environment(), **own})
+            self.untold = None
+
+    def amend(self) -> None:
+        """Add to the entry of this process the user's files that it has imported since."""
+        if self.said is not None and (now := dict(self.modules())) != self.said:
+            *before, own = entries(self.file)
+            self.said = now
+            _write(self.file, [*before, {**own, "inputs": {**self.inputs, "modules": now}}])
+
+
+def _write(file: Path, entries: Sequence[Any]) -> None:
+    write_atomically(file, json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
 
 
 def command_line(argv: Sequence[str]) -> list[str]:

@@ -94,7 +94,7 @@ class Renderer:
             **{"has_turns": has_turns, "question": question and asdict(question), "few_shot": few_shot},
         }
         self.num_tokens = num_ids(tokenizer)
-        self.template = None if template is None else _load_template(template, tokenizer)
+        self.template = None if template is None else load_template(template, tokenizer)
         self.source = "" if self.template is None else _on_day(self.template, date or datetime.date.today())
         if date is not None and self.source == (self.template or ""):
             raise TemplateError(f"the date {date} is given, and the template reads none; remove `date`, or choose another template")
@@ -414,7 +414,28 @@ def reads_date(template: str, tokenizer: "PreTrainedTokenizerFast") -> bool:
     Raises:
         TemplateError: the template is missing.
     """
-    return _DATE.search(_load_template(template, tokenizer)) is not None
+    return _DATE.search(load_template(template, tokenizer)) is not None
+
+
+def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
+    """The text of a template, named as in `Renderer`.
+
+    Raises:
+        TemplateError: there is none.
+    """
+    if template == "chatml":
+        return CHATML
+    if template == "tokenizer":
+        try:
+            return str(tokenizer.get_chat_template())
+        except ValueError as error:
+            raise TemplateError(f"the tokenizer has no chat template; {_proposal(tokenizer)}, or leave it out for plain prompts") from error
+    if not template.endswith(".jinja"):
+        raise TemplateError(f"no template is called {template!r}; {did_you_mean(template, ('chatml', 'tokenizer'))}, or the path of a .jinja file")
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"cannot read the template {template} ({error}); give the path of a .jinja file in UTF-8") from error
 
 
 def _on_day(template: str, date: datetime.date) -> str:
@@ -430,22 +451,6 @@ def _proposal(tokenizer: "PreTrainedTokenizerFast") -> str:
     ours = [*(["tokenizer"] if tokenizer.chat_template else []), *(["chatml"] if {*CHATML_TOKENS} <= tokenizer.added_tokens_encoder.keys() else [])]
     last = "a .jinja file that ends turns with {{ eos_token }}" if tokenizer.eos_token else "a .jinja file"
     return f'set `render.template` to {" or ".join([*ours, last])} (docs/data.md, "Chat templates")'
-
-
-def _load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
-    if template == "chatml":
-        return CHATML
-    if template == "tokenizer":
-        try:
-            return str(tokenizer.get_chat_template())
-        except ValueError as error:
-            raise TemplateError(f"the tokenizer has no chat template; {_proposal(tokenizer)}, or leave it out for plain prompts") from error
-    if not template.endswith(".jinja"):
-        raise TemplateError(f"no template is called {template!r}; {did_you_mean(template, ('chatml', 'tokenizer'))}, or the path of a .jinja file")
-    try:
-        return Path(template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TemplateError(f"cannot read the template {template} ({error}); give the path of a .jinja file in UTF-8") from error
 
 
 def _escaped(value: Any, control: re.Pattern[str]) -> Any:

@@ -6,19 +6,21 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from oat.build import build, resolve
 from oat.checkpoint import Checkpoints
 from oat.config import Origins, blaming, dump, load_config, to_yaml
-from oat.errors import ConfigError
+from oat.errors import ConfigError, warn
 from oat.files import write_atomically
 from oat.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
 from oat.holdings import refuse_lost
+from oat.inputs import CHANGEABLE, recorded, refuse_changed_oracles, versions_of, warn_of_other_prompts
 from oat.learner.limits import LiveBytes
 from oat.lm import load_tokenizer, outlines
 from oat.loop import Run
@@ -26,7 +28,8 @@ from oat.memory import lengths_of, refuse_short_cache, refuse_too_large
 from oat.render import reads_date
 from oat.settings import Component, Config
 from oat.store import Store
-from oat.surroundings import Surroundings, surround
+from oat.surroundings import Surroundings, refuse_weights, surround
+from oat.versions import changed_since
 
 FREE: tuple[str, ...] = (
     *("run_dir", "stop", "tracking", "checkpoint", "alarms", "compute.serialise"),
@@ -50,22 +53,27 @@ CHOSEN = {("compute", "threads"): None, ("engine", "threads"): None, ("learner",
 
 
 @contextmanager
-def open_run(config: Config, origins: Origins, source: str | None = None) -> Iterator[Run]:
+def open_run(config: Config, origins: Origins, source: str | None = None, accept_changed: Collection[str] = ()) -> Iterator[Run]:
     """The run of a configuration: a new one, or the one that stands in its directory. Its directory is this process's until the end.
 
     Args:
         source: "RUN@STEP" or "RUN": a new run begins where that one stood at its checkpoint, by default the newest. Where the directory has
             the fork already, it is continued.
+        accept_changed: of `inputs.CHANGEABLE`, what the run goes on with though it has changed.
 
     Raises:
         ConfigError: another process works in the directory, or it holds a run of another configuration; the message lists the differences.
         LedgerError: its ledger lacks what its newest checkpoint, or its last row, says that it holds.
+        OatError: the model, its text, the data or a reward file is not what the run began with.
     """
+    unknown = [name for name in accept_changed if name not in CHANGEABLE]
+    if unknown:
+        raise ConfigError(f"what may change and be accepted is {', '.join(CHANGEABLE)}, not {unknown[0]!r}; correct --accept-changed")
     directory = Path(config.run_dir)
     made = _made(directory)
     with _locked(directory):
         try:
-            run = _open(config, directory, origins, source)
+            run = _open(config, directory, origins, source, accept_changed)
         except BaseException:
             _unmake(made)
             raise
@@ -132,7 +140,7 @@ def _locked(directory: Path) -> Iterator[None]:
             _locks.discard(file)
 
 
-def _open(config: Config, directory: Path, origins: Origins, source: str | None) -> Run:
+def _open(config: Config, directory: Path, origins: Origins, source: str | None, accept_changed: Collection[str]) -> Run:
     file = directory / "config.yaml"
     if source is not None:
         begin_fork(source, directory)
@@ -140,12 +148,25 @@ def _open(config: Config, directory: Path, origins: Origins, source: str | None)
     if source is not None and not file.exists():
         stored = resolve(load_config(origin_of(directory).run / "config.yaml")[0], {})
         copy_state(directory, same_judges=stored.evaluation == config.evaluation)
-    Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
+    checkpoints = Checkpoints(directory / "checkpoints", **asdict(config.checkpoint))
+    checkpoints.refuse_others()
     refuse_lost(directory)
-    around = surround(config, origins, folder=directory)
-    refuse_short_cache(config, lengths_of(around), origins)
-    refuse_too_large(config, lengths_of(around), origins)
-    run = build(config, around=around, origins=origins)
+    is_begun, known = bool(checkpoints.steps), recorded(directory)
+    if is_begun and known is None:
+        warn(
+            f"the run in {directory} was begun before oat remembered what its model, its text and its data are, so nobody knows whether they have "
+            "changed since; from here on they are held against what they are now"
+        )
+    around = surround(config, origins, folder=directory, known=known)
+    with ExitStack() as left:
+        left.callback(around.close)
+        refuse_short_cache(config, lengths_of(around), origins)
+        refuse_too_large(config, lengths_of(around), origins)
+        refuse_changes(config, origins, around, directory / "ledger.sqlite", accept_changed)
+        run = build(config, around=around, origins=origins)
+        left.callback(run.ledger.close)
+        refuse_weights(config, origins, around, is_begun=is_begun)
+        left.pop_all()
     for (section, name), value in run.chosen.items():
         config = _with(config, section, name, value)
     write_atomically(file, to_yaml(config))
@@ -179,6 +200,28 @@ def settled(config: Config, origins: Origins, source: str | None = None) -> tupl
             return config, origin
     finally:
         _unmake(made)
+
+
+def refuse_changes(
+    config: Config, origins: Origins, around: Surroundings, ledger: Path, accept_changed: Collection[str], step: int | None = None
+) -> None:
+    """Hold data and oracles against what earlier processes of the run had. Held-out data are warned of.
+
+    Args:
+        ledger: of the run, or of the one that it will be a fork of, at
+        step: which is None for the run itself.
+
+    Raises:
+        DataError: the prompts are others.
+        ConfigError: a reward file, or a reward model, has changed, and that is not accepted.
+    """
+    blame = partial(blaming, config, origins)
+    with blame("prompts.path"):
+        around.prompts.refuse_others((around.known or {}).get("prompts", []))
+    warn_of_other_prompts(around.known, around.inputs)
+    if "reward" not in accept_changed:
+        changed = changed_since(ledger, versions_of(around.known, around.roles), step)
+        refuse_changed_oracles(around.known, around.roles, changed, blame)
 
 
 @contextmanager

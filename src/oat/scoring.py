@@ -29,6 +29,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError, OatWarning, OracleError, TemplateError
+from oat.identity import Identity, hash_of, model_identity, tokenizer_identity, weights_identity
 from oat.lm import load_config, load_module, load_tokenizer
 from oat.render import Renderer, reads_date
 from oat.types import Message
@@ -161,6 +162,14 @@ class Scorer:
     def version(self) -> str:
         """A hash of its files, or the commit of the hub that they are of."""
         return hash_of_files(self.path)
+
+    @property
+    def identity(self) -> Identity:
+        """What is read of its files."""
+        tokens, template = tokenizer_identity(self.tokenizer), self.tokenizer.chat_template
+        tokens["tokenizer_config.json"] |= {"model_max_length": self.tokenizer.model_max_length}
+        tokens |= {"chat template": {"text": hash_of(str(template))}} if template else {}
+        return {**model_identity(self.config), **tokens, **weights_identity(self.path)}
 
     @cached_property
     def _module(self) -> Any:

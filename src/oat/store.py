@@ -313,13 +313,6 @@ class Store:
         row = (purpose, oracle, item, number, known.value, known.mark, step, _plain(known.scores))
         self.db.execute("INSERT INTO cache VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
-    def put_version(self, oracle: str, version: str) -> str | None:
-        """Remember the version of an oracle; returns the one before, None for the first. The caller holds the transaction."""
-        before = self.db.execute("SELECT value FROM meta WHERE name = ?", (f"version of {oracle}",)).fetchone()
-        if before is None or before[0] != version:
-            self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"version of {oracle}", version))
-        return None if before is None else before[0]
-
     def count_again(self, ids: Iterable[int]) -> None:
         """These questions are asked once more, after a kill."""
         for id in ids:

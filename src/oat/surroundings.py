@@ -8,15 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from oat.budget import Budget
-from oat.check import make_objective
-from oat.config import Origins, blaming
+from oat.check import make_explorer, make_objective, resolve
+from oat.config import Origins, blaming, load_config
 from oat.data import Source
 from oat.environments.base import Environment, build_environment
 from oat.errors import ConfigError
 from oat.formats import UNPAIRED
+from oat.identity import hash_of
 from oat.index_cache import cache_folder
+from oat.inputs import (
+    Inputs,
+    inputs_of_models,
+    inputs_of_oracles,
+    inputs_of_template,
+    inputs_of_weights,
+    refuse_other_models,
+    refuse_other_weights,
+    versions_of,
+    warn_of_changed_oracles,
+    warn_of_other_prompts,
+    weights_read,
+)
 from oat.lm import CausalLM, load_tokenizer, outlines
-from oat.models import check_tokenizer, load_models
+from oat.models import check_tokenizer, load_models, needed_models
 from oat.oracles.base import ChecksColumns, Oracle, bind, close_oracle, is_relative, names_cost, names_price, outage_of
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
@@ -42,6 +56,7 @@ class Surroundings:
     Attributes:
         held_out: the prompts of evaluation, if there is any.
         asked: the oracle that training asks, by its address.
+        known: what earlier processes of the run were made from, and what this one is (`inputs.py`).
     """
 
     renderer: Renderer
@@ -50,6 +65,14 @@ class Surroundings:
     environment: Environment | None
     asked: dict[str, Oracle]
     judges: Judges
+    known: Inputs | None
+    inputs: Inputs
+
+    @property
+    def roles(self) -> dict[str, tuple[str, Oracle]]:
+        """By field an oracle with its address."""
+        judges = {"evaluation.gold" if purpose == "gold" else "evaluation.oracle": judge for purpose, judge in self.judges.items()}
+        return {"oracle": next(iter(self.asked.items())), **judges}
 
     @property
     def sources(self) -> list[Prompts]:
@@ -63,11 +86,14 @@ class Surroundings:
             close_oracle(oracle)
 
 
-def surround(config: Config, origins: Origins | None = None, *, folder: Path | None = None, has_opponent: bool = False) -> Surroundings:
+def surround(
+    config: Config, origins: Origins | None = None, *, folder: Path | None = None, has_opponent: bool = False, known: Inputs | None = None
+) -> Surroundings:
     """What is around the models of a resolved configuration. Of the policy only its configuration is read.
 
     Args:
         folder: of the run, for copies of what can only be read in order.
+        known: what the run was made from whose checkpoint is to be used; its model and its text must be what they were.
         has_opponent: responses are compared with those of another model, so that an oracle that compares needs no references.
 
     Raises:
@@ -77,6 +103,11 @@ def surround(config: Config, origins: Origins | None = None, *, folder: Path | N
     with outlines(), blame("model.path"):
         lm = load_models(config, (), seeds)["policy"]
         tokenizer = load_tokenizer(config.model.path)
+    with blame("model.reference" if config.model.reference else "model.path"):
+        inputs = inputs_of_models(config, lm, tokenizer)
+    with blame("render.template"):
+        inputs |= inputs_of_template(config, tokenizer)
+    refuse_other_models(config, known, inputs, blame)
     with blame("render.template"):
         renderer = make_renderer(config, lm, tokenizer)
     with blame("model.path"):
@@ -101,7 +132,34 @@ def surround(config: Config, origins: Origins | None = None, *, folder: Path | N
         for _, judge in judges.values():
             if held_out is not None:
                 _check_columns(judge, held_out)
-    return Surroundings(renderer, prompts, held_out, environment, asked, judges)
+    inputs |= {"prompts": prompts.digests, **({} if held_out is None else {"held_out": _held_out_inputs(config, held_out)})}
+    around = Surroundings(renderer, prompts, held_out, environment, asked, judges, known, inputs)
+    inputs |= inputs_of_oracles(around.roles, versions_of(known, around.roles))
+    return around
+
+
+def refuse_weights(config: Config, origins: Origins, around: Surroundings, *, is_begun: bool) -> None:
+    """Remember the weights that lie on this machine, and hold those that are read against what they were.
+
+    Args:
+        is_begun: there is a checkpoint to go on with.
+
+    Raises:
+        ModelError: they are others.
+    """
+    objective = make_objective(config)
+    needed = needed_models(config, objective.requires, make_explorer(config, objective.requires))
+    around.inputs.update(inputs_of_weights(config))
+    fields = weights_read(config, has_reference="reference" in needed, is_begun=is_begun)
+    refuse_other_weights(around.known, around.inputs, fields, partial(blaming, config, origins))
+
+
+def warn_of_changes(run_dir: Path, config: Config, around: Surroundings) -> None:
+    """For an evaluation of a run by its own configuration: oracles or held-out prompts that are not those of the run."""
+    stored = resolve(load_config(run_dir / "config.yaml")[0], {})
+    if (stored.evaluation, stored.oracle) == (config.evaluation, config.oracle):
+        warn_of_changed_oracles(around.known, around.roles, run_dir)
+        warn_of_other_prompts(around.known, around.inputs)
 
 
 def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Renderer:
@@ -235,6 +293,12 @@ def _held_out_prompts(config: Config, renderer: Renderer, context: int | None, s
 def _kept_in(folder: Path | None) -> dict[str, Any]:
     """Where copies lie, and where what was read is remembered."""
     return {"folder": folder, "caches": [*([folder / "indexes"] if folder else []), cache_folder()]}
+
+
+def _held_out_inputs(config: Config, held_out: Prompts) -> Inputs:
+    e = config.evaluation
+    assert e is not None, "there are held-out prompts"
+    return {"of": hash_of(repr((e.path, e.split, e.max_prompts))), "is": held_out.digests}
 
 
 def _columns(config: Config) -> dict[str, Any]:

@@ -3,14 +3,14 @@ in `environment.json`."""
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from oat.errors import printable, warn
 from oat.files import saying_what_is_free, write_atomically
-from oat.provenance import add_entry, entries
+from oat.provenance import Told
 from oat.reading import read_metrics, sound_rows
 from oat.tensorboard import TensorBoard
 from oat.types import Feedback
@@ -24,21 +24,17 @@ class Tracking:
 
     Args:
         samples: groups written a step.
-        environment: what `environment.json` tells of this process; None: nothing.
+        told: writes `environment.json`; None: nobody does.
         tensorboard: also write for TensorBoard.
-
-    Attributes:
-        untold: the first row of this process, as long as `environment.json` does not tell of it.
 
     Raises:
         ConfigError: the library of TensorBoard is missing.
     """
 
-    def __init__(self, run_dir: Path, *, samples: int, environment: Callable[[], Mapping[str, Any]] | None = None, tensorboard: bool = False):
+    def __init__(self, run_dir: Path, *, samples: int, told: Told | None = None, tensorboard: bool = False):
         self.paths = {"metrics": run_dir / "metrics.jsonl", "samples": run_dir / "samples.jsonl"}
-        self.samples, self.environment, self.environments = samples, environment, run_dir / "environment.json"
+        self.samples, self.told = samples, told
         self.board = TensorBoard(run_dir / "tensorboard") if tensorboard else None
-        self.untold: int | None = None
         self.files: dict[str, TextIO] = {}
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
@@ -50,8 +46,9 @@ class Tracking:
         Raises:
             ConfigError: `environment.json` is not what was written there.
         """
-        entries(self.environments)
         kept_rows = step + is_closed if step > 0 else 0
+        if self.told is not None:
+            self.told.begin(kept_rows)
         for name, path in self.paths.items():
             before = path.read_bytes() if path.exists() else b""
             kept, damage = _metrics_before(before, kept_rows) if name == "metrics" else _samples_before(before, kept_rows)
@@ -62,12 +59,12 @@ class Tracking:
             self.files[name] = path.open("a", encoding="utf-8")
         if self.board is not None:
             self.board.open(read_metrics(self.paths["metrics"]))
-        self.untold = kept_rows
-        if step == 0:
-            self._tell()
+        if step == 0 and self.told is not None:
+            self.told.tell()
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
-        self._tell()
+        if self.told is not None:
+            self.told.tell()
         for item in feedback.items[: self.samples] if feedback else ():
             self._write("samples", {"step": step, **_readable(item)})
         self._write("metrics", {"step": step, **dict(sorted(values.items()))})
@@ -77,6 +74,8 @@ class Tracking:
 
     def flush(self) -> None:
         """Bring both streams to disk; called before a checkpoint that stands behind their last row."""
+        if self.told is not None:
+            self.told.amend()
         for name, file in self.files.items():
             with saying_what_is_free(self.paths[name]):
                 file.flush()
@@ -88,19 +87,23 @@ class Tracking:
             with suppress(OSError):
                 close()
 
-    def _tell(self) -> None:
-        """Write down what this process is, once: when a run begins, or else with the first row, so that who has nothing to add changes no file."""
-        if self.untold is not None and self.environment is not None:
-            add_entry(self.environments, {"first_row": self.untold, **self.environment()})
-            self.untold = None
-
     def _write(self, name: str, record: Mapping[str, Any]) -> None:
         with saying_what_is_free(self.paths[name]):
             self.files[name].write(printable(json.dumps(record, ensure_ascii=False)) + "\n")
             self.files[name].flush()
 
 
-_SHOWN = ("eval/sampled", "eval/greedy", "reward/mean", "pairs/accuracy", "loss/total", "response/length", "oracle/queries", "time/step_s")
+_SHOWN = (
+    "eval/sampled",
+    "eval/greedy",
+    "reward/mean",
+    "pairs/accuracy",
+    "loss/total",
+    "response/length",
+    "oracle/queries",
+    "oracle/changes",
+    "time/step_s",
+)
 
 
 def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:

@@ -44,6 +44,7 @@ class Trainer:
         tokenizer: of a model that is given as an object.
         run_dir: by default `runs/` and the algorithm's name.
         callbacks: called after every step, in order.
+        accept_changed: what the run goes on with though it has changed since: "reward", whose lines are then asked anew (docs/ledger.md).
         quiet: print nothing; otherwise what `oat train` prints.
         sections: every other section and field of a configuration (`src/oat/settings.py`): `learner={"learning_rate": 1e-5}`, `seed=1`.
 
@@ -61,6 +62,7 @@ class Trainer:
         tokenizer: Any = None,
         run_dir: str | Path | None = None,
         callbacks: Iterable[Callback] = (),
+        accept_changed: Iterable[str] = (),
         quiet: bool = False,
         **sections: Any,
     ):
@@ -80,6 +82,7 @@ class Trainer:
         self._given: dict[str, Any] = {}
         self._files: dict[str, Any] = {}
         self._tokenizer, self.callbacks, self.quiet = tokenizer, tuple(callbacks), quiet
+        self.accept_changed = (accept_changed,) if isinstance(accept_changed, str) else tuple(accept_changed)
         name = tree["algorithm"].get("name")
         self.run_dir = Path(run_dir or Path("runs") / (name if isinstance(name, str) else getattr(name, "__name__", "run")))
         for section, file in (("model", "model"), ("prompts", "prompts.jsonl"), ("evaluation", "evaluation.jsonl")):
@@ -97,7 +100,8 @@ class Trainer:
             Interrupted: it was ended by a signal; where it stood is on disk, and the same lines go on.
         """
         self._write_given()
-        with self._named(), open_run(self.config, self._origins) as run, run.interruption.heard(), self._shown(run) as show:
+        opened = open_run(self.config, self._origins, accept_changed=self.accept_changed)
+        with self._named(), opened as run, run.interruption.heard(), self._shown(run) as show:
             asked, is_idle = False, True
             self._say(*opening(run, self.config))
 

@@ -1,7 +1,7 @@
 """The oracle's protocol. An answer may come late, in another order, or never."""
 
 from collections.abc import Collection, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from oat.errors import OatError, OracleError, warn
 from oat.plugins import given
@@ -15,7 +15,7 @@ class Oracle(Protocol):
         answers: the kind of question it takes.
         durable: it keeps its tickets when this process dies, so that they are attached again and not asked again.
 
-    Seven members are optional:
+    Eight members are optional:
         cacheable: bool, True where it is missing: its answers are functions of what a question says in text (messages, reference, columns, and each
             candidate), so that they may be used again. One that also reads `ids` or `known` says False: turns before the last differ in them alone.
         price(question) -> Price: the most that the question can cost, for budgets. Where it is missing, that is a query for each value; a budget
@@ -24,6 +24,9 @@ class Oracle(Protocol):
         bind(): hear, before the first question, that a budget in tokens or money limits it, so that nothing it may have to pay goes uncounted.
         version: str, "" where it is missing: answers of another version are not used again. A user's function or class without one has the hash of
             the file it stands in (`registry.py`).
+        made_of: plain values by file and field, empty where it is missing: what is read of the files that the version is about. Where all of it is
+            what it was, answers of before stay known, whatever the version says; where a file has changed, a run goes on only when that is
+            accepted. The section `options` has what else the version is about.
         metrics: numbers by name (`oat.metrics`), as they stand now; every step's row has them.
         close(): end what it holds (threads, processes, connections). A run calls it at its end, but for an object that was given from Python, which
             is its giver's.
@@ -66,6 +69,10 @@ def is_relative(oracle: Oracle) -> bool:
 
 def version_of(oracle: Oracle) -> str:
     return str(getattr(oracle, "version", ""))
+
+
+def made_of(oracle: Oracle) -> dict[str, dict[str, Any]]:
+    return dict(getattr(oracle, "made_of", {}))
 
 
 def metrics_of(oracle: Oracle) -> dict[str, float]:

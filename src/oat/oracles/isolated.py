@@ -10,10 +10,12 @@ it. An exception of the function ends the run, as it does outside: that is a mis
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from oat import wire
+from oat import plugins, wire
 from oat.errors import ConfigError, warn
+from oat.oracles.base import made_of, version_of
 from oat.oracles.callables import CallableOracle, check_needed
 from oat.oracles.registry import build_oracle
 from oat.types import Answer, Kind, Mark, Question
@@ -52,6 +54,8 @@ class Isolated:
         about = self._workers.about
         self.answers: Kind = about["answers"]
         self.cacheable, self.version = bool(about["cacheable"]), str(about["version"])
+        self.made_of: dict[str, dict[str, Any]] = about["made_of"]
+        plugins.elsewhere.update(about["own_files"])
         self._needed, self._given = about["needed"], about["given"]
         self._known: dict[str, None] = {}
         self._open: dict[str, _Open] = {}
@@ -114,9 +118,10 @@ class Isolated:
 class _Served:
     """What a worker does: one question of one item in, its answer out, both as bytes."""
 
-    def __init__(self, oracle: CallableOracle, version: str):
+    def __init__(self, oracle: CallableOracle):
         self._oracle = oracle
-        self.about: dict[str, Any] = {"answers": oracle.answers, "cacheable": oracle.cacheable, "version": version}
+        self.about: dict[str, Any] = {"answers": oracle.answers, "cacheable": oracle.cacheable, "version": version_of(oracle)}
+        self.about |= {"made_of": made_of(oracle), "own_files": plugins.own_files(Path.cwd())}
         self.about |= {"needed": list(oracle.needed), "given": list(oracle.given)}
 
     def __call__(self, question: bytes) -> bytes:
@@ -135,7 +140,7 @@ def serve(function: str) -> Callable[[bytes], bytes]:
     oracle: Any = build_oracle(function, {})
     if not isinstance(oracle, CallableOracle):
         raise ConfigError(f"{function} is a class, and the oracle isolated takes functions; write a function, or name the class as oracle.name")
-    return _Served(oracle, str(getattr(oracle, "version", "")))
+    return _Served(oracle)
 
 
 def _items(question: Question) -> list[Question]:

@@ -41,6 +41,7 @@ from oat.oracles.base import (
     close_oracle,
     is_cacheable,
     is_relative,
+    made_of,
     metrics_of,
     names_cost,
     names_price,
@@ -123,6 +124,15 @@ class Mixture:
         self.max_outage_s = max((seconds for seconds in map(outage_of, oracles) if seconds is not None), default=None)
         said = json.dumps([list(map(version_of, oracles)), list(sources), by, recipe], default=str)
         self.version = hashlib.sha256(said.encode()).hexdigest()[:16]
+        declared = [version_of(oracle) for oracle in oracles if not made_of(oracle)]
+        options = json.dumps([declared, list(sources), by, recipe], default=str)
+        self.made_of: dict[str, dict[str, Any]] = {"options": {"mixture": hashlib.sha256(options.encode()).hexdigest()[:16]}}
+        for label, source in self._sources.items():
+            for place, fields in made_of(source.oracle).items():
+                if place == "options":
+                    self.made_of[place] |= {f"{label}.{name}": value for name, value in fields.items()}
+                else:
+                    self.made_of[f"{place} of {label}"] = fields
         self._rounds: list[_Round] = []
         self._open: dict[str, dict[str, tuple[_Round, str]]] = {label: {} for label in self._sources}
         self._ready: dict[str, Answer] = {}

@@ -28,6 +28,7 @@ from transformers import DebertaV2Config, DebertaV2Model
 from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError, OracleError
+from oat.identity import Identity, model_identity, tokenizer_identity, weights_identity
 from oat.lm import load_config, load_tokenizer
 from oat.oracles.local import LocalOracle, Values
 from oat.scoring import batches, hash_of_files
@@ -87,6 +88,11 @@ class PairRM(LocalOracle):
     def version(self) -> str:
         """Other weights, another precision, other limits: another oracle."""
         return f"{hash_of_files(self.path)}/{self.dtype}/{self.source_tokens}/{self.candidate_tokens}"
+
+    @cached_property
+    def made_of(self) -> Identity:
+        limits = {"dtype": self.dtype, "source_tokens": self.source_tokens, "candidate_tokens": self.candidate_tokens}
+        return {**model_identity(self.config), **tokenizer_identity(self.tokenizer), **weights_identity(self.path), "options": limits}
 
     def encode(self, source: str, first: str, second: str) -> list[int]:
         """The ids of a prompt with two responses."""

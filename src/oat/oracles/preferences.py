@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from oat.contract import pairs_of, plain_answer
 from oat.errors import ConfigError, OracleError
-from oat.oracles.base import Oracle, bind, close_oracle, is_cacheable, metrics_of, names_cost, names_price, price_of, version_of
+from oat.oracles.base import Oracle, bind, close_oracle, is_cacheable, made_of, metrics_of, names_cost, names_price, price_of, version_of
 from oat.types import Answer, Kind, Mark, Price, Question
 
 
@@ -39,6 +40,10 @@ class Preferences:
         self.names_cost, self.version = names_cost(oracle), version_of(oracle)
         self.name: str = getattr(oracle, "name", type(oracle).__name__)
         self._broken: OracleError | None = None
+
+    @property
+    def made_of(self) -> dict[str, dict[str, Any]]:
+        return made_of(self.oracle)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from oat.errors import ConfigError, OatError, did_you_mean
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.queries import QueryReward
-from oat.plugins import load_symbol
+from oat.plugins import load_symbol, shown_name
 
 _NAMED = {
     "exact_match": "oat.oracles.rules.exact:exact_match",
@@ -47,8 +47,10 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
         options = {"device": device, **options}
     oracle = make_oracle(found, name, options)
     if name not in _NAMED and not hasattr(oracle, "version"):
+        place, version, text = _source(found, name)
         with contextlib.suppress(AttributeError):  # a class may have no room for it
-            oracle.version = _hash_of_source(found, name)  # type: ignore[attr-defined]
+            oracle.version = version  # type: ignore[attr-defined]
+            oracle.made_of = {place: {"text": text}} if version else {}  # type: ignore[attr-defined]
     return oracle
 
 
@@ -88,13 +90,28 @@ def oracle_options(name: str) -> set[str] | None:
     return _keywords(found) if inspect.isclass(found) else set()
 
 
-def _hash_of_source(found: Any, name: str) -> str:
-    """Of the file that a function or a class stands in, of what was given from Python of its own lines; "" where there are none."""
+def _source(found: Any, name: str) -> tuple[str, str, str]:
+    """The file that a function or a class stands in, for people, its hash, and a hash of what it does; of what was given from Python its name and its
+    own lines, and for a lambda, whose lines others share, what it does is its code. The hashes are "" where there are none."""
     try:
-        source = inspect.getsource(found).encode() if name.startswith("python:") else Path(inspect.getsourcefile(found) or "").read_bytes()
-        return hashlib.sha256(source).hexdigest()[:16]
+        if name.startswith("python:"):
+            place, source = name, inspect.getsource(found).encode()
+        else:
+            file = Path(inspect.getsourcefile(found) or "").resolve()
+            place, source = shown_name(file, Path.cwd()) or file.name, file.read_bytes()
     except (OSError, TypeError):
-        return ""
+        return name, "", ""
+    is_lambda = getattr(found, "__name__", "") == "<lambda>"
+    return place, _hash(source), _hash(repr(_plain_code(found.__code__)).encode()) if is_lambda else _hash(source)
+
+
+def _plain_code(code: Any) -> Any:
+    """What a code object does, wherever it stands."""
+    return code.co_code, code.co_names, code.co_varnames, [_plain_code(each) if inspect.iscode(each) else each for each in code.co_consts]
+
+
+def _hash(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()[:16]
 
 
 def _found(name: str) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from oat.errors import ConfigError, OracleError, TemplateError
+from oat.identity import Identity
 from oat.oracles.local import LocalOracle, Values
 from oat.scoring import Scorer
 from oat.types import Question
@@ -50,6 +51,10 @@ class RewardModelOracle(LocalOracle):
     def version(self) -> str:
         """Other weights, another template, another label or precision: another oracle."""
         return f"{self.scorer.version}/{self.scorer.label}/{self.scorer.dtype}"
+
+    @cached_property
+    def made_of(self) -> Identity:
+        return {**self.scorer.identity, "options": {"label": self.scorer.label, "dtype": self.scorer.dtype}}
 
     def values(self, questions: Sequence[Question]) -> Values:
         """The scores of the candidates.
