@@ -95,6 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("out", metavar="OUT")
     export.add_argument("--step", metavar="N|best", help="of the checkpoint; by default the newest. best: with the highest checkpoint.best_metric")
     export.add_argument("--adapter", action="store_true", help="of a run with LoRA the adapter alone, for PEFT, instead of the merged model")
+    samples = command("samples", _samples, "show prompts, responses and what the oracle said of them, newest first")
+    samples.add_argument("run", metavar="RUN")
+    samples.add_argument("--step", type=int, metavar="N", help="only what this step learned from, counted as in metrics.jsonl")
+    samples.add_argument("--eval", dest="evaluations", action="store_true", help="the responses of evaluations, rather than those of training")
     ledger = command("ledger", _ledger, "say what a run asked, of whom, and what came back; or write its answers as a data set")
     ledger.add_argument("run", metavar="RUN")
     ledger.add_argument("--check", action="store_true", help="hold the file against itself; exit code 1 if it is not sound")
@@ -225,6 +229,14 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> int:
     replaced = any(Path(arguments.out, name).exists() for name in ("config.json", "adapter_config.json"))
     step = export_run(Path(arguments.run), Path(arguments.out), which, adapter=arguments.adapter)
     print(f"oat export: the model after {step} steps is in {arguments.out}{', in place of the model that was there' if replaced else ''}")
+    return 0
+
+
+def _samples(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.samples import sample_pages
+    from oat.terminal import show_pages
+
+    show_pages(sample_pages(Path(arguments.run), arguments.step, evaluations=arguments.evaluations))
     return 0
 
 

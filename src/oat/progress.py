@@ -4,7 +4,6 @@ The lines in a terminal are drawn by a thread of rich, four times a second. It o
 """
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from oat.loop import Report, Run
 from oat.profile import name_boxes
 from oat.reading import read_metrics
 from oat.settings import Config
+from oat.terminal import is_terminal
 from oat.tracking import step_line
 
 WATCHED = ("reward/mean", "eval/sampled_win_rate", "eval/sampled", "eval/greedy", "pairs/accuracy", "loss/total")
@@ -41,7 +41,7 @@ _DOING = {
 @contextmanager
 def shown(run: Run, config: Config) -> Iterator[Report]:
     """The report for `loop.train`, which tells people about each step. In a terminal they also see what the run is doing until this ends."""
-    if not _is_terminal():
+    if not is_terminal():
         yield lambda step, values: print(step_line(step, run.stop.last, values), flush=True)
         return
     display = Display(run, config, read_metrics(Path(config.run_dir) / "metrics.jsonl"))
@@ -53,7 +53,7 @@ def shown(run: Run, config: Config) -> Iterator[Report]:
 @contextmanager
 def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
     """Steps that are no run's: within it, call what it gives after each. In a terminal one line counts them, anywhere else one line says how many."""
-    if not _is_terminal():
+    if not is_terminal():
         print(f"{what}: {steps:,} steps", flush=True)
         yield lambda step: None
         return
@@ -204,8 +204,3 @@ def in_words(seconds: float) -> str:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
-
-
-def _is_terminal() -> bool:
-    """Whether somebody looks who can see lines change."""
-    return sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb", "unknown")

@@ -99,6 +99,7 @@ def test_nothing_of_a_run_speaks_to_the_terminal(world: World, hostile: Path, to
     commands: list[tuple[object, ...]] = [("check", file, "--show-tokens"), ("train", file), ("train", file), ("eval", run)]
     commands += [("ledger", run), ("ledger", run, "--check"), ("eval", run, "--against", hostile / "model"), ("digest", run)]
     commands += [("plot", run, "--out", hostile / "a.png"), ("export", run, hostile / "out")]
+    commands += [("samples", run), ("samples", run, "--eval"), ("samples", run, "--step", 2)]
     commands += [("ledger", run, "--export", hostile / "answers.jsonl", "--layout", "scored")]
     for words in commands:
         assert oat(*words) == 0, words
