@@ -1,5 +1,6 @@
 """What an object holds, all the way down: a fingerprint of every value that could be state, by the path of attributes that leads to it."""
 
+import array
 import collections
 import datetime
 import enum
@@ -80,8 +81,9 @@ def _leaf(value: Any) -> str | None:
             data = value.detach()
             content = b"" if data.is_meta else data.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             return f"{data.dtype} {tuple(data.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
-        case np.ndarray():
-            return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()[:16]}"
+        case np.ndarray() | array.array():
+            numbers = np.asarray(value)
+            return f"{numbers.dtype} {numbers.shape} {hashlib.sha256(numbers.tobytes()).hexdigest()[:16]}"
         case torch.Generator():
             return hashlib.sha256(value.get_state().numpy().tobytes()).hexdigest()[:16]
         case np.random.Generator():
@@ -149,6 +151,7 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[tuple[str, Any]]]], ...] = (
     (types.BuiltinFunctionType, _of_builtin),
     (types.MethodType, lambda method: ((".self", method.__self__), (".function", method.__func__))),
     (functools.partial, lambda made: ((".function", made.func), (".arguments", made.args), (".keywords", made.keywords))),
+    (array.array, lambda _: ()),
     (torch.Tensor, lambda tensor: ((".grad", tensor.grad if tensor.is_leaf else None),)),
 )
 

@@ -52,6 +52,7 @@ OTHERWISE = {
     r"run\.tracking\.told\.(untold|said.*)": "what environment.json tells of the new process comes with its first row",
     r"run\.(ledger\.release\.self\.known|tracking\.told\.modules\.before).*": "what earlier processes were made from, to refuse others",
     r"run\.collector\.prompts\._(turns|pools\[\d\]\._order)\[\d\]": "a cache: the order of the prompts is a function of the seed",
+    r"run\.collector\.actor\.renderer\._last\[.*": "a cache: the prompt that was rendered last, and its tokens",
     r"run\.collector\.actor\.engine\._versions\[#2\]": "the slot `policy` of its own, which is loaded before every evaluation",
     r"run\.learner\.trained\['policy'\]\.optimiser\.param_groups\[\d\]\['lr'\]": "set from the schedule before every optimiser step",
 }
