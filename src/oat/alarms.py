@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from oat.errors import warn
 from oat.fields import Count, Positive
+from oat.silence import CAUSES, MISSING, WASTED, why
 
 Multiple = Annotated[float, Meta(gt=1, le=1e308)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
@@ -36,6 +37,8 @@ METRICS = {
     "ratio": ("policy/ratio_max",),
     "truncated": ("response/truncated_frac",),
     "spread": ("reward/zero_spread_frac", "answers/tied_frac"),
+    "unanswered": (MISSING,),
+    "wasted": (WASTED,),
     "gold": GOLD,
 }
 """By rule, what it watches: the first of these that the algorithm, or an evaluation, reports."""
@@ -102,6 +105,24 @@ class SpreadRule(RuleConfig):
 
 
 @dataclass(frozen=True)
+class UnansweredRule(RuleConfig):
+    above: Fraction = 0.49
+    """`answers/missing_frac`."""
+    patience: Count = 2
+    """Steps on end that the metric is out of bounds before an alarm is raised."""
+
+
+@dataclass(frozen=True)
+class WastedRule(RuleConfig):
+    above: Fraction = 0.99
+    """`answers/wasted_frac`, which steps have where something was paid."""
+    patience: Count = 3
+    """Such steps on end that it is out of bounds before an alarm is raised."""
+    action: Literal["off", "warn", "stop", "roll_back"] = "stop"
+    """As of every rule."""
+
+
+@dataclass(frozen=True)
 class GoldRule(RuleConfig):
     drop: Positive | None = None
     """How far `eval/gold_sampled` may fall below its best so far, in the second oracle's own units; None: it is not watched."""
@@ -123,6 +144,10 @@ class AlarmsConfig:
     """Responses do not come to an end."""
     spread: SpreadRule = SpreadRule()
     """Answers have no variance, so nothing is learned."""
+    unanswered: UnansweredRule = UnansweredRule()
+    """The oracle abstains or fails, or the budget does not allow its questions: half of the values that were asked for are missing."""
+    wasted: WastedRule = WastedRule()
+    """Tokens or money are spent, and no question that cost any brings a value."""
     gold: GoldRule = GoldRule()
     """What is rewarded rises, and what is wanted falls: the second oracle of evaluations says so."""
     max_roll_backs: Count = 3
@@ -168,13 +193,16 @@ def rules_of(config: AlarmsConfig, watched: Collection[str]) -> dict[str, Rule]:
 class Alarms:
     """The rules of one run, and what they remember.
 
+    Args:
+        oracle: the name of the one that training asks.
+
     Attributes:
         raised: alarms so far.
         back: the step whose checkpoint a roll back would lead to; None where no rule rolls back.
     """
 
-    def __init__(self, rules: Mapping[str, Rule], max_roll_backs: int):
-        self.rules, self.max_roll_backs = dict(rules), max_roll_backs
+    def __init__(self, rules: Mapping[str, Rule], max_roll_backs: int, *, oracle: str = ""):
+        self.rules, self.max_roll_backs, self.oracle = dict(rules), max_roll_backs, oracle
         self.rolling = [name for name, rule in rules.items() if rule.action == "roll_back"]
         self.counts = dict.fromkeys(rules, 0)
         self.lengths: list[float] = []
@@ -220,7 +248,7 @@ class Alarms:
         if is_saved and self.back is not None and all(self._is_proven(name, values) for name in self.rolling):
             self.back = step - 1
         for name in begun:
-            self._follow(name, step, values[self.rules[name].metric])
+            self._follow(name, step, values)
         if self._end is not None or not set(begun) & set(self.rolling):
             return None
         self.roll_backs += 1
@@ -250,16 +278,17 @@ class Alarms:
         level = sum(self.lengths) / len(self.lengths) if rule.metric == LENGTH else 1.0
         return rule.below * level, rule.above * level
 
-    def _follow(self, name: str, step: int, value: float) -> None:
+    def _follow(self, name: str, step: int, values: Mapping[str, float]) -> None:
         """Say it, or let it end the run."""
         rule = self.rules[name]
+        value = values[rule.metric]
         below, above = self._bounds(rule)
         side, bound, multiple = ("below", below, rule.below) if value < below else ("above", above, rule.above)
         level = f" ({multiple:g} times its level at the start)" if rule.metric == LENGTH else ""
         level = f" ({-rule.below:g} under its best, {self.best:.4g})" if rule.metric in GOLD else level
         what = "evaluation" if rule.metric in GOLD else "step"
         since = f"for {rule.patience} {what}s on end" if rule.patience > 1 else f"in one {what}"
-        what = f"alarm {name}: {rule.metric} is {value:.4g}, {side} {bound:.4g}{level}, {since}; {_HINTS[name]}"
+        what = f"alarm {name}: {rule.metric} is {value:.4g}, {side} {bound:.4g}{level}, {since}; {self._hint(name, values)}"
         is_spent = rule.action == "roll_back" and self.roll_backs >= self.max_roll_backs
         if rule.action != "stop" and not is_spent:
             warn(f"after {step} steps: {what}")
@@ -268,6 +297,13 @@ class Alarms:
             spent = f", and the run was rolled back {self.roll_backs} times" if is_spent else ""
             reason = f"the run ended after {step} steps{spent}: {what}. It goes on from here once {change} is changed (docs/alarms.md)"
             self._end = {"rule": name, "reason": reason}
+
+    def _hint(self, name: str, values: Mapping[str, float]) -> str:
+        """What to look at; where answers are missing, by the mark that most of the step's questions have."""
+        if name not in ("unanswered", "wasted"):
+            return _HINTS[name]
+        shares = {mark: values.get(metric, 0.0) for mark, metric in CAUSES.items()}
+        return why(max(shares, key=shares.__getitem__), self.oracle) if any(shares.values()) else "look at the marks in samples.jsonl"
 
     def _settings(self) -> dict[str, str]:
         """What each rule is, as text; a rule that reads otherwise when a run is continued starts anew."""

@@ -305,7 +305,7 @@ def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -
 
 
 def _alarms(config: Config, objective: Objective) -> Alarms:
-    return Alarms(rules_of(config.alarms, watched_metrics(config, objective)), config.alarms.max_roll_backs)
+    return Alarms(rules_of(config.alarms, watched_metrics(config, objective)), config.alarms.max_roll_backs, oracle=config.oracle.name)
 
 
 def _evaluation(config: Config, around: Surroundings, actor: boxes.Actor, ledger: Ledger, seeds: Seeds, directory: Path) -> Evaluation | None:

@@ -17,6 +17,7 @@ from oat.errors import AlarmError, LedgerError, OatError, OutageError, warn
 from oat.interruption import Interrupted, Interruption
 from oat.metrics import Metrics
 from oat.seeds import Seeds
+from oat.silence import missing
 from oat.types import ENSEMBLE, Feedback
 
 Report = Callable[[int, dict[str, float]], None]
@@ -107,7 +108,7 @@ def steps(run: Run, report: Report) -> str:
                 for objective in run.objectives:
                     batch = objective.prepare(learned, run.learner.forward, run.seeds.at("prepare", objective.name, step))
                     metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, learned)))
-            metrics.add(run.buffer.metrics(learned))
+            metrics.add({**missing(feedback.items), **run.buffer.metrics(learned)})
             if heed(run, step + 1, metrics) or run.weights.due(step):
                 run.weights.sync(run.learner, version=step + 1)
             run.weights.follow(run.learner)

@@ -16,6 +16,7 @@ from oat.models import has_own_reference
 from oat.oracles.answers import load_answers
 from oat.questions import FORMS
 from oat.settings import Component, Config, GoldConfig, OracleConfig, SamplingConfig, TorchEngineConfig
+from oat.silence import MISSING, WASTED
 from oat.types import ENSEMBLE, Plan, Requires
 
 BUILTIN = ("environment", "recorded")
@@ -47,8 +48,10 @@ def check_rules(config: Config, objective: Objective, explorer: Explorer, origin
 
 
 def watched_metrics(config: Config, objective: Objective) -> frozenset[str]:
-    """The metrics that alarms may watch; recorded responses say nothing about the policy. An evaluation has them from its second oracle."""
+    """The metrics that alarms may watch; recorded responses say nothing about the policy. An evaluation has them from its second oracle. Whether
+    answers are missing is known of every algorithm, and matters where it reads them."""
     watched, e = objective.watched - OF_RESPONSES if config.prompts.responses else objective.watched, config.evaluation
+    watched |= {MISSING, WASTED} if objective.reads_answers else set()
     return watched | ({GOLD[0] if e.samples else GOLD[1]} if e and e.gold else set())
 
 

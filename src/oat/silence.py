@@ -1,9 +1,49 @@
-"""What is said when a step, or an evaluation, gets no answer that it can use."""
+"""What is said, and counted, when a step, or an evaluation, gets no answer that it can use."""
 
 from collections.abc import Sequence
 
 from oat.errors import warn
 from oat.types import UNASKED, Item
+
+MISSING, WASTED = "answers/missing_frac", "answers/wasted_frac"
+"""Metrics that alarms watch whatever the algorithm is."""
+CAUSES = {"abstain": "answers/abstained_frac", "failed": "answers/failed_frac", "unpaid": "answers/unpaid_frac"}
+"""By mark of a value that is missing, the share of a step's questions that have one."""
+
+_SAID = {"abstain": "it abstained", "failed": "it failed", "unpaid": "the budget did not allow them"}
+_LONG = "its texts are longer than it reads; see its options max_tokens and overflow, and sampling.max_new_tokens"
+_ABSTAINS = {
+    "judge": "its replies have no verdict; ask it one question yourself: a model that thinks first needs a higher max_tokens, others are read or "
+    "asked in another way (its options reads, ties and mode; docs/oracles/judge.md)",
+    "reward_model": _LONG,
+    "pairrm": _LONG,
+    "remote": "the server gave no score; look at its own log",
+}
+_FAILS = "look at its own log and at oracle.deadline_s"
+_COSTS = "raise stop.max_cost, max_tokens or max_queries, or lower the most that a question may cost (docs/ledger.md)"
+
+
+def why(mark: str, oracle: str) -> str:
+    """What is likely amiss where an oracle's answers have this mark, with what to look at.
+
+    Args:
+        oracle: its name, or its address; "" where there are several.
+    """
+    if mark != "abstain":
+        return f"{_SAID[mark]}: {_FAILS if mark == 'failed' else _COSTS}"
+    columns = "look at prompts.reference_key and the columns of the data that it reads"
+    returned = f"its function returned None; {columns}" if ":" in oracle else columns
+    return f"{_SAID[mark]}: {_ABSTAINS.get(oracle.partition('/')[0], returned)}"
+
+
+def missing(items: Sequence[Item]) -> dict[str, float]:
+    """The share of the values that a step asked for and that are missing; and of the questions that took tokens or money, the share that brought no
+    value at all. Either only where there are any."""
+    asked = [item.answer for item in items if item.question.oracle != UNASKED]
+    lacking = [[mark in CAUSES for mark in answer.marks] for answer in asked]
+    paid = [all(lacks) for answer, lacks in zip(asked, lacking, strict=True) if answer.tokens or answer.cost]
+    values = [lacks for each in lacking for lacks in each]
+    return {**({MISSING: sum(values) / len(values)} if values else {}), **({WASTED: sum(paid) / len(paid)} if paid else {})}
 
 
 def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[Item]) -> None:
@@ -19,11 +59,7 @@ def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[I
     if not marks or not marks <= {"abstain", "failed"} or purpose in warned:
         return
     warned.add(purpose)
-    names = " and ".join(sorted({item.question.oracle for item in asked}))
+    names = sorted({item.question.oracle for item in asked})
     what, lost = (f"step {step}", "it learns nothing") if purpose == "train" else (f"the evaluation after {step} steps", "it has no result")
-    hints = {
-        "abstain": "it abstained: look at prompts.reference_key and the columns of the data that it reads",
-        "failed": "it failed: look at its own log and at oracle.deadline_s",
-    }
-    hint = "; ".join(hints[mark] for mark in sorted(marks))
-    warn(f"{what}: oracle {names} gave no usable answer to any of {len(asked)} questions, so {lost}; {hint}")
+    hint = "; ".join(why(mark, names[0] if len(names) == 1 else "") for mark in sorted(marks))
+    warn(f"{what}: oracle {' and '.join(names)} gave no usable answer to any of {len(asked)} questions, so {lost}; {hint}")
