@@ -208,10 +208,10 @@ def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_pa
     proven_by_algorithms = {name for name in NAMES if name.startswith(("kto/", "pairs/held_out"))} | {"pairs/brier", "pairs/confidence"}
     proven_by_algorithms |= {"loss/reward", "loss/centring"}
     proven_of_mixtures = {"oracle/source/label"}
-    proven_of_judges = {"answers/wasted_frac"}
+    proven_elsewhere = {"answers/wasted_frac", "oracle/changes"}
     assert (
         NAMES.keys() - seen
-        == proven_in_protocol | proven_in_evaluations | proven_over_http | proven_by_algorithms | proven_of_mixtures | proven_of_judges
+        == proven_in_protocol | proven_in_evaluations | proven_over_http | proven_by_algorithms | proven_of_mixtures | proven_elsewhere
     )
     sources = [path.read_text(encoding="utf-8") for path in Path(package.__file__).parent.rglob("*.py") if path.name != "metrics.py"]
     assert any('f"optim/{name}_"' in source for source in sources), "the critic's two are made from its name in the learner"
