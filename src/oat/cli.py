@@ -5,7 +5,6 @@ import json
 import os
 import sqlite3
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from oat.errors import ConfigError, OatError, OatWarning, printable
 from oat.interruption import Interrupted, Interruption
+from oat.plugins import naming
 from oat.serve import add_serve
 
 _HELP = "flags over the configuration, for example --learner.learning_rate 1e-4"
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"oat {arguments.command}: {rest[0]!r} is not an argument of it; see oat {arguments.command} --help", file=sys.stderr)
         return 2
     try:
-        with _short_warnings():
+        with _short_warnings(), naming({}):
             code: int = arguments.call(arguments, rest)
         return code
     except OatError as error:
@@ -179,34 +179,26 @@ def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 
 def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build import build, resolve
+    from oat.build import resolve
     from oat.config import load_config
-    from oat.export import take_up_policy
-    from oat.inputs import recorded
-    from oat.loop import evaluate
-    from oat.surroundings import refuse_weights, surround, warn_of_changes
+    from oat.once import evaluate_once
+    from oat.rundir import known_by_file
 
     if arguments.against is not None:
         return _compare(arguments, flags)
     target = Path(arguments.target)
     is_run = target.is_dir()
     config, origins = load_config(target / "config.yaml" if is_run else target, flags)
+    if is_run:
+        config = known_by_file(config, target / "config.yaml")
     config = resolve(config, {path: place for path, place in origins.items() if place.startswith("--")} if is_run else origins)
     if config.evaluation is None:
         raise ConfigError(f"{target}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl")
     told = Interruption()
-    with told.heard(), told.at_once(), tempfile.TemporaryDirectory() as scratch:
-        around = surround(config, origins, folder=Path(scratch), known=recorded(target) if is_run else None)
-        if is_run:
-            refuse_weights(config, origins, around, is_begun=True)
-            warn_of_changes(target, config, around)
-        run, step = build(config, directory=Path(scratch), around=around, origins=origins), 0
-        if is_run:
-            step = take_up_policy(run, target)
-        metrics = evaluate(run, step, due=True)
-        run.ledger.close()
-    print(json.dumps({"step": step, **{name: value for name, value in metrics.values.items() if name.startswith("eval/")}}))
-    return 1 if "eval/failed" in metrics.values else 0
+    with told.heard(), told.at_once():
+        values = evaluate_once(config, origins, target if is_run else None)
+    print(json.dumps(values))
+    return 1 if "eval/failed" in values else 0
 
 
 def _compare(arguments: argparse.Namespace, flags: list[str]) -> int:

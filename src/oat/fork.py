@@ -18,7 +18,7 @@ from oat.checkpoint import Checkpoints
 from oat.errors import ConfigError
 from oat.files import read_only_address, sync_to_disk, write_atomically
 from oat.holdings import refuse_lost
-from oat.inputs import FORK_FILE, recorded
+from oat.inputs import FORK_FILE, GIVEN, recorded
 from oat.ledger import close_unanswered
 from oat.loop import ROW
 from oat.store import Store
@@ -61,7 +61,7 @@ def find_origin(source: str, directory: Path) -> Origin:
         raise ConfigError(f"--from {source}: {run} holds no run; give RUN@STEP, a run directory and a step with a checkpoint")
     if begun:
         return begun
-    if any(file.name not in ("lock", f".new-{FORK_FILE}") for file in directory.iterdir()):
+    if any(file.name not in ("lock", GIVEN, f".new-{FORK_FILE}") for file in directory.iterdir()):
         raise ConfigError(f"{directory} is not empty; give a fork a --run_dir of its own")
     steps = _checkpoints(run).steps
     if not steps or (step and int(step) not in steps):
@@ -102,6 +102,8 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
     origin = origin_of(directory)
     run, step = origin.run, origin.step
     for left in directory.iterdir():
+        if left.name == GIVEN:
+            continue
         if left.is_dir():
             shutil.rmtree(left)
         elif left.name not in ("lock", FORK_FILE):

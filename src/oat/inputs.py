@@ -41,6 +41,8 @@ Blame = Callable[[str], AbstractContextManager[None]]
 CHANGEABLE = ("reward",)
 """What may be accepted though it has changed (`--accept-changed`)."""
 FORK_FILE = "fork.json"
+GIVEN = "given"
+"""The folder of a run for what it was given as objects of Python."""
 _MOST_LINES = 5
 _TEMPLATES = {"tokenizer": "chat_template.jinja, or `chat_template` in tokenizer_config.json", "chatml": "of this program"}
 

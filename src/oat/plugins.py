@@ -6,6 +6,8 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +30,42 @@ _seen: dict[str, tuple[Any, Path, str]] = {}
 _INSTALLED = (*(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")), f"{Path(__file__).parent}/")
 
 
+@contextmanager
+def naming(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Within it `python:Name` names these objects too; afterwards only what it named before."""
+    before = dict(given)
+    given.update(objects)
+    try:
+        yield
+    finally:
+        given.clear()
+        given.update(before)
+
+
+def same_by_file(stored: Any, now: Any) -> Any:
+    """What a run's configuration is given now, where `file.py:Name` or `module:Name` stands for its `python:Name`: such names are as the run has
+    them, and from here on (within `naming`) they name what the file has.
+
+    Args:
+        stored: a value of the run's configuration, as plain data.
+        now: what stands in its place.
+
+    Raises:
+        ConfigError: as `load_symbol`.
+    """
+    if isinstance(stored, dict) and isinstance(now, dict):
+        return {name: same_by_file(stored.get(name), value) for name, value in now.items()}
+    if isinstance(stored, list) and isinstance(now, list) and len(stored) == len(now):
+        return [same_by_file(*pair) for pair in zip(stored, now, strict=True)]
+    if not (isinstance(stored, str) and isinstance(now, str) and stored != now and stored.startswith("python:")):
+        return now
+    name = stored.partition(":")[2]
+    if now.rpartition(":")[0] in ("", "python") or now.rpartition(":")[2] != name:
+        return now
+    given[name] = load_symbol(now)
+    return stored
+
+
 def load_symbol(spec: str) -> Any:
     """What `path/to/file.py:Name`, `package.module:Name` or `python:Name` names.
 
@@ -41,7 +79,10 @@ def load_symbol(spec: str) -> Any:
         raise ConfigError(f"{spec!r} names no code; write path/to/file.py:Name or package.module:Name")
     if place == "python":
         if name not in given:
-            raise ConfigError(f"{spec}: the run was begun from Python, with an object that no file has; go on with it through oat.Trainer")
+            raise ConfigError(
+                f"{spec}: the run was begun from Python, with this object; go on with it through oat.Trainer, or name "
+                f"the file that has it in its place, as path/to/file.py:{name}"
+            )
         return given[name]
     module = _load_file(Path(place), spec) if place.endswith(".py") else _load_module(place, spec)
     if not hasattr(module, name):

@@ -15,16 +15,17 @@ from typing import Any, TextIO
 
 from oat.build import build, resolve
 from oat.checkpoint import Checkpoints
-from oat.config import Origins, blaming, dump, load_config, to_yaml
+from oat.config import Origins, blaming, convert, dump, load_config, to_yaml
 from oat.errors import ConfigError, warn
 from oat.files import write_atomically
 from oat.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
 from oat.holdings import refuse_lost
-from oat.inputs import CHANGEABLE, recorded, refuse_changed_oracles, versions_of, warn_of_other_prompts
+from oat.inputs import CHANGEABLE, GIVEN, recorded, refuse_changed_oracles, versions_of, warn_of_other_prompts
 from oat.learner.limits import LiveBytes
 from oat.lm import load_tokenizer, outlines
 from oat.loop import Run
 from oat.memory import lengths_of, refuse_short_cache, refuse_too_large
+from oat.plugins import same_by_file
 from oat.render import reads_date
 from oat.settings import Component, Config
 from oat.store import Store
@@ -224,6 +225,26 @@ def refuse_changes(
         refuse_changed_oracles(around.known, around.roles, changed, blame)
 
 
+def as_begun(config: Config, origins: Origins) -> Config:
+    """The configuration with what was fixed when the run of its directory began; where there is none, as it is.
+
+    Raises:
+        ConfigError: the directory holds a run of another configuration.
+    """
+    file = Path(config.run_dir) / "config.yaml"
+    return _as_stored(config, origins, file, is_fork=False) if file.exists() else config
+
+
+def known_by_file(config: Config, file: Path) -> Config:
+    """The configuration where functions and classes that a run was given from Python are named by their files (`plugins.same_by_file`).
+
+    Args:
+        file: the run's own configuration.
+    """
+    tree: Config = convert(Config, same_by_file(dump(load_config(file)[0]), dump(config)), (), {})
+    return tree
+
+
 @contextmanager
 def outlined(config: Config, origins: Origins, around: Surroundings) -> Iterator[Run]:
     """The run of a configuration made without weights, in a folder of its own; it is not to be begun.
@@ -275,6 +296,7 @@ def _as_stored(config: Config, origins: Origins, file: Path, *, is_fork: bool) -
     Raises:
         ConfigError: it differs from the run's in what may not change.
     """
+    config = known_by_file(config, file)
     stored = resolve(load_config(file)[0], {})
     free = [field for field in FREE if field != "compute.memory_gb" or config.learner.micro_batch_tokens != "auto"]
     for (section, name), left_open in CHOSEN.items():
@@ -308,7 +330,7 @@ def _with(config: Config, section: str, name: str, value: Any) -> Config:
 def _is_unused(directory: Path) -> bool:
     """Whether a directory is empty, or holds only what a start leaves behind that failed or was killed before its first question."""
     left = {file.name for file in directory.iterdir()}
-    if not left <= {"lock", "given", ".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))}:
+    if not left <= {"lock", GIVEN, ".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))}:
         return False
     if "ledger.sqlite" not in left:
         return True

@@ -3,8 +3,10 @@
 import filecmp
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,18 +17,45 @@ from oat.config import Origins, convert
 from oat.errors import ConfigError, DataError, printable
 from oat.export import export_run
 from oat.formats import checked
+from oat.inputs import GIVEN
 from oat.interruption import Interrupted
 from oat.loop import Report, Run, train
+from oat.once import evaluate_once
 from oat.progress import opening, shown, way_on
 from oat.reading import read_metrics
 from oat.records import is_named, unboxed
-from oat.rundir import open_run
+from oat.rundir import as_begun, open_run
 from oat.settings import Config
 
 Callback = Callable[[int, dict[str, float]], bool | None]
-"""Called with the step and its metrics; what returns True ends the run there."""
+"""Called with the number of a row and the row as it stands in `metrics.jsonl`; what returns True ends the run there. Row 0 is that of the start: what
+an evaluation found before the first step. Row k is that of step k, the k-th update. A run that goes on gives the rows that it makes."""
 
 _PLAIN = (str, int, float, bool, type(None), date)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `Trainer.train` came to; printed, it is the reason.
+
+    Attributes:
+        run_dir: where the run lies.
+        reason: why it ended.
+        is_finished: it came to its end; otherwise a callback ended it, and the same lines go on.
+        is_idle: it had ended before, and nothing was left to do.
+        step: steps that are done.
+        metrics: its last row, as it stands in `metrics.jsonl`.
+    """
+
+    run_dir: Path
+    reason: str
+    is_finished: bool
+    is_idle: bool
+    step: int
+    metrics: dict[str, float]
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class Trainer:
@@ -37,13 +66,15 @@ class Trainer:
 
     Args:
         model: a hub id, a directory, a model of transformers (then with `tokenizer`), or the section `model` of a configuration.
-        oracle: one of ours by name, a reward or comparison function, an oracle, or the section.
+        oracle: one of ours by name, a reward or comparison function, an oracle, or the section. A list of these is the weighted sum of their scores
+            (`mixture`).
         prompts: what the section's `path` names; an iterable of records or a function that returns one; or the section. Where neither `epochs` nor
             anything of `stop` is given, they are gone through once.
         algorithm: a name, a class, or the section.
         tokenizer: of a model that is given as an object.
         run_dir: by default `runs/` and the algorithm's name.
-        callbacks: called after every step, in order.
+        callbacks: called with every row, in order.
+        source: "RUN@STEP" or "RUN": it begins where that run stood, as `oat train --from`; `fork` fills in the rest.
         accept_changed: what the run goes on with though it has changed since: "reward", whose lines are then asked anew (docs/ledger.md).
         quiet: print nothing; otherwise what `oat train` prints.
         sections: every other section and field of a configuration (`src/oat/settings.py`): `learner={"learning_rate": 1e-5}`, `seed=1`.
@@ -62,15 +93,15 @@ class Trainer:
         tokenizer: Any = None,
         run_dir: str | Path | None = None,
         callbacks: Iterable[Callback] = (),
+        source: str | None = None,
         accept_changed: Iterable[str] = (),
         quiet: bool = False,
         **sections: Any,
     ):
-        _check_oracle(oracle)
         tree = {
             "model": _section(model, "path"),
             "prompts": _section(prompts, "path"),
-            "oracle": _section(oracle, "name"),
+            "oracle": _mixed(_section(oracle, "name")),
             "algorithm": _section(algorithm, "name"),
             **{name: dict(value) if isinstance(value, Mapping) else value for name, value in sections.items()},
         }
@@ -79,48 +110,108 @@ class Trainer:
                 tree[section] = {"name": Config.__dataclass_fields__[section].default.name, **_section(tree[section], "name")}
         if not tree.setdefault("stop", {}):
             tree["prompts"].setdefault("epochs", 1)
+        if isinstance(tree.get("evaluation"), dict):
+            tree["evaluation"] |= {name: _mixed(_section(judge, "name")) for name in ("oracle", "gold") if (judge := tree["evaluation"].get(name))}
         self._given: dict[str, Any] = {}
         self._files: dict[str, Any] = {}
-        self._tokenizer, self.callbacks, self.quiet = tokenizer, tuple(callbacks), quiet
+        self._tokenizer, self._source, self.callbacks, self.quiet = tokenizer, source, tuple(callbacks), quiet
         self.accept_changed = (accept_changed,) if isinstance(accept_changed, str) else tuple(accept_changed)
         name = tree["algorithm"].get("name")
         self.run_dir = Path(run_dir or Path("runs") / (name if isinstance(name, str) else getattr(name, "__name__", "run")))
         for section, file in (("model", "model"), ("prompts", "prompts.jsonl"), ("evaluation", "evaluation.jsonl")):
             self._take_file(tree.get(section), file)
+        self._sections = tree
         plain = self._plain({"run_dir": str(self.run_dir), **tree}, ())
         self._origins: Origins = {(): "oat.Trainer", **{place: f"oat.Trainer({place[0]}=...)" for place in _places(plain)}}
-        with self._named():
+        with plugins.naming(self._given):
             self.config: Config = resolve(convert(Config, plain, (), self._origins), self._origins)
 
-    def train(self) -> str:
-        """Bring the run to its end, from its newest checkpoint; returns why it ended.
+    def train(self) -> Result:
+        """Bring the run to its end, from its newest checkpoint.
 
         Raises:
             OatError: as `oat train`; its message says what to do.
             Interrupted: it was ended by a signal; where it stood is on disk, and the same lines go on.
         """
         self._write_given()
-        opened = open_run(self.config, self._origins, accept_changed=self.accept_changed)
-        with self._named(), opened as run, run.interruption.heard(), self._shown(run) as show:
-            asked, is_idle = False, True
+        opened = open_run(self.config, self._origins, self._source, self.accept_changed)
+        with plugins.naming(self._given), opened as run, run.interruption.heard(), self._shown(run) as show:
+            is_asked, is_idle = False, True
             self._say(*opening(run, self.config))
 
             def report(step: int, metrics: dict[str, float]) -> None:
-                nonlocal asked, is_idle
+                nonlocal is_asked, is_idle
                 is_idle = False
                 show(step, metrics)
-                if any([callback(step, dict(metrics)) is True for callback in self.callbacks]):
-                    asked = True
+                if self._call_back(step, metrics):
+                    is_asked = True
                     run.interruption.ask()
 
             try:
-                reason = train(run, report)
+                reason, is_finished = train(run, report), True
             except Interrupted:
-                if not asked:
+                if not is_asked:
                     raise
-                return "a callback ended it"
-        self._say(f"finished, {reason}; the run lies in {self.run_dir}", *([way_on(run, self.config, reason)] if is_idle else []))
-        return reason
+                reason, is_finished = "a callback ended it", False
+        if is_finished:
+            self._say(f"finished, {reason}; the run lies in {self.run_dir}", *([way_on(run, self.config, reason)] if is_idle else []))
+        last = (self.metrics or [{"step": 0}])[-1]
+        return Result(self.run_dir, reason, is_finished, is_idle, int(last["step"]), last)
+
+    def fork(self, run_dir: str | Path, step: int | None = None, **changes: Any) -> "Trainer":
+        """A run that begins where this one stood, under settings that differ. Nothing of it is made before it is trained; afterwards the same lines
+        continue it.
+
+        Args:
+            run_dir: of the fork.
+            step: of a checkpoint of this run; None: the newest.
+            changes: arguments of `Trainer`; of a section that is a dict, the fields that differ. docs/checkpoints.md says what a fork may change.
+
+        Raises:
+            ConfigError: as `Trainer`; or this run was begun with another model or other records.
+        """
+        if (self.run_dir / "config.yaml").exists():
+            self._write_given()
+        return self._changed(run_dir, changes, source=str(self.run_dir) + ("" if step is None else f"@{step}"))
+
+    def evaluate(self, **fields: Any) -> dict[str, float]:
+        """One evaluation of the newest checkpoint, or of the start model where the run has not begun, as by `oat eval`: its metrics, and the `step`
+        of the weights. The run is not changed, and the evaluation has a purse of its own.
+
+        Args:
+            fields: of the section `evaluation`, beside those that this trainer has: `path=records`, `oracle=other`, `samples=8`.
+
+        Raises:
+            OatError: as `oat eval`.
+        """
+        self._write_given()
+        with tempfile.TemporaryDirectory() as scratch, plugins.naming(self._given):
+            config = as_begun(self.config, self._origins)
+            here = self._changed(Path(scratch) / "run", {"evaluation": fields}) if fields else self
+            if here.config.evaluation is None:
+                raise ConfigError("oat.Trainer.evaluate: nothing says which prompts; give evaluate(path=...), or the section `evaluation`")
+            here._write_given()
+            is_begun = (self.run_dir / "config.yaml").exists()
+            with plugins.naming(here._given):
+                config = replace(config, evaluation=here.config.evaluation)
+                return evaluate_once(config, here._origins, self.run_dir if is_begun else None)
+
+    def _changed(self, run_dir: str | Path, changes: Mapping[str, Any], source: str | None = None) -> "Trainer":
+        own = {"tokenizer": self._tokenizer, "callbacks": self.callbacks, "accept_changed": self.accept_changed, "quiet": self.quiet}
+        sections = {name: _merged(self._sections.get(name), value) for name, value in changes.items()}
+        return Trainer(**{**own, **self._sections, **sections, "run_dir": run_dir, "source": source})
+
+    def _call_back(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Whether a callback wants the run to end; what one raises says which row it was given."""
+        is_enough = False
+        for callback in self.callbacks:
+            try:
+                is_enough |= callback(step, {"step": step, **metrics}) is True
+            except Exception as error:
+                what = "which is before the first step and has what an evaluation found" if step == 0 else f"that of step {step}"
+                error.add_note(f"oat.Trainer: the callback {getattr(callback, '__name__', callback)} was given row {step}, {what}")
+                raise
+        return is_enough
 
     def _say(self, *lines: str) -> None:
         if not self.quiet:
@@ -158,7 +249,7 @@ class Trainer:
         if file == "model" and self._tokenizer is None:
             raise ConfigError("oat.Trainer(model=...): a model that is given as an object needs its tokenizer; pass tokenizer=...")
         self._files[file] = _of_split(path, section) if isinstance(path, Mapping) else path
-        section["path"] = str(self.run_dir / "given" / file)
+        section["path"] = str(self.run_dir / GIVEN / file)
 
     def _plain(self, value: Any, place: tuple[str, ...]) -> Any:
         """The tree as a file could have it; functions, classes and oracles by name."""
@@ -172,27 +263,16 @@ class Trainer:
             return value.item()
         if isinstance(value, _PLAIN):
             return value
-        name = getattr(value, "__name__", type(value).__name__).strip("<>")
+        name = _name_of(value)
         if self._given.setdefault(name, value) is not value:
             raise ConfigError(f"oat.Trainer({place[0]}=...): two different objects are called {name}; rename one, since a run knows them by name")
         return f"python:{name}"
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Within it the given objects are found by their names."""
-        before = dict(plugins.given)
-        plugins.given.update(self._given)
-        try:
-            yield
-        finally:
-            plugins.given.clear()
-            plugins.given.update(before)
 
     def _write_given(self) -> None:
         """Where a run exists, what was given must be what it began with; what an attempt left that never became a run is written anew."""
         is_begun = (self.run_dir / "config.yaml").exists()
         for file, given in list(self._files.items()):
-            place = self.run_dir / "given" / file
+            place = self.run_dir / GIVEN / file
             new = place.with_name(f".new-{file}")
             shutil.rmtree(new, ignore_errors=True)
             new.parent.mkdir(parents=True, exist_ok=True)
@@ -230,13 +310,26 @@ def _of_split(path: Mapping[str, Any], section: dict[str, Any]) -> Any:
     return path[split]
 
 
-def _check_oracle(oracle: Any) -> None:
-    named = oracle.get("name") if isinstance(oracle, Mapping) else oracle
-    if isinstance(named, list | tuple):
-        raise ConfigError(
-            f"oat.Trainer(oracle=...): expected one oracle, got a list of {len(named)}; give one function that calls them and returns, for each "
-            "completion, the sum of what they say, with the weights you want"
-        )
+def _merged(before: Any, changes: Any) -> Any:
+    """A section with some fields changed; one of another name is another part, and records of another path have splits of their own."""
+    if not (isinstance(before, Mapping) and isinstance(changes, Mapping)) or changes.get("name", before.get("name")) != before.get("name"):
+        return changes
+    return {**{name: value for name, value in before.items() if name != "split" or "path" not in changes}, **changes}
+
+
+def _mixed(section: dict[str, Any]) -> dict[str, Any]:
+    """The section of an oracle; of a list of oracles that of their mixture."""
+    if not isinstance(section["name"], list | tuple):
+        return section
+    sources = [_section(each, "name") for each in section["name"]]
+    for source in sources:
+        if not isinstance(source["name"], str):
+            source.setdefault("label", _name_of(source["name"]))
+    return {**section, "name": "mixture", "sources": sources}
+
+
+def _name_of(given: Any) -> str:
+    return str(getattr(given, "__name__", type(given).__name__)).strip("<>")
 
 
 def _check_sources(path: Iterable[Any], where: str) -> None:
