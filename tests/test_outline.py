@@ -85,7 +85,7 @@ def test_boxes_are_made_without_weights(world: World, tmp_path: Path) -> None:
     """The very `build` of a run, and no tensor has memory."""
     config = resolve(*load_config(world.config("dpo", tmp_path)))
     with outlines():
-        run = build(config, directory=tmp_path / "scratch")
+        run = build(config, directory=tmp_path)
     learner: Any = run.learner
     assert all(type(tensor.data).__name__ == "FakeTensor" for model in learner.models.values() for tensor in model.tensors().values())
     run.ledger.close()
