@@ -1,6 +1,7 @@
 """docs/commands.md against the parser, and its examples as typed."""
 
 import argparse
+import io
 import re
 import shlex
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_a_section_has_the_arguments_and_flags_of_its_command(name: str) -> None
 def test_the_examples_work_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """But for the quickstart, which takes minutes, and the server, which does not end; they have tests of their own."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is 1 + 1?\n")))
     for name, text in files().items():
         Path(name).write_text(text, encoding="utf-8")
     save_model(tmp_path / "quickstart" / "start", build_config("llama"))
@@ -59,4 +61,5 @@ def test_the_examples_work_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         if words[0] not in ("quickstart", "serve"):
             assert main(words) == 0, capsys.readouterr().err
     assert Path("answers.jsonl").exists()
+    assert Path("responses.jsonl").exists()
     assert Path("exported/model.safetensors").exists()

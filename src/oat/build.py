@@ -180,7 +180,7 @@ def _weights(config: Config, engine: TorchEngine, requires: Requires, explorer: 
 
 def make_sampling(config: Config, requires: Requires) -> Sampling:
     """As the actor samples."""
-    sampling = _plain_sampling(config)
+    sampling = plain_sampling(config)
     return replace(sampling, keep_sets=requires.ratio_based and sampling.truncates)
 
 
@@ -194,7 +194,8 @@ def _actors(
     return actor, RecordedActor(around.renderer, config.prompts.responses, config.prompts.score_key)
 
 
-def _plain_sampling(config: Config) -> Sampling:
+def plain_sampling(config: Config) -> Sampling:
+    """As the actor samples for an evaluation."""
     names = [f.name for f in fields(Sampling) if f.name != "keep_sets"]
     return Sampling(**{name: getattr(config.sampling, name) for name in names})
 
@@ -312,7 +313,7 @@ def _evaluation(config: Config, around: Surroundings, actor: boxes.Actor, ledger
     e, held_out = config.evaluation, around.held_out
     if e is None or held_out is None:
         return None
-    purses, sampling = purses_of(config), _plain_sampling(config)
+    purses, sampling = purses_of(config), plain_sampling(config)
     modes = []
     if e.samples:
         modes.append(Mode("sampled", e.samples, sampling))

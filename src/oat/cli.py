@@ -9,11 +9,15 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from oat.errors import ConfigError, OatError, OatWarning, printable
 from oat.interruption import Interrupted, Interruption
 from oat.plugins import naming
 from oat.serve import add_serve
+
+if TYPE_CHECKING:
+    from oat.speaker import Manner
 
 _HELP = "flags over the configuration, for example --learner.learning_rate 1e-4"
 
@@ -44,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"oat {arguments.command}: {end.name} ended it; the same command {how}", file=sys.stderr)
         return end.exit_code
     except KeyboardInterrupt:
-        print(f"oat {arguments.command}: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        how = "; the same command goes on from the last checkpoint" if arguments.command in ("train", "quickstart") else ""
+        print(f"oat {arguments.command}: stopped{how}", file=sys.stderr)
         return 130
 
 
@@ -95,6 +100,16 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("out", metavar="OUT")
     export.add_argument("--step", metavar="N|best", help="of the checkpoint; by default the newest. best: with the highest checkpoint.best_metric")
     export.add_argument("--adapter", action="store_true", help="of a run with LoRA the adapter alone, for PEFT, instead of the merged model")
+    generate = command("generate", _generate, "write responses to the prompts of a file, as lines of JSON")
+    generate.add_argument("model", metavar="RUN|MODEL", help="a run, whose policy answers; or a model, an adapter or a hub id")
+    generate.add_argument("--prompts", required=True, metavar="FILE", help="as prompts.path: a file, a saved dataset or one of the hub")
+    generate.add_argument("--prompt-key", metavar="NAME", help="column of the prompt; by default the run's, or prompt")
+    generate.add_argument("--out", metavar="FILE", help="a new file, there whole or not at all; by default the standard output")
+    generate.add_argument("--n", type=int, default=1, metavar="N", help="responses a prompt; by default 1")
+    chat = command("chat", _chat, "talk to a run's policy, or to a model; through a pipe, lines in and answers out")
+    chat.add_argument("model", metavar="RUN|MODEL", help="a run, whose policy answers; or a model, an adapter or a hub id")
+    for sub in (generate, chat):
+        _add_manner(sub)
     samples = command("samples", _samples, "show prompts, responses and what the oracle said of them, newest first")
     samples.add_argument("run", metavar="RUN")
     samples.add_argument("--step", type=int, metavar="N", help="only what this step learned from, counted as in metrics.jsonl")
@@ -120,6 +135,29 @@ def _parser() -> argparse.ArgumentParser:
     quickstart.add_argument("--out", default="quickstart", metavar="DIR")
     quickstart.add_argument("--seed", type=int, default=0, metavar="N", help="of the data, the start and the runs")
     return parser
+
+
+def _add_manner(command: argparse.ArgumentParser) -> None:
+    """How a model is to answer."""
+    command.add_argument("--step", metavar="N|best", help="of a run's checkpoint, as for oat export; by default the newest")
+    command.add_argument(
+        "--template", metavar="T", help="as render.template, or none: text is continued as it stands; by default the run's or the model's"
+    )
+    command.add_argument("--system", metavar="TEXT", help="a system message for conversations that have none")
+    command.add_argument("--max-new-tokens", type=int, metavar="N", help="most tokens of a response; by default the run's, or 256")
+    command.add_argument("--temperature", type=float, metavar="X", help="0 is greedy; by default the run's, or 1")
+    command.add_argument("--top-p", type=float, metavar="X", help="as sampling.top_p; by default the run's, or 1")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers; by default 0")
+    command.add_argument("--device", choices=("cpu", "gpu"), metavar="cpu|gpu", help="where it computes; by default as the run, or on the CPU")
+    command.add_argument("--dtype", choices=("float32", "bfloat16"), metavar="bfloat16|float32", help="of a model's weights; by default float32")
+
+
+def _manner(arguments: argparse.Namespace) -> "Manner":
+    from oat.speaker import Manner
+
+    names = ("template", "system", "temperature", "top_p", "max_new_tokens", "dtype", "seed")
+    own = {name: getattr(arguments, name) for name in names}
+    return Manner(step=_checkpoint(arguments.step), profile=arguments.device, **own)
 
 
 def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
@@ -183,6 +221,7 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.config import load_config
     from oat.once import evaluate_once
     from oat.rundir import known_by_file
+    from oat.terminal import numbers_table
 
     if arguments.against is not None:
         return _compare(arguments, flags)
@@ -197,30 +236,81 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
     told = Interruption()
     with told.heard(), told.at_once():
         values = evaluate_once(config, origins, target if is_run else None)
-    print(json.dumps(values))
+    if sys.stdout.isatty():
+        numbers = {name: value for name, value in values.items() if name != "step"}
+        print(numbers_table(f"{target} after {values['step']} steps, asked about {config.evaluation.path}", numbers))
+    else:
+        print(json.dumps(values))
     return 1 if "eval/failed" in values else 0
 
 
 def _compare(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.against import compare_models
+    from oat.terminal import numbers_table
 
     told = Interruption()
     with told.heard(), told.at_once():
-        print(json.dumps(compare_models(arguments.target, arguments.against, flags)))
+        found = compare_models(arguments.target, arguments.against, flags)
+    if sys.stdout.isatty():
+        steps = [f" after {found[f'{side}_step']} steps" if found[f"{side}_step"] else "" for side in ("a", "b")]
+        title = f"{found['a']}{steps[0]} against {found['b']}{steps[1]}, {found['prompts']} prompts, judged by {found['oracle']}"
+        about = ("a", "b", "a_step", "b_step", "prompts", "oracle")
+        print(numbers_table(title, {name: value for name, value in found.items() if name not in about}))
+    else:
+        print(json.dumps(found))
     return 0
 
 
 def _export(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.export import export_run
 
-    which = arguments.step
-    if which not in (None, "best"):
-        if not which.isdecimal():
-            raise ConfigError(f"--step is {which!r}; give the step of a checkpoint, or best")
-        which = int(which)
     replaced = any(Path(arguments.out, name).exists() for name in ("config.json", "adapter_config.json"))
-    step = export_run(Path(arguments.run), Path(arguments.out), which, adapter=arguments.adapter)
+    step = export_run(Path(arguments.run), Path(arguments.out), _checkpoint(arguments.step), adapter=arguments.adapter)
     print(f"oat export: the model after {step} steps is in {arguments.out}{', in place of the model that was there' if replaced else ''}")
+    return 0
+
+
+def _checkpoint(which: str | None) -> int | Literal["best"] | None:
+    """What `--step` says.
+
+    Raises:
+        ConfigError: it is neither a number nor best.
+    """
+    if which is None:
+        return None
+    if which == "best":
+        return "best"
+    if not which.isdecimal():
+        raise ConfigError(f"--step is {which!r}; give the step of a checkpoint, or best")
+    return int(which)
+
+
+def _generate(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.generate import generate, refuse_known, write_lines
+    from oat.speaker import load_speaker
+
+    if arguments.n < 1:
+        raise ConfigError(f"--n is {arguments.n}; give at least 1 response a prompt")
+    out = None if arguments.out is None else Path(arguments.out)
+    if out is not None:
+        refuse_known(out)
+    told = Interruption()
+    with told.heard(), told.at_once():
+        lines = generate(load_speaker(arguments.model, _manner(arguments)), arguments.prompts, arguments.n, prompt_key=arguments.prompt_key)
+        if out is None:
+            for line in lines:
+                print(line, flush=True)
+        else:
+            count = write_lines(lines, out)
+            print(printable(f"oat generate: {arguments.n} responses to each of {count:,} prompts are in {out}"))
+    return 0
+
+
+def _chat(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.chat import chat
+    from oat.speaker import NO_TEMPLATE, load_speaker
+
+    chat(load_speaker(arguments.model, _manner(arguments)), continues=arguments.template == NO_TEMPLATE)
     return 0
 
 

@@ -131,7 +131,7 @@ class Records:
     def record(self, prompt: Prompt, response: Trajectory, fields: Mapping[str, object]) -> dict[str, object]:
         """A line: the prompt as it stands in the data and as the model saw it, its response and reference, and further fields."""
         return {
-            self.prompt_key: _raw(prompt),
+            self.prompt_key: raw_prompt(prompt),
             f"format_{self.prompt_key}": self.decode(response.segments[0].ids),
             "output": response.text,
             "reference": prompt.reference,
@@ -420,7 +420,7 @@ def _mean_length(table: _Table) -> float:
     return float(np.mean([response.trained.sum() for group in table.groups.values() for response in group.trajectories]))
 
 
-def _raw(prompt: Prompt) -> str | list[dict[str, Any]]:
+def raw_prompt(prompt: Prompt) -> str | list[dict[str, Any]]:
     """A prompt that is one user's message as its text, every other as messages."""
     if len(prompt.messages) == 1 and prompt.messages[0].role == "user" and not prompt.messages[0].fields:
         return prompt.messages[0].content

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,25 @@ from oat.surroundings import make_renderer
 
 _OTHERS = {True: ("config.json", "model*.safetensors", "model.safetensors.index.json"), False: ("adapter_*", "model-*-of-*.safetensors")}
 """Files of an earlier export to the same place that transformers would load beside those of an adapter, or of a whole model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """The model that a run is about, as a checkpoint has it.
+
+    Attributes:
+        name: "policy" or "reward".
+        step: of the checkpoint.
+        lm: with its adapter, if it has one, beside the other weights.
+        model: the same, or the reward model on it.
+    """
+
+    name: str
+    step: int
+    lm: CausalLM
+    model: CausalLM | RewardModel
+    tokenizer: Any
+    renderer: Renderer
 
 
 def run_config(run_dir: Path) -> Config:
@@ -102,6 +121,34 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
     return step
 
 
+def load_learned(run_dir: Path, config: Config, which: int | Literal["best"] | None = None, device: torch.device | str = "cpu") -> Learned:
+    """The model of a run's checkpoint, with its weights.
+
+    Args:
+        config: of the run.
+        which: as `policy_weights`.
+
+    Raises:
+        CheckpointError: the run has no usable checkpoint yet, or not this one.
+        ModelError, TemplateError: what the run started from cannot be loaded, or is not what it was.
+    """
+    step, weights, tensors, state = policy_weights(run_dir, which)
+    name = _learned(tensors)
+    lm, tokenizer = load_model(config.model, device=device), load_tokenizer(config.model.path)
+    now = {**inputs_of_models(config, lm, tokenizer), **inputs_of_template(config, tokenizer)}
+    refuse_other_models(config, recorded(run_dir), now, partial(blaming, config, {(): str(run_dir)}))
+    renderer = make_renderer(config, lm, tokenizer)
+    model = lm if name == "policy" else RewardModel(lm, np.random.default_rng(), trailing=renderer.trailing)
+    if frozen_checksum(model.module, model.trainable().values()) != state["learner"]["frozen"][name]:
+        raise CheckpointError(
+            f"{config.model.path} is not the model that the adapter of {run_dir} was trained beside; put its files back as they were"
+        )
+    with torch.no_grad():
+        for tensor, parameter in model.trainable().items():
+            parameter.copy_(weights[tensor])
+    return Learned(name, step, lm, model, tokenizer, renderer)
+
+
 def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False) -> int:
     """Write the model of a run's checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads, or that of a reward model
     `AutoModelForSequenceClassification`, with a model card; returns its step.
@@ -119,31 +166,19 @@ def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = N
         raise ConfigError(f"{out} is {'a file' if out.is_file() else 'the model that the run started from'}; give a new directory")
     if adapter and config.model.lora is None:
         raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
-    step, weights, tensors, state = policy_weights(run_dir, which)
-    name = _learned(tensors)
-    if adapter and name == "reward":
+    found = load_learned(run_dir, config, which)
+    if adapter and found.name == "reward":
         raise ConfigError(f"{run_dir}: trained a reward model, whose adapter is of no use without its score; leave --adapter out")
-    lm, tokenizer = load_model(config.model), load_tokenizer(config.model.path)
-    now = {**inputs_of_models(config, lm, tokenizer), **inputs_of_template(config, tokenizer)}
-    refuse_other_models(config, recorded(run_dir), now, partial(blaming, config, {(): str(run_dir)}))
-    renderer = make_renderer(config, lm, tokenizer)
-    model = lm if name == "policy" else RewardModel(lm, np.random.default_rng(), trailing=renderer.trailing)
-    if frozen_checksum(model.module, model.trainable().values()) != state["learner"]["frozen"][name]:
-        raise CheckpointError(
-            f"{config.model.path} is not the model that the adapter of {run_dir} was trained beside; put its files back as they were"
-        )
-    with torch.no_grad():
-        for tensor, parameter in model.trainable().items():
-            parameter.copy_(weights[tensor])
-    lm = lm if adapter else merged(lm)
+    model, tokenizer, renderer = found.model, found.tokenizer, found.renderer
+    lm = found.lm if adapter else merged(found.lm)
     for stale in (f for pattern in _OTHERS[adapter] for f in out.glob(pattern)):
         stale.unlink()
     if isinstance(model, RewardModel):
         save_classifier(lm, model.score.weight, tokenizer, renderer, out)
     else:
         _save_policy(lm, tokenizer, renderer, config.model.path, out, adapter=adapter)
-    write_atomically(out / "README.md", model_card(run_dir, config, step, out, is_adapter=adapter, is_reward=name == "reward"))
-    return step
+    write_atomically(out / "README.md", model_card(run_dir, config, found.step, out, is_adapter=adapter, is_reward=found.name == "reward"))
+    return found.step
 
 
 def _save_policy(lm: CausalLM, tokenizer: Any, renderer: Renderer, base: str, out: Path, *, adapter: bool) -> None:

@@ -5,14 +5,27 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import chain, islice
+
+from oat.errors import printable
 
 
 def is_terminal() -> bool:
     """Whether somebody looks at the standard output who can see lines change."""
     return sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb", "unknown")
+
+
+def numbers_table(title: str, numbers: Mapping[str, float]) -> str:
+    """Numbers by name, below a title; the ends `_low` and `_high` of an interval stand beside what it is of."""
+    ends = {name: (numbers[f"{name}_low"], numbers[f"{name}_high"]) for name in numbers if f"{name}_low" in numbers and f"{name}_high" in numbers}
+    inner = {f"{name}{end}" for name in ends for end in ("_low", "_high")}
+    rows = [(name, f"{value:.4g}", "{:.4g} to {:.4g}".format(*ends[name]) if name in ends else "") for name, value in numbers.items()]
+    rows = [("", "value", "95 % interval" if ends else ""), *(row for row in rows if row[0] not in inner)]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    lines = [f"{name:<{widths[0]}}  {value:>{widths[1]}}  {interval}".rstrip() for name, value, interval in rows]
+    return printable("\n".join([title, *lines]))
 
 
 def show_pages(pages: Iterable[str]) -> None:

@@ -1,6 +1,7 @@
 """R26: what data, a model, a service or a name brings along cannot speak to a terminal, reorder a line, or choose a file."""
 
 import contextlib
+import io
 import json
 import re
 import sqlite3
@@ -92,19 +93,29 @@ def test_ordinary_text_stays_as_it_is() -> None:
     assert printable("\ud800 half") == "\\ud800 half"
 
 
-def test_nothing_of_a_run_speaks_to_the_terminal(world: World, hostile: Path, told: Callable[[], str], figure: Figure) -> None:
+def test_nothing_of_a_run_speaks_to_the_terminal(
+    world: World, hostile: Path, told: Callable[[], str], figure: Figure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every command that tells of a run, whose model and data say what is hostile; and the files that people read."""
     file, run = config(world, hostile), hostile / "grpo"
     before = {path for path in hostile.rglob("*")}
     commands: list[tuple[object, ...]] = [("check", file, "--show-tokens"), ("train", file), ("train", file), ("eval", run)]
     commands += [("ledger", run), ("ledger", run, "--check"), ("eval", run, "--against", hostile / "model"), ("digest", run)]
     commands += [("plot", run, "--out", hostile / "a.png"), ("export", run, hostile / "out")]
+    commands += [("generate", run, "--prompts", hostile / "train.jsonl", "--out", hostile / "said.jsonl"), ("chat", run, "--template", "none")]
     commands += [("samples", run), ("samples", run, "--eval"), ("samples", run, "--step", 2)]
     commands += [("ledger", run, "--export", hostile / "answers.jsonl", "--layout", "scored")]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(HOSTILE["isolates"] + str(n) for n in range(40)).encode())))
     for words in commands:
         assert oat(*words) == 0, words
     assert CHECKED.findall(told()) == []
-    pages = [run / "samples.jsonl", *sorted((run / "evaluations").iterdir()), hostile / "out" / "README.md", hostile / "a.csv"]
+    pages = [
+        hostile / "said.jsonl",
+        run / "samples.jsonl",
+        *sorted((run / "evaluations").iterdir()),
+        hostile / "out" / "README.md",
+        hostile / "a.csv",
+    ]
     for page in pages:
         assert CHECKED.findall(page.read_text(encoding="utf-8")) == [], page
     responses = [text for line in (run / "samples.jsonl").read_text().splitlines() for text in json.loads(line)["responses"]]
@@ -112,7 +123,7 @@ def test_nothing_of_a_run_speaks_to_the_terminal(world: World, hostile: Path, to
     assert "<script>" not in (hostile / "out" / "README.md").read_text()
     new = {path for path in hostile.rglob("*")} - before
     top = {path.relative_to(hostile).parts[0] for path in new}
-    assert top == {"grpo", "out", "a.png", "a.csv", "answers.jsonl"}
+    assert top == {"grpo", "out", "a.png", "a.csv", "answers.jsonl", "said.jsonl"}
     figure(f"0 of {len(commands) + len(pages)} outputs and pages of a run with a character that a terminal obeys")
 
 

@@ -107,7 +107,7 @@ class Decoding:
         return finished
 
     def completion(self, row: int, index: int, reason: FinishReason, version: int) -> Completion:
-        """The completion of a finished row."""
+        """The completion of a finished row; with the reason "aborted", what a row has so far."""
         made = self._made_N[row]
         kept = None
         if self._keeps_N[row]:

@@ -12,6 +12,7 @@ Not handled: speculative decoding, prefixes shared by different prompts.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -135,6 +136,25 @@ class TorchEngine:
         rooms = [self._room(f"request {index}", request, context, lm.vocab_rows) for index, request in enumerate(requests)]
         self._check_pages([len(request.ids) + room for request, room in zip(requests, rooms, strict=True)], lm)
         return self._generate(requests, rooms, slot)
+
+    def stream(self, request: Request, slot: str) -> Iterator[Completion]:
+        """One request as it is answered: after each token what there is, with the reason "aborted" but for the last. It keeps no sets.
+
+        Raises:
+            EngineError, NonFiniteError: as `generate`, while iterating.
+        """
+        lm, version = self._model(slot), self.version(slot)
+        _check_sampling("the request", request.sampling)
+        room = self._room("the request", request, self._context(lm), lm.vocab_rows)
+        self._check_pages([len(request.ids) + room], lm)
+        if room == 0:
+            yield from self._generate([request], [room], slot)
+            return
+        decoding = self._decoding([replace(request, sampling=replace(request.sampling, keep_sets=False))], [room], lm)
+        while decoding.busy:
+            with self._computing(lm), self._meters[id(lm)].clock():
+                finished = decoding.step()
+            yield decoding.completion(0, 0, finished[0][1] if finished else "aborted", version)
 
     def logps(self, sequences: Sequence[np.ndarray], slot: str) -> list[np.ndarray]:
         """Raw log-probabilities of every token but the first of each sequence: (T - 1,) float32 each.
