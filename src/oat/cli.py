@@ -172,19 +172,19 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
         print(to_yaml(config), end="")
         return 0
     from oat.loop import train
+    from oat.outcome import Outcome
     from oat.profile import train_traced
-    from oat.progress import opening, shown, way_on
+    from oat.progress import opening, shown
     from oat.rundir import open_run
 
-    is_idle = True
     with open_run(config, origins, arguments.source, arguments.accept_changed) as run:
+        outcome = Outcome(run, config)
         print(printable("\n".join(f"oat train: {line}" for line in opening(run, config))), flush=True)
         with run.interruption.heard(), shown(run, config) as show:
 
             def report(step: int, metrics: dict[str, float]) -> None:
-                nonlocal is_idle
-                is_idle = False
                 show(step, metrics)
+                outcome.hear(step)
 
             if arguments.profile is None:
                 reason, trace = train(run, report), None
@@ -193,9 +193,8 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
         if arguments.profile is not None:
             where = f"the trace is {trace}; open it in Perfetto or chrome://tracing" if trace else "no trace: the run had no second step"
             print(f"oat train: {where}")
-    print(printable(f"oat train: finished, {reason}; the run lies in {config.run_dir}; write its model with: oat export {config.run_dir} OUT"))
-    if is_idle:
-        print(f"oat train: {way_on(run, config, reason)}")
+        closing = outcome.lines(reason, outcome.nothing_learned(), f"; write its model with: oat export {config.run_dir} OUT")
+    print(printable("\n".join(f"oat train: {line}" for line in closing)))
     return 0
 
 

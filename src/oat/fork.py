@@ -143,6 +143,12 @@ def _checkpoints(run_dir: Path) -> Checkpoints:
     return Checkpoints(run_dir / "checkpoints", every=1, keep_last=1, background=False)
 
 
+def begins_after(directory: Path) -> int:
+    """The steps that a run had when it began: of a fork, those of the other run."""
+    origin = _read(directory)
+    return 0 if origin is None else origin.step
+
+
 def _read(directory: Path) -> Origin | None:
     try:
         found = json.loads((directory / FORK_FILE).read_text(encoding="utf-8"))

@@ -21,7 +21,8 @@ from oat.inputs import GIVEN
 from oat.interruption import Interrupted
 from oat.loop import Report, Run, train
 from oat.once import evaluate_once
-from oat.progress import opening, shown, way_on
+from oat.outcome import Outcome
+from oat.progress import opening, shown
 from oat.reading import read_metrics
 from oat.records import is_named, unboxed
 from oat.rundir import as_begun, open_run
@@ -45,6 +46,7 @@ class Result:
         is_idle: it had ended before, and nothing was left to do.
         step: steps that are done.
         metrics: its last row, as it stands in `metrics.jsonl`.
+        learned_nothing: the likely cause, where no step taught it anything.
     """
 
     run_dir: Path
@@ -53,6 +55,7 @@ class Result:
     is_idle: bool
     step: int
     metrics: dict[str, float]
+    learned_nothing: str | None = None
 
     def __str__(self) -> str:
         return self.reason
@@ -136,13 +139,13 @@ class Trainer:
         self._write_given()
         opened = open_run(self.config, self._origins, self._source, self.accept_changed)
         with plugins.naming(self._given), opened as run, run.interruption.heard(), self._shown(run) as show:
-            is_asked, is_idle = False, True
+            is_asked, outcome = False, Outcome(run, self.config)
             self._say(*opening(run, self.config))
 
             def report(step: int, metrics: dict[str, float]) -> None:
-                nonlocal is_asked, is_idle
-                is_idle = False
+                nonlocal is_asked
                 show(step, metrics)
+                outcome.hear(step)
                 if self._call_back(step, metrics):
                     is_asked = True
                     run.interruption.ask()
@@ -153,10 +156,11 @@ class Trainer:
                 if not is_asked:
                     raise
                 reason, is_finished = "a callback ended it", False
+            cause = outcome.nothing_learned()
         if is_finished:
-            self._say(f"finished, {reason}; the run lies in {self.run_dir}", *([way_on(run, self.config, reason)] if is_idle else []))
+            self._say(*outcome.lines(reason, cause))
         last = (self.metrics or [{"step": 0}])[-1]
-        return Result(self.run_dir, reason, is_finished, is_idle, int(last["step"]), last)
+        return Result(self.run_dir, reason, is_finished, outcome.is_idle, int(last["step"]), last, cause)
 
     def fork(self, run_dir: str | Path, step: int | None = None, **changes: Any) -> "Trainer":
         """A run that begins where this one stood, under settings that differ. Nothing of it is made before it is trained; afterwards the same lines

@@ -1,0 +1,166 @@
+"""The last line of a run that learned nothing says so, with the likely cause, and after its first steps; of one that learned it does not."""
+
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import World, damage_metrics, forked, kill_at, oat, write_jsonl
+from flat_steps import flat_steps
+from openai_server import judging
+
+from oat import Trainer
+from oat.learner.learner import Learner
+
+REWARDS = """
+def constant(prompts, completions, **columns):
+    return [0.5] * len(completions)
+
+
+def none(prompts, completions, **columns):
+    return [None] * len(completions)
+
+
+def length(prompts, completions, **columns):
+    return [float(len(text)) for text in completions]
+"""
+NO_STEP = "no optimiser step was made"
+NOTHING = "oat train: the run learned nothing: "
+
+
+def trained(config: Path, capsys: pytest.CaptureFixture[str], *flags: object) -> tuple[str, list[str]]:
+    """The last line of a run, and what was said of it before as a warning."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert oat("train", config, *flags) == 0
+    return capsys.readouterr().out.splitlines()[-1], [str(each.message) for each in caught if "has learned nothing yet" in str(each.message)]
+
+
+def rewarded(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
+    (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
+    return {"oracle.name": f"{folder / 'rewards.py'}:{name}", "evaluation": None, "stop.max_steps": 3, **changes}
+
+
+EQUAL = "the rewards of every group were equal in every step (all of them 0.5); see in samples.jsonl"
+CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "equal rewards": ("grpo", "constant", {}, EQUAL),
+    "equal rewards beside a tie to the reference": ("grpo", "constant", {"algorithm.kl_coef": 0.1}, EQUAL),
+    "equal rewards of pairs": ("dpo", "constant", {}, f"{NO_STEP}: {EQUAL}"),
+    "no rewards": (
+        "grpo",
+        "none",
+        {},
+        "no optimiser step was made; of the questions, {oracle} left 100% without a value: it abstained: its function",
+    ),
+    "an unreached threshold": (
+        "sft",
+        "length",
+        {"algorithm.threshold": 99.0},
+        "no optimiser step was made: no response reached algorithm.threshold, 99.0",
+    ),
+    "a learning rate of 0": ("grpo", "length", {"learner.learning_rate": 0.0}, "the learning rate was 0 in every step (learner.learning_rate is 0)"),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "reward", "changes", "cause"), CASES.values(), ids=CASES.keys())
+def test_nothing_learned(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, reward: str, changes: dict[str, Any], cause: str
+) -> None:
+    """It is said after the first steps, at the end, and again by a run that had ended."""
+    changes = rewarded(tmp_path, reward, **changes)
+    cause = cause.format(oracle=changes["oracle.name"])
+    config = world.config(algorithm, tmp_path, changes)
+    last, early = trained(config, capsys)
+    assert last.startswith(NOTHING + cause)
+    assert last.endswith(f"It ended, since all 3 steps are done; the run lies in {tmp_path / algorithm}")
+    assert len(early) == 1
+    assert early[0].startswith(f"after 2 steps: the run has learned nothing yet: {cause}")
+    assert trained(config, capsys) == (last, [])
+
+
+def offline(folder: Path, rejected: str) -> dict[str, Any]:
+    records = [{"prompt": f"{a}+1=", "chosen": "a", "rejected": rejected} for a in range(8)]
+    data = write_jsonl(folder / "pairs.jsonl", records)
+    return {"prompts": {"path": str(data)}, "oracle": {"name": "recorded"}, "evaluation": None, "stop.max_steps": 3}
+
+
+LEARNING: dict[str, tuple[str, dict[str, Any]]] = {
+    "scores": ("grpo", {}),
+    "demonstrations that all pass": ("sft", {"algorithm.threshold": 0.0}),
+    "desirable responses only": ("kto", {"algorithm.samples": 2, "algorithm.threshold": -1.0}),
+    "a reward model beside a frozen policy": ("reward_model", {"algorithm.samples": 2}),
+    "a warm-up": ("grpo", {"learner.warmup_steps": 2}),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "changes"), LEARNING.values(), ids=LEARNING.keys())
+def test_something_learned(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any]) -> None:
+    last, early = trained(world.config(algorithm, tmp_path, {"evaluation": None, "stop.max_steps": 3, **changes}), capsys)
+    assert last.startswith("oat train: finished, all 3 steps are done")
+    assert early == []
+
+
+def test_recorded_pairs(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, rejected, is_learned in (("learned", "b", True), ("equal", "a", False)):
+        (tmp_path / name).mkdir()
+        changes = {**offline(tmp_path / name, rejected), "algorithm": {"name": "dpo", "prompts": 4}}
+        last, early = trained(world.config("dpo", tmp_path / name, changes), capsys)
+        assert last.startswith("oat train: finished" if is_learned else f"{NOTHING}{NO_STEP}: pairs were ties: ")
+        assert len(early) == (not is_learned)
+
+
+def test_a_judge_without_verdicts(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with judging(lambda shown: "Hmm.") as (_, _, url):
+        oracle = {"name": "judge", "model": "m", "url": url, "orders": "one", "invalid": "skip", "timeout_s": 5.0}
+        changes = {"oracle": oracle, "evaluation": None, "stop.max_steps": 2}
+        last, _ = trained(world.config("dpo", tmp_path, changes), capsys)
+    assert last.startswith(f"{NOTHING}{NO_STEP}; of the questions, judge left 100% without a value: it abstained: its replies have no")
+
+
+def test_a_run_without_a_step(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last, _ = trained(world.config("dpo", tmp_path, {"stop": {"max_hours": 1e-9}}), capsys)
+    assert last.startswith(f"{NOTHING}it made no step. It ended, since it ran for 0.00 hours")
+
+
+@pytest.mark.parametrize("learned", [(), (1,), (3,)])
+@pytest.mark.parametrize("killed", [2, 4])
+def test_of_all_lives(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], learned: tuple[int, ...], killed: int) -> None:
+    """A run that is killed says at its end what the unbroken one says, and says it after its first steps if these are done in this life."""
+    changes = flat_steps(tmp_path, {0, 1, 2, 3} - {*learned})
+    changes |= {"stop.max_steps": 4, "checkpoint": {"every": 2, "background": False}, "evaluation": None, "alarms.spread.action": "off"}
+    config = world.config("grpo", tmp_path, changes)
+    assert forked(lambda: kill_at(Learner, "update", killed) or oat("train", config), tmp_path / "log") == -signal.SIGKILL
+    last, early = trained(config, capsys)
+    assert last.startswith("oat train: finished" if learned else f"{NOTHING}the rewards of every group")
+    assert len(early) == (killed == 2 and learned != (1,))
+
+
+def test_a_fork_is_of_its_own_steps(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = world.config("grpo", tmp_path, {"evaluation": None, "stop.max_steps": 2})
+    assert trained(first, capsys)[0].startswith("oat train: finished")
+    flags = ["--run_dir", tmp_path / "fork", "--learner.learning_rate", 0, "--stop.max_steps", 6]
+    last, early = trained(first, capsys, "--from", tmp_path / "grpo", *flags)
+    assert last.startswith(f"{NOTHING}the learning rate was 0 in every step")
+    assert [text[:14] for text in early] == ["after 4 steps:"]
+
+
+def test_where_rows_are_missing_nobody_knows(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("grpo", tmp_path, rewarded(tmp_path, "constant"))
+    assert trained(config, capsys)[0].startswith(NOTHING)
+    damage_metrics(tmp_path / "grpo", {3: None})
+    lines = oat("train", config), capsys.readouterr().out.splitlines()
+    assert not any("learned nothing" in line for line in lines[1])
+
+
+def test_from_python(world: World, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"model": str(world.folder / "model"), "prompts": str(world.folder / "train.jsonl"), "quiet": True}
+    common |= {"sampling": {"max_new_tokens": 4}, "algorithm": {"name": "grpo", "prompts": 4, "samples": 3}, "compute": {"threads": 1}}
+
+    def constant(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    with pytest.warns(UserWarning, match="after 2 steps: the run has learned nothing yet: the rewards of every group were equal"):
+        found = Trainer(oracle=constant, run_dir=tmp_path / "a", stop={"max_steps": 3}, **common).train()
+    assert "the rewards of every group were equal" in str(found.learned_nothing)
+    assert Trainer(oracle=world.oracle, run_dir=tmp_path / "b", stop={"max_steps": 2}, **common).train().learned_nothing is None
