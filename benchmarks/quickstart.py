@@ -1,52 +1,159 @@
-"""The quickstart with three seeds: what each run gains and what its control does; writes the table of docs/quickstart.md.
+"""Does every run of the quickstart gain, and every control stay, with other seeds and on machines that round otherwise?
 
-python benchmarks/quickstart.py [--out DIR]
+    python benchmarks/quickstart.py --out DIR               measures the cells that DIR lacks, one after another, and writes the page's tables
+    python benchmarks/quickstart.py --out DIR --tables      writes the tables of docs/quickstart.md from the cells that DIR has
+    python benchmarks/quickstart.py --out DIR --cell SEED --environment NAME
+
+A cell is the start, both runs and both controls of one seed in one environment, in a process of its own and on one thread of torch; it leaves
+DIR/SEED_NAME.json, and its runs beside it. An environment rounds otherwise than the machine does as it is: fewer vector instructions in torch's
+own kernels (`avx2`, `default`: ATEN_CPU_CAPABILITY), or none of oneDNN's kernels. Exit code 0: all cells that were asked for are within the bounds.
 """
 
 import argparse
 import json
-import tempfile
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oat.quickstart import configurations, quickstart
+import torch
+import yaml
+
+from oat.cli import main as oat
+from oat.export import digest_run
+from oat.quickstart import configurations, make_start
 
 PAGE = Path(__file__).parent.parent / "docs" / "quickstart.md"
-SEEDS = (0, 1, 2)
-BEGIN, END = "<!-- seeds -->\n", "<!-- end of seeds -->"
+SEEDS = (0, 1, 2, 3, 4)
+ENVIRONMENTS: dict[str, dict[str, str]] = {
+    "as is": {},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
+    "default": {"ATEN_CPU_CAPABILITY": "default"},
+    "oneDNN off": {},
+}
+LEAST_SAMPLED, LEAST_GREEDY, MOST_CONTROL = 0.3, 0.5, 0.05
+METRICS = ("eval/sampled", "eval/greedy")
+Cell = Mapping[str, Any]
+"""What a cell measured: its seed, its environment, torch's instructions, and of each run the digest and the first and last row of metrics."""
 
 
-def ends(out: Path, seed: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """The first and the last row of metrics of each run of a quickstart, which is made where it is not there."""
-    quickstart(out, seed)
-    found = {}
-    for name in configurations(out, seed):
-        rows = [json.loads(line) for line in (out / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        found[name] = (rows[0], rows[-1])
+def measure(out: Path, seed: int, environment: str) -> Cell:
+    """Make the start and the runs of a seed in this process, which has the environment already."""
+    if environment == "oneDNN off":
+        torch.backends.mkldnn.set_flags(False)
+    began, folder, runs = time.monotonic(), out / _name(seed, environment), {}
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "start").exists():
+        make_start(folder, seed)
+    for name, tree in configurations(folder, seed).items():
+        file = folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+        if oat(["train", str(file)]) != 0:
+            raise SystemExit(f"quickstart: {file} failed")
+        runs[name] = {"digest": digest_run(folder / name), **ends(folder / name)}
+    made = {"seed": seed, "environment": environment, "capability": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
+    return {**made, "seconds": time.monotonic() - began, "runs": runs}
+
+
+def ends(run_dir: Path) -> dict[str, dict[str, float]]:
+    """The first and the last row of a run's metrics: what was evaluated, and the queries."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    kept = ("oracle/queries", *(metric + suffix for metric in METRICS for suffix in ("", "_low", "_high")))
+    return {when: {key: row[key] for key in kept if key in row} for when, row in (("start", rows[0]), ("end", rows[-1]))}
+
+
+def gains(run: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
+    """What a run gained in samples, and greedily."""
+    sampled, greedy = (run["end"][metric] - run["start"][metric] for metric in METRICS)
+    return sampled, greedy
+
+
+def misses(cell: Cell) -> list[str]:
+    """What in a cell is out of bounds."""
+    found = []
+    for name, run in cell["runs"].items():
+        sampled, greedy = gains(run)
+        is_control = name.endswith("-control")
+        within = max(abs(sampled), abs(greedy)) <= MOST_CONTROL if is_control else sampled >= LEAST_SAMPLED and greedy >= LEAST_GREEDY
+        if not within:
+            found.append(f"seed {cell['seed']}, {cell['environment']}, {name}: sampled {sampled:+.3f}, greedy {greedy:+.3f}")
     return found
 
 
-def rows(seed: int, runs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
-    lines = []
-    for name, (start, end) in runs.items():
-        cells = [name, str(seed), f"{end['oracle/queries']:,.0f}"]
-        for metric in ("eval/sampled", "eval/greedy"):
-            cells += [f"{start[metric]:.3f}", f"{end[metric]:.3f} [{end[metric + '_low']:.3f}, {end[metric + '_high']:.3f}]"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+def read_cells(out: Path) -> list[Cell]:
+    """The cells that are there, in the order of the list."""
+    files = (out / f"{_name(seed, environment)}.json" for environment in ENVIRONMENTS for seed in SEEDS)
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
 
-def main() -> None:
+def tables(cells: Sequence[Cell]) -> str:
+    """Two tables: each run of each seed as the machine is, and what runs and controls gain in each environment."""
+    head = "| run | seed | oracle queries | sampled, start | sampled, end | greedy, start | greedy, end |\n" + "| --- " * 7 + "|"
+    lines = [head, *sorted(line for cell in cells if cell["environment"] == "as is" for line in _rows(cell)), ""]
+    lines += ["| environment | run | seeds | sampled, start | sampled, gain | greedy, start | greedy, gain |", "| --- " * 7 + "|"]
+    for environment in ENVIRONMENTS:
+        there = [cell for cell in cells if cell["environment"] == environment]
+        for name in there[0]["runs"] if there else ():
+            runs = [cell["runs"][name] for cell in there]
+            shown = []
+            for index, metric in enumerate(METRICS):
+                shown += [_span([run["start"][metric] for run in runs], ""), _span([gains(run)[index] for run in runs], "+")]
+            seeds = ", ".join(str(cell["seed"]) for cell in there)
+            lines.append(f"| {environment} | {name} | {seeds} | " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def write_tables(cells: Sequence[Cell], page: Path) -> None:
+    """Put the tables between the marks of the page."""
+    begin, end = "<!-- cells -->\n", "<!-- end of cells -->"
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    page.write_text(before + begin + tables(cells) + end + rest.split(end)[1], encoding="utf-8")
+
+
+def _rows(cell: Cell) -> Iterator[str]:
+    for name, run in cell["runs"].items():
+        start, end = run["start"], run["end"]
+        shown = [name, str(cell["seed"]), f"{end['oracle/queries']:,.0f}"]
+        for metric in METRICS:
+            shown += [f"{start[metric]:.3f}", f"{end[metric]:.3f} [{end[metric + '_low']:.3f}, {end[metric + '_high']:.3f}]"]
+        yield "| " + " | ".join(shown) + " |"
+
+
+def _span(values: Sequence[float], sign: str) -> str:
+    return f"{min(values):{sign}.3f} to {max(values):{sign}.3f}"
+
+
+def _name(seed: int, environment: str) -> str:
+    return f"{seed}_{environment.replace(' ', '_')}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="keep the runs here, and go on with those that are there")
-    out = parser.parse_args().out
-    with tempfile.TemporaryDirectory() as scratch:
-        lines = [line for seed in SEEDS for line in rows(seed, ends((out or Path(scratch)) / f"seed_{seed}", seed))]
-    head = "| run | seed | oracle queries | sampled, start | sampled, end | greedy, start | greedy, end |\n" + "| --- " * 7 + "|\n"
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    PAGE.write_text(before + BEGIN + head + "\n".join(sorted(lines)) + "\n" + END + rest.split(END)[1], encoding="utf-8")
+    parser.add_argument("--out", type=Path, required=True, help="keep the cells and their runs here, and go on with those that are there")
+    parser.add_argument("--cell", type=int, metavar="SEED", help="this seed's cell only, in this process")
+    parser.add_argument("--environment", choices=ENVIRONMENTS, default="as is")
+    parser.add_argument("--tables", action="store_true", help="measure nothing")
+    arguments = parser.parse_args(argv)
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    if arguments.cell is not None:
+        cells = [measure(out, arguments.cell, arguments.environment)]
+        (out / f"{_name(arguments.cell, arguments.environment)}.json").write_text(json.dumps(cells[0], indent=1), encoding="utf-8")
+    else:
+        for environment, variables in ENVIRONMENTS.items():
+            for seed in () if arguments.tables else SEEDS:
+                if not (out / f"{_name(seed, environment)}.json").exists():
+                    command = [sys.executable, __file__, "--out", str(out), "--cell", str(seed), "--environment", environment]
+                    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", **variables}, check=False)
+        cells = read_cells(out)
+        write_tables(cells, PAGE)
+    outside = [line for cell in cells for line in misses(cell)]
+    print(f"{len(cells)} cells; out of bounds: {'; '.join(outside) or 'none'}", flush=True)
+    return 1 if outside else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

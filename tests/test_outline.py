@@ -4,13 +4,17 @@ import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from fixtures import World, forked, oat
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oat.build import build, resolve
 from oat.check import make_objective
@@ -81,7 +85,7 @@ def test_boxes_are_made_without_weights(world: World, tmp_path: Path) -> None:
     """The very `build` of a run, and no tensor has memory."""
     config = resolve(*load_config(world.config("dpo", tmp_path)))
     with outlines():
-        run = build(config, directory=tmp_path / "scratch")
+        run = build(config, directory=tmp_path)
     learner: Any = run.learner
     assert all(type(tensor.data).__name__ == "FakeTensor" for model in learner.models.values() for tensor in model.tensors().values())
     run.ledger.close()
@@ -99,6 +103,53 @@ def test_tokens_of_a_response(world: World, tmp_path: Path, capsys: pytest.Captu
     assert printed[start + 8] == "stop ids: 1 '<eos>', 2 '0'; or the text '+'"
 
 
+def test_what_the_model_does_with_the_end_of_a_prompt(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The shares are those that transformers itself computes."""
+    config = world.config("grpo", tmp_path, {"prompts.shuffle": False})
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(world.folder / "model"), AutoTokenizer.from_pretrained(world.folder / "model")
+    prompts = [json.loads(line)["prompt"] for line in (world.folder / "train.jsonl").read_text().splitlines()[:16]]
+    with torch.no_grad():
+        shares = [model(tokenizer(text, return_tensors="pt").input_ids).logits[0, -1].softmax(-1) for text in prompts]
+    assert oat("check", config, "--show-tokens") == 0
+    printed = capsys.readouterr().out
+    assert "mean over the first 16 prompts:" in printed
+    at_once = float(re.search(r"ends at once +([\d.]+) of the probability is on the stop ids", printed)[1])
+    assert at_once == pytest.approx(np.mean([float(share[[1, 2]].sum()) for share in shares]), abs=6e-4)
+    row, end, tokens = re.search(r"most of it, row (\d+) +('.*?') -> (.*)", printed).groups()
+    assert end == repr(prompts[int(row) - 1])
+    best = shares[int(row) - 1].topk(4)
+    assert tokens == ", ".join(f"{_seen(tokenizer.decode([id]))} {share:.3f}" for share, id in zip(*map(torch.Tensor.tolist, best), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("greedy", "at_once", "soon"),
+    [
+        (["<eos>"], "1.000", "1.000 of it is on greedy responses that end within 8 tokens, 16 of 16"),
+        (["a", "<eos>"], "0.000", "1.000 of it is on greedy responses that end within 8 tokens, 16 of 16"),
+    ],
+)
+def test_a_model_that_ends_at_once_or_soon_is_shown(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], greedy: list[str], at_once: str, soon: str
+) -> None:
+    """The model's layers add nothing, so the next token is decided by the last one alone: by `=`, then by what it led to."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(world.folder / "model"), AutoTokenizer.from_pretrained(world.folder / "model")
+    vocabulary = tokenizer.get_vocab()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "o_proj" in name or "down_proj" in name or "lm_head" in name:
+                parameter.zero_()
+        torch.nn.init.orthogonal_(model.model.embed_tokens.weight)
+        for last, following in pairwise(["=", *greedy]):
+            model.lm_head.weight[vocabulary[following]] += 100 * model.model.embed_tokens.weight[vocabulary[last]]
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert oat("check", world.config("grpo", tmp_path, {"model.path": str(tmp_path / "model")}), "--show-tokens") == 0
+    printed = capsys.readouterr().out
+    assert re.search(rf"ends at once +{at_once} of the probability is on the stop ids", printed)
+    assert re.search(rf"ends soon +{soon}", printed)
+    assert re.search(rf"greedy: '{''.join(greedy)}' and ends, with probability 1.000", printed)
+
+
 def test_tokens_of_recorded_responses(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "pairs.jsonl"
     data.write_text(json.dumps({"prompt": "1+1=", "good": "2", "bad": "33"}) + "\n")
@@ -109,6 +160,7 @@ def test_tokens_of_recorded_responses(world: World, tmp_path: Path, capsys: pyte
     assert oat("check", tmp_path / "dpo.yaml", "--show-tokens") == 0
     printed = capsys.readouterr().out
     assert "example: row 1 of the prompts, the response 'good'" in printed
+    assert "ends at once" not in printed, "nothing is sampled"
     assert re.search(r"the response 'bad'\n.*\n( +\d +\d+  context  -  .*\n){4}( +\d +5  model    yes      '3'\n){2} +6 +1  model    yes ", printed)
 
 

@@ -5,8 +5,12 @@ seen without weights: numbers in them that are not finite, and a model whose att
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from oat.actor import RecordedActor
 from oat.check import make_objective, updates_of
@@ -19,7 +23,9 @@ from oat.inputs import recorded
 from oat.learner.learner import Learner
 from oat.learner.limits import GB
 from oat.learner.models import LanguageModel
+from oat.lm import CausalLM
 from oat.loop import Run
+from oat.lora import load_model
 from oat.memory import lengths_of, memory_lines, refuse_short_cache, refuse_too_large
 from oat.nf4 import count
 from oat.oracles.preferences import Preferences
@@ -29,10 +35,15 @@ from oat.rules import BUILTIN, judges_of
 from oat.rundir import outlined, refuse_changes, settled
 from oat.settings import BufferConfig, Config
 from oat.surroundings import Surroundings, refuse_weights, surround
-from oat.types import Segment, Trajectory
+from oat.types import Prompt, Segment, Trajectory
 
 _MOMENTS = 2
 """Of AdamW, each as large as the weights that learn."""
+_ENDS_SEEN = 16
+"""Prompts whose ends are shown to the model."""
+_SOON = 8
+_LIKELIEST = 4
+_END_SHOWN = 6
 _SPACE = "\u2423"
 _UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
@@ -232,8 +243,10 @@ def _places(config: Config, learner: Learner) -> _Lines:
 
 
 def token_lines(config: Config, around: Surroundings) -> list[str]:
-    """What is learned from the first prompt of the run, token by token: where responses are sampled, the reference stands for one."""
-    (prompt,), renderer = around.prompts.take(1), around.renderer
+    """What is learned from the first prompt of the run, token by token: where responses are sampled, the reference stands for one, and the model
+    itself is asked how it goes on."""
+    prompts, renderer = around.prompts.take(_ENDS_SEEN), around.renderer
+    prompt = prompts[0]
     if config.prompts.responses:
         actor = RecordedActor(renderer, config.prompts.responses, config.prompts.score_key)
         rows, names = actor.sample([prompt], {}, ())[0].trajectories, [f"the response {name!r}" for name in config.prompts.responses]
@@ -252,7 +265,65 @@ def token_lines(config: Config, around: Surroundings) -> list[str]:
                 place += 1
     ends = ", ".join(f"{id} {renderer.decode([id])!r}" for id in sorted(renderer.stop_ids)) or "none"
     strings = f"; or the text {', '.join(map(repr, renderer.stop))}" if renderer.stop else ""
-    return [*lines, f"stop ids: {ends}{strings}"]
+    lines.append(f"stop ids: {ends}{strings}")
+    return lines if config.prompts.responses else [*lines, *_after_prompts(load_model(config.model), renderer, prompts)]
+
+
+@dataclass(frozen=True)
+class _GoesOn:
+    """How a model goes on after a prompt.
+
+    Attributes:
+        at_once: probability of a stop id as the first token.
+        likeliest: the first tokens with their probabilities, likeliest first.
+        greedy: its greedy response, of at most `_SOON` tokens.
+        is_ended: whether that ends with a stop id.
+        probability: of that response, all its tokens.
+    """
+
+    prompt: Prompt
+    at_once: float
+    likeliest: list[tuple[int, float]]
+    greedy: list[int]
+    is_ended: bool
+    probability: float
+
+    @property
+    def ends(self) -> float:
+        """Probability of ending at once, or as the greedy response does."""
+        return min(1.0, self.at_once + (self.probability if self.is_ended and len(self.greedy) > 1 else 0.0))
+
+
+@torch.no_grad()
+def _goes_on(lm: CausalLM, renderer: Renderer, prompt: Prompt) -> _GoesOn:
+    stop_ids, response, firsts, probability = sorted(renderer.stop_ids), list[int](), list[torch.Tensor](), 1.0
+    while len(response) < _SOON and not (response and response[-1] in stop_ids):
+        ids = np.concatenate([renderer.prompt(prompt.messages), response]).astype(np.int64)
+        probabilities_V = lm.head(lm.hidden(torch.as_tensor(ids, device=lm.device)[None])[0, -1]).float().softmax(-1)
+        firsts = firsts or [probabilities_V]
+        response.append(int(probabilities_V.argmax()))
+        probability *= float(probabilities_V[response[-1]])
+    likeliest = firsts[0].argsort(descending=True)[:_LIKELIEST].tolist()
+    shares = [(id, float(firsts[0][id])) for id in likeliest]
+    return _GoesOn(prompt, float(firsts[0][stop_ids].sum()), shares, response, response[-1] in stop_ids, probability)
+
+
+def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
+    """What a model does with the ends of prompts: an end that its tokens never have leads it astray, or ends the response at once."""
+    seen = [_goes_on(lm, renderer, prompt) for prompt in prompts]
+    at_once, soon = np.mean([one.at_once for one in seen]), [one for one in seen if one.is_ended]
+    worst = max(seen, key=lambda one: one.ends)
+    tokens = ", ".join(f"{_seen(renderer.decode([id]))} {share:.3f}" for id, share in worst.likeliest)
+    end = renderer.decode(renderer.prompt(worst.prompt.messages)[-_END_SHOWN:].tolist())
+    how = "and ends" if worst.is_ended else "and goes on"
+    share = sum(one.probability for one in soon) / len(seen)
+    return [
+        f"after the prompt, by the model itself at temperature 1, mean over the first {_many(len(seen), 'prompt')}:",
+        f"  ends at once         {at_once:.3f} of the probability is on the stop ids",
+        f"  ends soon            {share:.3f} of it is on greedy responses that end within {_many(_SOON, 'token')}, {len(soon)} of {len(seen)}",
+        f"  most of it, row {worst.prompt.row:<5}{_seen(end)} -> {tokens}",
+        f"                       greedy: {_seen(renderer.decode(worst.greedy))} {how}, with probability {worst.probability:.3f}",
+    ]
 
 
 def _seen(text: str) -> str:

@@ -27,6 +27,8 @@ MAX_NEW_TOKENS = 4
 """Three digits and the end of text."""
 BATCH = 128
 """Demonstrations in a step of the supervised start."""
+FORGETS = 0.75
+"""Share of the demonstrations that lack the carry, so that the start's greedy answers lack nearly all carries: no rounding turns them."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Task:
         write_records(folder / "demonstrations.jsonl", ((s.prompt, shown) for s, shown in self.demonstrations))
 
 
-def build_task(seed: int, *, heldout: int = 520, demonstrations: int = 51_200, forgets: float = 0.65) -> Task:
+def build_task(seed: int, *, heldout: int = 520, demonstrations: int = 51_200, forgets: float = FORGETS) -> Task:
     """The data of a seed.
 
     Args:
