@@ -75,8 +75,9 @@ def play(
         before(step)
         found.spent.append(ledger.spent_before(step))
         due += count
-        is_spent, target, round = ledger.is_spent(step), min(due + ahead, steps * count), 0
-        while not is_spent and ledger.asked(step, round) < target:
+        target, round = min(due + ahead, steps * count), 0
+        bound = 0 if ledger.is_spent(step) else due if ledger.is_spent(step, ahead=True) else target
+        while ledger.asked(step, round) < bound:
             groups = [group(asked + place) for place in range(size)]
             if not ledger.recalls(step, round):
                 ledger.ask(step, round, groups, make_questions(groups, "score", step, round, oracle="o"))

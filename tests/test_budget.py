@@ -78,14 +78,14 @@ def test_a_cheaper_question_behind_a_dear_one_is_still_paid(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("budget", [Budget(tokens=250), Budget(cost=2.5), Budget(queries=2)])
 def test_the_most_is_set_aside_and_what_it_took_counts_once_taken(tmp_path: Path, budget: Budget) -> None:
-    """Two of three are allowed at 100 tokens, or 1.00, each. Of queries one more is not; of the others they took half, so another is."""
-    half = Price(1, 50, 0.5)
+    """Two of three are allowed at 100 tokens, or 1.00, each. They take half of it, so the third is too, in a wave of its own, and one more. Queries
+    are taken whole."""
+    half, ok, unpaid = Price(1, 50, 0.5), ("ok",), ("unpaid",)
     ledger = opened(tmp_path, Judge([half] * 4), budget)
     ask(ledger, 0, 0, 1, 2)
-    assert [item.answer.marks for item in ledger.take(0, 3).items] == [("ok",), ("ok",), ("unpaid",)]
+    assert [item.answer.marks for item in ledger.take(0, 3).items] == [ok, ok, unpaid if budget.queries else ok]
     ask(ledger, 1, 3, 4)
-    expected = [("unpaid",), ("unpaid",)] if budget.queries else [("ok",), ("unpaid",)]
-    assert [item.answer.marks for item in ledger.take(1, 2).items] == expected
+    assert [item.answer.marks for item in ledger.take(1, 2).items] == [unpaid if budget.queries else ok, unpaid]
     assert budget.allows(ledger.store.spent("train"))
 
 

@@ -67,8 +67,8 @@ class Ledger(Protocol):
     def give_up(self, step: int, purpose: str) -> None:
         """Close a step that failed: nobody waits for its answers any more, and its record has none."""
 
-    def is_spent(self, step: int) -> bool:
-        """Whether training could buy nothing more when the step before had taken its answers."""
+    def is_spent(self, step: int, *, ahead: bool = False) -> bool:
+        """Whether training could buy nothing more when the step before had taken its answers; ahead: beside the most that waits may take."""
 
     def price(self, questions: Sequence[Question]) -> Price:
         """The most that questions would cost if they were asked now."""

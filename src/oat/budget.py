@@ -1,12 +1,16 @@
 """What a run may spend: in queries, tokens and money.
 
-The most that a question can cost is reserved when it is asked, and what it did cost counts once a step has taken its answer. So the limits are never
-passed, whoever asks and however many at a time, and whether a question can be paid depends on recorded steps only.
+The most that a question can cost is reserved when it is asked, so the limits are never passed, whoever asks and however many at a time. What it did
+cost counts once a step has taken its answer; with a limit in tokens or money, where that is far less, once its wave is answered (`waves.py`). Whether
+a question can be paid depends on what is on record only.
 """
 
 from dataclasses import dataclass
 
 from oat.types import Price, Spent
+
+_SLACK = 1e-9
+"""Of a limit in money: sums of the same costs in another order differ by less."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +32,21 @@ class Budget:
 
     def allows(self, price: Price) -> bool:
         """Whether so much may be spent altogether."""
-        pairs = ((price.queries, self.queries), (price.tokens, self.tokens), (price.cost, self.cost))
+        pairs = ((price.queries, self.queries), (price.tokens, self.tokens), (price.cost, None if self.cost is None else self.cost * (1 + _SLACK)))
         return all(limit is None or spent <= limit for spent, limit in pairs)
+
+    def within(self, price: Price) -> Price:
+        """As much of it as may be spent."""
+        queries, tokens = (
+            min(most, limit) if limit is not None else most for most, limit in ((price.queries, self.queries), (price.tokens, self.tokens))
+        )
+        return Price(queries, tokens, price.cost if self.cost is None else min(price.cost, self.cost))
 
     def used_up(self, spent: Spent) -> str | None:
         """Why nothing more can be bought for now, or None; answers may turn out cheaper than what is set aside for them."""
         pairs = {"queries": (spent.price.queries, self.queries), "tokens": (spent.price.tokens, self.tokens), "cost": (spent.price.cost, self.cost)}
         for name, (used, limit) in pairs.items():
-            if limit is not None and used >= limit:
+            if limit is not None and used >= (limit * (1 - _SLACK) if name == "cost" else limit):
                 return f"{used} {name} are spent (stop.max_{name} {limit})"
         if spent.refused is not None and not self.allows(spent.price + spent.refused):
             limits = ", ".join(f"{used} of stop.max_{name} {limit}" for name, (used, limit) in pairs.items() if limit is not None)
@@ -54,3 +65,8 @@ class Budget:
     @property
     def is_limited(self) -> bool:
         return self != Budget()
+
+    @property
+    def is_known_late(self) -> bool:
+        """Whether what a question takes of it is known only from its answer: tokens and money."""
+        return self.tokens is not None or self.cost is not None

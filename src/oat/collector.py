@@ -55,7 +55,7 @@ class Collector:
         Nothing here depends on when answers arrive: the count is of recorded rounds before the cursor, so a replay does the same.
         A step that already has its record goes over the rounds it asked and no others, also when the run has since been made longer.
         Stops early when the prompts are used up or a step has tried `MAX_ROUNDS` rounds; asks nothing while the budget buys nothing, and the steps
-        take what is paid for.
+        take what is paid for. Asks nothing ahead while what waits may take all that is left.
 
         Returns:
             "roofline/decode" and "roofline/padded_keys", if anything was sampled.
@@ -63,9 +63,10 @@ class Collector:
         before = self.actor.work()
         self.due += plan.questions
         target = self.due + self._ahead(step)
-        replayed, is_spent = self.ledger.has_taken(step), self.ledger.is_spent(step)
+        replayed = self.ledger.has_taken(step)
+        bound = 0 if self.ledger.is_spent(step) else self.due if self.ledger.is_spent(step, ahead=True) else target
         round = 0
-        while round < MAX_ROUNDS and (self.ledger.recalls(step, round) if replayed else not is_spent and self.ledger.asked(step, round) < target):
+        while round < MAX_ROUNDS and (self.ledger.recalls(step, round) if replayed else self.ledger.asked(step, round) < bound):
             batch = self.prompts.take(plan.prompts)
             if not batch:
                 break

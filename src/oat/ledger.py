@@ -6,7 +6,8 @@ nothing. So a run that is killed and continued learns from the same rows in the 
 asked again by the first step that has no record, unless its oracle is durable.
 
 What is known from earlier answers, or asked by an equal question already, is not asked (`cache.py`), and what the budget does not allow is neither
-(`budget.py`); both are decided and recorded with the intent. Questions that await an equal one's answer get it in the transaction that records it.
+(`purses.py`); both are decided and recorded with the intent. Questions that await an equal one's answer get it in the transaction that records it.
+Where tokens or money limit training, the questions of a round are asked in waves, and what cannot be paid shows when its turn comes (`waves.py`).
 
 Covered: a kill at any moment; many threads that ask. Not covered: two processes writing one ledger.
 """
@@ -19,17 +20,19 @@ from threading import RLock
 from types import MappingProxyType
 from typing import Any, Literal
 
-from oat.asked import Asked, Known, Terms, Value, nothing, rest, whole
+from oat.asked import Asked, Known, nothing, rest, whole
 from oat.budget import Budget
-from oat.cache import Asking, Cache
+from oat.cache import Cache
 from oat.contract import calling, checked, pairs_of, tickets_of
 from oat.errors import OracleError
 from oat.oracles.base import Oracle, is_cacheable, metrics_of, price_of, version_of
+from oat.purses import Purses
 from oat.seeds import Seeds
 from oat.silence import warn_of_silence
 from oat.store import Store
 from oat.types import UNASKED, Answer, Feedback, Group, Item, Key, Price, Question, Spent
 from oat.versions import changes, take_up
+from oat.waves import Waves, unpaid
 
 _Found = tuple[Asked, Answer, int | None]
 """A question, its answer and its label."""
@@ -97,6 +100,8 @@ class Ledger:
         self.lost: list[Asked] = []
         self.reasked = store.asked_again()
         self.warned: set[str] = set()
+        self.waves = Waves(store, self.budgets, lambda question: price_of(self._oracle(question.oracle), question))
+        self.purses = Purses(store, self.waves, self._oracle, self.cache, self._row)
         self._writing, self._collecting = RLock(), RLock()
         self._recover(take_up(store, versions))
 
@@ -118,21 +123,25 @@ class Ledger:
         return self.store.has_take(purpose, step)
 
     def ask(self, step: int, round: int, groups: Sequence[Group], questions: Sequence[Question], purpose: str = "train") -> None:
-        """Record a round of intents with its trajectories, then submit what is neither known nor beyond the budget."""
+        """Record a round of intents with its trajectories, then submit what is neither known nor beyond the budget; in waves, the first of them."""
         member_of = {group.prompt.occurrence: number for number, group in enumerate(groups)}
         members = [member_of[question.key.occurrence] for question in questions]
         with self._writing:
             with self.store:
-                terms, paid = self._terms(purpose, questions)
+                terms, paid = self.purses.terms(purpose, questions)
                 recorded = self.store.add_round(purpose, step, round, groups, questions, members, terms)
                 known = [_known(row, is_paid) for row, is_paid in zip(recorded, paid, strict=True)]
                 found = [(row.id, answer, self._label(row.question, answer)) for row, answer in zip(recorded, known, strict=True) if answer]
                 self.store.add_answers(found)
-                open_ = [row for row, answer in zip(recorded, known, strict=True) if answer is None]
-                self._await([row for row in open_ if row.others])
+                asked = [row for row, answer in zip(recorded, known, strict=True) if answer is None]
+                if self.waves.covers(purpose):
+                    self.waves.hold(asked)
+                    asked = self._next_wave(purpose)
+                else:
+                    self._await([row for row in asked if row.others])
             self.groups[purpose, step, round] = list(groups)
             self.waiting.update({row.id: row for row in recorded})
-            self._submit([row for row in open_ if row.is_sent])
+            self._submit([row for row in asked if row.is_sent])
 
     def take(self, step: int, count: int, purpose: str = "train") -> Feedback:
         """The answers a step learns from: its record if it has one, else those of the next `count` questions in the order they were asked, which are
@@ -149,7 +158,7 @@ class Ledger:
                 expired = self.store.takeable_ids(purpose, oldest - 1, -1)
                 ids = self.store.takeable_ids(purpose, step, count, oldest)
                 found = self._found(ids)
-                self.store.add_take(purpose, step, ids, expired, self._refused(found))
+                self.store.add_take(purpose, step, ids, expired, self.purses.refused(row for row, answer, _ in found if "unpaid" in answer.marks))
                 self._keep(found, step)
                 self._close([row for row, *_ in found] + [self._closed(id) for id in expired])
         else:
@@ -184,6 +193,7 @@ class Ledger:
                 found = self._found(closed)
                 self._keep(found, step)
                 self._close([row for row, *_ in found])
+            self.waves.forget(purpose)
             self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
             self.lost = [row for row in self.lost if row.question.key.purpose != purpose]
             self.awaiting = {key: rows for key, rows in self.awaiting.items() if key.purpose != purpose}
@@ -192,12 +202,7 @@ class Ledger:
     def price(self, questions: Sequence[Question]) -> Price:
         """The most that questions would cost if they were asked now; what is known costs nothing."""
         with self._writing:
-            asking, price = {} if self.cache is None else dict(self.cache.asking), Price()
-        for question in questions:
-            term, own = self._term(question, asking)
-            asking.update(own)
-            price += term.price
-        return price
+            return self.purses.price(questions)
 
     def refuse(self, step: int, purpose: str, price: Price) -> None:
         """Record that a step asks nothing, since so much cannot be paid."""
@@ -208,24 +213,17 @@ class Ledger:
         """What could not be paid by the newest record of a purpose up to this step."""
         return self.store.last_refused(purpose, step)
 
-    def is_spent(self, step: int) -> bool:
-        """Whether training could buy nothing more when the step before had taken its answers."""
-        return self.budgets.get("train", Budget()).used_up(self.spent_before(step)) is not None
+    def is_spent(self, step: int, *, ahead: bool = False) -> bool:
+        """As `Purses.is_spent`."""
+        return self.purses.is_spent(step, ahead=ahead)
 
     def committed(self, purpose: str) -> Price:
         """What was taken, and the most that everything asked since may still take."""
         return self.store.committed(purpose)
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
-        """What was spent when the step before had taken its answers. Where this step has asked or taken, the run went on: nothing is used up then.
-
-        Answers that have come since change none of it, so a run that is continued ends where the unbroken one does.
-        """
-        if not self.store.has_take(purpose, step - 1) or self.store.has_round(purpose, step, 0) or self.store.has_take(purpose, step):
-            return Spent()
-        unpaid = [self.waiting.get(id) or self.store.by_id(id) for id in self.store.unpaid_ids(purpose)]
-        prices = [*filter(None, [self.store.take_refused(purpose, step - 1)]), *map(self._rest_price, unpaid)]
-        return Spent(self.store.committed(purpose), min(prices, key=_in_order, default=None), self.store.num_open(purpose))
+        """As `Purses.spent_before`."""
+        return self.purses.spent_before(step, purpose)
 
     def drop(self, step: int) -> None:
         """No step before this one will be replayed: drop the trajectories that only earlier ones read; its row may still ask for the step before."""
@@ -242,8 +240,13 @@ class Ledger:
         new answers. Nobody awaits an answer that an oracle may have given before it changed, and what is known from then is asked again, where no
         budget is set aside for less."""
         unanswered = []
+        with self.store:
+            self.waves.begin()
         for row in self.store.unanswered():
-            oracle = row.question.oracle
+            if self.waves.is_held(row):
+                self.waves.hold([row])
+                continue
+            row, oracle = self.waves.as_asked(row), row.question.oracle
             is_kept = oracle in self.oracles and self.oracles[oracle].durable and row.ticket is not None
             if oracle in changed and not is_kept and not self.budgets.get(row.question.key.purpose, Budget()).is_limited:
                 row = replace(row, cached=())
@@ -253,41 +256,11 @@ class Ledger:
             elif row.is_sent:
                 self.lost.append(row)
             unanswered.append(row)
-        self._await([row for row in unanswered + self.store.waiting(-1) if row.others])
+        self._await(row for row in [*unanswered, *map(self.waves.as_asked, self.store.waiting(-1))] if row.others)
         if self.cache is not None:
-            self.cache.resume(row for row in self.store.waiting(-1, 0, 1) if row.question.oracle not in changed and self._is_cached(row.question))
-
-    def _terms(self, purpose: str, questions: Sequence[Question]) -> tuple[list[Terms], list[bool]]:
-        """For each question what is known and what the rest may cost, and whether the budget allows it."""
-        budget = self.budgets.get(purpose, Budget())
-        terms, paid, committed = [], [], self.store.committed(purpose)
-        asking = {} if self.cache is None else self.cache.asking
-        for question in questions:
-            term, own = self._term(question, asking)
-            paid.append(not budget.is_limited or term.price == Price() or budget.allows(committed + term.price))
-            asking.update(own if paid[-1] else {})
-            terms.append(term if paid[-1] else Terms(term.cached))
-            committed += terms[-1].price
-        return terms, paid
-
-    def _term(self, question: Question, asking: Asking) -> tuple[Terms, Asking]:
-        """What is known of a question, and what the rest may cost; and who asks for its items, if it is asked."""
-        if question.oracle == UNASKED:
-            return Terms(), {}
-        oracle = self._oracle(question.oracle)
-        cached: tuple[Value, ...] = (None,) * question.size
-        own: Asking = {}
-        if self.cache is not None and is_cacheable(oracle):
-            cached, own = self.cache.find(question, asking)
-        return Terms(cached if any(cached) else (), price_of(oracle, rest(question, cached)) if None in cached else Price()), own
-
-    def _refused(self, found: Sequence[_Found]) -> Price | None:
-        """The price of the cheapest question among these that was not paid."""
-        unpaid = [row for row, answer, _ in found if "unpaid" in answer.marks]
-        return min(map(self._rest_price, unpaid), key=_in_order, default=None)
-
-    def _rest_price(self, row: Asked) -> Price:
-        return price_of(self._oracle(row.question.oracle), rest(row.question, row.cached))
+            gone = {id for purpose in self.budgets.keys() - self.waves.limited for id in self.store.unpaid_ids(purpose)}
+            asking = [row for row in self.store.waiting(-1, 0, 1, 2) if row.id not in gone and row.question.oracle not in changed]
+            self.cache.resume(row for row in asking if self._is_cached(row.question))
 
     def _found(self, ids: Sequence[int]) -> list[_Found]:
         """Answered questions with their answers; they wait no more."""
@@ -296,6 +269,9 @@ class Ledger:
     def _closed(self, id: int) -> Asked:
         """A question that waits no more."""
         return self.waiting.pop(id) if id in self.waiting else self.store.by_id(id)
+
+    def _row(self, id: int) -> Asked:
+        return self.waiting.get(id) or self.store.by_id(id)
 
     def _keep(self, found: Sequence[_Found], step: int) -> None:
         for row, answer, _ in found:
@@ -342,13 +318,37 @@ class Ledger:
             self.reasked += len(lost)
             with self.store:
                 self.store.count_again(row.id for row in lost)
-            samples = [self._group(row).trajectories for row in lost]
-            ids = [tuple(of[pick].completion for pick in row.question.picks) for row, of in zip(lost, samples, strict=True)]
-            self._submit([replace(row, question=replace(row.question, ids=each)) for row, each in zip(lost, ids, strict=True)])
+            self._submit(lost)
+
+    def _advance(self, purpose: str) -> None:
+        """Ask the next wave, if the one before is settled."""
+        with self._writing:
+            if self.waves.is_ready(purpose):
+                with self.store:
+                    wave = self._next_wave(purpose)
+                self._submit([row for row in wave if row.is_sent])
+
+    def _next_wave(self, purpose: str) -> list[Asked]:
+        """The next wave of which anything is to be sent, where there is one, on record; the caller holds the transaction."""
+        sent: list[Asked] = []
+        while not sent and (wave := self.waves.next(purpose)):
+            self._await([row for row in wave if row.others])
+            sent = [row for row in wave if row.is_sent]
+        for row, price, spent in self.waves.refusals:
+            self.purses.say_unpaid(row.question, price, spent)
+        self.waves.refusals.clear()
+        return sent
+
+    def _with_ids(self, row: Asked) -> Asked:
+        """A question with its token ids, also after a restart."""
+        if row.question.ids:
+            return row
+        samples = self._group(row).trajectories
+        return replace(row, question=replace(row.question, ids=tuple(samples[pick].completion for pick in row.question.picks)))
 
     def _submit(self, rows: Sequence[Asked]) -> None:
         for name in sorted({row.question.oracle for row in rows}):
-            oracle, mine = self._oracle(name), [row for row in rows if row.question.oracle == name]
+            oracle, mine = self._oracle(name), [self._with_ids(row) for row in rows if row.question.oracle == name]
             sent = [rest(row.question, row.cached) for row in mine]
             known = {ticket for owner, ticket in list(self.pending) if owner == name}
             tickets = tickets_of(calling(name, oracle.submit, sent), len(mine), name, known)
@@ -373,6 +373,7 @@ class Ledger:
         until, patience = time.monotonic() + seconds, 0.0
         while True:
             with self._collecting:
+                self._advance(purpose)
                 waiting = self._waiting(purpose)
                 has_come = self._collect(waiting, patience)
                 is_enough = self._is_enough(purpose, step, count, oldest)
@@ -455,10 +456,6 @@ class Ledger:
         self.groups = {place: groups for place, groups in self.groups.items() if place in waiting}
 
 
-def _in_order(price: Price) -> tuple[int, int, float]:
-    return price.queries, price.tokens, price.cost
-
-
 def close_unanswered(store: Store, *purposes: str) -> None:
     """What was asked for these purposes and nobody has answered counts as failed; the caller holds the transaction."""
     rows = [row for row in store.unanswered() if row.question.key.purpose in purposes]
@@ -474,7 +471,7 @@ def _known(row: Asked, is_paid: bool) -> Answer | None:
     if question.oracle == UNASKED:
         return nothing(question, "tie", UNASKED)
     if not is_paid:
-        return whole(row, nothing(rest(question, row.cached), "unpaid", question.oracle), missing="unpaid")
+        return unpaid(row)
     if not row.cached or not all(isinstance(value, Known) for value in row.cached):
         return None
     return whole(row, Answer(question.key, (), (), queries=0, by=question.oracle))

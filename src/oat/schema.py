@@ -4,7 +4,7 @@ from typing import get_args
 
 from oat.types import Mark
 
-VERSION = 5
+VERSION = 6
 KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
 """The address of a question, of the table `questions q`."""
 
@@ -44,10 +44,14 @@ CREATE TABLE cache (
     purpose TEXT, oracle TEXT, item TEXT, number INTEGER, value REAL NOT NULL, mark TEXT NOT NULL, step INTEGER NOT NULL,
     scores TEXT NOT NULL DEFAULT '[]',
     PRIMARY KEY (purpose, oracle, item, number)) WITHOUT ROWID;
+CREATE TABLE waves (
+    purpose TEXT, number INTEGER, first INTEGER NOT NULL, last INTEGER NOT NULL, queries INTEGER, tokens INTEGER, cost REAL,
+    PRIMARY KEY (purpose, number));
 """
 """`waiting` has every question that no step has taken, with the most that its answer may cost, so that nothing here grows slower with a run's age;
 `answered` is 1 with an answer, 2 where nobody was asked since it could not be paid, and -1 where values are awaited that equal questions bring;
-`purses` has running sums over answers and over what was taken. A question of `taken` at a position below 0 came too late to be learned from."""
+`purses` has running sums over answers and over what was taken. A question of `taken` at a position below 0 came too late to be learned from. `waves`
+has runs of question ids that were asked together, and what all answers before them had taken; NULL where nothing was waited for."""
 
 
 def _table(name: str) -> str:
@@ -87,6 +91,7 @@ MIGRATIONS = {
         *RECOUNTS,
     ),
     4: tuple(f"ALTER TABLE {table} ADD COLUMN scores TEXT NOT NULL DEFAULT '[]'" for table in ("answers", "cache")),
+    5: (_table("waves"),),
 }
 """What brings a ledger from a schema version to the next one."""
 
@@ -148,6 +153,11 @@ CONTRADICTIONS = {
         "a purse does not have the sum of its answers"
     ),
     "SELECT DISTINCT purpose FROM questions WHERE purpose NOT IN (SELECT purpose FROM purses)": "a purpose has questions and no purse",
+    """SELECT n.purpose, n.number FROM waves n JOIN waves w ON (w.purpose, w.number) = (n.purpose, n.number - 1)
+        WHERE n.first <= w.last OR ABS(n.cost - w.cost - (SELECT TOTAL(a.cost) FROM questions q JOIN answers a ON a.question = q.id
+        WHERE q.purpose = n.purpose AND q.id >= w.first AND q.id < n.first)) > 1e-6 * (1 + n.cost)""": (
+        "a wave does not follow the one before, or has another sum than its answers"
+    ),
 }
 """Rows that a sound ledger does not have, and what they mean."""
 

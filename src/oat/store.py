@@ -335,7 +335,11 @@ class Store:
         """What was taken so far, and the most that everything waiting may cost: a sum at the cursor, whenever answers come."""
         rows = self.db.execute("SELECT queries, tokens, cost FROM waiting WHERE purpose = ?", (purpose,)).fetchall()
         queries, tokens, costs = zip(*rows, strict=True) if rows else ((), (), ())
-        return self._taken(purpose) + Price(sum(queries), sum(tokens), math.fsum(costs))
+        return self.taken_so_far(purpose) + Price(sum(queries), sum(tokens), math.fsum(costs))
+
+    def taken_so_far(self, purpose: str) -> Price:
+        """What the answers cost that steps have taken."""
+        return self._purse("taken_queries, taken_tokens, taken_cost", purpose)
 
     def has_take(self, purpose: str, step: int) -> bool:
         return self._one("SELECT COUNT(*) FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)) > 0
@@ -366,7 +370,7 @@ class Store:
         taken = self.db.execute(sql, (purpose, step)).fetchone()
         sql = "UPDATE purses SET taken_queries = taken_queries + ?, taken_tokens = taken_tokens + ?, taken_cost = taken_cost + ? WHERE purpose = ?"
         self.db.execute(sql, (*taken, purpose))
-        so_far, price = self._taken(purpose), None if refused is None else json.dumps([refused.queries, refused.tokens, refused.cost])
+        so_far, price = self.taken_so_far(purpose), None if refused is None else json.dumps([refused.queries, refused.tokens, refused.cost])
         self.db.execute("INSERT INTO takes VALUES (?, ?, ?, ?, ?, ?)", (purpose, step, so_far.queries, so_far.tokens, so_far.cost, price))
 
     def cut(self, step: int, *, evaluated: bool) -> None:
@@ -383,6 +387,7 @@ class Store:
             self.db.execute(f"DELETE FROM {table} WHERE question IN ({gone})")
         for table in ("questions", "rounds"):
             self.db.execute(f"DELETE FROM {table} WHERE {later}")
+        self.db.execute("DELETE FROM waves WHERE first > (SELECT COALESCE(MAX(id), 0) FROM questions WHERE questions.purpose = waves.purpose)")
         self.db.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT groups FROM rounds WHERE kept = 1)")
         self.db.execute("DELETE FROM purses")
         for statement in schema.RECOUNTS:
@@ -400,10 +405,6 @@ class Store:
             for row in self.db.execute(sql):
                 digest.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         return digest.hexdigest()
-
-    def _taken(self, purpose: str) -> Price:
-        """What steps have taken so far."""
-        return self._purse("taken_queries, taken_tokens, taken_cost", purpose)
 
     def _purse(self, columns: str, purpose: str) -> Price:
         return Price(*(self.db.execute(f"SELECT {columns} FROM purses WHERE purpose = ?", (purpose,)).fetchone() or (0, 0, 0.0)))
