@@ -29,9 +29,11 @@ class Slow(FakeOracle):
     Args:
         delays: draws them; None: every answer is there at once.
         most: calls that an answer may need.
+        share: of what `cost` says that a question costs, in money.
     """
 
-    def __init__(self, delays: random.Random | None = None, most: int = 4):
+    def __init__(self, delays: random.Random | None = None, most: int = 4, share: float = 1.0):
+        self.share = share
         late = (lambda question: 0) if delays is None else lambda question: delays.randrange(most)
         super().__init__(worth, late=late, newest_first=delays is not None and delays.random() < 0.5)
 
@@ -39,7 +41,7 @@ class Slow(FakeOracle):
         return Price(question.size, 10 * question.size, MOST * question.size)
 
     def _answer(self, question: Question) -> Answer:
-        return replace(super()._answer(question), tokens=question.size, cost=cost(question))
+        return replace(super()._answer(question), tokens=question.size, cost=self.share * cost(question))
 
 
 @dataclass
@@ -76,8 +78,8 @@ def play(
         found.spent.append(ledger.spent_before(step))
         due += count
         target, round = min(due + ahead, steps * count), 0
-        bound = 0 if ledger.is_spent(step) else due if ledger.is_spent(step, ahead=True) else target
-        while ledger.asked(step, round) < bound:
+        bound, is_replayed = 0 if ledger.is_spent(step) else due if ledger.is_spent(step, ahead=True) else target, ledger.has_taken(step)
+        while ledger.recalls(step, round) if is_replayed else ledger.asked(step, round) < bound:
             groups = [group(asked + place) for place in range(size)]
             if not ledger.recalls(step, round):
                 ledger.ask(step, round, groups, make_questions(groups, "score", step, round, oracle="o"))

@@ -221,7 +221,8 @@ def test_what_is_exported_is_checked_where_both_are_asked(runs: Path, tmp_path: 
     assert not out.exists()
 
 
-TO_4 = tuple(f"ALTER TABLE {table} DROP COLUMN scores" for table in ("answers", "cache"))
+TO_5 = ("DROP TABLE waves",)
+TO_4 = (*TO_5, *(f"ALTER TABLE {table} DROP COLUMN scores" for table in ("answers", "cache")))
 TO_3 = (
     *TO_4,
     *(f"DROP {what}" for what in ("INDEX kept_rounds", "INDEX waiting_in_order", "TABLE waiting", "TABLE purses", "TABLE cache")),
@@ -231,7 +232,7 @@ TO_3 = (
     ),
     *(f"ALTER TABLE takes DROP COLUMN {column}" for column in ("tokens", "cost", "refused")),
 )
-OLDER = {4: TO_4, 3: TO_3, 2: (*TO_3, "ALTER TABLE questions DROP COLUMN again")}
+OLDER = {5: TO_5, 4: TO_4, 3: TO_3, 2: (*TO_3, "ALTER TABLE questions DROP COLUMN again")}
 
 
 @pytest.mark.parametrize("version", OLDER)

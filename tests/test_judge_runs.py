@@ -116,7 +116,7 @@ def test_a_budget_is_never_passed(world: World, tmp_path: Path, figure: Callable
 def test_64_threads_share_a_budget_of_money(tmp_path: Path, figure: Callable[[str], None]) -> None:
     with judging(counts("a")) as (_, model, url):
         judge = Judge(model="m", url=url, price_in=1.0, price_out=1.0, concurrency=8)
-        limit = 0.25
+        limit = 0.1
         ledger = Ledger(
             Store(tmp_path / "ledger.sqlite"), {"o": judge}, Seeds(0), labels="threshold", deadline_s=60.0, budgets={"train": Budget(cost=limit)}
         )

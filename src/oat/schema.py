@@ -161,7 +161,7 @@ CONTRADICTIONS = {
 }
 """Rows that a sound ledger does not have, and what they mean."""
 
-_TAKEN = "answers a JOIN questions q ON q.id = a.question LEFT JOIN waiting w ON w.question = q.id WHERE (w.question IS NULL OR w.answered = 2)"
+_TAKEN = "answers a JOIN questions q ON q.id = a.question LEFT JOIN waiting w ON w.question = q.id WHERE w.question IS NULL"
 
 CANONICAL = (
     "SELECT purpose, step, round, questions, groups FROM rounds ORDER BY purpose, step, round",

@@ -37,7 +37,8 @@ ROWS = {
     "R10": "a directory that cannot be written, or is in use, is refused before the first step",
     "R11": "no pickle is opened, and nothing that is read is run",
     "R12": "an oracle's server that fails in any way, or is away, costs no question, and nothing is counted twice",
-    "R13": "64 threads that ask at once spend a budget of 10,000 queries exactly; one in tokens or money is never passed",
+    "R13": "64 threads that ask at once spend a budget of 10,000 queries exactly; one in tokens or money is never passed, is spent to within one "
+    "question, and buys the same in a killed run",
     "R14": "a judge's reply without a verdict is no label: it follows the policy that is set, and is counted",
     "R19": "a malformed record is one clear error, or is left out and counted",
     "R20": "a number that is not finite moves no weight",

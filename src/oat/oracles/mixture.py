@@ -7,12 +7,12 @@
 | `none` | r |
 | `fixed` | (r - mean) / std, with the two numbers of the configuration |
 | `group` | (r - mean) / (std + 1e-4) over the candidates of its question, std unbiased; 0 for one alone |
-| `batch` | the same over all candidates of its round, of rows that this source was asked about |
+| `batch` | the same over all candidates of its round, or of its wave, of rows that this source was asked about |
 
-All of them are functions of recorded questions. A round is asked at once and answered at once: its answers come together when the last one is there,
-so they are recorded in one transaction, and a killed run asks for a round again whole, or not at all. What depends on other candidates is no function
-of the text alone, so with `group` and `batch` no answer is used again (`cacheable`), and an evaluation by it, whose mean would be 0 whatever the
-model does, is refused (`is_relative`).
+All of them are functions of recorded questions. A round, or a wave of one, is asked at once and answered at once: its answers come together when the
+last one is there, so they are recorded in one transaction, and a killed run asks for it again whole, or not at all. What depends on other candidates
+is no function of the text alone, so with `group` and `batch` no answer is used again (`cacheable`), and an evaluation by it, whose mean would be 0
+whatever the model does, is refused (`is_relative`).
 
 A running mean over the whole run is left out: it is a state, and neither the ledger, which keeps the sum only, nor a checkpoint, after which recorded
 answers are not asked for again, could bring it back. `fixed` is the same where the numbers are known, such as those of a reward model on the start's

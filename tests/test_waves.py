@@ -1,0 +1,242 @@
+"""Waves: a budget in tokens or money is spent to within one question, and what is granted follows from recorded answers alone."""
+
+import itertools
+import random
+import sqlite3
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from late import MOST, Played, Slow, play
+
+from oat.accounts import accounts, contradictions
+from oat.asked import Awaited, rest
+from oat.budget import Budget
+from oat.ledger import Ledger
+from oat.oracles.base import Oracle
+from oat.seeds import Seeds
+from oat.store import Store
+from oat.testing import FakeOracle
+from oat.types import Answer, Price, Question
+
+
+def opened(store: Store, oracle: Oracle, budget: Budget, **settings: Any) -> Ledger:
+    return Ledger(store, {"o": oracle}, Seeds(0), labels="threshold", deadline_s=600.0, budgets={"train": budget}, **settings)
+
+
+def hasty(store: Store) -> Store:
+    """Without waiting for the disk: nothing here pulls its plug."""
+    store.db.execute("PRAGMA synchronous = OFF")
+    return store
+
+
+def waves_of(store: Store, *, is_taken: bool = False) -> list[tuple[int, int]]:
+    """First and last question of each.
+
+    Args:
+        is_taken: only of those that steps took from; how far the ones behind have come when a run ends is chance.
+    """
+    behind = "AND first > (SELECT MAX(question) FROM taken)" if is_taken else "AND FALSE"
+    return store.db.execute(f"SELECT first, last FROM waves WHERE number > 0 AND NOT (TRUE {behind}) ORDER BY number").fetchall()
+
+
+def expected(store: Store, price: Callable[[Question], Price], budget: Budget) -> tuple[list[tuple[int, int]], set[int]]:
+    """First and last question of each wave, and the questions that are not paid, made anew from what the answers to all questions took, in their
+    order. A question has a price where anything is asked of it."""
+    waves: list[list[int]] = []
+    unpaid, paid_for = set[int](), {}
+    spent = most = Price()
+    place: tuple[int, int] | None = None
+    for row in sorted((store.by_id(id) for (id,) in store.db.execute("SELECT id FROM questions WHERE purpose = 'train'")), key=lambda row: row.id):
+        key = row.question.key
+        took = store.answer(row)[0]
+        gone = {source.key for value in row.cached if isinstance(value, Awaited) for source in value.sources if source.key in unpaid_keys(paid_for)}
+        cached = tuple(None if isinstance(value, Awaited) and gone & {s.key for s in value.sources} else value for value in row.cached)
+        is_asked = not cached or None in cached
+        mine = price(rest(row.question, cached)) if is_asked else Price()
+        if not is_asked and all(not isinstance(value, Awaited) for value in cached):
+            continue  # known as it is recorded
+        if waves and (key.step, key.round) == place and budget.allows(most + mine):
+            waves[-1].append(row.id)
+        elif mine == Price() or budget.allows(spent + mine):
+            waves.append([row.id])
+            most, place = spent, (key.step, key.round)
+        else:
+            unpaid.add(row.id)
+            paid_for[key] = False
+            continue
+        most += mine
+        spent += Price(took.queries, took.tokens, took.cost)
+    return [(wave[0], wave[-1]) for wave in waves], unpaid
+
+
+def unpaid_keys(paid_for: dict[Any, bool]) -> set[Any]:
+    return {key for key, is_paid in paid_for.items() if not is_paid}
+
+
+class Plain(FakeOracle):
+    """May take `most`, and takes `share` of it."""
+
+    def __init__(self, most: float, share: float):
+        super().__init__(lambda question: 1.0)
+        self.most, self.share = most, share
+
+    def price(self, question: Question) -> Price:
+        return Price(question.size, 0, self.most)
+
+    def _answer(self, question: Question) -> Answer:
+        return replace(super()._answer(question), cost=self.share * self.most)
+
+
+@pytest.mark.fault("R13")
+@pytest.mark.parametrize(("size", "ahead"), [(96, 0), (4, 0), (4, 20), (3, 92), (8, 2)])
+@pytest.mark.parametrize("share", [0.03, 0.2, 0.7, 1.0])
+def test_96_questions_and_one_dollar(tmp_path: Path, figure: Callable[[str], None], size: int, ahead: int, share: float) -> None:
+    """Each may cost 0.0238, as 42 of them fit: all are asked, or the money is spent to within what one may cost."""
+    with closing(hasty(Store(tmp_path / "ledger"))) as store:
+        ledger = opened(store, Plain(most := 0.0238, share), Budget(cost=1.0), repeats=0)
+        count = 96 if size == 96 else 4
+        play(ledger, steps=96 // count, count=count, ahead=ahead, size=size)
+        (account,) = accounts(store)
+        spent = store.spent("train").cost
+        assert contradictions(store) == []
+        assert spent <= 1.0
+        assert (account.asked >= 96 and not account.unpaid) or spent + most > 1.0
+        figure(f"{spent:.4f} of 1.0 spent, with {account.asked - account.unpaid} of {account.asked} questions asked, each at {share:g} of its most")
+
+
+@dataclass
+class Fuse:
+    """Raises at a call, from 1; 0 never does."""
+
+    call: int = 0
+    calls: int = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls == self.call:
+            raise Killed
+
+
+class Killed(BaseException):
+    """As `kill -9`: whatever the connection has not committed is gone with it."""
+
+
+class Fused(Store):
+    """Dies before a transaction, before its commit, or after it."""
+
+    fuse: Fuse = Fuse()
+
+    def __enter__(self) -> "Store":
+        self.fuse()
+        return super().__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *others: object) -> None:
+        if kind is None:
+            self.fuse()
+            super().__exit__(kind, error, *others)
+            self.fuse()
+
+
+class FusedOracle(Slow):
+    """Dies before or after a call of its methods; and holds what it is sent against what is on disk then."""
+
+    def __init__(self, fuse: Fuse, path: Path, **options: Any):
+        super().__init__(**options)
+        self.fuse, self.path = fuse, path
+
+    def submit(self, questions: Sequence[Question]) -> list[str]:
+        self.fuse()
+        with closing(sqlite3.connect(self.path)) as disk:
+            *_, (first, last) = disk.execute("SELECT first, last FROM waves ORDER BY number").fetchall()
+            sql = "SELECT id FROM questions WHERE (purpose, step, round, occurrence, number) = (?, ?, ?, ?, ?)"
+            keys = [question.key for question in questions]
+            sent = [disk.execute(sql, (key.purpose, key.step, key.round, key.occurrence, key.index)).fetchone()[0] for key in keys]
+            assert first <= min(sent) <= max(sent) <= last, "of the newest wave, which is on disk"
+            sql = "SELECT COUNT(*) FROM questions q LEFT JOIN answers a ON a.question = q.id WHERE q.id < ? AND a.question IS NULL"
+            assert disk.execute(sql, (first,)).fetchone() == (0,), "everything before it is answered on disk"
+        tickets = super().submit(questions)
+        self.fuse()
+        return tickets
+
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+        self.fuse()
+        answered = super().collect(tickets, seconds)
+        self.fuse()
+        return answered
+
+
+LIMITS: dict[str, tuple[Budget, dict[str, Any]]] = {
+    "money": (Budget(cost=4.5 * MOST), {}),
+    "money, every time anew": (Budget(cost=5 * MOST), {"repeats": 0}),
+    "tokens": (Budget(tokens=45), {}),
+    "tokens, means of two": (Budget(tokens=45), {"repeats": 2}),
+    "money, tokens and queries": (Budget(queries=40, tokens=70, cost=6 * MOST), {"repeats": 0}),
+    "money, and an answer's age": (Budget(cost=4.5 * MOST), {"max_age": 1}),
+}
+
+
+def lives(path: Path, name: str, call: int, ahead: int, delays: random.Random | None = None) -> tuple[Played, Store, int]:
+    """A run that dies at a call, if it is not 0, and goes on; what its last life saw, its ledger, and the calls of its first life."""
+    budget, settings = LIMITS[name]
+    fuse, calls = Fuse(call), 0
+    while True:
+        Fused.fuse = Fuse()
+        store = hasty(Fused(path))
+        oracle = FusedOracle(fuse, path, delays=delays, share=0.4)
+        try:
+            ledger = opened(store, oracle, budget, **settings)
+            Fused.fuse = fuse
+            found = play(ledger, steps=7, count=4, size=3, ahead=ahead)
+            return found, store, calls or fuse.calls
+        except Killed:
+            store.db.close()
+            calls, fuse = fuse.calls, Fuse()
+
+
+def check(path: Path, name: str, call: int, ahead: int, whole: tuple[Played, Store, int], seed: int) -> None:
+    found, store, _ = lives(path, name, call, ahead, random.Random(seed))
+    with closing(store):
+        assert waves_of(store, is_taken=True) == waves_of(whole[1], is_taken=True)
+        assert store.digest() == whole[1].digest()
+        assert [feedback.queries for feedback in found.feedback] == [feedback.queries for feedback in whole[0].feedback]
+        for one, two in zip(whole[0].feedback, found.feedback, strict=True):
+            assert [(item.question.key, item.answer.values, item.answer.marks) for item in one.items] == [
+                (item.question.key, item.answer.values, item.answer.marks) for item in two.items
+            ]
+        assert contradictions(store) == []
+
+
+@pytest.fixture(params=itertools.product(LIMITS, [0, 11]), ids=lambda each: f"{each[0]}, {each[1]} ahead")
+def whole(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    name, ahead = request.param
+    found = lives(tmp_path / "whole", name, 0, ahead)
+    yield name, ahead, found
+    found[1].close()
+
+
+def test_waves_are_the_longest_runs_that_fit(whole: Any) -> None:
+    """Held against a second account of them, made from the ledger at the end."""
+    name, _, (_, store, _) = whole
+    waves, unpaid = expected(store, Slow().price, LIMITS[name][0])
+    assert waves == waves_of(store)
+    assert len(waves) > len({store.by_id(first).question.key.step for first, _ in waves}), "some rounds have several"
+    marked = {row.id for row in store.answered() if "unpaid" in store.answer(row)[0].marks}
+    assert marked == unpaid
+    assert unpaid
+
+
+@pytest.mark.fault("R13")
+@pytest.mark.parametrize("every", [60, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_any_transaction_and_call(whole: Any, tmp_path: Path, figure: Callable[[str], None], every: int) -> None:
+    """Before every transaction, before and after its commit, and before and after every call of the oracle; answers come at other times in every
+    life."""
+    name, ahead, found = whole
+    chosen = range(1 + zlib.crc32(f"{name} {ahead}".encode()) % every, found[2] + 1, every)
+    for call in chosen:
+        check(tmp_path / f"killed {call}", name, call, ahead, found, call)
+    figure(f"{len(chosen):,} of {len(chosen):,} runs killed at a transaction or a call of the oracle grant, and learn, what the unbroken one does")
