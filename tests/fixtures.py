@@ -158,6 +158,12 @@ def make_questions(groups: list[Group], kind: Kind, step: int, round: int = 0, *
     return questions
 
 
+def made(folder: Path) -> Path:
+    """A directory for a run that `build` makes by itself, without `open_run`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path

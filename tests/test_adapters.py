@@ -11,7 +11,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from fixtures import World, make_model, oat
+from fixtures import World, made, make_model, oat
 from test_lora import bend, built, engine_in, learner_in, logits
 from transformers import AutoModelForCausalLM
 
@@ -273,7 +273,7 @@ def test_settings_that_contradict_each_other(
 def test_a_reference_in_half_precision(world: World, tmp_path: Path) -> None:
     """Half the memory, and log-probabilities to bfloat16's precision; the policy is not touched, and the run resumes."""
     config = world.config("dpo", tmp_path, {"model.reference_dtype": "bfloat16", "evaluation": None})
-    run = build(resolve(*load_config(config)), directory=tmp_path / "built")
+    run = build(resolve(*load_config(config)), directory=made(tmp_path / "built"))
     own: dict[str, Any] = dict(learner_in(run).models.items())
     assert {p.dtype for p in own["reference"].module.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in own["policy"].module.parameters()} == {torch.float32}

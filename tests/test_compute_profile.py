@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import World, oat
+from fixtures import World, made, oat
 from pretended import DEVICE, MixedDevicesError, pretended_gpu
 from test_learner import row
 from test_lora import LORA, learner_in
@@ -94,7 +94,7 @@ def test_a_reference_stays_on_the_cpu(world: World, tmp_path: Path) -> None:
     (tmp_path / "gpu").mkdir()
     config = world.config("dpo", tmp_path / "gpu", {**GPU, **changes, "model.reference_device": "cpu"})
     with pretended_gpu():
-        run = build(resolve(*load_config(config)), directory=tmp_path / "built")
+        run = build(resolve(*load_config(config)), directory=made(tmp_path / "built"))
         models: Any = learner_in(run).models
         places = {name: {parameter.device for parameter in model.module.parameters()} for name, model in models.items()}
         run.ledger.close()

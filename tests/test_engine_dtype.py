@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import World, forked, kill_at, oat
+from fixtures import World, forked, kill_at, made, oat
 from test_engine_torch import KEYS, build_engine, run
 from test_lora import LORA
 from test_weights import Source, held, turn_bit
@@ -36,7 +36,7 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 
 def built(world: World, algorithm: str, folder: Path, changes: Mapping[str, Any]) -> tuple[Run, TorchEngine]:
     folder.mkdir(exist_ok=True)
-    run = build(resolve(*load_config(world.config(algorithm, folder, {**HALF, **changes}))), directory=folder / "built")
+    run = build(resolve(*load_config(world.config(algorithm, folder, {**HALF, **changes}))), directory=made(folder / "built"))
     engine: Any = run.weights.holders["sampler"][0]  # type: ignore[attr-defined]
     return run, getattr(engine, "_box", engine)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fixtures import World, damage_metrics, forked, oat
+from fixtures import World, damage_metrics, forked, made, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oat.build import build, resolve
@@ -39,8 +39,7 @@ def test_transformers_loads_the_trained_policy(run_dir: Path, world: World, tmp_
     sequences = [np.array(tokenizer("3+4=ab")["input_ids"], dtype=np.int32), np.array(tokenizer("0+0=aabb12")["input_ids"], dtype=np.int32)]
 
     config = resolve(load_config(run_dir / "config.yaml")[0], {})
-    (tmp_path / "built").mkdir()
-    run = build(config, directory=tmp_path / "built")
+    run = build(config, directory=made(tmp_path / "built"))
     found = Checkpoints(run_dir / "checkpoints", every=1, keep_last=1).load()
     assert found is not None
     run.parts["learner"].load_state({name.removeprefix("learner/"): tensor for name, tensor in found[1].items()} | found[2]["learner"])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import World, gradient_of, oat
+from fixtures import World, gradient_of, made, oat
 from test_attention_kernel import GROUPED
 from test_engine_torch import KEYS, SAMPLINGS, build_requests
 from test_learner import OBJECTIVES, VOCABULARY, compared_feedback, row, scored_feedback
@@ -251,7 +251,7 @@ def test_a_killed_run_goes_on(world: World, tmp_path: Path, algorithm: str, chan
 
 
 def test_one_turned_bit_on_the_device_is_found(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = build(resolve(*load_config(world.config("dpo", tmp_path, {**GPU, **HALF}))), directory=tmp_path / "built")
+    run = build(resolve(*load_config(world.config("dpo", tmp_path, {**GPU, **HALF}))), directory=made(tmp_path / "built"))
     load = TorchEngine.load
 
     def turned(self: TorchEngine, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Any:

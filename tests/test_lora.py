@@ -12,7 +12,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from fixtures import World, forked, kill_at, oat
+from fixtures import World, forked, kill_at, made, oat
 from test_learner import row
 from test_weights import turn_bit
 from tiny_models import CONTEXT, FAMILIES, VOCAB_ROWS, build_config, save_model
@@ -141,7 +141,7 @@ def test_a_critic_trains_its_head_and_its_adapter_only(paths: Mapping[str, str])
 
 def built(world: World, folder: Path, changes: Mapping[str, Any], algorithm: str = "dpo") -> Run:
     config, origins = load_config(world.config(algorithm, folder, {**LORA, **changes, "evaluation": None}))
-    return build(resolve(config, origins), directory=folder / "built")
+    return build(resolve(config, origins), directory=made(folder / "built"))
 
 
 def learner_in(run: Run) -> Learner:
@@ -264,7 +264,7 @@ def test_the_export_is_the_policy(finished: Path, world: World, tmp_path: Path) 
     """Read by transformers, to 1e-5, for prompts and answers of the run; and it starts another run whose evaluation is this one's last."""
     assert oat("export", finished, tmp_path / "model") == 0
     config = resolve(load_config(finished / "config.yaml")[0], {})
-    run = build(config, directory=tmp_path / "built")
+    run = build(config, directory=made(tmp_path / "built"))
     found = Checkpoints(finished / "checkpoints", every=1, keep_last=1).load()
     assert found is not None
     learner_in(run).load_state({name.removeprefix("learner/"): tensor for name, tensor in found[1].items()} | found[2]["learner"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import World, forked, gradient_of, oat
+from fixtures import World, forked, gradient_of, made, oat
 from test_learner import OBJECTIVES, VOCABULARY, Poisoned, compared_feedback, row, scored_feedback
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -294,7 +294,7 @@ def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path)
     config, origins = load_config(world.config("grpo", tmp_path, {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto"}))
     config = replace(config, compute=replace(config.compute, memory_gb=1.0))
     config = resolve(config, origins)
-    run = build(config, directory=tmp_path / "built")
+    run = build(config, directory=made(tmp_path / "built"))
     run.ledger.close()
     learner: Any = run.parts["learner"]
     if not isinstance(learner, Learner):

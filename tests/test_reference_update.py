@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import World, forked, kill_at, make_model, oat
+from fixtures import World, forked, kill_at, made, make_model, oat
 
 from oat.build import build, resolve
 from oat.checkpoint import Checkpoints
@@ -130,7 +130,7 @@ def test_prepare_and_engine_have_the_moved_one(world: World, finished: Callable[
     """Taken up from a checkpoint, the learner's reference gives log-probabilities that are neither the start's nor the policy's; the engine's slot
     gives the same ones, as the version of so many updates where the slot is pushed."""
     config, origins = load_config(finished(kind) / "config.yaml")
-    run = build(resolve(config, origins), directory=tmp_path / "built")
+    run = build(resolve(config, origins), directory=made(tmp_path / "built"))
     sequence, engine = np.array([2, 3, 4, 12, 13, 1], dtype=np.int32), engine_in(run)
     start = engine.logps([sequence], "reference")[0]
     _, tensors, plain = Checkpoints(finished(kind) / "checkpoints", every=1, keep_last=9).load_step(4)
@@ -267,7 +267,7 @@ def test_a_roll_back_takes_the_reference_back(world: World, tmp_path: Path) -> N
     folder = tmp_path
     evaluation = {"path": str(world.folder / "held_out.jsonl"), "slot": "reference", "samples": 1}
     config = world.config("dpo", folder, {**FOLLOWS, "model.reference_update": {"mix": 0.5}, "evaluation": evaluation, "stop.max_steps": 3})
-    run = build(resolve(*load_config(config)), directory=folder / "dpo")
+    run = build(resolve(*load_config(config)), directory=made(folder / "dpo"))
     back: list[bool] = []
     check = run.alarms.check
 
@@ -285,7 +285,7 @@ def test_a_roll_back_takes_the_reference_back(world: World, tmp_path: Path) -> N
     first = of_step(folder / "dpo", 2, "reference")
     assert any(not torch.equal(kept[name], first[name]) for name in kept)
     run.ledger.close()
-    again = build(resolve(*load_config(config)), directory=folder / "dpo")
+    again = build(resolve(*load_config(config)), directory=made(folder / "dpo"))
     assert restore(again)[0] == 3
     assert engine_in(again).version("reference") == 1
     again.ledger.close()
@@ -301,11 +301,11 @@ def test_models_that_do_not_correspond(world: World, tmp_path: Path) -> None:
     ):
         config = resolve(*load_config(config_of(world, tmp_path, "whole", changes)))
         with pytest.raises(ConfigError, match=words):
-            build(config, directory=tmp_path / "built")
+            build(config, directory=made(tmp_path / "built"))
 
 
 def test_a_learner_says_which_model_has_moved(world: World, tmp_path: Path) -> None:
-    run = build(resolve(*load_config(config_of(world, tmp_path, "whole"))), directory=tmp_path / "built")
+    run = build(resolve(*load_config(config_of(world, tmp_path, "whole"))), directory=made(tmp_path / "built"))
     learner: Any = run.parts["learner"]
     assert isinstance(learner, Learner)
     learner.following.updates = 3
