@@ -1,5 +1,6 @@
 """The page of a first real run works as typed, with a tiny model in the place of the hub's; and the index of pages knows them all."""
 
+import io
 import re
 import shlex
 from pathlib import Path
@@ -28,12 +29,14 @@ def test_the_page_works_as_typed(tmp_path, monkeypatch, capsys):
         Path(name).write_text(text.replace(HUB, "model").replace("max_steps: 60", "max_steps: 4"), encoding="utf-8")
     blocks = re.findall(r"<!-- run -->\n```sh\n(.*?)```", PAGE, flags=re.DOTALL)
     lines = [shlex.split(line.replace(HUB, "model"), comments=True) for block in blocks for line in block.splitlines()]
-    assert len(lines) == 9
+    assert len(lines) == 12
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is 2 + 3?\n")))
     for program, *arguments in lines:
         assert program == "oat"
         assert main(arguments) == 0, capsys.readouterr().err
     assert Path("my-model/model.safetensors").exists()
     assert Path("plot.png").exists()
+    assert len(Path("said.jsonl").read_text(encoding="utf-8").splitlines()) == 2
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.relative_to(ROOT).as_posix())
