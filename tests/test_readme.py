@@ -78,7 +78,8 @@ def test_a_run_is_killed_as_the_readme_shows(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", block[1]], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "No such process" not in done.stderr, "it had ended before it was killed"
-    assert len(re.findall(r"^oat train: finished", done.stdout, re.MULTILINE)) == 2, "the unbroken one, and the one that went on"
+    ended = r"^oat train: (finished|the run learned nothing)"  # the reward of a tiny model in place of the real one is always 0
+    assert len(re.findall(ended, done.stdout, re.MULTILINE)) == 2, "the unbroken one, and the one that went on"
     hashes = [line.split() for line in done.stdout.splitlines() if re.fullmatch(r"\w+ +[0-9a-f]{64}", line)]
     assert hashes[: len(hashes) // 2] == hashes[len(hashes) // 2 :] != []
     assert "the ledger is sound" in done.stdout
