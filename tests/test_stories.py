@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,7 @@ from oat.oracles.rules.sentiment import cheerful, sentences
 
 ROOT = Path(__file__).resolve().parents[1]
 ALGORITHMS = ("dpo", "grpo")
+DEFAULT = ROOT.parent / "shared" / "real" / "tinystories656k"
 HAPPY, SAD, VERY = 2.7, -2.1, 0.293
 """Valences of the lexicon, and what `very` adds."""
 
@@ -83,13 +85,53 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
         cheerful(["p"], ["They were happy."])
 
 
-def test_the_openings() -> None:
-    files = [(ROOT / "configs" / "stories" / f"{name}.jsonl").read_text(encoding="utf-8") for name in ("train", "heldout")]
+@pytest.mark.parametrize("kind", ["", "_said"])
+def test_the_openings(kind: str) -> None:
+    files = [(ROOT / "configs" / "stories" / f"{name}{kind}.jsonl").read_text(encoding="utf-8") for name in ("train", "heldout")]
     train, held_out = ([json.loads(line)["prompt"] for line in file.splitlines()] for file in files)
     assert len(held_out) == len(set(held_out)) == 200
     assert len(train) == len(set(train)) == 800
     assert not set(train) & set(held_out)
+    assert all(opening.endswith(' said, "') for opening in train + held_out) == bool(kind)
     assert build_oracle("cheerful", {}).answers == "score"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_recipes_openings_end_where_tokens_of_both_kinds_end(algorithm: str) -> None:
+    """A blank belongs to the next word in most tokenizers and to the last one in others; a quotation mark is an end in all."""
+    config = load_config(ROOT / "configs" / f"stories_{algorithm}.yaml")[0]
+    assert config.evaluation is not None
+    for path in (config.prompts.path, config.evaluation.path):
+        assert Path(str(path)).stem.endswith("_said")
+
+
+def test_the_default_model_goes_on_after_the_openings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """After those that end with a full stop it ends the story."""
+    if not (DEFAULT / "config.json").exists():
+        pytest.skip("the default model of the recipes is not at ../shared/real/tinystories656k; what it does after the openings was not looked at")
+    monkeypatch.chdir(ROOT)
+    shares = []
+    for openings in ("train_said", "train"):
+        path = ROOT / "configs" / "stories" / f"{openings}.jsonl"
+        flags = ["--prompts.path", path, "--run_dir", tmp_path / "run", "--show-tokens"]
+        assert oat("check", ROOT / "configs" / "stories_dpo.yaml", "--model", DEFAULT, *flags) == 0
+        shares.append(float(capsys.readouterr().out.split("ends soon")[1].split()[0]))
+    assert shares[0] < 0.01
+    assert shares[1] > 0.1
+
+
+def test_the_pages_figures_are_within_its_bounds(benchmark: ModuleType) -> None:
+    """Three seeds of DPO for each model that the page shows."""
+    page = (ROOT / "docs" / "stories.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| \d+K \| \w+, \d \|", line)]
+    seeds = {(model, name) for model, name, *_ in rows}
+    assert {(model, f"DPO, {seed}") for model, *_ in rows for seed in range(3)} <= seeds
+    for _, _, _, _, closed, stopped, distinct, rise in rows:
+        before, after = map(float, stopped.split(" → "))
+        assert float(closed) >= benchmark.LEAST_CLOSED
+        assert after >= before
+        assert float(distinct.split(": ")[1]) >= benchmark.LEAST_DISTINCT
+        assert float(rise) <= benchmark.MOST_NATS
 
 
 def test_model_is_short_for_the_path_of_the_model(tmp_path: Path) -> None:
