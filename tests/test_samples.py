@@ -107,6 +107,17 @@ def test_what_is_not_there_is_said(world: World, runs: Path, tmp_path: Path, sai
     assert "ledger.sqlite" in said(tmp_path / "lost", code=1)
 
 
+def test_damaged_records_are_one_message(runs: Path, tmp_path: Path, said: Callable[..., str]) -> None:
+    shutil.copytree(runs / "grpo", tmp_path / "damaged")
+    file = tmp_path / "damaged" / "evaluations" / "step_00000004.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for change, words in (({"value": "high"}, "got one of the value 'high'"), ({"mode": None}, "got one without mode")):
+        changed = {name: value for name, value in {**rows[1], **change}.items() if value is not None}
+        write_jsonl(file, [rows[0], changed])
+        found = said(tmp_path / "damaged", "--eval", code=2)
+        assert f"{file}:2: expected a record of an evaluation, {words}" in found
+
+
 def test_a_terminal_gets_a_pager(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be left before it has read everything."""
     monkeypatch.setenv("PAGER", "sed -n '1p;1q'")
@@ -117,5 +128,6 @@ def test_a_terminal_gets_a_pager(runs: Path, monkeypatch: pytest.MonkeyPatch) ->
     seen = in_a_terminal(lambda: oat("samples", runs / "grpo", "--step", 7))
     assert seen.code == 2
     assert "give one of the 4" in " ".join(seen.lines)
-    monkeypatch.setenv("PAGER", "there-is-no-such-pager")
-    assert "4 of 4" in " ".join(in_a_terminal(lambda: oat("samples", runs / "grpo")).lines)
+    for broken in ("there-is-no-such-pager", "less 'with a quote"):
+        monkeypatch.setenv("PAGER", broken)
+        assert "4 of 4" in " ".join(in_a_terminal(lambda: oat("samples", runs / "grpo", "--step", 1)).lines)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.asked import Asked
-from oat.errors import ConfigError, LedgerError, printable
+from oat.errors import ConfigError, DataError, LedgerError, printable
 from oat.holdings import refuse_lost
 from oat.reading import load_run, read_rows
 from oat.store import Store
@@ -98,13 +98,26 @@ def _evaluated(run_dir: Path, step: int | None) -> Iterator[str]:
     files = {int(file.stem.removeprefix("step_")): file for file in (run_dir / "evaluations").glob("step_*.jsonl")}
     column = load_run(run_dir).config.prompts.prompt_key
     for number in _chosen(run_dir, sorted(files, reverse=True), step, "evaluation is on disk"):
-        for mode, rows in groupby(read_rows(files[number]), lambda row: row["mode"]):
+        for mode, rows in groupby(_records(files[number], column), lambda row: row["mode"]):
             prompts = [[*of_one] for _, of_one in groupby(_numbered(rows), lambda pair: pair[0])]
             for place, of_one in enumerate(prompts, 1):
                 first = of_one[0][1]
                 messages = first[column] if isinstance(first[column], list) else [{"role": "user", "content": first[column]}]
                 replies = [Reply(_evaluated_said(row), row["output"]) for _, row in of_one]
                 yield _page(f"evaluation after {number} steps, {mode}, {place} of {len(prompts)}", messages, first["reference"], replies)
+
+
+def _records(file: Path, column: str) -> Iterator[dict[str, Any]]:
+    """
+    Raises:
+        DataError: a line is no record of an evaluation.
+    """
+    for number, row in enumerate(read_rows(file), 1):
+        missing = {column, "mode", "sample", "output", "reference", "value", "mark"} - row.keys()
+        if missing or not isinstance(row["value"], int | float | None):
+            wrong = f"without {', '.join(sorted(missing))}" if missing else f"of the value {row['value']!r:.40}"
+            raise DataError(f"{file}:{number}: expected a record of an evaluation, got one {wrong}; put the file back as it was")
+        yield row
 
 
 def _numbered(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:

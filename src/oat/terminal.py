@@ -53,5 +53,8 @@ def _pager() -> list[str] | None:
     """The program that shows one screen after the other, with its arguments; None where nobody looks, or there is none."""
     if not is_terminal():
         return None
-    words = shlex.split(os.environ.get("PAGER", "")) or ["less", "-FX"]
+    words: list[str] = []
+    with suppress(ValueError):  # a quote that is not closed
+        words = shlex.split(os.environ.get("PAGER", ""))
+    words = words or ["less", "-FX"]
     return words if shutil.which(words[0]) else None
