@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from oat.algorithms.base import Forward, Objective, Outputs, View, answer_metrics, response_metrics
+from oat.algorithms.base import Forward, Objective, Outputs, View
 from oat.types import Batch, Feedback, Loss, Plan, Requires
 
 CONFIG = f"""
@@ -76,9 +76,7 @@ class RLOO(Objective):
                 advantages.append(value - others)
                 groups.append(number)
         _, group_of_N = np.unique(groups, return_inverse=True)
-        rewards = [value for item in feedback.items for value, mark in zip(item.answer.values, item.answer.marks, strict=True) if mark == "ok"]
-        metrics = {**answer_metrics(feedback), **response_metrics(feedback), "reward/mean": float(np.mean(rewards)) if rewards else 0.0}
-        return Batch(tuple(rows), np.arange(len(rows)), group_of_N, {"advantages_N": torch.tensor(advantages)}, metrics=metrics)
+        return Batch(tuple(rows), np.arange(len(rows)), group_of_N, {"advantages_N": torch.tensor(advantages)})
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         """Terms of the loss, one a token and not reduced. `per` says how the learner reduces them: here the sum over each row's tokens, then the mean
@@ -87,7 +85,7 @@ class RLOO(Objective):
         return {"loss/policy": Loss(-advantages_K * outputs["policy"]["raw"], per="sequence_sum")}
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
-        """What else to report, and over which axis to take the mean; names of your own begin with `user/`."""
+        """What to report beside reward, lengths and queries, and over which axis to take the mean; names of your own begin with `user/`."""
         return {"user/surprise": (-outputs["policy"]["raw"], "K")}
 
 

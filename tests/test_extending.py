@@ -37,6 +37,24 @@ def test_every_configuration_runs(folder: Path, config: str) -> None:
     rows = tiny_run(whole, ["a=", "b=", "aa=", "bb="], folder=folder)
     assert len(rows) == 3
     assert "loss/total" in rows[-1]
+    for row in rows[1:]:  # whatever the algorithm is, and though it calls nothing of ours
+        assert {"reward/mean", "reward/zero_spread_frac", "response/length", "response/tokens", "answers/failed_frac"} <= row.keys()
+    assert rows[1]["oracle/queries"] > 0
+
+
+def test_a_batch_that_does_not_keep_to_the_page_ends_the_run(folder: Path) -> None:
+    """As the checks say it, though nobody has made them."""
+    source = FILES["algorithm.py"]
+    for good, bad, words in (
+        ("numbers = np.arange(len(rows))", "numbers = 2 * np.arange(len(rows))", r"unit_of_N is \[0 2 4 6\]; give one whole number a row"),
+        ("Batch(rows, numbers", "Batch(rows[1:], numbers", r"there are 3 rows, and unit_of_N has 4 numbers"),
+        ('{"rewards_N": rewards_N}', '{"rewards_N": rewards_N[1:]}', r"the column rewards_N has shape \(3,\); its axis N has 4 places"),
+    ):
+        assert good in source
+        (folder / "algorithm.py").write_text(source.replace(good, bad))
+        whole = next(config for config in CONFIGS if "algorithm.py" in config) + "".join(f"{name}: {text}\n" for name, text in OTHERS.items())
+        with pytest.raises(ContractError, match=rf"the batch of best: {words}"):
+            tiny_run(whole, ["a=", "b="], folder=folder)
 
 
 def test_the_tests_pass(folder: Path) -> None:

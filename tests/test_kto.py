@@ -60,7 +60,6 @@ def test_who_is_desirable() -> None:
     assert [row.text for row in batch.rows] == ["abcd", "ab", "a", "abc", "ab"]
     assert batch.columns["is_desirable_U"].tolist() == [True, False, False, True, True]
     assert (batch.metrics["rows/trained"], batch.metrics["kto/desirable_frac"]) == (5, 0.6)
-    assert batch.metrics["answers/abstained_frac"] == pytest.approx(1 / 3)
     assert batch.group_of_N.tolist() == [0, 0, 1, 1, 2]
     _, batch = prepared(*ITEMS, threshold=0.25, lambda_desirable=2.0, lambda_undesirable=0.5)
     assert batch.columns["weight_U"].tolist() == [2.0, 0.5, 2.0, 2.0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from oat.algorithms.base import Forward, Objective, Outputs, View
+from oat.algorithms.base import Forward, Objective, Outputs, View, step_metrics
 from oat.algorithms.direct import DPO
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.algorithms.group import GRPO, GRPOConfig
@@ -50,7 +50,8 @@ class Inflated(DPO):
     """Counts what it learns again as the step's own."""
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        return super().prepare(replace(feedback, items=feedback.learned, older=()), forward, generator)
+        batch = super().prepare(feedback, forward, generator)
+        return replace(batch, metrics=batch.metrics | step_metrics(replace(feedback, items=feedback.learned, older=())))
 
 
 def test_what_is_learned_again_is_looked_at() -> None:

@@ -127,7 +127,7 @@ class WireError(OatError, ValueError):
 
 
 class ContractError(OatError, AssertionError):
-    """An oracle, explorer or algorithm does not keep its protocol, as `oat.testing` found."""
+    """An oracle, explorer or algorithm does not keep its protocol."""
 
 
 class OatWarning(UserWarning):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from oat.algorithms.base import Objective
+from oat.algorithms.base import Objective, step_metrics
 from oat.boxes import Alarms, Buffer, Checkpoints, Collector, Evaluation, Holdings, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
 from oat.errors import AlarmError, LedgerError, OatError, OutageError, warn
 from oat.interruption import Interrupted, Interruption
@@ -105,6 +105,7 @@ def steps(run: Run, report: Report) -> str:
                 feedback = run.ledger.take(step, plan.questions)
             with clock(metrics, "time/learn_s"):
                 learned = run.buffer.fill(feedback)
+                metrics.add(step_metrics(feedback))
                 for objective in run.objectives:
                     batch = objective.prepare(learned, run.learner.forward, run.seeds.at("prepare", objective.name, step))
                     metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, learned)))

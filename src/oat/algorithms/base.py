@@ -5,6 +5,7 @@ Whoever cuts a batch cuts every column by its axis. Four names are read by the r
 they decide every denominator), `weight_N` and `weight_U` (multiply numerators only). A missing one is all ones.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -50,7 +51,7 @@ class View:
 
 
 OF_RESPONSES = frozenset({"response/length", "response/truncated_frac"})
-"""What alarms watch of `response_metrics`, where the policy responds."""
+"""What alarms watch of `step_metrics`, where the policy responds."""
 
 
 class Forward(Protocol):
@@ -71,8 +72,8 @@ class Objective(Protocol):
     recorded_is_old: bool = False
     """Whether log-probabilities recorded under the policy's own version are its old ones, since engine and learner compute in the same precision;
     `check.py` knows and says so."""
-    watched: frozenset[str] = frozenset()
-    """Of the metrics that it reports, those that `alarms` may watch (docs/alarms.md)."""
+    watched: frozenset[str] = OF_RESPONSES
+    """Of the metrics of a step, those that `alarms` may watch (docs/alarms.md)."""
     reuses: bool = False
     """Whether `prepare` also learns from `Feedback.older`: its loss is as sound on what older weights sampled (`learner.buffer`)."""
     reads_answers: bool = True
@@ -83,7 +84,8 @@ class Objective(Protocol):
     def plan(self, step: int) -> Plan: ...
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Advantages, pairs, masks and weights as columns. A batch without rows is counted and skipped."""
+        """Advantages, pairs, masks and weights as columns. A batch without rows is counted and skipped. Its metrics go over those of the same name in
+        `step_metrics`, which every step has."""
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         """The parts of the loss by metric name, your own under `user/`; they are summed into one scalar."""
@@ -105,6 +107,11 @@ def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:
     """(K,) the row of each trained token."""
     counts = torch.tensor([int(row.trained.sum()) for row in rows], dtype=torch.long)
     return torch.arange(len(rows)).repeat_interleave(counts)
+
+
+def step_metrics(feedback: Feedback) -> dict[str, float]:
+    """What every step reports, whatever learns from it: of its own questions answers, queries, responses and scores, and no older ones."""
+    return {**answer_metrics(feedback), **response_metrics(feedback), **score_metrics(feedback)}
 
 
 def answer_metrics(feedback: Feedback) -> dict[str, float]:
@@ -140,6 +147,19 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
         "response/truncated_frac": float(np.mean([trajectory.finish_reason == "length" for trajectory in trajectories])),
         "lag/versions": float(np.mean(feedback.step - versions)) if len(versions) else 0.0,
     }
+
+
+def score_metrics(feedback: Feedback) -> dict[str, float]:
+    """`reward_metrics` of the step's scores; of comparisons those that they were made of, also where only one of the two has one."""
+    scores: list[list[float]] = []
+    for item in feedback.items:
+        if item.question.kind == "score":
+            scores.append([value if mark == "ok" else math.nan for value, mark in zip(item.answer.values, item.answer.marks, strict=True)])
+        elif item.answer.scores:
+            scores.append([math.nan if score is None else score for score in item.answer.scores])
+    scores_N = torch.tensor([score for own in scores for score in own], dtype=torch.float32)
+    group_of_N = torch.tensor([number for number, own in enumerate(scores) for _ in own], dtype=torch.long)
+    return reward_metrics(scores_N, group_of_N, ~scores_N.isnan())
 
 
 def reward_metrics(rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: torch.Tensor) -> dict[str, float]:

@@ -34,7 +34,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, is_even, response_metrics, reward_metrics
+from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, is_even
 from oat.errors import ConfigError
 from oat.functional import preference
 from oat.types import UNASKED, Batch, Feedback, Item, Loss, Mark, Plan, Requires, Trajectory
@@ -330,7 +330,7 @@ def pair_batch(
     is_learned = [half or (item.label is not None and not lacking) for item, lacking, half in zip(items, empty, is_halved, strict=True)]
     kept = [number for number, learned in enumerate(is_learned) if learned or keep_ties]
     rows = tuple(row for number in kept for row in pairs[number])
-    metrics = {**answer_metrics(feedback), **response_metrics(feedback), **_score_metrics(feedback), "rows/trained": float(len(rows))}
+    metrics = {"rows/trained": float(len(rows))}
     metrics["pairs/empty_frac"] = sum(empty[first:]) / max(1, len(feedback.items))
     metrics["pairs/halved_frac"] = sum(is_halved[first:]) / max(1, len(feedback.items))
     columns = {"mask_U": torch.tensor([float(is_learned[number]) for number in kept])} if keep_ties else {}
@@ -347,13 +347,6 @@ def _counts_half(item: Item, halved: Collection[Mark]) -> bool:
     first, second = winner_first(item)
     is_same = first.text == second.text and np.array_equal(first.ids, second.ids)
     return item.label is None and mark in halved and item.question.oracle != UNASKED and not is_same
-
-
-def _score_metrics(feedback: Feedback) -> dict[str, float]:
-    """Of the scores that comparisons were made of, also where only one of the two has one; nothing where they were made of none."""
-    scores = [item.answer.scores for item in feedback.items if item.answer.scores]
-    scores_N = torch.tensor([[math.nan if score is None else score for score in pair] for pair in scores], dtype=torch.float32).flatten()
-    return reward_metrics(scores_N, torch.arange(len(scores)).repeat_interleave(2), ~scores_N.isnan())
 
 
 def winner_first(item: Item) -> tuple[Trajectory, Trajectory]:

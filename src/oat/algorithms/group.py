@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, response_metrics, reward_metrics
+from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View
 from oat.errors import ConfigError
 from oat.functional.advantages import group_advantages
 from oat.functional.kl import adapted_coef, kl_k3
@@ -135,7 +135,7 @@ class GroupPolicyGradient(Objective):
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         rows, group_of_N, rewards_N, valid_N = scored_rows(feedback)
-        metrics = {**answer_metrics(feedback), **response_metrics(feedback), **reward_metrics(rewards_N, group_of_N, valid_N)}
+        metrics: dict[str, float] = {}
         advantages_N = self.advantages(rewards_N, group_of_N, len(feedback.items), valid_N)
         rows, group_of_N, advantages_N = _kept(rows, group_of_N, advantages_N, valid_N)
         columns = {"advantages_N": advantages_N}

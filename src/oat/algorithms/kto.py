@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, response_metrics, reward_metrics, row_index
+from oat.algorithms.base import Forward, Objective, Outputs, View, row_index
 from oat.algorithms.direct import check_beta, check_field
 from oat.algorithms.group import scored_rows
 from oat.functional.contrast import kto_loss
@@ -64,7 +64,6 @@ class KTO(Objective):
     Config = KTOConfig
     requires = Requires(feedback="score", models=frozenset({"policy", "reference"}))
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
-    watched = OF_RESPONSES
     reuses = True
 
     def __init__(self, config: KTOConfig):
@@ -76,13 +75,10 @@ class KTO(Objective):
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         """Every response is a unit. Columns `reference_logps_K`, `is_desirable_U`, `baseline_U` and `weight_U`."""
         scored, group_of_N, rewards_N, valid_N = scored_rows(feedback)
-        is_new_N = group_of_N >= len(feedback.older)
-        metrics = {**answer_metrics(feedback), **response_metrics(feedback)}
-        metrics |= reward_metrics(rewards_N[is_new_N], group_of_N[is_new_N], valid_N[is_new_N])
         kept = [number for number, row in enumerate(scored) if valid_N[number] and row.trained.any()]
         rows, units = tuple(scored[number] for number in kept), np.arange(len(kept))
         is_desirable_U = rewards_N[kept] >= self.config.threshold
-        metrics |= {"rows/trained": float(len(rows)), "kto/desirable_frac": float(is_desirable_U.sum()) / max(1, len(rows))}
+        metrics = {"rows/trained": float(len(rows)), "kto/desirable_frac": float(is_desirable_U.sum()) / max(1, len(rows))}
         columns: dict[str, torch.Tensor] = {}
         if rows:
             others = mismatched(rows)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from oat.algorithms.base import Forward, Objective, Outputs, View, answer_metrics
+from oat.algorithms.base import Forward, Objective, Outputs, View
 from oat.algorithms.direct import pair_batch
 from oat.errors import ConfigError
 from oat.functional import rewards
@@ -75,9 +75,9 @@ class RewardModelling(Objective):
         items, older = (tuple(item for item in each if _place(item) >= c.held_out) for each in (feedback.items, feedback.older))
         learned = replace(feedback, items=items, older=older)
         batch = pair_batch(learned, forward, epochs=c.epochs, minibatches=c.minibatches, reference=False)
-        metrics = {**batch.metrics, **answer_metrics(feedback)}
+        metrics = batch.metrics
         if c.held_out:
-            metrics |= _measured(replace(feedback, items=measured, older=()), forward)
+            metrics = batch.metrics | _measured(replace(feedback, items=measured, older=()), forward)
         margins = {} if c.margin_key is None else {"margins_U": torch.tensor(_margins(batch, learned.learned, c.margin_key))}
         return replace(batch, columns={**batch.columns, **margins}, metrics=metrics)
 

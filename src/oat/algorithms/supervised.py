@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, answer_metrics, response_metrics, reward_metrics
+from oat.algorithms.base import Forward, Objective, Outputs, View
 from oat.algorithms.group import scored_rows
 from oat.errors import ConfigError
 from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
@@ -64,7 +64,6 @@ class SFT(Objective):
     Config = SFTConfig
     requires = Requires(feedback="score")
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
-    watched = OF_RESPONSES
     reuses = True
 
     def __init__(self, config: SFTConfig):
@@ -84,9 +83,6 @@ class SFT(Objective):
         is_new_N = group_of_N >= len(feedback.older)
         new_N = accepted_N & is_new_N
         metrics = {
-            **answer_metrics(feedback),
-            **response_metrics(feedback),
-            **reward_metrics(rewards_N[is_new_N], group_of_N[is_new_N], valid_N[is_new_N]),
             "sft/accepted_frac": int(new_N.sum()) / max(1, int(is_new_N.sum())),
             "sft/solved_frac": len(group_of_N[new_N].unique()) / max(1, len(feedback.items)),
             "sft/duplicates": float(sum(bool(rows[number].trained.any()) for number in accepted) - len(kept)),

@@ -9,6 +9,30 @@ from oat.algorithms.base import View, row_index
 from oat.types import Batch
 
 
+def fault_of(batch: Batch) -> str | None:
+    """What is wrong with a batch, and what to do: rows, units, groups and columns that do not agree; None where nothing is."""
+    for name, numbers in (("unit_of_N", batch.unit_of_N), ("group_of_N", batch.group_of_N)):
+        is_array = isinstance(numbers, np.ndarray) and numbers.shape == (batch.size,)
+        if not is_array or {*numbers.tolist()} != {*range(len({*numbers.tolist()}))}:
+            return f"{name} is {str(numbers)[:60]}; give one whole number a row, from 0 upward, none left out (N is {batch.size})"
+    is_of_features = not batch.rows and "features_N" in batch.columns
+    if not is_of_features and len(batch.rows) != batch.size:
+        return f"there are {len(batch.rows)} rows, and unit_of_N has {batch.size} numbers; give one a row"
+    sizes = {"N": batch.size, "U": len(set(batch.unit_of_N.tolist())), "K": sum(int(row.trained.sum()) for row in batch.rows)}
+    for name, values in batch.columns.items():
+        axis = name[-1]
+        if not isinstance(values, torch.Tensor):
+            return f"the column {name} is {type(values).__name__}; make it a tensor"
+        if values.requires_grad:
+            return f"the column {name} carries a gradient; what `prepare` makes is constant: detach it"
+        if axis not in sizes:
+            return f"the column {name} has no axis; end its name in _N (one value a row), _K (a trained token) or _U (a unit)"
+        if values.ndim < 1 or len(values) != sizes[axis]:
+            shape = tuple(values.shape)
+            return f"the column {name} has shape {shape}; its axis {axis} has {sizes[axis]} places (N rows, K trained tokens, U units)"
+    return None
+
+
 def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
     """The batch of some rows, in the given order; units and groups are numbered anew, in order of their old numbers.
 

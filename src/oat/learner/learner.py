@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Objective, View
-from oat.errors import CheckpointError, NonFiniteError, warn
-from oat.learner.batching import micro_batches, select_rows, split_units, view_of
+from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
+from oat.learner.batching import fault_of, micro_batches, select_rows, split_units, view_of
 from oat.learner.following import Following
 from oat.learner.guard import keep_batch, strange_inputs, strange_results
 from oat.learner.models import Model, frozen_checksum
@@ -100,8 +100,12 @@ class Learner:
             The batch's own metrics, the means over its optimiser steps, and "roofline/update" of all passes since the update before.
 
         Raises:
+            ContractError: rows, units, groups and columns do not agree.
             NonFiniteError: a number that counts is NaN or infinite, once more than `max_skips` in a row; that optimiser step moved no weight.
         """
+        fault = fault_of(batch)
+        if fault is not None:
+            raise ContractError(f"the batch of {objective.name}: {fault} (docs/extending.md)")
         generator = self.seeds.at("shuffle", objective.name, self.updates)
         self.updates += 1
         most = self.max_updates if _main(objective.wants) in objective.wants else None

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from oat import wire
 from oat.algorithms.base import Objective
 from oat.errors import ContractError, OatError
-from oat.learner.batching import view_of
+from oat.learner.batching import fault_of, view_of
 from oat.learner.ensemble import Ensemble
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel, Model, RewardModel
@@ -165,23 +165,8 @@ class _Check(Part):
 
     def batch(self, batch: Batch) -> None:
         """Rows, units, groups and columns agree."""
-        for name, numbers in (("unit_of_N", batch.unit_of_N), ("group_of_N", batch.group_of_N)):
-            is_array = isinstance(numbers, np.ndarray) and numbers.shape == (batch.size,)
-            is_dense = is_array and {*numbers.tolist()} == {*range(len({*numbers.tolist()}))}
-            self.require(is_dense, f"{name} is {str(numbers)[:60]}; give one whole number a row, from 0 upward, none left out (N is {batch.size})")
-        is_of_features = not batch.rows and "features_N" in batch.columns
-        fits = is_of_features or len(batch.rows) == batch.size
-        self.require(fits, f"there are {len(batch.rows)} rows, and unit_of_N has {batch.size} numbers; give one a row")
-        sizes = {"N": batch.size, "U": len(set(batch.unit_of_N.tolist())), "K": sum(int(row.trained.sum()) for row in batch.rows)}
-        for name, values in batch.columns.items():
-            self.require(isinstance(values, torch.Tensor), f"the column {name} is {type(values).__name__}; make it a tensor")
-            self.require(not values.requires_grad, f"the column {name} carries a gradient; what `prepare` makes is constant: detach it")
-            axis = name[-1]
-            self.require(axis in sizes, f"the column {name} has no axis; end its name in _N (one value a row), _K (a trained token) or _U (a unit)")
-            self.require(
-                values.ndim >= 1 and len(values) == sizes[axis],
-                f"the column {name} has shape {tuple(values.shape)}; its axis {axis} has {sizes[axis]} places (N rows, K trained tokens, U units)",
-            )
+        fault = fault_of(batch)
+        self.require(fault is None, fault or "")
         self.named("prepare reports", batch.metrics)
 
     def older(self, usual: Feedback) -> None:
