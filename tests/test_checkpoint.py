@@ -352,6 +352,7 @@ def test_a_pointer_to_an_older_one_is_followed_aloud(checkpoints: Checkpoints) -
     with pytest.warns(UserWarning, match="latest: names step_00000002, and step_00000003 is there too"):
         assert loaded_step(checkpoints) == 2
     shutil.rmtree(checkpoints.directory)
+    checkpoints = Checkpoints(checkpoints.directory, every=1, keep_last=2)
     save(checkpoints, 1, 2)
     pointer.write_text("step_00000001\n")
     assert loaded_step(checkpoints) == 1

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from oat.build import build, resolve
-from oat.config import Origins, load_config
+from oat.config import Origins, load_config, stored_config
 from oat.errors import ConfigError
 from oat.estimates import average, bootstrap_interval, length_controlled_win_rate, wins
 from oat.evaluate import Evaluation, Judge
 from oat.export import take_up_policy
 from oat.inputs import recorded
 from oat.loop import Run
+from oat.places import seen
 from oat.seeds import Seeds
 from oat.settings import Config, ModelConfig
 from oat.surroundings import Surroundings, refuse_weights, surround
@@ -111,7 +112,7 @@ def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contende
         oracle = replace(base.oracle, repeats=0)  # the other order is to be asked, and not to be concluded from the first
         config = replace(base, model=model, oracle=oracle, render=base.render if own is None else own.render)
         config = replace(config, evaluation=replace(evaluation, kl=False))  # a comparison has no reference
-        return Contender(name, config, Path(name) if _is_run(name) else None)
+        return Contender(name, config, seen(name) if _is_run(name) else None)
 
     return contender(first, loaded[0]), contender(second, loaded[1])
 
@@ -119,12 +120,12 @@ def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contende
 def _load(name: str, flags: Sequence[str]) -> Config | None:
     """The configuration of a run, or in a file; None for a model."""
     if _is_run(name):
-        return resolve(load_config(Path(name) / "config.yaml", flags)[0], {})
-    return resolve(*load_config(name, flags)) if Path(name).is_file() else None
+        return resolve(stored_config(seen(name), flags)[0], {})
+    return resolve(*load_config(name, flags)) if seen(name).is_file() else None
 
 
 def _is_run(name: str) -> bool:
-    return (Path(name) / "config.yaml").exists()
+    return (seen(name) / "config.yaml").exists()
 
 
 def _common(arounds: Sequence[Surroundings]) -> list[Prompt]:

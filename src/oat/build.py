@@ -25,6 +25,7 @@ from oat.errors import ConfigError
 from oat.evaluate import Evaluation, Judge, Mode, Records, Trigger, Wanted
 from oat.explore.base import Explorer
 from oat.features import Scorer
+from oat.files import Standing
 from oat.holdings import Holdings
 from oat.inputs import OwnFiles, versions_of
 from oat.interruption import Interruption
@@ -42,6 +43,7 @@ from oat.oracles.answers import load_answers
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.router import OneOracle
+from oat.places import seen
 from oat.prompts import Prompts
 from oat.provenance import Told, environment_of
 from oat.render import Renderer
@@ -61,17 +63,27 @@ __all__ = ["build", "resolve"]
 EnsembleParts = tuple[EnsembleLearning, Ensemble, Scorer]
 
 
-def build(config: Config, *, directory: Path | None = None, around: Surroundings | None = None, origins: Origins | None = None) -> Run:
+def build(
+    config: Config,
+    *,
+    directory: Path | None = None,
+    around: Surroundings | None = None,
+    origins: Origins | None = None,
+    standing: Standing | None = None,
+) -> Run:
     """The boxes of a resolved configuration.
 
     Args:
         directory: where the run lives, if not in `config.run_dir`.
         around: what is around its models, if that is there already.
+        standing: what of the directory must stay what it is; None: the directory is nobody's yet, and made where it is missing.
 
     Raises:
         OatError: a part cannot be made as configured.
     """
-    directory = directory or _directory(config)
+    directory = directory or seen(config.run_dir)
+    if standing is None:
+        directory.mkdir(parents=True, exist_ok=True)
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     around, blame = around or surround(config, origins, folder=directory), partial(blaming, config, origins or {})
@@ -113,21 +125,14 @@ def build(config: Config, *, directory: Path | None = None, around: Surroundings
         weights=weights,
         evaluation=evaluation,
         alarms=alarms,
-        checkpoints=Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)),
-        tracking=_tracking(config, directory, around),
+        checkpoints=Checkpoints(directory / "checkpoints", **asdict(config.checkpoint), standing=standing),
+        tracking=_tracking(config, directory, around, standing),
         parts=parts,
         start=_left_out(around.sources),
         chosen=_chosen(config, objective, learner, engine),
         notes=(*device_notes(config.compute.profile), *dict.fromkeys(note for source in around.sources for note in source.notes)),
         interruption=interruption,
     )
-
-
-def _directory(config: Config) -> Path:
-    """Of a run that `rundir.py` has not opened."""
-    directory = Path(config.run_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
 
 
 def _wired(config: Config, box: Any, local: tuple[type, ...] = ()) -> Any:
@@ -154,10 +159,10 @@ def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seed
     return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, heed=heed, release=around.close, **common)
 
 
-def _tracking(config: Config, directory: Path, around: Surroundings) -> Tracking:
+def _tracking(config: Config, directory: Path, around: Surroundings, standing: Standing | None) -> Tracking:
     t = config.tracking
     told = Told(directory / "environment.json", partial(environment_of, config.seed), around.inputs, OwnFiles(around.known, around.roles))
-    return Tracking(directory, samples=t.samples, told=told, tensorboard=t.tensorboard)
+    return Tracking(directory, samples=t.samples, told=told, tensorboard=t.tensorboard, standing=standing)
 
 
 def _chosen(config: Config, objective: Objective, learner: Learner, engine: TorchEngine) -> dict[tuple[str, str], Any]:

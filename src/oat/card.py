@@ -10,6 +10,7 @@ from typing import Any
 
 from oat.accounts import accounts
 from oat.config import to_yaml
+from oat.places import seen
 from oat.provenance import is_secret, versions
 from oat.reading import read_metrics
 from oat.settings import Config
@@ -77,7 +78,7 @@ def model_card(run_dir: Path, config: Config, step: int, out: Path, *, is_adapte
     base, name, algorithm = _public(config.model.path), out.resolve().name, _public(config.algorithm.name)
     task = "text-classification" if is_reward else "text-generation"
     front = {"library_name": "peft" if is_adapter else "transformers", "pipeline_tag": task, "tags": ["oat", algorithm]}
-    if _HUB_ID.fullmatch(config.model.path) and not Path(config.model.path).exists():
+    if _HUB_ID.fullmatch(config.model.path) and not seen(config.model.path).exists():
         front |= {"base_model": config.model.path, "base_model_relation": "adapter" if is_adapter else "finetune"}
     sections = {
         "How to load it": (_LOAD_REWARD if is_reward else _LOAD_ADAPTER if is_adapter else _LOAD).format(place=name, base=base),

@@ -23,8 +23,8 @@ import torch
 from safetensors import SafetensorError
 
 from oat.checkpoint_files import names_in, place_of, pointed
-from oat.errors import CheckpointError, warn
-from oat.files import bytes_free, sync_to_disk, write_atomically
+from oat.errors import CheckpointError, DirectoryError, warn
+from oat.files import Standing, bytes_free, sync_to_disk, write_atomically
 
 SCHEMA_VERSION = 2
 
@@ -46,6 +46,7 @@ class Checkpoints:
         keep_last: so many of the newest stay.
         keep_best: so many of those whose row had the highest `best_metric` stay too; of equal ones the newer.
         max_gb: most that all together may take, 10^9 bytes; the oldest go first, and the newest stays whatever it takes.
+        standing: what must still be there when one is written, so that none is written beside its run.
 
     Attributes:
         saved: the step of the newest one that this process has begun to write, or read; 0 for none.
@@ -61,11 +62,13 @@ class Checkpoints:
         keep_best: int = 0,
         best_metric: str = "eval/sampled",
         max_gb: float | None = None,
+        standing: Standing | None = None,
     ):
         self.directory, self.every, self.background, self.saved = directory, every, background, 0
         self.keep_last, self.keep_best, self.best_metric, self.max_gb = keep_last, keep_best, best_metric, max_gb
+        self._standing, self._is_made = standing or Standing(), directory.exists()
         self._writer: tuple[threading.Thread, threading.Event] | None = None  # and whether it is done
-        self._error: CheckpointError | None = None  # of the writer
+        self._error: CheckpointError | DirectoryError | None = None  # of the writer
 
     @property
     def steps(self) -> list[int]:
@@ -261,9 +264,7 @@ class Checkpoints:
         """What the thread does."""
         new = self.directory / f".new-step_{step:08d}"
         try:
-            if not self.directory.exists():
-                self.directory.mkdir(parents=True)
-                sync_to_disk(self.directory.parent)
+            self._stand()
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
             safetensors.torch.save_file(dict(tensors), new / "tensors.safetensors")
@@ -274,20 +275,46 @@ class Checkpoints:
             (new / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
             sync_to_disk(new / "manifest.json")
             sync_to_disk(new)
+            self._standing.refuse_lost(DirectoryError)
             self._prune(self._publish(new, step), keep)
-        except CheckpointError as error:
-            self._error = error
         except Exception as error:  # whatever it is, the caller learns of it
+            self._error = self._failure(error, step, len(text) + sum(tensor.nbytes for tensor in tensors.values()))
             shutil.rmtree(new, ignore_errors=True)
-            needed = len(text) + sum(tensor.nbytes for tensor in tensors.values())
-            self._error = CheckpointError(
-                f"{self.directory}: the checkpoint of step {step} could not be written ({type(error).__name__}: {error}); it needs {needed:,} bytes, "
-                f"and {bytes_free(self.directory):,} bytes are free there. The checkpoints before it are whole: make room, or mend what is wrong, "
-                "and the same command goes on"
-            )
-            self._error.__cause__ = error
         finally:
             done.set()
+
+    def _failure(self, error: Exception, step: int, needed: int) -> CheckpointError | DirectoryError:
+        """What to say of an error of the writer."""
+        try:
+            self._standing.refuse_lost(DirectoryError)
+        except DirectoryError as lost:
+            return lost
+        if isinstance(error, CheckpointError | DirectoryError):
+            return error
+        failure = CheckpointError(
+            f"{self.directory}: the checkpoint of step {step} could not be written ({type(error).__name__}: {error}); it needs {needed:,} bytes, "
+            f"and {bytes_free(self.directory):,} bytes are free there. The checkpoints before it are whole: make room, or mend what is wrong, "
+            "and the same command goes on"
+        )
+        failure.__cause__ = error
+        return failure
+
+    def _stand(self) -> None:
+        """Make the folder for the first checkpoint, and never again.
+
+        Raises:
+            DirectoryError: what must be there is not.
+        """
+        self._standing.refuse_lost(DirectoryError)
+        if self._is_made and not self.directory.exists():
+            raise DirectoryError(
+                f"{self.directory}: was moved or removed while a run worked with it, and no checkpoint is written; put it back, and the same command "
+                "goes on from the last one in it"
+            )
+        if not self._is_made:
+            self.directory.mkdir(exist_ok=True)
+            sync_to_disk(self.directory.parent)
+            self._is_made = True
 
     def _publish(self, new: Path, step: int) -> Path:
         again = [place_of(name)[1] for name in self._names() if place_of(name)[0] == step]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from oat.errors import ConfigError, OatError, OatWarning, printable
 from oat.interruption import Interrupted, Interruption
+from oat.places import seen, seen_from
 from oat.plugins import naming
 from oat.serve import add_serve
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"oat {arguments.command}: {rest[0]!r} is not an argument of it; see oat {arguments.command} --help", file=sys.stderr)
         return 2
     try:
-        with _short_warnings(), naming({}):
+        with seen_from(), _short_warnings(), naming({}):
             code: int = arguments.call(arguments, rest)
         return code
     except OatError as error:
@@ -189,7 +190,7 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
             if arguments.profile is None:
                 reason, trace = train(run, report), None
             else:
-                reason, trace = train_traced(run, report, Path(config.run_dir) / "profile", arguments.profile)
+                reason, trace = train_traced(run, report, seen(config.run_dir) / "profile", arguments.profile)
         if arguments.profile is not None:
             where = f"the trace is {trace}; open it in Perfetto or chrome://tracing" if trace else "no trace: the run had no second step"
             print(f"oat train: {where}")
@@ -217,7 +218,7 @@ def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.build import resolve
-    from oat.config import load_config
+    from oat.config import load_config, stored_config
     from oat.once import evaluate_once
     from oat.rundir import known_by_file
     from oat.terminal import numbers_table
@@ -226,7 +227,7 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
         return _compare(arguments, flags)
     target = Path(arguments.target)
     is_run = target.is_dir()
-    config, origins = load_config(target / "config.yaml" if is_run else target, flags)
+    config, origins = stored_config(target, flags) if is_run else load_config(target, flags)
     if is_run:
         config = known_by_file(config, target / "config.yaml")
     config = resolve(config, {path: place for path, place in origins.items() if place.startswith("--")} if is_run else origins)
@@ -290,7 +291,7 @@ def _generate(arguments: argparse.Namespace, _: list[str]) -> int:
 
     if arguments.n < 1:
         raise ConfigError(f"--n is {arguments.n}; give at least 1 response a prompt")
-    out = None if arguments.out is None else Path(arguments.out)
+    out = None if arguments.out is None else seen(arguments.out)
     if out is not None:
         refuse_known(out)
     told = Interruption()

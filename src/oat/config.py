@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError, did_you_mean
+from oat.places import seen, start
 from oat.settings import Component, Config, TorchEngineConfig
 
 Origins = dict[tuple[str, ...], str]
@@ -67,6 +68,24 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
         if isinstance(f.default, Component) and isinstance(tree.get(f.name), dict):
             tree[f.name].setdefault("name", f.default.name)
     return convert(Config, tree, (), origins), origins
+
+
+def stored_config(run_dir: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
+    """As `load_config`, of a run's directory, which may have been moved since; what was given from Python (`given/`) is found where that is now."""
+    config, origins = load_config(run_dir / "config.yaml", overrides)
+    return with_given(config, load_config(run_dir / "config.yaml")[0].run_dir, str(run_dir)), origins
+
+
+def with_given(config: Config, before: str, now: str) -> Config:
+    """The configuration of a run that was moved from one directory to another, with the places of what was given from Python."""
+
+    def moved(section: Any) -> Any:
+        own, path = f"{before}/given/", getattr(section, "path", None)
+        if not (isinstance(path, str) and path.startswith(own)):
+            return section
+        return dataclasses.replace(section, path=f"{now}/given/{path.removeprefix(own)}")
+
+    return dataclasses.replace(config, **{name: moved(getattr(config, name)) for name in ("model", "prompts", "evaluation")})
 
 
 def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:
@@ -186,14 +205,14 @@ def refuse_misplaced(path: str | None, origins: Origins) -> None:
         ModelError: there is none of that name here, and there is one beside the configuration.
     """
     if _beside(path, origins):
-        raise ModelError(f"there is no directory {path} in {Path.cwd()}")
+        raise ModelError(f"there is no directory {path} in {start()}")
 
 
 def _beside(value: Any, origins: Origins) -> str:
     """A sentence, if a relative path leads nowhere from here, and somewhere from the configuration's folder."""
     path = Path(value.partition(":")[0]) if isinstance(value, str) else Path()
     there = Path(origins.get((), "")).parent / path
-    if path.is_absolute() or path.exists() or not there.exists():
+    if path.is_absolute() or seen(path).exists() or not seen(there).exists():
         return ""
     return f"; there is {there}, and paths are taken from the working directory, not from the configuration's folder: give that path"
 
@@ -243,7 +262,7 @@ def _dotted(path: tuple[str, ...]) -> str:
 
 def _read(path: Path) -> tuple[dict[str, Any], Origins]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = seen(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the configuration cannot be read ({error}); give the path of a YAML file") from None
     origins: Origins = {(): str(path)}

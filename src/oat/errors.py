@@ -92,6 +92,12 @@ class RecordError(OatError, OSError):
     exit_code = 1
 
 
+class DirectoryError(OatError, OSError):
+    """The directory of a run was moved, removed or replaced under it."""
+
+    exit_code = 1
+
+
 class LedgerError(OatError, RuntimeError):
     """The ledger cannot be opened or written, or contradicts the run."""
 

@@ -147,6 +147,7 @@ class Records:
         """
         lines = [printable(json.dumps(record, ensure_ascii=False)) for record in records]
         try:
+            self.directory.mkdir(exist_ok=True)
             write_atomically(self.directory / f"step_{step:08d}.jsonl", "\n".join(lines) + "\n")
         except OSError as error:
             raise RecordError(

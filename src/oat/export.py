@@ -15,7 +15,7 @@ import torch
 from oat.card import model_card
 from oat.checkpoint import Checkpoints
 from oat.classifier import save_classifier
-from oat.config import blaming, load_config
+from oat.config import blaming, stored_config
 from oat.errors import CheckpointError, ConfigError, DataError
 from oat.files import write_atomically
 from oat.holdings import HELD
@@ -63,7 +63,7 @@ def run_config(run_dir: Path) -> Config:
     file = run_dir / "config.yaml"
     if not file.exists():
         raise ConfigError(f"{run_dir}: holds no run (config.yaml is missing); give the directory that `oat train` named")
-    return load_config(file)[0]
+    return stored_config(run_dir)[0]
 
 
 def policy_weights(

@@ -14,10 +14,10 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader, or a kill, sees the old or the new one whole. Its folder is made where it is missing."""
+    """Replace a file so that a reader, or a kill, sees the old or the new one whole. Its folder has to be there, so that none is made anew for a run
+    whose directory has gone."""
     new = path.with_name(f".new-{path.name}")
     with saying_what_is_free(path):
-        path.parent.mkdir(exist_ok=True)
         new.write_text(text, encoding="utf-8")
         sync_to_disk(new)
         new.replace(path)
@@ -45,6 +45,10 @@ class Standing:
     def __init__(self, *paths: Path):
         self._known = {path.absolute(): found for path in paths if (found := _inode(path)) is not None}
 
+    @property
+    def is_there(self) -> bool:
+        return all(_inode(path) == known for path, known in self._known.items())
+
     def refuse_lost(self, error: type[OatError]) -> None:
         """What is written there now would be written beside the run, or be gone with its process.
 
@@ -53,8 +57,9 @@ class Standing:
         """
         for path, known in self._known.items():
             if _inode(path) != known:
+                lost = next((place for place in reversed(path.parents) if not place.exists()), path)
                 raise error(
-                    f"{path}: was moved, removed or replaced while a run worked with it, and nothing more is written; put back what stood there, and "
+                    f"{lost}: was moved, removed or replaced while a run worked with it, and nothing more is written; put back what stood there, and "
                     "the same command goes on from the last checkpoint"
                 )
 

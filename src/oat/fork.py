@@ -21,6 +21,7 @@ from oat.holdings import refuse_lost
 from oat.inputs import FORK_FILE, GIVEN, recorded
 from oat.ledger import close_unanswered
 from oat.loop import ROW
+from oat.places import seen
 from oat.store import Store
 
 
@@ -53,7 +54,7 @@ def find_origin(source: str, directory: Path) -> Origin:
     name, at, step = source.rpartition("@")
     if not (at and step.isdigit()):
         name, step = source, ""
-    run, before = Path(name), _read(directory)
+    run, before = seen(name), _read(directory)
     begun = before if before is not None and before.run == run.resolve() and step in ("", str(before.step)) else None
     if begun and (directory / "config.yaml").exists():
         return begun

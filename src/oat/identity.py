@@ -26,6 +26,7 @@ import numpy as np
 from huggingface_hub import try_to_load_from_cache
 
 from oat.lora import WEIGHTS, described_adapter, is_adapter_directory
+from oat.places import seen
 
 Identity = dict[str, dict[str, Any]]
 """Plain values by section and field."""
@@ -157,11 +158,11 @@ def _weight_files(path: str) -> list[Path]:
     """The safetensors files of a model that lie on this machine; all of them or none."""
 
     def find(name: str) -> Path | None:
-        found = Path(path, name) if Path(path).is_dir() else try_to_load_from_cache(path, name)
+        found = seen(path) / name if seen(path).is_dir() else try_to_load_from_cache(path, name)
         return Path(found) if isinstance(found, str | Path) and Path(found).is_file() else None
 
     if is_adapter_directory(path):
-        return [Path(path, WEIGHTS)]
+        return [seen(path) / WEIGHTS]
     single, index = find("model.safetensors"), find("model.safetensors.index.json")
     if single is not None or index is None:
         return [single] if single is not None else []

@@ -66,7 +66,7 @@ class IndexCache:
         data = msgspec.msgpack.encode(index.plain)
         for folder in self._folders:
             with suppress(OSError):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=folder == cache_folder(), exist_ok=True)
                 new = folder / f".new-{os.getpid()}-{self._name}"
                 descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
                 try:

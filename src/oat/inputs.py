@@ -26,6 +26,7 @@ from oat.identity import adapter_identity, are_same, differences, hash_of, model
 from oat.lm import CausalLM, load_config
 from oat.lora import is_adapter_directory
 from oat.oracles.base import Oracle, made_of, version_of
+from oat.places import start
 from oat.plugins import own_files
 from oat.provenance import entries, recorded_inputs
 from oat.render import load_template
@@ -222,7 +223,7 @@ class OwnFiles:
     """
 
     def __init__(self, known: Inputs | None, roles: Roles):
-        self.base = Path.cwd()
+        self.base = start()
         self.before: dict[str, str] = dict((known or {}).get("modules", {}))
         self.said = {file.partition(" of ")[0] for _, oracle in roles.values() for file in made_of(oracle)}
 

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from transformers.utils import logging
 from oat.attention import NAME, Layout, Packed, pack, pack_groups
 from oat.errors import ModelError, did_you_mean
 from oat.layers import Linear, quicken
+from oat.places import located, seen, start
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -213,9 +213,9 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
         can_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
         if _OUTLINED.get():
             return _outline(path, config, _DTYPES[dtype], device, can_sdpa=can_sdpa)
-        if os.path.isdir(path):
+        if os.path.isdir(seen(path)):
             described(path)
-        module = _from_files(path, path, config, dtype=_DTYPES[dtype], attn_implementation="sdpa" if can_sdpa else "eager")
+        module = _from_files(located(path), path, config, dtype=_DTYPES[dtype], attn_implementation="sdpa" if can_sdpa else "eager")
     except ModelError:
         raise
     except _LIBRARY_ERRORS as error:
@@ -271,20 +271,21 @@ def _without_bars() -> Iterator[None]:
 
 
 def _locate(path: str) -> str:
-    if os.path.isdir(path) or (not os.path.exists(path) and _HUB_ID.fullmatch(path)):
-        return path
-    if os.path.exists(path):
+    where = located(path)
+    if os.path.isdir(where) or (not os.path.exists(where) and _HUB_ID.fullmatch(path)):
+        return where
+    if os.path.exists(where):
         raise ModelError(f"{path} is a file; give the directory that holds the model's config.json")
     raise ModelError(f"{_nowhere(path)}, and it is no hub id; give a local directory, or a hub id as `org/name`")
 
 
 def _nowhere(path: str) -> str:
-    return f"there is no directory {path}" + ("" if os.path.isabs(path) else f" in {os.getcwd()}, from where relative paths are taken")
+    return f"there is no directory {path}" + ("" if os.path.isabs(path) else f" in {start()}, from where relative paths are taken")
 
 
 def _refusal(what: str, path: str, error: BaseException) -> ModelError:
     reason = " ".join(str(error).split())[:200]
-    if os.path.isdir(path):
+    if os.path.isdir(seen(path)):
         files = "config.json and safetensors files" if what == "model" else "tokenizer.json"
         return ModelError(
             f"the directory {path} holds no {what} that can be read ({reason}); give one with {files}, as `save_pretrained` writes them"
@@ -316,10 +317,10 @@ def load_module(path: str, config: Any, mapping: Mapping[Any, Any], dtype: str) 
     """
     _remove_noise(config)
     try:
-        if os.path.isdir(path):
+        if os.path.isdir(seen(path)):
             described(path)
         attention = "sdpa" if getattr(mapping[type(config)], "_supports_sdpa", False) else "eager"
-        module = _from_files(path, path, config, mapping, dtype=_DTYPES[dtype], attn_implementation=attention)
+        module = _from_files(located(path), path, config, mapping, dtype=_DTYPES[dtype], attn_implementation=attention)
     except ModelError:
         raise
     except _LIBRARY_ERRORS as error:
@@ -375,12 +376,13 @@ def described(path: str) -> dict[str, Tensor]:
     Raises:
         ModelError: there are none, or one is damaged.
     """
-    single, index = Path(path, "model.safetensors"), Path(path, "model.safetensors.index.json")
+    folder = seen(path)
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     file, found = single, dict[str, Tensor]()
     try:
         has_index = index.exists() and not single.exists()
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if has_index else [single.name]
-        for file in (Path(path, name) for name in names):
+        for file in (folder / name for name in names):
             with file.open("rb") as stream:
                 size = int.from_bytes(stream.read(8), "little")
                 head = json.loads(stream.read(min(size, _LARGEST_HEAD)))
@@ -400,7 +402,7 @@ def described(path: str) -> dict[str, Tensor]:
 def _outline(path: str, config: Any, dtype: torch.dtype, device: torch.device | str, *, can_sdpa: bool) -> CausalLM:
     """A model without weights; that its code lets our attention in is believed. The names and shapes of tensors in files that lie here are held
     against it where Accelerate is installed, which transformers needs for that; nothing is fetched."""
-    if os.path.isdir(path):
+    if os.path.isdir(seen(path)):
         with unset_fake_temporarily():
             held = described(path)
             if importlib.util.find_spec("accelerate"):
@@ -409,7 +411,7 @@ def _outline(path: str, config: Any, dtype: torch.dtype, device: torch.device | 
     with torch.device(device):
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=kind, trust_remote_code=False)
     with suppress(OSError):  # without the file it is what the model's own configuration says
-        module.generation_config = GenerationConfig.from_pretrained(path)
+        module.generation_config = GenerationConfig.from_pretrained(located(path))
     lm = CausalLM(module.eval(), takes_layouts=can_sdpa)
     _check_outlined_head(lm, path)
     if can_sdpa:

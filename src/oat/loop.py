@@ -13,7 +13,7 @@ import torch
 
 from oat.algorithms.base import Objective, step_metrics
 from oat.boxes import Alarms, Buffer, Checkpoints, Collector, Evaluation, Holdings, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
-from oat.errors import AlarmError, LedgerError, OatError, OutageError, warn
+from oat.errors import AlarmError, DirectoryError, LedgerError, OatError, OutageError, warn
 from oat.interruption import Interrupted, Interruption
 from oat.metrics import Metrics
 from oat.seeds import Seeds
@@ -173,7 +173,7 @@ def evaluate(run: Run, step: int, *, due: bool, feedback: Feedback | None = None
                 run.weights.push("policy", step, run.learner.tensors("policy"))
             try:
                 values = run.evaluation.run(step, feedback.queries if feedback else 0, feedback)
-            except LedgerError:
+            except (LedgerError, DirectoryError):
                 raise
             except OatError as error:
                 warn(f"the evaluation after {step} steps failed and is left out: {error}")

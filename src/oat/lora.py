@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from oat.errors import ConfigError, ModelError
 from oat.lm import CausalLM, is_adapter, is_outlined, load_lm
 from oat.nf4 import functional_of_bitsandbytes, pack, unpack
+from oat.places import seen
 from oat.settings import LoraConfig, ModelConfig
 
 _CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -53,7 +54,7 @@ def load_model(config: ModelConfig, seed: int = 0, device: torch.device | str = 
 
 
 def is_adapter_directory(path: str) -> bool:
-    return os.path.isfile(os.path.join(path, _CONFIG)) and not os.path.isfile(os.path.join(path, "config.json"))
+    return os.path.isfile(seen(path) / _CONFIG) and not os.path.isfile(seen(path) / "config.json")
 
 
 def described_adapter(path: str) -> tuple[LoraConfig, str]:
@@ -63,7 +64,7 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
         ModelError: there is none, or it is of a kind that is not read here.
     """
     try:
-        found = json.loads(Path(path, _CONFIG).read_text(encoding="utf-8"))
+        found = json.loads((seen(path) / _CONFIG).read_text(encoding="utf-8"))
         rank, alpha, targets, kind = (found[name] for name in ("r", "lora_alpha", "target_modules", "peft_type"))
         targets = targets if targets == "all-linear" else tuple(sorted(targets)) if isinstance(targets, list) else None
         others = [name for name in _OTHER_KINDS if found.get(name)]
@@ -93,7 +94,7 @@ def _take_up(lm: CausalLM, path: str, field: str) -> None:
     expected = {_stored_name(name): parameter for name, parameter in lm.trainable().items()}
     try:
         with unset_fake_temporarily():
-            held = load_file(Path(path, WEIGHTS))
+            held = load_file(seen(path) / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{field} is {path!r}: its weights cannot be read ({WEIGHTS}: {error}); give safetensors as PEFT writes them") from error
     wrong = sorted(name for name in expected.keys() | held.keys() if _shape(expected, name) != _shape(held, name))

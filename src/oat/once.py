@@ -8,6 +8,7 @@ from oat.config import Origins
 from oat.export import take_up_policy
 from oat.inputs import recorded
 from oat.loop import evaluate
+from oat.places import seen
 from oat.settings import Config
 from oat.surroundings import refuse_weights, surround, warn_of_changes
 
@@ -25,13 +26,13 @@ def evaluate_once(config: Config, origins: Origins, run_dir: Path | None = None)
     """
     assert config.evaluation is not None, "who calls it says which prompts"
     with tempfile.TemporaryDirectory() as scratch:
-        around = surround(config, origins, folder=Path(scratch), known=None if run_dir is None else recorded(run_dir))
+        around = surround(config, origins, folder=Path(scratch), known=None if run_dir is None else recorded(seen(run_dir)))
         if run_dir is not None:
             refuse_weights(config, origins, around, is_begun=True)
             warn_of_changes(run_dir, config, around)
         run = build(config, directory=Path(scratch), around=around, origins=origins)
         try:
-            step = 0 if run_dir is None else take_up_policy(run, run_dir)
+            step = 0 if run_dir is None else take_up_policy(run, seen(run_dir))
             metrics = evaluate(run, step, due=True)
         finally:
             run.ledger.close()

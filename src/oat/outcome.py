@@ -5,13 +5,13 @@ It is read from the rows of metrics, and so is the same whoever made them: one p
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 from oat.algorithms.base import Objective
 from oat.algorithms.registry import ALGORITHMS
 from oat.errors import warn
 from oat.fork import begins_after
 from oat.loop import Run
+from oat.places import seen
 from oat.progress import way_on
 from oat.reading import sound_rows
 from oat.settings import Config
@@ -33,7 +33,7 @@ class Outcome:
 
     def __init__(self, run: Run, config: Config):
         self.run, self.config = run, config
-        self.directory = Path(config.run_dir).absolute()  # whoever works in this process may go elsewhere
+        self.directory = seen(config.run_dir)
         self.begins = begins_after(self.directory)
         self.is_idle = True
 

@@ -29,6 +29,7 @@ from oat.lora import load_model
 from oat.memory import lengths_of, memory_lines, refuse_short_cache, refuse_too_large
 from oat.nf4 import count
 from oat.oracles.preferences import Preferences
+from oat.places import seen
 from oat.reading import read_metrics
 from oat.render import Renderer
 from oat.rules import BUILTIN, judges_of
@@ -69,7 +70,7 @@ def outline(
         OatError: `oat train` would refuse it before its first step.
     """
     config, origin = settled(config, origins, source)
-    directory, step = (Path(config.run_dir), None) if origin is None else (origin.run, origin.step)
+    directory, step = (seen(config.run_dir), None) if origin is None else (origin.run, origin.step)
     around = surround(config, origins, known=recorded(directory, step))
     lengths = lengths_of(around)
     refuse_short_cache(config, lengths, origins)
@@ -106,8 +107,8 @@ def _data(around: Surroundings) -> _Lines:
 
 def _begun(config: Config, origin: Origin | None) -> tuple[int, int]:
     """Steps that are done, here or where the fork begins, and queries that were spent by then."""
-    stored = Checkpoints(Path(config.run_dir) / "checkpoints", every=1, keep_last=1).steps
-    step, directory = (stored[-1], Path(config.run_dir)) if stored else (origin.step, origin.run) if origin else (0, None)
+    stored = Checkpoints(seen(config.run_dir) / "checkpoints", every=1, keep_last=1).steps
+    step, directory = (stored[-1], seen(config.run_dir)) if stored else (origin.step, origin.run) if origin else (0, None)
     if directory is None or step == 0:
         return 0, 0
     spent = [row["oracle/queries"] for row in read_metrics(directory / "metrics.jsonl") if row["step"] <= step and "oracle/queries" in row]
@@ -212,13 +213,13 @@ def _checkpoints(config: Config, learner: Learner, origin: Origin | None) -> _Li
     sizes = {name: sum(parameter.nbytes for parameter in part.model.trainable().values()) for name, part in learner.trained.items()}
     copies = (config.learner.sync_every > 1) + (learner.following is not None)  # the sampler's weights, the reference's
     size = (1 + _MOMENTS) * sum(sizes.values()) + copies * sizes.get("policy", 0)
-    directory = Path(config.run_dir)
+    directory = seen(config.run_dir)
     kept, free = f"{c.keep_last + c.keep_best} stay, of {_size(size)} each", f"{_size(bytes_free(directory))} are free there"
     yield "checkpoints", f"every {_many(c.every, 'step')} and at the end; {kept}; {free}"
     stored = Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps
     begins = f"begins as a fork of {origin.run} after step {origin.step}" if origin else "new"
     where = f"goes on after step {stored[-1]}" if stored else begins
-    yield "run", f"{where}, in {directory}"
+    yield "run", f"{where}, in {Path(config.run_dir)}"
 
 
 def _places(config: Config, learner: Learner) -> _Lines:

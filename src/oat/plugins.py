@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
+from oat.places import seen
 
 given: dict[str, Any] = {}
 """What `python:Name` names: objects of this process (`oat.Trainer`)."""
@@ -131,18 +132,19 @@ def _hash(content: bytes) -> str:
 
 
 def _load_file(path: Path, spec: str) -> ModuleType:
+    file = seen(path).resolve()
     try:
-        content = path.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{spec}: cannot read {path} ({error.strerror or error}); check the path, which is relative to where you are") from error
-    _named.pop(path.resolve(), None)
-    _named[path.resolve()] = _hash(content)  # behind those that another run named
-    _folders[path.resolve().parent] = None
-    digest = hashlib.blake2b(str(path.resolve()).encode() + b"\0" + content, digest_size=8).hexdigest()
+    _named.pop(file, None)
+    _named[file] = _hash(content)  # behind those that another run named
+    _folders[file.parent] = None
+    digest = hashlib.blake2b(str(file).encode() + b"\0" + content, digest_size=8).hexdigest()
     unique = f"{_PREFIX}{path.stem}_{digest}"
     if unique in sys.modules:
         return sys.modules[unique]
-    found = importlib.util.spec_from_file_location(unique, path)
+    found = importlib.util.spec_from_file_location(unique, seen(path))
     assert found is not None, path
     assert found.loader is not None, path
     module = sys.modules[unique] = importlib.util.module_from_spec(found)

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from oat.loop import Report, Run
+from oat.places import seen
 from oat.profile import name_boxes
 from oat.reading import read_metrics
 from oat.settings import Config
@@ -44,7 +44,7 @@ def shown(run: Run, config: Config) -> Iterator[Report]:
     if not is_terminal():
         yield lambda step, values: print(step_line(step, run.stop.last, values), flush=True)
         return
-    display = Display(run, config, read_metrics(Path(config.run_dir) / "metrics.jsonl"))
+    display = Display(run, config, read_metrics(seen(config.run_dir) / "metrics.jsonl"))
     name_boxes(run, display.doing)
     with display.drawn():
         yield display.report

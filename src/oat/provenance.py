@@ -19,6 +19,7 @@ import torch
 
 from oat.errors import ConfigError
 from oat.files import write_atomically
+from oat.places import start
 
 LIBRARIES = (
     *("oat-align", "torch", "transformers", "tokenizers", "safetensors", "numpy", "msgspec", "huggingface-hub"),
@@ -178,6 +179,7 @@ def _git(*arguments: str) -> str | None:
     try:
         done = subprocess.run(
             ["git", "-c", "core.fsmonitor=false", *arguments],
+            cwd=start(),
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
             stdin=subprocess.DEVNULL,
             capture_output=True,

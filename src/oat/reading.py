@@ -19,6 +19,7 @@ from typing import Any
 
 from oat.config import load_config
 from oat.errors import ConfigError, DataError, warn
+from oat.places import seen
 from oat.settings import Config
 from oat.types import Message
 
@@ -48,7 +49,7 @@ class LoadedRun:
     """A run directory. Every attribute but `path` reads its files anew, so a run that goes on shows what it has by then.
 
     Attributes:
-        path: the run directory.
+        path: the run directory, absolute: whatever the working directory becomes, it stays this one.
     """
 
     path: Path
@@ -119,7 +120,7 @@ def load_run(path: str | Path) -> LoadedRun:
     """
     if not (Path(path) / "config.yaml").exists():
         raise ConfigError(f"{path}: holds no run (config.yaml is missing); give the directory that `oat train` named")
-    return LoadedRun(Path(path))
+    return LoadedRun(seen(path))
 
 
 def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:

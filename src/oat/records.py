@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from oat.errors import DataError, did_you_mean
+from oat.places import located, seen
 from oat.plugins import load_symbol
 
 _MAX_FIELD = 2**31 - 1
@@ -88,17 +89,17 @@ def open_records(records: Records, name: str, split: str | None = None, folder: 
         raise DataError(f"{name}: expected a dataset, which has splits, and got none; remove `split: {split}`")
     if not isinstance(given, str):
         return _indexed(given if callable(given) else lambda: given, name, folder)
-    if ":" in given and not Path(given).exists() and given.rpartition(":")[2].isidentifier():
+    if ":" in given and not seen(given).exists() and given.rpartition(":")[2].isidentifier():
         return _indexed(load_symbol(given), given, folder)
     path = Path(given)
     if path.suffix.lower() in _PACKED:
         raise DataError(f"{path}: expected a file of records, got a packed one ({path.suffix}); unpack it, and name what was in it")
     if path.suffix.lower() == ".parquet":
-        return _Spooled(_parquet(path), given, folder, path)
+        return _Spooled(_parquet(path), given, folder, seen(path))
     if is_array(path):
-        return _Indexed(_array(path), given, path)
+        return _Indexed(_array(path), given, seen(path))
     lines = _Csv(path) if path.suffix.lower() == ".csv" else _Jsonl(path)
-    return lines if path.is_file() or not path.exists() else _Spooled(((row, record) for _, row, record in lines), given, folder)
+    return lines if lines.file.is_file() or not lines.file.exists() else _Spooled(((row, record) for _, row, record in lines), given, folder)
 
 
 class _Jsonl:
@@ -107,13 +108,13 @@ class _Jsonl:
     kind, is_json = "JSONL", True
 
     def __init__(self, path: Path):
-        self.path = path
+        self.path, self.file = path, seen(path)
 
     def prepare(self) -> None:
         pass
 
     def files(self) -> Sequence[Path] | None:
-        return [self.path]
+        return [self.file]
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
         with self._file() as file:
@@ -137,7 +138,7 @@ class _Jsonl:
     @contextmanager
     def _file(self) -> Iterator[BinaryIO]:
         try:
-            with self.path.open("rb") as file:
+            with self.file.open("rb") as file:
                 yield file
         except OSError as error:
             raise _unreadable(self.path, self.kind, error) from error
@@ -319,17 +320,17 @@ def is_array(path: Path) -> bool:
     Raises:
         DataError: it cannot be read.
     """
-    if path.suffix.lower() != ".json" or path.is_dir():
+    if path.suffix.lower() != ".json" or seen(path).is_dir():
         return False
     try:
-        with path.open("rb") as file:
+        with seen(path).open("rb") as file:
             return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
     except OSError as error:
         raise _unreadable(path, "JSON", error) from error
 
 
 def _array(path: Path) -> list[Any]:
-    content = path.read_bytes()
+    content = seen(path).read_bytes()
     found: list[Any] | DataError = _parsed(content.removeprefix(codecs.BOM_UTF8), str(path), "one JSON array")
     if isinstance(found, DataError):
         raise found
@@ -374,7 +375,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
     parquet = _library("pyarrow.parquet", path)
     row = 0
     try:
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(seen(path))
         _check_columns(file.schema_arrow.names, str(path))
         for batch in file.iter_batches(_ROWS):
             for record in batch.to_pylist():
@@ -408,10 +409,10 @@ def _dataset(name: str, split: str | None) -> Any:
     datasets = _library("datasets", name)
     if int(datasets.__version__.split(".")[0]) < 4:
         raise DataError(f"{name}: datasets {datasets.__version__} may run code that comes with a dataset; pip install 'oat-align[data]'")
-    path, _, config = (name, "", "") if Path(name).is_dir() else name.partition("@")
+    path, _, config = (name, "", "") if seen(name).is_dir() else name.partition("@")
     try:
-        is_saved = (Path(path) / "dataset_dict.json").exists() or (Path(path) / "state.json").exists()
-        found = datasets.load_from_disk(path) if is_saved else datasets.load_dataset(path, config or None)
+        is_saved = (seen(path) / "dataset_dict.json").exists() or (seen(path) / "state.json").exists()
+        found = datasets.load_from_disk(located(path)) if is_saved else datasets.load_dataset(located(path), config or None)
     except Exception as error:  # the library's errors share no narrower base
         raise _no_dataset(name, path, error) from error
     if isinstance(found, Mapping):
@@ -423,7 +424,7 @@ def _dataset(name: str, split: str | None) -> Any:
 
 def _no_dataset(name: str, path: str, error: Exception) -> DataError:
     reason = " ".join(str(error).split())[:300]
-    if Path(path).is_dir():
+    if seen(path).is_dir():
         return DataError(f"{name}: expected a dataset that was saved, or a folder of data files, got neither ({reason}); give another directory")
     return DataError(
         f"{name}: there is no such file or directory, and the dataset of that name cannot be had from the hub ({reason}); give another name "
@@ -443,11 +444,11 @@ def _library(module: str, name: str | Path) -> Any:
 def is_named(text: str) -> bool:
     """Whether a text can be the name of a source: of a file, a dataset, or a function."""
     is_function = text.rpartition(":")[2].isidentifier() and bool(text.rpartition(":")[0])
-    return Path(text).exists() or _is_dataset(text) or is_function or Path(text).suffix.lower() in _ENDINGS
+    return seen(text).exists() or _is_dataset(text) or is_function or Path(text).suffix.lower() in _ENDINGS
 
 
 def _is_dataset(name: str) -> bool:
-    if Path(name).exists():
-        return Path(name).is_dir()
+    if seen(name).exists():
+        return seen(name).is_dir()
     start = name.partition("@")[0]
-    return Path(start).is_dir() or (bool(_HUB_ID.fullmatch(start)) and Path(start).suffix.lower() not in _ENDINGS)
+    return seen(start).is_dir() or (bool(_HUB_ID.fullmatch(start)) and Path(start).suffix.lower() not in _ENDINGS)

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from oat.encoding import Encoder
 from oat.errors import TemplateError, did_you_mean, warn
+from oat.places import seen
 from oat.questions import Example, Form
 from oat.templates import CHATML, CHATML_TOKENS
 from oat.types import Message
@@ -433,7 +433,7 @@ def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
     if not template.endswith(".jinja"):
         raise TemplateError(f"no template is called {template!r}; {did_you_mean(template, ('chatml', 'tokenizer'))}, or the path of a .jinja file")
     try:
-        return Path(template).read_text(encoding="utf-8")
+        return seen(template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateError(f"cannot read the template {template} ({error}); give the path of a .jinja file in UTF-8") from error
 

@@ -15,9 +15,9 @@ from typing import Any, TextIO
 
 from oat.build import build, resolve
 from oat.checkpoint import Checkpoints
-from oat.config import Origins, blaming, convert, dump, load_config, to_yaml
-from oat.errors import ConfigError, warn
-from oat.files import write_atomically
+from oat.config import Origins, blaming, convert, dump, load_config, stored_config, to_yaml, with_given
+from oat.errors import ConfigError, DirectoryError, warn
+from oat.files import Standing, write_atomically
 from oat.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
 from oat.holdings import refuse_lost
 from oat.inputs import CHANGEABLE, GIVEN, recorded, refuse_changed_oracles, versions_of, warn_of_other_prompts
@@ -25,6 +25,7 @@ from oat.learner.limits import LiveBytes
 from oat.lm import load_tokenizer, outlines
 from oat.loop import Run
 from oat.memory import lengths_of, refuse_short_cache, refuse_too_large
+from oat.places import seen, seen_from
 from oat.plugins import same_by_file
 from oat.render import reads_date
 from oat.settings import Component, Config
@@ -70,19 +71,23 @@ def open_run(config: Config, origins: Origins, source: str | None = None, accept
     unknown = [name for name in accept_changed if name not in CHANGEABLE]
     if unknown:
         raise ConfigError(f"what may change and be accepted is {', '.join(CHANGEABLE)}, not {unknown[0]!r}; correct --accept-changed")
-    directory = Path(config.run_dir)
-    made = _made(directory)
-    with _locked(directory):
-        try:
-            run = _open(config, directory, origins, source, accept_changed)
-        except BaseException:
-            _unmake(made)
-            raise
-        try:
-            yield run
-        finally:
-            run.ledger.close()
-            run.tracking.close()
+    with seen_from():
+        directory = seen(config.run_dir)
+        made, is_new = _made(directory), not (directory / "lock").exists()
+        with _locked(directory) as standing:
+            try:
+                run = _open(config, directory, origins, source, accept_changed, standing)
+            except BaseException:
+                if standing.is_there:
+                    _unmake(made)
+                    if is_new:
+                        (directory / "lock").unlink(missing_ok=True)
+                raise
+            try:
+                yield run
+            finally:
+                run.ledger.close()
+                run.tracking.close()
 
 
 def _made(directory: Path) -> list[Path]:
@@ -127,27 +132,32 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """The directory is ours; the lock goes with the process, however it ends and whatever children it leaves."""
-    with (directory / "lock").open("a") as file:
+def _locked(directory: Path) -> Iterator[Standing]:
+    """The directory is ours; the lock goes with the process, however it ends and whatever children it leaves. Gives what tells whether the directory
+    is still the same: the lock, whose inode nothing else gets as long as it is open."""
+    try:
+        opened = (directory / "lock").open("a")
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot hold a run ({error.strerror}: {error.filename}); give another --run_dir") from error
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"{directory} is in use by another process; wait for it, end it, or give another --run_dir") from None
         _locks.add(file)
         try:
-            yield
+            yield Standing(directory / "lock")
         finally:
             _locks.discard(file)
 
 
-def _open(config: Config, directory: Path, origins: Origins, source: str | None, accept_changed: Collection[str]) -> Run:
+def _open(config: Config, directory: Path, origins: Origins, source: str | None, accept_changed: Collection[str], standing: Standing) -> Run:
     file = directory / "config.yaml"
     if source is not None:
         begin_fork(source, directory)
     config = _settled(config, directory, origins, origin_of(directory) if source is not None and not file.exists() else None)
     if source is not None and not file.exists():
-        stored = resolve(load_config(origin_of(directory).run / "config.yaml")[0], {})
+        stored = resolve(stored_config(origin_of(directory).run)[0], {})
         copy_state(directory, same_judges=stored.evaluation == config.evaluation)
     checkpoints = Checkpoints(directory / "checkpoints", **asdict(config.checkpoint))
     checkpoints.refuse_others()
@@ -164,13 +174,14 @@ def _open(config: Config, directory: Path, origins: Origins, source: str | None,
         refuse_short_cache(config, lengths_of(around), origins)
         refuse_too_large(config, lengths_of(around), origins)
         refuse_changes(config, origins, around, directory / "ledger.sqlite", accept_changed)
-        run = build(config, around=around, origins=origins)
+        run = build(config, directory=directory, around=around, origins=origins, standing=standing)
         left.callback(run.ledger.close)
         refuse_weights(config, origins, around, is_begun=is_begun)
+        for (section, name), value in run.chosen.items():
+            config = _with(config, section, name, value)
+        standing.refuse_lost(DirectoryError)
+        write_atomically(file, to_yaml(config))
         left.pop_all()
-    for (section, name), value in run.chosen.items():
-        config = _with(config, section, name, value)
-    write_atomically(file, to_yaml(config))
     return run
 
 
@@ -184,7 +195,7 @@ def settled(config: Config, origins: Origins, source: str | None = None) -> tupl
     Raises:
         ConfigError, CheckpointError, LedgerError: as `open_run`.
     """
-    directory = Path(config.run_dir)
+    directory = seen(config.run_dir)
     made, lock = _made(directory), directory / "lock"
     is_new = not lock.exists()
     try:
@@ -298,6 +309,9 @@ def _as_stored(config: Config, origins: Origins, file: Path, *, is_fork: bool) -
     """
     config = known_by_file(config, file)
     stored = resolve(load_config(file)[0], {})
+    if not is_fork:
+        before = stored.run_dir
+        stored, config = (with_given(each, before, config.run_dir) for each in (stored, config))
     free = [field for field in FREE if field != "compute.memory_gb" or config.learner.micro_batch_tokens != "auto"]
     for (section, name), left_open in CHOSEN.items():
         if _setting(config, section, name) == left_open:

@@ -31,6 +31,7 @@ from transformers.utils import cached_file
 from oat.errors import ConfigError, ModelError, OatWarning, OracleError, TemplateError
 from oat.identity import Identity, hash_of, model_identity, tokenizer_identity, weights_identity
 from oat.lm import load_config, load_module, load_tokenizer
+from oat.places import seen
 from oat.render import Renderer, reads_date
 from oat.types import Message
 from oat.vocabulary import check_vocabulary
@@ -267,13 +268,13 @@ def hash_of_files(path: str) -> str:
     Raises:
         ModelError: there is nothing to read.
     """
-    if not Path(path).is_dir():
+    if not seen(path).is_dir():
         found = cached_file(path, "config.json", _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
         if found is None:
             raise ModelError(f"the files of {path} cannot be had from the hub; give a local directory, or set HF_HOME to where they were downloaded")
         return Path(found).parent.name[:16]
     digest = hashlib.blake2b(digest_size=8)
-    for file in sorted({file for pattern in _FILES for file in Path(path).glob(pattern)}):
+    for file in sorted({file for pattern in _FILES for file in seen(path).glob(pattern)}):
         digest.update(file.name.encode() + b"\0")
         with file.open("rb") as stream:
             while chunk := stream.read(_CHUNK):

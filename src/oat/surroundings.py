@@ -9,7 +9,7 @@ from typing import Any
 
 from oat.budget import Budget
 from oat.check import make_explorer, make_objective, resolve
-from oat.config import Origins, blaming, load_config
+from oat.config import Origins, blaming, stored_config
 from oat.data import Source
 from oat.environments.base import Environment, build_environment
 from oat.errors import ConfigError
@@ -156,7 +156,7 @@ def refuse_weights(config: Config, origins: Origins, around: Surroundings, *, is
 
 def warn_of_changes(run_dir: Path, config: Config, around: Surroundings) -> None:
     """For an evaluation of a run by its own configuration: oracles or held-out prompts that are not those of the run."""
-    stored = resolve(load_config(run_dir / "config.yaml")[0], {})
+    stored = resolve(stored_config(run_dir)[0], {})
     if (stored.evaluation, stored.oracle) == (config.evaluation, config.oracle):
         warn_of_changed_oracles(around.known, around.roles, run_dir)
         warn_of_other_prompts(around.known, around.inputs)

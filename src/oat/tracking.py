@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from oat.errors import printable, warn
-from oat.files import saying_what_is_free, write_atomically
+from oat.errors import DirectoryError, printable, warn
+from oat.files import Standing, saying_what_is_free, write_atomically
 from oat.provenance import Told
 from oat.reading import read_metrics, sound_rows
 from oat.tensorboard import TensorBoard
@@ -26,14 +26,15 @@ class Tracking:
         samples: groups written a step.
         told: writes `environment.json`; None: nobody does.
         tensorboard: also write for TensorBoard.
+        standing: what must still be there when something is written.
 
     Raises:
         ConfigError: the library of TensorBoard is missing.
     """
 
-    def __init__(self, run_dir: Path, *, samples: int, told: Told | None = None, tensorboard: bool = False):
+    def __init__(self, run_dir: Path, *, samples: int, told: Told | None = None, tensorboard: bool = False, standing: Standing | None = None):
         self.paths = {"metrics": run_dir / "metrics.jsonl", "samples": run_dir / "samples.jsonl"}
-        self.samples, self.told = samples, told
+        self.samples, self.told, self.standing = samples, told, standing or Standing()
         self.board = TensorBoard(run_dir / "tensorboard") if tensorboard else None
         self.files: dict[str, TextIO] = {}
 
@@ -45,7 +46,9 @@ class Tracking:
 
         Raises:
             ConfigError: `environment.json` is not what was written there.
+            DirectoryError: as `row`.
         """
+        self.standing.refuse_lost(DirectoryError)
         kept_rows = step + is_closed if step > 0 else 0
         if self.told is not None:
             self.told.begin(kept_rows)
@@ -63,6 +66,10 @@ class Tracking:
             self.told.tell()
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
+        """Raises:
+        DirectoryError: the run's directory is not what it was, so that nobody would find the row.
+        """
+        self.standing.refuse_lost(DirectoryError)
         if self.told is not None:
             self.told.tell()
         for item in feedback.items[: self.samples] if feedback else ():
@@ -73,7 +80,12 @@ class Tracking:
                 self.board.row(step, values)
 
     def flush(self) -> None:
-        """Bring both streams to disk; called before a checkpoint that stands behind their last row."""
+        """Bring both streams to disk; called before a checkpoint that stands behind their last row.
+
+        Raises:
+            DirectoryError: as `row`.
+        """
+        self.standing.refuse_lost(DirectoryError)
         if self.told is not None:
             self.told.amend()
         for name, file in self.files.items():

@@ -22,6 +22,7 @@ from oat.interruption import Interrupted
 from oat.loop import Report, Run, train
 from oat.once import evaluate_once
 from oat.outcome import Outcome
+from oat.places import seen, seen_from, start
 from oat.progress import opening, shown
 from oat.reading import read_metrics
 from oat.records import is_named, unboxed
@@ -75,7 +76,8 @@ class Trainer:
             anything of `stop` is given, they are gone through once.
         algorithm: a name, a class, or the section.
         tokenizer: of a model that is given as an object.
-        run_dir: by default `runs/` and the algorithm's name.
+        run_dir: by default `runs/` and the algorithm's name. It and every other relative path are seen from the working directory of this moment,
+            whatever code of yours makes of that later.
         callbacks: called with every row, in order.
         source: "RUN@STEP" or "RUN": it begins where that run stood, as `oat train --from`; `fork` fills in the rest.
         accept_changed: what the run goes on with though it has changed since: "reward", whose lines are then asked anew (docs/ledger.md).
@@ -115,6 +117,7 @@ class Trainer:
             tree["prompts"].setdefault("epochs", 1)
         if isinstance(tree.get("evaluation"), dict):
             tree["evaluation"] |= {name: _mixed(_section(judge, "name")) for name in ("oracle", "gold") if (judge := tree["evaluation"].get(name))}
+        self._start = start()
         self._given: dict[str, Any] = {}
         self._files: dict[str, Any] = {}
         self._tokenizer, self._source, self.callbacks, self.quiet = tokenizer, source, tuple(callbacks), quiet
@@ -136,9 +139,13 @@ class Trainer:
             OatError: as `oat train`; its message says what to do.
             Interrupted: it was ended by a signal; where it stood is on disk, and the same lines go on.
         """
-        self._write_given()
+        with seen_from(self._start), plugins.naming(self._given):
+            self._write_given()
+            return self._trained()
+
+    def _trained(self) -> Result:
         opened = open_run(self.config, self._origins, self._source, self.accept_changed)
-        with plugins.naming(self._given), opened as run, run.interruption.heard(), self._shown(run) as show:
+        with opened as run, run.interruption.heard(), self._shown(run) as show:
             is_asked, outcome = False, Outcome(run, self.config)
             self._say(*opening(run, self.config))
 
@@ -174,9 +181,10 @@ class Trainer:
         Raises:
             ConfigError: as `Trainer`; or this run was begun with another model or other records.
         """
-        if (self.run_dir / "config.yaml").exists():
-            self._write_given()
-        return self._changed(run_dir, changes, source=str(self.run_dir) + ("" if step is None else f"@{step}"))
+        with seen_from(self._start):
+            if (seen(self.run_dir) / "config.yaml").exists():
+                self._write_given()
+            return self._changed(run_dir, changes, source=str(self.run_dir) + ("" if step is None else f"@{step}"))
 
     def evaluate(self, **fields: Any) -> dict[str, float]:
         """One evaluation of the newest checkpoint, or of the start model where the run has not begun, as by `oat eval`: its metrics, and the `step`
@@ -188,14 +196,14 @@ class Trainer:
         Raises:
             OatError: as `oat eval`.
         """
-        self._write_given()
-        with tempfile.TemporaryDirectory() as scratch, plugins.naming(self._given):
+        with tempfile.TemporaryDirectory() as scratch, seen_from(self._start), plugins.naming(self._given):
+            self._write_given()
             config = as_begun(self.config, self._origins)
             here = self._changed(Path(scratch) / "run", {"evaluation": fields}) if fields else self
             if here.config.evaluation is None:
                 raise ConfigError("oat.Trainer.evaluate: nothing says which prompts; give evaluate(path=...), or the section `evaluation`")
             here._write_given()
-            is_begun = (self.run_dir / "config.yaml").exists()
+            is_begun = (seen(self.run_dir) / "config.yaml").exists()
             with plugins.naming(here._given):
                 config = replace(config, evaluation=here.config.evaluation)
                 return evaluate_once(config, here._origins, self.run_dir if is_begun else None)
@@ -227,7 +235,7 @@ class Trainer:
     @property
     def metrics(self) -> list[dict[str, float]]:
         """One row a step, from row 0; empty before the first."""
-        return read_metrics(self.run_dir / "metrics.jsonl")
+        return read_metrics(self._start / self.run_dir / "metrics.jsonl")
 
     def save_model(self, out: str | Path, step: int | None = None) -> int:
         """Write the policy of a checkpoint, by default the newest, as a directory that transformers loads; returns its step.
@@ -235,7 +243,8 @@ class Trainer:
         Raises:
             ConfigError, CheckpointError: as `oat.export.export_run`.
         """
-        return export_run(self.run_dir, Path(out), step)
+        with seen_from(self._start), plugins.naming(self._given):
+            return export_run(seen(self.run_dir), seen(out), step)
 
     def _take_file(self, section: Any, file: str) -> None:
         """A model or records that are given as objects will be files of the run."""
@@ -274,9 +283,9 @@ class Trainer:
 
     def _write_given(self) -> None:
         """Where a run exists, what was given must be what it began with; what an attempt left that never became a run is written anew."""
-        is_begun = (self.run_dir / "config.yaml").exists()
+        is_begun = (seen(self.run_dir) / "config.yaml").exists()
         for file, given in list(self._files.items()):
-            place = self.run_dir / GIVEN / file
+            place = seen(self.run_dir) / GIVEN / file
             new = place.with_name(f".new-{file}")
             shutil.rmtree(new, ignore_errors=True)
             new.parent.mkdir(parents=True, exist_ok=True)

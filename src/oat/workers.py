@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from oat.errors import ConfigError, OracleError
+from oat.places import start
 from oat.worker import HEADER, frame
 
 _START_S = 120.0
@@ -210,6 +211,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if order["is_confined"] else None,
             env={**kept, **one, "PYTHONPATH": package},
+            cwd=start(),
             process_group=0,  # so that what it starts is ended with it
         )
         assert self.process.stdin is not None, "a pipe was asked for"

@@ -45,7 +45,7 @@ def strange_results(values: Mapping[str, float], norms: Mapping[str, float]) -> 
 
 def keep_batch(folder: Path, update: int, batch: Batch) -> Path:
     """Write the batch of an optimiser step for people to look at; `oat.wire.decode` of the file's bytes gives it back."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     file = folder / f"update_{update:08d}.batch"
     file.write_bytes(wire.encode(batch))
     return file

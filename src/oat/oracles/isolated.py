@@ -10,7 +10,6 @@ it. An exception of the function ends the run, as it does outside: that is a mis
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from oat import plugins, wire
@@ -18,6 +17,7 @@ from oat.errors import ConfigError, warn
 from oat.oracles.base import made_of, version_of
 from oat.oracles.callables import CallableOracle, check_needed
 from oat.oracles.registry import build_oracle
+from oat.places import start
 from oat.types import Answer, Kind, Mark, Question
 from oat.workers import Outcome, Workers
 
@@ -121,7 +121,7 @@ class _Served:
     def __init__(self, oracle: CallableOracle):
         self._oracle = oracle
         self.about: dict[str, Any] = {"answers": oracle.answers, "cacheable": oracle.cacheable, "version": version_of(oracle)}
-        self.about |= {"made_of": made_of(oracle), "own_files": plugins.own_files(Path.cwd())}
+        self.about |= {"made_of": made_of(oracle), "own_files": plugins.own_files(start())}
         self.about |= {"needed": list(oracle.needed), "given": list(oracle.given)}
 
     def __call__(self, question: bytes) -> bytes:

@@ -17,7 +17,6 @@ Not handled: conversations of several messages, for which the format has one tex
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from oat.errors import ConfigError, ModelError, OracleError
 from oat.identity import Identity, model_identity, tokenizer_identity, weights_identity
 from oat.lm import load_config, load_tokenizer
 from oat.oracles.local import LocalOracle, Values
+from oat.places import seen
 from oat.scoring import batches, hash_of_files
 from oat.types import Kind, Question
 
@@ -165,8 +165,8 @@ class PairRM(LocalOracle):
 
     def _tensors(self) -> dict[str, Tensor]:
         name, found = "model.safetensors", None
-        if Path(self.path).is_dir():
-            found = str(Path(self.path, name)) if Path(self.path, name).exists() else None
+        if seen(self.path).is_dir():
+            found = str(seen(self.path) / name) if (seen(self.path) / name).exists() else None
         else:
             found = cached_file(self.path, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
         if found is None:

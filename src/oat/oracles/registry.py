@@ -11,6 +11,7 @@ from oat.errors import ConfigError, OatError, did_you_mean
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.queries import QueryReward
+from oat.places import start
 from oat.plugins import load_symbol, shown_name
 
 _NAMED = {
@@ -98,7 +99,7 @@ def _source(found: Any, name: str) -> tuple[str, str, str]:
             place, source = name, inspect.getsource(found).encode()
         else:
             file = Path(inspect.getsourcefile(found) or "").resolve()
-            place, source = shown_name(file, Path.cwd()) or file.name, file.read_bytes()
+            place, source = shown_name(file, start()) or file.name, file.read_bytes()
     except (OSError, TypeError):
         return name, "", ""
     is_lambda = getattr(found, "__name__", "") == "<lambda>"
