@@ -62,7 +62,7 @@ def test_the_model_card(run_dir: Path, world: World, tmp_path: Path) -> None:
     assert yaml.safe_load(front) == {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["oat", "dpo"]}
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     queries = int(rows[-1]["oracle/queries"])
-    assert f"* Oracle `reward.py:reward/preferences`, in training: {queries} queries" in text
+    assert f"* Oracle `reward.py:reward/preferences`, in training: {queries} queries in 16 questions\n" in text
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
     assert [line[0] for line in table] == ["step", "---", "0", "2", "4"], "those of evaluations"
     place = table[0].index("eval/sampled")

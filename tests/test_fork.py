@@ -114,15 +114,12 @@ def test_the_plan_of_a_fork_counts_from_where_it_begins(parent: Path, tmp_path: 
     spent = int(rows(parent / "grpo")[4]["oracle/queries"])
     assert oat("check", parent / "grpo.yaml", *flags, *begins) == 0
     said = capsys.readouterr().out
-    assert (
-        f"  the run      5 steps after step 4: 20 prompts (each 0.667 times), 60 responses, at most 60 queries beside {spent} that are spent, 5 "
-        in said
-    )
+    assert f"  the run      5 steps after step 4: 20 prompts (of 30), 60 responses, at most 60 queries beside {spent} that are spent, 5 " in said
     assert "  evaluation   every 2 steps, and at the end: 3 times; " in said
     assert oat("check", parent / "grpo.yaml", *flags, *begins, "--stop.max_queries", str(spent + 7)) == 0
     assert f"at most 7 queries beside {spent} that are spent, " in capsys.readouterr().out
     assert oat("check", parent / "grpo.yaml", *flags[:2], *begins, "--stop", f"{{max_queries: {spent + 25}}}") == 0
-    assert f"  the run      steps after step 4 until stop.max_queries {spent + 25}, after 3 more steps or more; {spent} " in capsys.readouterr().out
+    assert f"  the run      steps after step 4 until stop.max_queries {spent + 25}, after 3 more steps at least; {spent} " in capsys.readouterr().out
 
     assert oat("train", parent / "grpo.yaml", *flags, *begins) == 0
     mine = rows(tmp_path / "fork")[5:]
@@ -131,9 +128,13 @@ def test_the_plan_of_a_fork_counts_from_where_it_begins(parent: Path, tmp_path: 
     assert sum("time/evaluate_s" in row for row in mine) == 3
     capsys.readouterr()
     assert oat("check", parent / "grpo.yaml", *flags) == 0
-    assert f"  the run      0 steps after step 9: 0 prompts (each 0 times), 0 responses, no queries beside {mine[-1]['oracle/queries']:.0f} that" in (
-        capsys.readouterr().out
-    )
+    said, spent = capsys.readouterr().out, int(mine[-1]["oracle/queries"])
+    assert f"  the run      all 9 steps are done, and nothing is left to do; {spent} queries are spent\n" in said
+    assert "  run          is over after step 9, in " in said
+    assert oat("check", parent / "grpo.yaml", *flags, "--stop.max_steps", "7") == 0
+    assert "  the run      9 steps are done, and it was to end after 7, and nothing is left to do; " in capsys.readouterr().out
+    assert oat("check", parent / "grpo.yaml", *flags, "--stop.max_steps", "20", "--stop.max_queries", str(spent)) == 0
+    assert f"  the run      {spent} queries are spent (stop.max_queries {spent}) after step 9, and nothing is left to do\n" in capsys.readouterr().out
 
 
 def test_a_directory_that_has_something_else_is_left_alone(parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

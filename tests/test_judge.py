@@ -16,7 +16,7 @@ from openai_server import Says, Shown, completion, counts, judging
 
 from oat.errors import ConfigError, OatWarning, OracleError, OutageError
 from oat.oracles.judge import Judge
-from oat.oracles.judge_config import JudgeConfig
+from oat.oracles.judge_config import KEYS, JudgeConfig
 from oat.oracles.judge_prompts import quoted
 from oat.oracles.judge_replies import probabilities, read_reply, score_in, verdict_in
 from oat.oracles.registry import build_oracle
@@ -286,7 +286,24 @@ def test_refusals_of_all_first_questions_end_the_run(judge: Callable[..., Judge]
         assert len(model.shown) == 3
 
 
-@pytest.mark.parametrize(("status", "hint"), [(401, "the key is read from OAI_KEY or OPENAI_API_KEY"), (404, "status 404"), (400, "status 400")])
+@pytest.mark.parametrize("status", [401, 403])
+def test_who_is_not_let_in_is_told_which_variable_to_look_at(judge: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """The one that held the key, or those that might have."""
+    for name in KEYS:
+        monkeypatch.delenv(name, raising=False)
+    expected = {
+        "": "no token was sent, since the environment has no OAI_KEY or OPENAI_API_KEY;",
+        "OPENAI_API_KEY": "is the token in OPENAI_API_KEY right?",
+    }
+    for name, says in expected.items():
+        if name:
+            monkeypatch.setenv(name, "sesame")
+        with judging(lambda shown: Reply(b"no", status=status)) as (_, _, url), pytest.raises(OracleError) as raised:
+            ask(judge(url, orders="one"), *questions(("a", "b")))
+        assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(("status", "hint"), [(404, "status 404"), (400, "status 400")])
 def test_an_endpoint_that_refuses_from_the_start(judge: Callable[..., Judge], status: int, hint: str) -> None:
     with judging(lambda shown: Reply(b"no", status=status)) as (_, model, url), pytest.raises(OracleError, match=hint):
         ask(judge(url, orders="one", reads="logprobs"), *questions(("a", "b")))

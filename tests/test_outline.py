@@ -57,7 +57,7 @@ def test_the_arithmetic_is_that_of_the_run(
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = rows[-1]["step"]
 
-    assert re.match(rf"{steps} steps: {4 * steps} prompts \(each {4 * steps / 30:.3g} times\), ", said["the run"])
+    assert said["the run"].startswith(f"{steps} steps: {4 * steps} prompts (of 30), ")
     assert f"at most {rows[-1]['oracle/queries']:.0f} queries, {rows[-1]['optim/steps']:.0f} optimiser steps" in said["the run"]
     assert f"at most {rows[1]['oracle/queries']:.0f} queries" in said["a step"]
     evaluations = sum("time/evaluate_s" in row for row in rows)
@@ -71,14 +71,24 @@ def test_the_arithmetic_is_that_of_the_run(
 
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     assert oat("check", config) == 0
-    assert f"goes on after step {steps}" in capsys.readouterr().out
+    assert f"is over after step {steps}" in capsys.readouterr().out
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
 def test_a_run_without_a_known_end(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = world.config("dpo", tmp_path, {"stop": {"max_queries": 100, "max_hours": 2}})
     assert oat("check", config) == 0
-    assert lines_of(capsys.readouterr().out)["the run"] == "steps until stop.max_queries 100 or stop.max_hours 2, after 13 steps or more"
+    assert lines_of(capsys.readouterr().out)["the run"] == "steps until stop.max_queries 100 or stop.max_hours 2, after 13 steps at least"
+
+
+@pytest.mark.parametrize(("epochs", "times"), [(1, "each once"), (3, "each 3 times")])
+def test_how_often_prompts_come(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int, times: str) -> None:
+    """Of more prompts than are taken it is said how many there are, and no share of a time."""
+    changes = {"prompts.epochs": epochs, "stop": {}, "algorithm.prompts": 1, "oracle.repeats": 0}
+    assert oat("check", world.config("grpo", tmp_path, changes)) == 0
+    assert f"{30 * epochs} prompts ({times}), " in capsys.readouterr().out
+    assert oat("check", world.config("grpo", tmp_path, {"stop.max_steps": 1, "algorithm.prompts": 1})) == 0
+    assert lines_of(capsys.readouterr().out)["the run"].startswith("1 step: 1 prompt (of 30), 3 responses, ")
 
 
 def test_boxes_are_made_without_weights(world: World, tmp_path: Path) -> None:

@@ -55,6 +55,25 @@ def test_order_is_kept_over_four_calls_at_a_time(server: FaultyServer) -> None:
     oracle.close()
 
 
+@pytest.mark.parametrize("variable", ["OAT_REMOTE_TOKEN", "MY_TOKEN"])
+def test_who_is_not_let_in_is_told_which_variable_to_look_at(server: FaultyServer, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    server.answer = lambda asked: Reply(status=401)
+    options = {} if variable == "OAT_REMOTE_TOKEN" else {"token_env": variable}
+    expected = {None: f"no token was sent, since the environment has no {variable};", "sesame": f"is the token in {variable} right?"}
+    for token, says in expected.items():
+        monkeypatch.delenv(variable, raising=False)
+        if token:
+            monkeypatch.setenv(variable, token)
+        oracle = RemoteOracle(server.url, **options)
+        with pytest.raises(RefusalError) as raised:
+            answers(oracle, [make_question("p", "a", "b")])
+        assert says in str(raised.value)
+        oracle.close()
+    monkeypatch.setenv(variable, "two words")
+    with pytest.raises(ConfigError, match=f"the token in {variable} is empty, or has blanks"):
+        RemoteOracle(server.url, **options)
+
+
 @pytest.mark.inventory(82)
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_one_refused_question_does_not_end_the_run(server: FaultyServer, status: int) -> None:

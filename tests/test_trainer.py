@@ -154,7 +154,7 @@ def test_three_lines_are_enough(world: World, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     records = [{"prompt": f"{number}+1="} for number in range(9)]
     trainer = Trainer(model=world.folder / "model", oracle=letters, prompts=lambda: iter(records), sampling={"max_new_tokens": 4})
-    assert trainer.train().reason == "all 1 steps are done"
+    assert trainer.train().reason == "its only step is done"
     assert trainer.run_dir == Path("runs/grpo")
     assert len((tmp_path / "runs/grpo/given/prompts.jsonl").read_text().splitlines()) == 9
 

@@ -168,6 +168,9 @@ class Stop(Protocol):
     def reason(self, step: int, spent: Spent) -> str | None:
         """Why the run ends before this step, or None."""
 
+    def steps_done(self, step: int) -> str | None:
+        """The same where it is that so many steps are all, or more than all."""
+
 
 class Alarms(Protocol):
     raised: int

@@ -101,7 +101,8 @@ def _sources(run_dir: Path, config: Config) -> str:
         for account in [account for account in accounts(store) if account.oracle != UNASKED]:
             cost = f", at a cost of {account.cost:,.2f}" if account.cost else ""
             work = _PURPOSES.get(account.purpose, account.purpose)
-            lines.append(f"* Oracle `{_public(account.oracle)}`, {work}: {account.queries:,} queries for {account.answered:,} answers{cost}")
+            took = f"{account.queries:,} queries in {account.answered - account.unpaid:,} questions{cost}"
+            lines.append(f"* Oracle `{_public(account.oracle)}`, {work}: {took}")
     return "\n".join(lines) + "\n"
 
 

@@ -80,9 +80,9 @@ def outline(
     with outlined(config, origins, around) as run:
         assert isinstance(run.learner, Learner), "nothing goes through the wire here"
         begun = _begun(config, origin)
-        lines = [*_model(run.learner), *_data(around), *_step(config, run, around, *begun), *_evaluations(config, run, around, begun[0])]
-        lines += [*_checkpoints(config, run.learner, origin), *_places(config, run.learner)]
-        lines += [("memory", memory), *(("note", note) for note in run.notes)]
+        lines = [*_model(run.learner), *_data(around), *_step(config, run, around), *_rest(config, run, around, *begun)]
+        lines += [*_evaluations(config, run, around, begun[0]), *_checkpoints(config, run.learner, origin, run.stop.last)]
+        lines += [*_places(config, run.learner), ("memory", memory), *(("note", note) for note in run.notes)]
     table = [f"  {name:<13}{text}" for name, text in lines]
     return [*table, *(token_lines(config, around) if with_tokens else []), *(memory_lines(config, lengths) if with_memory else [])]
 
@@ -115,15 +115,9 @@ def _begun(config: Config, origin: Origin | None) -> tuple[int, int]:
     return step, int(spent[-1]) if spent else 0
 
 
-def _step(config: Config, run: Run, around: Surroundings, begun: int, spent: int) -> _Lines:
-    """The arithmetic of a step, and of all that are left.
-
-    Args:
-        begun: steps that are done.
-        spent: queries of theirs.
-    """
-    plan, options, recorded = run.plans(0), config.algorithm.options, len(config.prompts.responses)
-    samples = recorded or sum(plan.samples.values())
+def _step(config: Config, run: Run, around: Surroundings) -> _Lines:
+    """The arithmetic of a step."""
+    plan, options, recorded, samples = run.plans(0), config.algorithm.options, bool(config.prompts.responses), _samples(config, run)
     responses, queries = plan.prompts * samples, plan.questions * _price(config, around, samples)
     of = "recorded" if recorded else f"of at most {config.sampling.max_new_tokens} tokens"
     asked = f"{_many(plan.questions, 'question')}, {_queries(queries)}"
@@ -139,18 +133,35 @@ def _step(config: Config, run: Run, around: Surroundings, begun: int, spent: int
     yield "", f"{each}, each of {_many(math.ceil(units / minibatches), unit)}, in passes of at most {most}"
     if (buffer := config.learner.buffer) is not None:
         yield "a buffer", _buffered(config, buffer, plan.questions)
-    last, stop = run.stop.last, config.stop
+
+
+def _rest(config: Config, run: Run, around: Surroundings, begun: int, spent: int) -> _Lines:
+    """The arithmetic of all steps that are left.
+
+    Args:
+        begun: steps that are done.
+        spent: queries of theirs.
+    """
+    last, stop, plan, samples = run.stop.last, config.stop, run.plans(0), _samples(config, run)
+    queries = plan.questions * _price(config, around, samples)
     limits = {"max_queries": stop.max_queries, "max_tokens": stop.max_tokens, "max_cost": stop.max_cost, "max_hours": stop.max_hours}
     until = " or ".join(f"stop.{name} {limit:g}" for name, limit in limits.items() if limit is not None)
     left = math.inf if stop.max_queries is None else max(0, stop.max_queries - spent)
     after, beside = (f" after step {begun}", f" beside {spent} that are spent") if begun else ("", "")
+    if begun and (over := run.stop.steps_done(begun)) is not None:
+        yield "the run", f"{over}, and nothing is left to do; {spent} queries are spent"
+        return
+    if begun and left == 0:
+        yield "the run", f"{spent} queries are spent (stop.max_queries {stop.max_queries}) after step {begun}, and nothing is left to do"
+        return
     if last is None:
-        steps = f", after {math.ceil(left / queries)} {'more ' if begun else ''}steps or more" if stop.max_queries and queries else ""
+        least = _many(math.ceil(left / queries), "more step" if begun else "step") if stop.max_queries and queries else ""
+        steps = f", after {least} at least" if least else ""
         yield "the run", f"steps{after} until {until}{steps}" + (f"; {spent} queries are spent" if begun else "")
         return
     steps_left, size = max(0, last - begun), around.prompts.size
     prompts = min(steps_left * plan.prompts, max(0, size * config.prompts.epochs - begun * plan.prompts) if config.prompts.epochs else math.inf)
-    times = f"each {prompts / size:.3g} times"
+    times = f"of {size}" if prompts < size else "each once" if prompts == size else f"each {prompts / size:.3g} times"
     asked = _queries(int(min(steps_left * queries, left))) + beside
     taken = f"{_many(int(prompts), 'prompt')} ({times}), {_many(int(prompts * samples), 'response')}, {asked}"
     updates = _many(updates_of(config, last) - updates_of(config, min(begun, last)), "optimiser step")
@@ -172,6 +183,11 @@ def _price(config: Config, around: Surroundings, samples: int) -> int:
         return 0
     (oracle,) = around.asked.values()
     return samples if oracle.answers == "score" else 2 if isinstance(oracle, Preferences) else 1
+
+
+def _samples(config: Config, run: Run) -> int:
+    """Responses a prompt."""
+    return len(config.prompts.responses) or sum(run.plans(0).samples.values())
 
 
 def _queries(count: int) -> str:
@@ -208,7 +224,8 @@ def _evaluations(config: Config, run: Run, around: Surroundings, begun: int) -> 
         yield "", f"{_queries(priced)} each" + (f", {total} in all" if count and priced else "") + f", of {address}"
 
 
-def _checkpoints(config: Config, learner: Learner, origin: Origin | None) -> _Lines:
+def _checkpoints(config: Config, learner: Learner, origin: Origin | None, last: int | None) -> _Lines:
+    """Args: last: steps of the run."""
     c = config.checkpoint
     sizes = {name: sum(parameter.nbytes for parameter in part.model.trainable().values()) for name, part in learner.trained.items()}
     copies = (config.learner.sync_every > 1) + (learner.following is not None)  # the sampler's weights, the reference's
@@ -218,7 +235,8 @@ def _checkpoints(config: Config, learner: Learner, origin: Origin | None) -> _Li
     yield "checkpoints", f"every {_many(c.every, 'step')} and at the end; {kept}; {free}"
     stored = Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps
     begins = f"begins as a fork of {origin.run} after step {origin.step}" if origin else "new"
-    where = f"goes on after step {stored[-1]}" if stored else begins
+    is_over = bool(stored) and last is not None and stored[-1] >= last
+    where = f"{'is over' if is_over else 'goes on'} after step {stored[-1]}" if stored else begins
     yield "run", f"{where}, in {Path(config.run_dir)}"
 
 

@@ -66,13 +66,18 @@ def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
 def opening(run: Run, config: Config) -> list[str]:
     """What people are told before the first step, in lines."""
     saved = run.checkpoints.steps
-    where = f"; the run goes on from its checkpoint after {saved[-1]} steps" if saved else ""
-    return [f"{run.stop.last or 'endless'} steps in {config.run_dir}{where}", *run.notes]
+    is_over = bool(saved) and run.stop.steps_done(saved[-1]) is not None
+    where = f"; the run {'stands at' if is_over else 'goes on from'} its checkpoint after {_steps(saved[-1])}" if saved else ""
+    return [f"{_steps(run.stop.last) if run.stop.last else 'endless steps'} in {config.run_dir}{where}", *run.notes]
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 def way_on(run: Run, config: Config, reason: str) -> str:
     """How to go on with a run that had ended when it was asked to go on."""
-    is_used_up = run.stop.last != config.stop.max_steps and reason == f"all {run.stop.last} steps are done"
+    is_used_up = run.stop.last != config.stop.max_steps and reason == run.stop.steps_done(run.stop.last or 0)
     raised = "" if is_used_up else "raise what ended it (stop.max_steps or another field of stop), or "
     used_up = "its prompts are used up (prompts.epochs); " if is_used_up else ""
     return f"it had ended before, and nothing was left to do; {used_up}to go on {raised}begin another run in a run_dir of its own"

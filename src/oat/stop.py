@@ -26,15 +26,21 @@ class Stop:
         Args:
             spent: at the take of the step before.
         """
-        if self.last is not None and step > self.last:
-            return f"{step} steps are done, and it was to end after {self.last}"
-        if self.last is not None and step >= self.last:
-            return f"all {self.last} steps are done"
+        if (done := self.steps_done(step)) is not None:
+            return done
         if (used_up := self.budget.used_up(spent)) is not None and not spent.open:
             return used_up
         if self.max_hours is not None and self.state["seconds"] >= 3600 * self.max_hours:
             return f"it ran for {self.state['seconds'] / 3600:.2f} hours (stop.max_hours {self.max_hours})"
         return None
+
+    def steps_done(self, step: int) -> str | None:
+        """Why nothing is left to do after so many steps, or None."""
+        if self.last is None or step < self.last:
+            return None
+        if step > self.last:
+            return f"{step} steps are done, and it was to end after {self.last}"
+        return f"all {step} steps are done" if step > 1 else "its only step is done"
 
     @property
     def state(self) -> dict[str, Any]:

@@ -91,6 +91,7 @@ class HttpClient:
     Args:
         urls: bases, without credentials, query or fragment; the path of a call is appended.
         token: sent as `Authorization: Bearer`, and nowhere else: no message has it, also where the service sends it back.
+        token_from: where the token is from, or would be, for messages: variables of the environment.
         timeout_s: seconds of one try, from connecting to the last byte of its reply.
         max_tries: as above.
         max_outage_s: seconds without any answer, since the first failure or 429, after which calls end with OutageError.
@@ -111,6 +112,7 @@ class HttpClient:
         urls: str | Sequence[str],
         *,
         token: str | None = None,
+        token_from: str = "",
         timeout_s: float = 60.0,
         max_tries: int = 8,
         max_outage_s: float = 300.0,
@@ -126,8 +128,10 @@ class HttpClient:
         if not self._urls:
             raise ConfigError("an HTTP client needs at least one URL; give one, or a list")
         if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
-            raise ConfigError("the token is empty, or has blanks or characters that no header can hold; give the token alone")
-        self._token, self._timeout_s, self._max_tries, self._max_outage_s = token, timeout_s, max_tries, max_outage_s
+            named = f" in {token_from}" if token_from else ""
+            raise ConfigError(f"the token{named} is empty, or has blanks or characters that no header can hold; give the token alone")
+        self._token, self._token_from = token, token_from
+        self._timeout_s, self._max_tries, self._max_outage_s = timeout_s, max_tries, max_outage_s
         self._concurrency, self._max_reply_bytes, self._rest_after, self._rest_s = concurrency, max_reply_bytes, rest_after, rest_s
         self._backoff_s, self._max_backoff_s, self._jitter = backoff_s, max_backoff_s, jitter or random.Random()
         self._starting = threading.Lock()
@@ -237,7 +241,7 @@ class HttpClient:
                     counted += 1
                     request.has_failed()
                 if counted >= request.max_tries:
-                    raise NoReplyError(f"{last}, after {tries} tries; look at the service's own log") from None
+                    raise NoReplyError(f"{last}, after {tries} {'tries' if tries > 1 else 'try'}; look at the service's own log") from None
                 await asyncio.sleep(self._jitter.uniform(0.0, min(self._max_backoff_s, self._backoff_s * 2.0 ** min(tries - 1, 32))))
             else:
                 self._calls += 1
@@ -308,12 +312,18 @@ class HttpClient:
         if status in _AWAY or status in _AGAIN or status >= 500:
             raise _Fault(f"status {status}{self._excerpt(reply)}", is_away=status in _AWAY, status=status)
         if not 200 <= status < 300:
-            said = self._excerpt(reply) if status not in (401, 403) else "; is the token right?"
+            said = self._excerpt(reply) if status not in (401, 403) else self._of_token()
             raise RefusalError(f"{url.address}{path} refused with status {status}{said}; mend the request, or look at the service", status, said)
         try:
             return read(reply)
         except ValueError as error:
             raise _Fault(f"a reply that cannot be used: {error}") from None
+
+    def _of_token(self) -> str:
+        """What to look at where the service does not let us in."""
+        if self._token is None:
+            return f"; no token was sent, since the environment has no {self._token_from}" if self._token_from else "; no token was sent"
+        return f"; is the token{f' in {self._token_from}' if self._token_from else ''} right?"
 
     def _excerpt(self, reply: bytes) -> str:
         """The beginning of a reply for messages, in one line of printable characters, without the token."""

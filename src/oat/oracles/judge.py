@@ -31,7 +31,7 @@ from typing import Any
 
 from oat.errors import ConfigError, NoReplyError, OatError, OracleError, RefusalError, warn
 from oat.oracles.http import HttpClient
-from oat.oracles.judge_config import KEYS, OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
+from oat.oracles.judge_config import OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
 from oat.oracles.judge_prompts import TIE, comparison, scoring
 from oat.oracles.judge_replies import Reply, probabilities, read_reply, score_in, verdict_in
 from oat.types import Answer, Key, Kind, Mark, Message, Price, Question
@@ -108,12 +108,13 @@ class Judge:
         self.answers: Kind = c.mode
         self.names_cost = c.price_in is not None
         self.version, self.max_outage_s = self._version(), c.max_outage_s
-        key = key_of(c.key_env)
+        key, source = key_of(c.key_env)
         urls = c.url or os.environ.get("OAI_URL") or ()
         if not urls:
             raise ConfigError("the oracle judge has no `url`; give the base of an endpoint, such as http://127.0.0.1:8000/v1, or set OAI_URL")
         bases = [url.rstrip("/").removesuffix(_PATH) for url in ([urls] if isinstance(urls, str) else urls)]
-        self._client = HttpClient(bases, token=key, timeout_s=c.timeout_s, max_outage_s=c.max_outage_s, concurrency=c.concurrency)
+        limits: dict[str, Any] = {"timeout_s": c.timeout_s, "max_outage_s": c.max_outage_s, "concurrency": c.concurrency}
+        self._client = HttpClient(bases, token=key, token_from=source, **limits)
         self._shown = lambda text: (text.replace(key, "[key]") if key else text)[:_SHOWN]
         self._has_logprobs: bool | None = False if c.reads == "text" else None
         self._changed = threading.Condition()
@@ -286,8 +287,7 @@ class Judge:
         for call in opened.calls:
             error = call.error
             if isinstance(error, RefusalError) and (error.status in _OF_ALL or not self._has_answered):
-                hint = f"; the key is read from {self.config.key_env or ' or '.join(KEYS)}" if error.status in (401, 403) else ""
-                return OracleError(f"the judge {self.config.model}: {error}{hint}")
+                return OracleError(f"the judge {self.config.model}: {error}")
             if error is not None and not isinstance(error, NoReplyError | RefusalError):
                 return error
         return None

@@ -104,13 +104,16 @@ def is_of_digits(low: int, high: int) -> bool:
     return low >= 0 and high <= 9
 
 
-def key_of(name: str | None) -> str | None:
-    """The key in the environment's variable of this name, by default in one of `KEYS`; None where they have none.
+def key_of(name: str | None) -> tuple[str | None, str]:
+    """The key in the environment's variable of this name, by default in the first of `KEYS` that has one, and that variable. None where they have
+    none, and which they are.
 
     Raises:
         ConfigError: there is none under the name.
     """
-    key = next((found for each in ([name] if name else KEYS) if (found := os.environ.get(each, "").strip())), None)
-    if name and key is None:
+    for each in [name] if name else KEYS:
+        if key := os.environ.get(each, "").strip():
+            return key, each
+    if name:
         raise ConfigError(f"the oracle judge: key_env is {name}, and the environment has no such variable; set it, or remove key_env")
-    return key
+    return None, " or ".join(KEYS)

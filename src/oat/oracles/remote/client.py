@@ -78,6 +78,7 @@ class RemoteOracle:
         self._client = HttpClient(
             url,
             token=os.environ.get(token_env),
+            token_from=token_env,
             timeout_s=timeout_s,
             max_tries=max_tries,
             max_outage_s=max_outage_s,
