@@ -1,0 +1,187 @@
+"""R13: whole runs under a budget in money, killed with SIGKILL between their waves, inside them and at any time, are the unbroken run.
+
+An oracle that may cost twenty times what it does, whose answers come at times that chance draws anew in every life: asked ahead by DPO; and by GRPO
+in a mixture with an async function and with one in a worker, normalised over each wave. Where and when a run dies follows from the kill's number.
+"""
+
+import importlib
+import json
+import random
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import World, forked, kill_at, named, oat
+
+from oat.accounts import accounts, contradictions
+from oat.export import digest_run
+from oat.store import Store
+
+pytestmark = pytest.mark.fault("R13")
+
+PAID = '''
+import random
+import time
+
+from oat.types import Answer, Price
+
+chance = random.Random()
+
+
+class Paid:
+    """Counts letters, each text for up to a twentieth of what it may cost."""
+
+    answers = "score"
+    durable = False
+
+    def __init__(self):
+        self.open = {}
+
+    def price(self, question):
+        return Price(question.size, 10 * question.size, 0.05 * question.size)
+
+    def submit(self, questions):
+        self.open.update({str(question.key): (time.monotonic() + chance.uniform(0.0, 0.02), question) for question in questions})
+        return [str(question.key) for question in questions]
+
+    def collect(self, tickets, seconds):
+        end = time.monotonic() + seconds
+        while not (there := [ticket for ticket in tickets if self.open[ticket][0] <= time.monotonic()]) and time.monotonic() < end:
+            time.sleep(0.001)
+        chance.shuffle(there)
+        return [(ticket, self.answer(self.open.pop(ticket)[1])) for ticket in there]
+
+    def answer(self, question):
+        values = tuple(text.count("a") + 0.1 * text.count("b") for text in question.candidates)
+        cost = sum(random.Random(text).uniform(0.0005, 0.0025) for text in question.candidates)
+        return Answer(question.key, values, ("ok",) * question.size, question.size, cost, tokens=question.size)
+'''
+LIMIT, KILLS, SAMPLE = 0.3, 24, 1
+CHANGES = {"stop": {"max_cost": LIMIT, "max_steps": 40}, "checkpoint.every": 3, "evaluation": None, "engine": {"name": "torch", "threads": 1}}
+POINTS = {
+    "before a wave is formed": ("oat.waves:Waves.next", False),
+    "inside the transaction of a wave": ("oat.waves:Waves._record", True),
+    "a wave on disk, nothing sent": ("oat.ledger:Ledger._submit", False),
+    "a wave sent": ("oat.ledger:Ledger._submit", True),
+    "answers of a wave made, not on disk": ("oat.ledger:Ledger._record", False),
+    "inside the transaction of a wave's answers": ("oat.store:Store.add_answers", True),
+    "some answers of a wave on disk": ("oat.ledger:Ledger._record", True),
+    "all taken, nothing learned": ("oat.store:Store.add_take", True),
+}
+SERIES = ("ahead", "mixture")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The run that nobody kills.
+
+    Attributes:
+        calls: of each point.
+        seconds: that it took.
+    """
+
+    digest: dict[str, str]
+    waves: list[tuple[Any, ...]]
+    calls: dict[str, int]
+    seconds: float
+
+
+def config_of(world: World, folder: Path, series: str) -> Path:
+    (paid := world.folder / "paid.py").write_text(PAID)
+    if series == "ahead":
+        return world.config("dpo", folder, {**CHANGES, "oracle": {"name": f"{paid}:Paid", "max_outstanding": 7, "repeats": 0}})
+    late = {"name": world.late, "weight": 0.5, "normalise": "batch"}
+    sources = [{"name": f"{paid}:Paid", "normalise": "batch"}, late, {"name": "isolated", "function": world.oracle, "memory_gb": 64.0}]
+    return world.config("grpo", folder, {**CHANGES, "oracle": {"name": "mixture", "sources": sources}})
+
+
+def waves_of(run_dir: Path) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(run_dir / "ledger.sqlite")) as ledger:
+        return ledger.execute("SELECT first, last, queries, tokens, cost FROM waves ORDER BY number").fetchall()
+
+
+def counting(owner: Any, name: str) -> Callable[[], int]:
+    """Counts the calls of `owner.name` from now on; for a forked child only."""
+    original, calls = getattr(owner, name), 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return original(*args, **kwargs)
+
+    setattr(owner, name, counted)
+    return lambda: calls
+
+
+@pytest.fixture(scope="module")
+def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Whole]:
+    importlib.import_module("oat.build")  # so that children start warm
+    found: dict[str, Whole] = {}
+
+    def make(series: str) -> Whole:
+        if series not in found:
+            folder = tmp_path_factory.mktemp(series)
+            config, run_dir = config_of(world, folder, series), folder / "run"
+
+            def counted() -> int:
+                counts = {name: counting(*named(place)) for name, (place, _) in POINTS.items()}
+                code = oat("train", config, "--run_dir", run_dir)
+                (folder / "calls").write_text(json.dumps({name: count() for name, count in counts.items()}))
+                return code
+
+            began = time.monotonic()
+            assert forked(counted, folder / "log") == 0, (folder / "log").read_text()
+            seconds = time.monotonic() - began
+            found[series] = Whole(digest_run(run_dir), waves_of(run_dir), json.loads((folder / "calls").read_text()), seconds)
+        return found[series]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("series", "number"),
+    [pytest.param(series, number, marks=[pytest.mark.slow] * (number >= SAMPLE)) for series in SERIES for number in range(KILLS)],
+)
+def test_killed_once(world: World, tmp_path: Path, wholes: Any, figure: Callable[[str], None], series: str, number: int) -> None:
+    """Every third time at a moment that is uniform in time, otherwise at a point; each point at different calls."""
+    whole, drawn, log, run_dir = wholes(series), random.Random(f"{series} {number}").random(), tmp_path / "log", tmp_path / "run"
+    config = config_of(world, tmp_path, series)
+    if number % 3 == 2:
+        seconds = drawn * whole.seconds
+        while forked(lambda: oat("train", config, "--run_dir", run_dir), log, kill_after_s=seconds) != -signal.SIGKILL:
+            shutil.rmtree(run_dir)
+            seconds /= 2
+    else:
+        name = list(POINTS)[(number - number // 3 + 3 * SERIES.index(series)) % len(POINTS)]
+        place, is_after = POINTS[name]
+
+        def armed() -> int:
+            kill_at(*named(place), 1 + int(drawn * whole.calls[name]), after=is_after)
+            return oat("train", config, "--run_dir", run_dir)
+
+        assert forked(armed, log) == -signal.SIGKILL, log.read_text()
+    assert forked(lambda: oat("train", config, "--run_dir", run_dir), log) == 0, log.read_text()
+    with closing(Store(run_dir / "ledger.sqlite")) as store:
+        (account,) = accounts(store)
+        assert contradictions(store) == []
+    is_equal = (digest_run(run_dir), waves_of(run_dir)) == (whole.digest, whole.waves)
+    figure(f"{int(is_equal)} of 1 runs in waves that were killed equal the unbroken one bitwise, waves and all, {series}")
+    assert is_equal
+    assert account.cost <= LIMIT
+    assert account.unpaid
+    assert account.pending == 0
+
+
+@pytest.mark.parametrize("series", SERIES)
+def test_rounds_have_waves_and_the_budget_is_spent(wholes: Any, series: str) -> None:
+    """What is left pays no further question: three texts of a group, or two of a pair, at 0.05 each."""
+    whole = wholes(series)
+    assert len(whole.waves) > 15
+    assert whole.waves[-1][-1] < LIMIT < whole.waves[-1][-1] + 2 * 0.05 * (2 if series == "ahead" else 3)
