@@ -1,6 +1,7 @@
 """Waves: a budget in tokens or money is spent to within one question, and what is granted follows from recorded answers alone."""
 
 import itertools
+import math
 import random
 import sqlite3
 import zlib
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from late import MOST, Played, Slow, play
+from fixtures import make_group, make_questions
+from late import MOST, Played, Slow, group, play
 
 from oat.accounts import accounts, contradictions
 from oat.asked import Awaited, rest
@@ -240,3 +242,57 @@ def test_killed_at_any_transaction_and_call(whole: Any, tmp_path: Path, figure: 
     for call in chosen:
         check(tmp_path / f"killed {call}", name, call, ahead, found, call)
     figure(f"{len(chosen):,} of {len(chosen):,} runs killed at a transaction or a call of the oracle grant, and learn, what the unbroken one does")
+
+
+def half(store: Store, oracle: Oracle, budget: Budget) -> None:
+    """Four steps of a run that asks ahead, whose last questions are under way, or held, when it dies."""
+    play(opened(store, oracle, budget, repeats=0), steps=4, count=4, size=3, ahead=0)
+    ledger = opened(store, oracle, budget, repeats=0)
+    groups = [group(20 + place) for place in range(6)]
+    ledger.ask(4, 0, groups, make_questions(groups, "score", 4, oracle="o"))
+
+
+@pytest.mark.parametrize("before", [Budget(), Budget(queries=40), Budget(cost=9 * MOST)])
+@pytest.mark.parametrize("after", [Budget(), Budget(cost=12 * MOST), Budget(tokens=150)])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_run_goes_on_with_another_budget(tmp_path: Path, before: Budget, after: Budget, is_old: bool) -> None:
+    """Also with a ledger of a schema that had no waves: what was asked by then is granted, and what it cost is added up."""
+    store = hasty(Store(tmp_path / "ledger"))
+    half(store, Slow(share=0.4), before)
+    if is_old:
+        store.db.execute("DROP TABLE waves")
+        store.db.execute("UPDATE meta SET value = '5' WHERE name = 'schema'")
+    (asked,) = store.db.execute("SELECT MAX(id) FROM questions").fetchone()
+    store.close()
+    with closing(hasty(Store(tmp_path / "ledger"))) as store:
+        ledger = opened(store, oracle := Slow(share=0.4), after, repeats=0)
+        feedback = ledger.take(4, 6)
+        groups = [group(30 + place) for place in range(9)]
+        ledger.ask(5, 0, groups, make_questions(groups, "score", 5, oracle="o"))
+        later = ledger.take(5, 9)
+        spent = store.spent("train")
+        assert contradictions(store) == []
+        assert all(item.answer.values for item in (*feedback.items, *later.items))
+        assert after.allows(spent)
+        if not after.is_limited:
+            assert not any("unpaid" in item.answer.marks for item in later.items)
+            return
+        most = max(oracle.price(item.question).cost if after.cost else oracle.price(item.question).tokens for item in later.items)
+        left = after.cost - spent.cost if after.cost else (after.tokens or 0) - spent.tokens
+        assert left < most
+        (first, base) = store.db.execute("SELECT first, cost FROM waves WHERE first > ? ORDER BY number LIMIT 1", (asked,)).fetchone()
+        sql = "SELECT a.cost FROM questions q JOIN answers a ON a.question = q.id WHERE q.id < ?"
+        assert base == pytest.approx(math.fsum(cost for (cost,) in store.db.execute(sql, (first,))))
+
+
+def test_a_question_that_awaits_one_that_is_not_paid_asks_for_itself(tmp_path: Path) -> None:
+    """Of a group of three nothing is paid; the one of its texts that comes again alone is."""
+    with closing(hasty(Store(tmp_path / "ledger"))) as store:
+        ledger = opened(store, oracle := Slow(), Budget(cost=2.5))
+        groups = [make_group(0, "a", "bb", "ccc"), make_group(1, "d"), make_group(0, "bb"), make_group(0, "bb", "e")]
+        groups = [replace(each, prompt=replace(each.prompt, occurrence=place)) for place, each in enumerate(groups)]
+        ledger.ask(0, 0, groups, make_questions(groups, "score", 0, oracle="o"))
+        items = ledger.take(0, 4).items
+        assert [item.answer.marks for item in items] == [("unpaid",) * 3, ("ok",), ("ok",), ("unpaid", "unpaid")]
+        assert [question.candidates for question in oracle.asked] == [("d",), ("bb",)]
+        assert contradictions(store) == []

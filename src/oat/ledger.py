@@ -271,7 +271,10 @@ class Ledger:
         return self.waiting.pop(id) if id in self.waiting else self.store.by_id(id)
 
     def _row(self, id: int) -> Asked:
-        return self.waiting.get(id) or self.store.by_id(id)
+        """A question that waits."""
+        if id not in self.waiting:
+            self.waiting[id] = self._with_ids(self.store.by_id(id))
+        return self.waiting[id]
 
     def _keep(self, found: Sequence[_Found], step: int) -> None:
         for row, answer, _ in found:

@@ -130,8 +130,10 @@ def _cause_of_no_step(rows: Rows, config: Config) -> str:
     if not any(name in row for name in (MISSING, TIED) for row in rows) or _mean(rows, MISSING) >= 0.5:
         shares = {mark: _mean(rows, metric) for mark, metric in CAUSES.items()}
         most = max(shares, key=shares.__getitem__)
+        is_mute = most == "unpaid" and not _any(rows, ["oracle/queries"])
+        found = "nobody was asked" if is_mute else f"of the questions, {config.oracle.name} left {shares[most]:.0%} without a value"
         if shares[most]:
-            return f"{none}; of the questions, {config.oracle.name} left {shares[most]:.0%} without a value: {why(most, config.oracle.name)}"
+            return f"{none}; {found}: {why(most, config.oracle.name)}"
     if _any(rows, ["sft/accepted_frac"]):
         return f"{none}: every accepted response had been learned before (algorithm.duplicates), or was empty"
     if any("sft/accepted_frac" in row for row in rows):

@@ -16,6 +16,7 @@ from oat.actor import RecordedActor
 from oat.check import make_objective, updates_of
 from oat.checkpoint import Checkpoints
 from oat.config import Origins
+from oat.dearest import dearest_question, lines_of_costs, refuse_small_budget
 from oat.errors import TemplateError
 from oat.files import bytes_free
 from oat.fork import Origin
@@ -36,7 +37,7 @@ from oat.rules import BUILTIN, judges_of
 from oat.rundir import outlined, refuse_changes, settled
 from oat.settings import BufferConfig, Config
 from oat.surroundings import Surroundings, refuse_weights, surround
-from oat.types import Prompt, Segment, Trajectory
+from oat.types import Price, Prompt, Segment, Trajectory
 
 _MOMENTS = 2
 """Of AdamW, each as large as the weights that learn."""
@@ -76,11 +77,14 @@ def outline(
     refuse_short_cache(config, lengths, origins)
     memory = refuse_too_large(config, lengths, origins)
     refuse_changes(config, origins, around, directory / "ledger.sqlite", accept_changed, step)
+    is_begun = origin is None and (directory / "config.yaml").exists()
+    most = dearest_question(config, around)
+    refuse_small_budget(config, origins, most, make_objective(config).plan(0).questions, is_begun=is_begun)
     refuse_weights(config, origins, around, is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps))
     with outlined(config, origins, around) as run:
         assert isinstance(run.learner, Learner), "nothing goes through the wire here"
         begun = _begun(config, origin)
-        lines = [*_model(run.learner), *_data(around), *_step(config, run, around), *_rest(config, run, around, *begun)]
+        lines = [*_model(run.learner), *_data(around), *_step(config, run, around), *_rest(config, run, around, most, *begun)]
         lines += [*_evaluations(config, run, around, begun[0]), *_checkpoints(config, run.learner, origin, run.stop.last)]
         lines += [*_places(config, run.learner), ("memory", memory), *(("note", note) for note in run.notes)]
     table = [f"  {name:<13}{text}" for name, text in lines]
@@ -135,15 +139,18 @@ def _step(config: Config, run: Run, around: Surroundings) -> _Lines:
         yield "a buffer", _buffered(config, buffer, plan.questions)
 
 
-def _rest(config: Config, run: Run, around: Surroundings, begun: int, spent: int) -> _Lines:
+def _rest(config: Config, run: Run, around: Surroundings, dearest: Price, begun: int, spent: int) -> _Lines:
     """The arithmetic of all steps that are left.
 
     Args:
+        dearest: question.
         begun: steps that are done.
         spent: queries of theirs.
     """
     last, stop, plan, samples = run.stop.last, config.stop, run.plans(0), _samples(config, run)
     queries = plan.questions * _price(config, around, samples)
+    for costs in lines_of_costs(config, around, dearest, plan.questions, None if last is None else max(0, last - begun)):
+        yield "cost", costs
     limits = {"max_queries": stop.max_queries, "max_tokens": stop.max_tokens, "max_cost": stop.max_cost, "max_hours": stop.max_hours}
     until = " or ".join(f"stop.{name} {limit:g}" for name, limit in limits.items() if limit is not None)
     left = math.inf if stop.max_queries is None else max(0, stop.max_queries - spent)

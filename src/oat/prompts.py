@@ -123,6 +123,14 @@ class Prompts:
         prompts = [prompt for pool in self._pools for prompt in pool.prompts]
         return [replace(prompt, occurrence=place) for place, prompt in enumerate(prompts)]
 
+    def spread(self, count: int) -> list[Prompt]:
+        """At most so many prompts, spread evenly over the sources as they stand. Does not move the cursor."""
+        places = sorted({place * self.size // min(count, self.size) for place in range(min(count, self.size))})
+        ends = np.cumsum([len(pool.prompts) for pool in self._pools])
+        numbers = np.searchsorted(ends, places, side="right")
+        starts = ends - [len(pool.prompts) for pool in self._pools]
+        return [self._pools[number].prompts[int(place - starts[number])] for place, number in zip(places, numbers, strict=True)]
+
     @property
     def digests(self) -> list[str]:
         """Of the prompts of each source."""

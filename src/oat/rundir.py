@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from oat.build import build, resolve
+from oat.check import make_objective
 from oat.checkpoint import Checkpoints
 from oat.config import Origins, blaming, convert, dump, load_config, stored_config, to_yaml, with_given
+from oat.dearest import dearest_question, refuse_small_budget
 from oat.errors import ConfigError, DirectoryError, warn
 from oat.files import Standing, write_atomically
 from oat.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
@@ -30,7 +32,7 @@ from oat.plugins import same_by_file
 from oat.render import reads_date
 from oat.settings import Component, Config
 from oat.store import Store
-from oat.surroundings import Surroundings, refuse_weights, surround
+from oat.surroundings import Surroundings, budget_of, refuse_weights, surround
 from oat.versions import changed_since
 
 FREE: tuple[str, ...] = (
@@ -174,6 +176,8 @@ def _open(config: Config, directory: Path, origins: Origins, source: str | None,
         refuse_short_cache(config, lengths_of(around), origins)
         refuse_too_large(config, lengths_of(around), origins)
         refuse_changes(config, origins, around, directory / "ledger.sqlite", accept_changed)
+        if budget_of(config).is_limited:
+            refuse_small_budget(config, origins, dearest_question(config, around), make_objective(config).plan(0).questions, is_begun=file.exists())
         run = build(config, directory=directory, around=around, origins=origins, standing=standing)
         left.callback(run.ledger.close)
         refuse_weights(config, origins, around, is_begun=is_begun)

@@ -331,7 +331,8 @@ class StopConfig:
     max_queries: Count | None = None
     """The budget in oracle queries: never passed; the step that spends the last of it is the last step."""
     max_tokens: Count | None = None
-    """The budget in tokens, of an oracle that counts them: the most that a question can take is set aside when it is asked."""
+    """The budget in tokens, of an oracle that counts them: the most that a question can take is set aside when it is asked. A step's questions are
+    asked in waves, so that what answers leave over buys the next ones."""
     max_cost: Positive | None = None
     """The budget in money, in the currency of an oracle that counts it; likewise."""
     max_hours: Positive | None = None

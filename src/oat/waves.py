@@ -20,7 +20,7 @@ from dataclasses import replace
 from oat.asked import Asked, Awaited, nothing, rest, whole
 from oat.budget import Budget
 from oat.store import Store
-from oat.types import Answer, Key, Price, Question, Spent
+from oat.types import UNASKED, Answer, Key, Price, Question, Spent
 
 
 class Waves:
@@ -41,6 +41,7 @@ class Waves:
         self.limited = {purpose for purpose, budget in budgets.items() if purpose == "train" and budget.is_known_late}
         self.held: dict[str, list[Asked]] = {}
         self.refusals: list[tuple[Asked, Price, Price]] = []
+        self._prices: dict[int, Price] = {}
         self._ends: dict[str, int] = dict(store.db.execute("SELECT purpose, MAX(last) FROM waves GROUP BY purpose"))
 
     def begin(self) -> None:
@@ -118,7 +119,8 @@ class Waves:
 
     def price_of(self, row: Asked) -> Price:
         """The most that what is asked of a question can cost."""
-        return self.price(rest(row.question, row.cached)) if row.is_sent else Price()
+        is_asked = row.is_sent and row.question.oracle != UNASKED
+        return self.price(rest(row.question, row.cached)) if is_asked else Price()
 
     def outlook(self, purpose: str, step: int, refused: Price | None, row: Callable[[int], Asked]) -> Spent:
         """What is spent before a step that has taken nothing. It follows from the takes and the rounds of the steps before it, whatever has been
@@ -129,26 +131,20 @@ class Waves:
             row: a question by its number.
         """
         budget, taken = self.budgets[purpose], self.store.taken_so_far(purpose)
-        sql = "SELECT question, answered, queries, tokens, cost FROM waiting WHERE purpose = ? AND step < ? ORDER BY question"
-        waiting = [(id, state, Price(*price)) for id, state, *price in self.store.db.execute(sql, (purpose, step))]
-        everything = total(taken, *(price for *_, price in waiting))
-        if budget.allows(everything) and not any(state == 2 for _, state, _ in waiting):
-            return Spent(everything, refused, len(waiting))
-        rows = {id: row(id) for id, *_ in waiting}
-        keys = {each.question.key for each in rows.values()}
-        refused_keys = set[Key]()
+        sql = "SELECT question FROM waiting WHERE purpose = ? AND step < ? ORDER BY question"
+        rows = {id: row(id) for (id,) in self.store.db.execute(sql, (purpose, step)).fetchall()}
+        self._prices = {id: self._prices[id] if id in self._prices else self.price_of(each) for id, each in rows.items()}
+        keys, unpaid_keys = {each.question.key for each in rows.values()}, set[Key]()
         prices, refusals = [taken], [] if refused is None else [refused]
-        for id, state, price in waiting:
-            asked = self.as_asked(rows[id], lambda key: key in refused_keys or (key not in keys and self._was_unpaid(key)))
-            if asked is not rows[id] or (state == 2 and price == Price()):
-                price = self.price_of(asked)
+        for id, each in rows.items():
+            asked = self.as_asked(each, lambda key: key in unpaid_keys or (key not in keys and self._was_unpaid(key)))
+            price = self._prices[id] if asked is each else self.price_of(asked)
             if price != Price() and not budget.allows(taken + price):
-                refused_keys.add(asked.question.key)
+                unpaid_keys.add(asked.question.key)
                 refusals.append(price)
             else:
                 prices.append(price)
-        cheapest = min(refusals, key=in_order, default=None)
-        return Spent(budget.within(total(*prices)), cheapest, len(waiting) - len(refused_keys))
+        return Spent(budget.within(total(*prices)), min(refusals, key=in_order, default=None), len(rows) - len(unpaid_keys))
 
     def _was_unpaid(self, key: Key) -> bool:
         return any(value.mark == "unpaid" for value in self.store.values(key) or ())

@@ -64,7 +64,12 @@ class Paid:
         return Answer(question.key, values, ("ok",) * question.size, question.size, cost, tokens=question.size)
 '''
 LIMIT, KILLS, SAMPLE = 0.3, 24, 1
-CHANGES = {"stop": {"max_cost": LIMIT, "max_steps": 40}, "checkpoint.every": 3, "evaluation": None, "engine": {"name": "torch", "threads": 1}}
+CHANGES = {
+    "stop": {"max_cost": LIMIT, "max_steps": 40},
+    "checkpoint": {"every": 3, "keep_last": 9},
+    "evaluation": None,
+    "engine": {"name": "torch", "threads": 1},
+}
 POINTS = {
     "before a wave is formed": ("oat.waves:Waves.next", False),
     "inside the transaction of a wave": ("oat.waves:Waves._record", True),
@@ -87,6 +92,7 @@ class Whole:
         seconds: that it took.
     """
 
+    run_dir: Path
     digest: dict[str, str]
     waves: list[tuple[Any, ...]]
     calls: dict[str, int]
@@ -139,7 +145,7 @@ def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
             began = time.monotonic()
             assert forked(counted, folder / "log") == 0, (folder / "log").read_text()
             seconds = time.monotonic() - began
-            found[series] = Whole(digest_run(run_dir), waves_of(run_dir), json.loads((folder / "calls").read_text()), seconds)
+            found[series] = Whole(run_dir, digest_run(run_dir), waves_of(run_dir), json.loads((folder / "calls").read_text()), seconds)
         return found[series]
 
     return make
@@ -185,3 +191,10 @@ def test_rounds_have_waves_and_the_budget_is_spent(wholes: Any, series: str) -> 
     whole = wholes(series)
     assert len(whole.waves) > 15
     assert whole.waves[-1][-1] < LIMIT < whole.waves[-1][-1] + 2 * 0.05 * (2 if series == "ahead" else 3)
+
+
+@pytest.mark.parametrize("series", SERIES)
+def test_a_fork_that_changes_nothing_is_granted_the_same(world: World, tmp_path: Path, wholes: Any, series: str) -> None:
+    whole, config, run_dir = wholes(series), config_of(world, tmp_path, series), tmp_path / "run"
+    assert forked(lambda: oat("train", config, "--from", f"{whole.run_dir}@6", "--run_dir", run_dir), tmp_path / "log") == 0
+    assert (digest_run(run_dir), waves_of(run_dir)) == (whole.digest, whole.waves)
