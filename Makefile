@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
+TRACKERS := .venv-trackers
 PEERS := .venv-peers
 TABLES ?=
 ROW ?=
@@ -34,17 +35,24 @@ test: lint type
 	$(PYTEST) -m "not slow" --durations=10
 
 # All other tests of whole runs through the wire encoding, but for the longest; and slow tests, with the transformers of constraints.txt and with the
-# oldest that is supported. The large rows of the fault table are `make faults`.
-test-slow: setup $(OLDEST)/.installed
+# oldest that is supported; and wandb and mlflow, in an environment that has them. The large rows of the fault table are `make faults`.
+test-slow: setup $(OLDEST)/.installed $(TRACKERS)/.installed
 	$(PYTEST) -m "not slow" --serialise tests/learning tests/faults $(LONG:%=--ignore=tests/faults/test_%.py)
 	$(PYTEST) -m "slow and not fault" --durations=10
 	$(subst $(BIN),$(OLDEST)/bin,$(PYTEST)) -m "slow and not fault"
+	$(subst $(BIN),$(TRACKERS)/bin,$(PYTEST)) --durations=10 tests/test_trackers.py
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	sed 's/^transformers==.*/transformers==5.19.0/' constraints.txt > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_OPTIONS) --constraint $(OLDEST)/constraints.txt torch
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_OPTIONS) --constraint $(OLDEST)/constraints.txt --editable '.[dev]'
+	touch $@
+
+$(TRACKERS)/.installed: pyproject.toml constraints.txt
+	test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/python -m pip install --quiet $(PIP_OPTIONS) --constraint constraints.txt torch
+	$(TRACKERS)/bin/python -m pip install --quiet $(PIP_OPTIONS) --constraint constraints.txt --editable '.[dev,mlflow,wandb]'
 	touch $@
 
 # The table of docs/faults.md, row by row, at most 45 minutes; goes on where it was ended. ROW=R1 runs one row anew.
@@ -70,4 +78,4 @@ type: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(PEERS) build *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(OLDEST) $(TRACKERS) $(PEERS) build *.egg-info src/*.egg-info

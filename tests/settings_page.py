@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from oat.algorithms.registry import ALGORITHMS
-from oat.settings import Component, Config, TorchEngineConfig
+from oat.settings import Component, Config, SinkConfig, TorchEngineConfig
+from oat.sinks.registry import SINKS
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 INTRODUCTION = """# Settings
@@ -63,6 +64,10 @@ def page() -> str:
     for name, cls in sections(Config)[1:]:
         parts += [f"## {name}\n", *table(cls), ""]
     parts += ["## engine: torch\n", *table(TorchEngineConfig), ""]
+    parts += ["## tracking.sinks\n", *table(SinkConfig), ""]
+    for name, listed in SINKS.items():
+        if dataclasses.fields(listed.options):
+            parts += [f"## tracking.sinks: {name}\n", *table(listed.options), ""]
     shared: dict[type, list[str]] = {}
     for name, algorithm in ALGORITHMS.items():
         shared.setdefault(algorithm.Config, []).append(name)

@@ -15,7 +15,8 @@ from fixtures import World, oat
 from oat.algorithms.registry import ALGORITHMS
 from oat.build import resolve
 from oat.config import load_config
-from oat.settings import Component, Config, TorchEngineConfig
+from oat.settings import Component, Config, SinkConfig, TorchEngineConfig
+from oat.sinks.registry import SINKS
 
 DOCS = Path(__file__).parent.parent / "docs"
 ELSEWHERE = {"commands", "data", "extending", "watching"}
@@ -72,6 +73,7 @@ def test_the_page_of_settings_is_made_from_the_code() -> None:
 
 def test_every_setting_says_what_it_means() -> None:
     classes = {cls for _, cls in settings_page.sections(Config)} | {algorithm.Config for algorithm in ALGORITHMS.values()} | {TorchEngineConfig}
+    classes |= {SinkConfig, *(listed.options for listed in SINKS.values())}
     for cls in classes:
         texts, shapes = settings_page.documented(cls), typing.get_type_hints(cls)
         sections = {name for name, kind in shapes.items() if any(map(dataclasses.is_dataclass, (kind, *typing.get_args(kind))))}

@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 from fixtures import World, forked, kill_at, named, oat
 
+from oat.settings import TrackingConfig
+from oat.sinks.child import SinkProcess, finish_all
+from oat.sinks.registry import described_sinks
+
 ON = {"tracking.tensorboard": True}
 needs_library = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
 
@@ -67,28 +71,37 @@ def test_a_run_that_is_told_late_has_all_points(world: World, tmp_path: Path, po
 
 @needs_library
 def test_times_of_kept_rows_go_on_from_each_other(tmp_path: Path) -> None:
+    """Three rows of an earlier process, and one of this."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-    from oat.tensorboard import TensorBoard
-
-    board = TensorBoard(tmp_path / "board")
-    board.open([{"step": step, "a": 1.0, "time/step_s": 100.0} for step in range(3)])
-    board.row(3, {"a": 2.0})
-    board.close()
-    (file,) = (tmp_path / "board").iterdir()
+    rows = [{"step": step, "a": 1.0, "time/step_s": 100.0} for step in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (sink,) = [SinkProcess(sink, tmp_path, {}) for sink in described_sinks(TrackingConfig(tensorboard=True))]
+    sink.open(kept=3)
+    sink.row(3, '{"step": 3, "a": 2.0}', [])
+    finish_all([sink])
+    (file,) = (tmp_path / "tensorboard").iterdir()
     times = [event.wall_time for event in LegacyEventFileLoader(str(file)).Load() if event.summary.value]
     assert [later - sooner for sooner, later in pairwise(times)] == pytest.approx([100, 100, 0], abs=20)
 
 
 @needs_library
-def test_no_thread_is_left(world: World, tmp_path: Path) -> None:
-    import threading
+def test_samples_are_texts_that_only_those_see_who_asked(world: World, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-    def counted() -> int:
-        assert oat("train", world.config("dpo", tmp_path, {**ON, "stop.max_steps": 1})) == 0
-        return threading.active_count() - 1
-
-    assert forked(counted, tmp_path / "log") == 0
+    tags: dict[bool, set[str]] = {}
+    for samples in (False, True):
+        config = world.config(
+            "grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None, "tracking.sinks": [{"name": "tensorboard", "samples": samples}]}
+        )
+        run_dir = tmp_path / str(samples)
+        assert forked(lambda config=config, run_dir=run_dir: oat("train", config, "--run_dir", run_dir), tmp_path / "log") == 0
+        (file,) = (run_dir / "tensorboard").iterdir()
+        values = [value for event in LegacyEventFileLoader(str(file)).Load() for value in event.summary.value]
+        tags[samples] = {value.tag for value in values}
+        texts = b"".join(text for value in values for text in value.tensor.string_val)
+        assert (b"prompt" in texts) == samples
+    assert tags[True] - tags[False] == {f"samples/{number}" for number in range(4)}
 
 
 def test_without_the_library(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

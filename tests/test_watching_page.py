@@ -11,6 +11,7 @@ from test_progress import Seen, in_a_terminal
 
 from oat.build import resolve
 from oat.config import load_config
+from oat.sinks.registry import sinks_of
 
 PAGE = (Path(__file__).parent.parent / "docs" / "watching.md").read_text(encoding="utf-8")
 
@@ -26,7 +27,7 @@ def folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("watched")
     (folder / "runs").mkdir()
     tracking = yaml.safe_load(block("yaml"))["tracking"]
-    assert tracking.pop("tensorboard") is True
+    assert len(tracking.pop("sinks")) == 3
     for name, changes in {"mine": {}, "seed1": {"seed": 1}, "faster": {"learner.learning_rate": 0.01}}.items():
         run_dir = str(folder / "runs" / name)
         config = world.config("grpo", folder, {"run_dir": run_dir, "stop.max_queries": 4000, "tracking": tracking, **changes})
@@ -58,11 +59,13 @@ def test_its_python(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_its_configuration(world: World, tmp_path: Path) -> None:
     config = world.config("grpo", tmp_path)
     config.write_text(config.read_text() + block("yaml"))
-    assert resolve(*load_config(config)).tracking.tensorboard
+    sinks = sinks_of(resolve(*load_config(config)).tracking)
+    assert [(sink.name, sink.samples) for sink in sinks] == [("tensorboard", False), ("wandb", True), ("mlflow", False)]
+    assert [sink.options.get("mode") for sink in sinks] == [None, "offline", None]
 
 
 def test_the_files_that_it_lists(folder: Path) -> None:
-    listed = set(re.findall(r"^\| `(\S+?)/?` \|", PAGE, re.MULTILINE)) - {"tensorboard"}
+    listed = set(re.findall(r"^\| `([\w.]+?)/?` \|", PAGE.partition("## Sinks")[0], re.MULTILINE)) - {"sinks"}
     assert listed == {path.name for path in (folder / "runs" / "mine").iterdir()} - {"lock", "checkpoints"} - {
         "ledger.sqlite-shm",
         "ledger.sqlite-wal",

@@ -19,7 +19,7 @@ from oat.check import make_explorer, make_objective, resolve
 from oat.checkpoint import Checkpoints
 from oat.classifier import check_backbone
 from oat.collector import Collector
-from oat.config import Origins, blaming
+from oat.config import Origins, blaming, dump
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError
 from oat.evaluate import Evaluation, Judge, Mode, Records, Trigger, Wanted
@@ -51,6 +51,8 @@ from oat.rules import purses_of, watched_metrics
 from oat.runtime.local import over_wire
 from oat.seeds import Seeds
 from oat.settings import Config, TorchEngineConfig
+from oat.sinks.child import SinkProcess
+from oat.sinks.registry import described_sinks
 from oat.stop import Stop
 from oat.store import Store
 from oat.surroundings import Blame, Surroundings, budget_of, surround
@@ -162,7 +164,8 @@ def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seed
 def _tracking(config: Config, directory: Path, around: Surroundings, standing: Standing | None) -> Tracking:
     t = config.tracking
     told = Told(directory / "environment.json", partial(environment_of, config.seed), around.inputs, OwnFiles(around.known, around.roles))
-    return Tracking(directory, samples=t.samples, told=told, tensorboard=t.tensorboard, standing=standing)
+    sinks = [SinkProcess(sink, directory, dump(config)) for sink in described_sinks(t)]
+    return Tracking(directory, samples=t.samples, told=told, sinks=sinks, standing=standing)
 
 
 def _chosen(config: Config, objective: Objective, learner: Learner, engine: TorchEngine) -> dict[tuple[str, str], Any]:

@@ -23,6 +23,7 @@ from oat.plugins import load_symbol
 from oat.questions import FORMS
 from oat.rules import BUILTIN, check_rules, judges_of
 from oat.settings import Component, Config, GoldConfig, OracleConfig, TorchEngineConfig
+from oat.sinks.registry import with_sinks
 from oat.types import Requires
 
 
@@ -56,7 +57,7 @@ def resolve(config: Config, origins: Origins) -> Config:
         with blaming(config, origins, section):
             parts[section] = Component(component.name, _options(section, component, cls, origins))
     given = set(config.algorithm.options)
-    config = _with_judges(replace(config, **parts))
+    config = with_sinks(_with_judges(replace(config, **parts)), origins)
     named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
     named |= {f"evaluation.{'gold' if purpose == 'gold' else 'oracle'}": judge for purpose, judge in judges_of(config).items()}
     for section, judge in named.items():

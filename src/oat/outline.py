@@ -35,7 +35,9 @@ from oat.reading import read_metrics
 from oat.render import Renderer
 from oat.rules import BUILTIN, judges_of
 from oat.rundir import outlined, refuse_changes, settled
+from oat.secrets import Hider
 from oat.settings import BufferConfig, Config
+from oat.sinks.registry import refuse_missing, sinks_of
 from oat.surroundings import Surroundings, refuse_weights, surround
 from oat.types import Price, Prompt, Segment, Trajectory
 
@@ -70,6 +72,7 @@ def outline(
     Raises:
         OatError: `oat train` would refuse it before its first step.
     """
+    refuse_missing(config, origins)
     config, origin = settled(config, origins, source)
     directory, step = (seen(config.run_dir), None) if origin is None else (origin.run, origin.step)
     around = surround(config, origins, known=recorded(directory, step))
@@ -86,7 +89,7 @@ def outline(
         begun = _begun(config, origin)
         lines = [*_model(run.learner), *_data(around), *_step(config, run, around), *_rest(config, run, around, most, *begun)]
         lines += [*_evaluations(config, run, around, begun[0]), *_checkpoints(config, run.learner, origin, run.stop.last)]
-        lines += [*_places(config, run.learner), ("memory", memory), *(("note", note) for note in run.notes)]
+        lines += [*_places(config, run.learner), *_sinks(config), ("memory", memory), *(("note", note) for note in run.notes)]
     table = [f"  {name:<13}{text}" for name, text in lines]
     return [*table, *(token_lines(config, around) if with_tokens else []), *(memory_lines(config, lengths) if with_memory else [])]
 
@@ -107,6 +110,16 @@ def _data(around: Surroundings) -> _Lines:
     held_out = f"; {around.held_out.size} held out" if around.held_out else ""
     what = " with the longest response" if around.prompts.has_responses else ""
     yield "prompts", f"{around.prompts.size}, at most {around.prompts.longest} tokens long{what}{held_out}"
+
+
+def _sinks(config: Config) -> _Lines:
+    """Who else gets the rows, and what of a service's is named."""
+    named = []
+    for sink in sinks_of(config.tracking):
+        about = [str(sink.options[name]) for name in ("mode", "tracking_uri") if sink.options.get(name)] + ["with texts"] * sink.samples
+        named.append(f"{sink.name} ({', '.join(about)})" if about else sink.name)
+    if named:
+        yield "sinks", Hider({}).text(", ".join(named))
 
 
 def _begun(config: Config, origin: Origin | None) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from oat.places import start
 
 LIBRARIES = (
     *("oat-align", "torch", "transformers", "tokenizers", "safetensors", "numpy", "msgspec", "huggingface-hub"),
-    *("peft", "datasets", "pyarrow", "vaderSentiment", "tensorboard"),
+    *("peft", "datasets", "pyarrow", "vaderSentiment", "tensorboard", "wandb", "mlflow-skinny"),
 )
 """Whose versions are told, where they are installed: those that can touch what a run computes, reads or writes."""
 

@@ -31,6 +31,7 @@ from oat.places import seen, seen_from
 from oat.plugins import same_by_file
 from oat.render import reads_date
 from oat.settings import Component, Config
+from oat.sinks.registry import refuse_missing
 from oat.store import Store
 from oat.surroundings import Surroundings, budget_of, refuse_weights, surround
 from oat.versions import changed_since
@@ -49,7 +50,7 @@ FORKS = (
 )
 """Those that may change in a fork, but for the algorithm's name. What a checkpoint or a ledger holds belongs to the others, or they were measured."""
 
-_WRITTEN = ("lock", "ledger.sqlite*", "checkpoints", "checkpoints/step_*", "evaluations", "tensorboard")
+_WRITTEN = ("lock", "ledger.sqlite*", "checkpoints", "checkpoints/step_*", "evaluations", "sinks", "tensorboard", "wandb", "mlflow")
 """What is written to where it stands; other files are replaced."""
 
 CHOSEN = {("compute", "threads"): None, ("engine", "threads"): None, ("learner", "micro_batch_tokens"): "auto", ("render", "date"): None}
@@ -155,6 +156,7 @@ def _locked(directory: Path) -> Iterator[Standing]:
 
 def _open(config: Config, directory: Path, origins: Origins, source: str | None, accept_changed: Collection[str], standing: Standing) -> Run:
     file = directory / "config.yaml"
+    refuse_missing(config, origins)
     if source is not None:
         begin_fork(source, directory)
     config = _settled(config, directory, origins, origin_of(directory) if source is not None and not file.exists() else None)

@@ -302,11 +302,24 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class SinkConfig(Component):
+    """A sink by name, with its own options beside it."""
+
+    samples: bool = False
+    """Also hand over the texts of samples.jsonl."""
+    wait_s: NonNegative = 20.0
+    """Most seconds that the end of the run waits for it."""
+
+
+@dataclass(frozen=True)
 class TrackingConfig:
     samples: Whole = 4
     """Groups written to samples.jsonl every step."""
+    sinks: tuple[str | SinkConfig, ...] = ()
+    """Who else gets the metrics (docs/watching.md): `tensorboard`, `wandb`, `mlflow`, or your own as `file.py:Class` or `package.module:Class`; by
+    name, or with options, `{name: wandb, project: mine}`. The files are always written."""
     tensorboard: bool = False
-    """Also write the metrics for TensorBoard, into RUN/tensorboard: `tensorboard --logdir runs` shows them. Needs `oat-align[tensorboard]`."""
+    """Short for `sinks: [tensorboard]`: the metrics in RUN/tensorboard, which `tensorboard --logdir runs` shows."""
     keep_trajectories: bool = False
     """Keep trajectories in the ledger when every kept checkpoint is past them, so that the run can be replayed from its start."""
 

@@ -1,9 +1,9 @@
 """The files people read while a run goes on: one line a step in `metrics.jsonl`, some groups a step in `samples.jsonl`, and with what they were made
-in `environment.json`."""
+in `environment.json`. The sinks (`sinks/`) get the same lines."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,8 +11,8 @@ from typing import Any, TextIO
 from oat.errors import DirectoryError, printable, warn
 from oat.files import Standing, saying_what_is_free, write_atomically
 from oat.provenance import Told
-from oat.reading import read_metrics, sound_rows
-from oat.tensorboard import TensorBoard
+from oat.reading import sound_rows
+from oat.sinks.child import SinkProcess, finish_all
 from oat.types import Feedback
 
 MAX_COLUMN = 4000
@@ -25,17 +25,13 @@ class Tracking:
     Args:
         samples: groups written a step.
         told: writes `environment.json`; None: nobody does.
-        tensorboard: also write for TensorBoard.
+        sinks: who else gets the rows.
         standing: what must still be there when something is written.
-
-    Raises:
-        ConfigError: the library of TensorBoard is missing.
     """
 
-    def __init__(self, run_dir: Path, *, samples: int, told: Told | None = None, tensorboard: bool = False, standing: Standing | None = None):
+    def __init__(self, run_dir: Path, *, samples: int, told: Told | None = None, sinks: Sequence[SinkProcess] = (), standing: Standing | None = None):
         self.paths = {"metrics": run_dir / "metrics.jsonl", "samples": run_dir / "samples.jsonl"}
-        self.samples, self.told, self.standing = samples, told, standing or Standing()
-        self.board = TensorBoard(run_dir / "tensorboard") if tensorboard else None
+        self.samples, self.told, self.sinks, self.standing = samples, told, sinks, standing or Standing()
         self.files: dict[str, TextIO] = {}
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
@@ -60,8 +56,8 @@ class Tracking:
             if path.exists():
                 write_atomically(path, b"".join(line + b"\n" for line in kept).decode("utf-8"))
             self.files[name] = path.open("a", encoding="utf-8")
-        if self.board is not None:
-            self.board.open(read_metrics(self.paths["metrics"]))
+        for sink in self.sinks:
+            sink.open(kept_rows)
         if step == 0 and self.told is not None:
             self.told.tell()
 
@@ -72,12 +68,13 @@ class Tracking:
         self.standing.refuse_lost(DirectoryError)
         if self.told is not None:
             self.told.tell()
-        for item in feedback.items[: self.samples] if feedback else ():
-            self._write("samples", {"step": step, **_readable(item)})
-        self._write("metrics", {"step": step, **dict(sorted(values.items()))})
-        if self.board is not None:
-            with saying_what_is_free(self.board.folder):
-                self.board.row(step, values)
+        shown = [_line({"step": step, **_readable(item)}) for item in (feedback.items[: self.samples] if feedback else ())]
+        for line in shown:
+            self._write("samples", line)
+        metrics = _line({"step": step, **dict(sorted(values.items()))})
+        self._write("metrics", metrics)
+        for sink in self.sinks:
+            sink.row(step, metrics, shown)
 
     def flush(self) -> None:
         """Bring both streams to disk; called before a checkpoint that stands behind their last row.
@@ -94,15 +91,20 @@ class Tracking:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """What could not be written was said when it was written, so that closing says nothing over it."""
-        for close in (*(file.close for file in self.files.values()), *([self.board.close] if self.board is not None else [])):
+        """What could not be written was said when it was written, so that closing says nothing over it. Sinks have their time to end."""
+        for file in self.files.values():
             with suppress(OSError):
-                close()
+                file.close()
+        finish_all(self.sinks)
 
-    def _write(self, name: str, record: Mapping[str, Any]) -> None:
+    def _write(self, name: str, line: str) -> None:
         with saying_what_is_free(self.paths[name]):
-            self.files[name].write(printable(json.dumps(record, ensure_ascii=False)) + "\n")
+            self.files[name].write(line + "\n")
             self.files[name].flush()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return printable(json.dumps(record, ensure_ascii=False))
 
 
 _SHOWN = (

@@ -53,7 +53,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    order = _read(asked)
+    order = read_frame(asked)
     if order is None:
         return
     sys.path[:] = order["path"]
@@ -66,7 +66,7 @@ def main() -> None:
     if order["is_confined"]:
         _confine()
     _tell(told, {"value": getattr(call, "about", None)} if call else made)
-    while call and (argument := _read(asked)) is not None:
+    while call and (argument := read_frame(asked)) is not None:
         _begin(order["timeout_s"])
         answer = _attempt(partial(call, *argument))
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -125,7 +125,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"a confined worker may not do {event}")
 
 
-def _read(file: BinaryIO) -> Any:
+def read_frame(file: BinaryIO) -> Any:
     """The next message; None where the other side has gone."""
     head = file.read(HEADER.size)
     body = file.read(HEADER.unpack(head)[0]) if len(head) == HEADER.size else b""

@@ -1,0 +1,95 @@
+"""What goes to others without secrets: configurations, texts, messages.
+
+Hidden are the values of fields that are called like secrets, of headers, and of such parts of a URL; the user that a URL names; and, wherever they
+stand, the values of variables of the environment that are called like secrets, or that a field `*_env` names.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+HIDDEN = "***"
+_CALLED = r"(?:api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|token|secret|password|passwd|passphrase|authorization|credentials?|cookie)"
+_FIELD = re.compile(rf"(?:.*[._-])?{_CALLED}", re.IGNORECASE)
+_HEADERS = re.compile(r"(?:.*[._-])?headers", re.IGNORECASE)
+_VARIABLE = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:_.*)?", re.IGNORECASE)
+_USER = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^/?#\s@]+@", re.IGNORECASE)
+_QUERY = re.compile(rf"([?&;](?:[\w.-]*[._-])?(?:{_CALLED}|key|sig|signature|auth)=)[^&;#\s]+", re.IGNORECASE)
+_SHORTEST = 6
+"""Characters of a variable's value that is looked for in texts."""
+
+
+class Hider:
+    """Hides the secrets of this process's environment, as it is now, and of a configuration.
+
+    Args:
+        tree: the configuration as plain data.
+    """
+
+    def __init__(self, tree: Mapping[str, Any]):
+        called = {value for name, value in os.environ.items() if _VARIABLE.fullmatch(name)}
+        named = {os.environ.get(name, "") for name in _variables(tree)}
+        known = {*called, *named, *_secrets(tree)}
+        self._values = sorted({value.strip() for value in known if len(value.strip()) >= _SHORTEST}, key=len, reverse=True)
+        self.tree: dict[str, Any] = self._tree(tree)
+
+    def text(self, text: str) -> str:
+        """A text without them."""
+        for value in self._values:
+            text = text.replace(value, HIDDEN)
+        return _QUERY.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
+
+    def _tree(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(name): _hidden(item) if is_hidden(str(name)) else self._tree(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._tree(item) for item in value]
+        return self.text(value) if isinstance(value, str) else value
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a field is called like a secret, or holds headers."""
+    return bool(_FIELD.fullmatch(name) or _HEADERS.fullmatch(name))
+
+
+def _hidden(value: Any) -> Any:
+    """A value of such a field: the names of headers stay."""
+    if isinstance(value, Mapping):
+        return {str(name): _hidden(item) for name, item in value.items()}
+    return value if value is None or value == "" else HIDDEN
+
+
+def _secrets(tree: Any) -> Iterator[str]:
+    """The texts in fields that are called like secrets."""
+    if isinstance(tree, Mapping):
+        for name, item in tree.items():
+            yield from _texts(item) if is_hidden(str(name)) else _secrets(item)
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from _secrets(item)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+        yield from value.split()[1:]  # "Bearer ..."
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _variables(tree: Any) -> Iterator[str]:
+    """The variables that fields `*_env` name."""
+    if isinstance(tree, Mapping):
+        for name, item in tree.items():
+            if str(name).endswith("_env") and isinstance(item, str):
+                yield item
+            else:
+                yield from _variables(item)
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from _variables(item)
