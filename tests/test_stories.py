@@ -121,11 +121,11 @@ def test_the_default_model_goes_on_after_the_openings(tmp_path: Path, monkeypatc
 
 
 def test_the_pages_figures_are_within_its_bounds(benchmark: ModuleType) -> None:
-    """Three seeds of DPO for each model that the page shows."""
+    """Three seeds of DPO on both models."""
     page = (ROOT / "docs" / "stories.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| \d+K \| \w+, \d \|", line)]
     seeds = {(model, name) for model, name, *_ in rows}
-    assert {(model, f"DPO, {seed}") for model, *_ in rows for seed in range(3)} <= seeds
+    assert {(model, f"DPO, {seed}") for model in ("656K", "260K") for seed in range(3)} <= seeds
     for _, _, _, _, closed, stopped, distinct, rise in rows:
         before, after = map(float, stopped.split(" → "))
         assert float(closed) >= benchmark.LEAST_CLOSED
