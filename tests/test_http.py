@@ -264,3 +264,15 @@ def test_a_client_that_is_closed_leaves_no_thread(client: Any) -> None:
         with pytest.raises(CancelledError):
             future.result(1.0)
         assert {thread for thread in threading.enumerate() if thread.name == "oat-http"} == before
+
+
+def test_certificates_that_cannot_be_read_are_a_mistake_and_the_client_ends(client, monkeypatch, tmp_path):
+    """It waited for ever for a thread that was never begun."""
+    one = client("https://127.0.0.1:1")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+    with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
+        ask(one)
+    ended = threading.Thread(target=one.close, daemon=True)
+    ended.start()
+    ended.join(10.0)
+    assert not ended.is_alive()

@@ -199,12 +199,17 @@ class HttpClient:
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._starting:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
-                self._places = asyncio.Semaphore(self._concurrency)
                 limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self._concurrency)
                 fixed = {"accept-encoding": "identity", **({} if self._token is None else {"authorization": f"Bearer {self._token}"})}
-                self._client = httpx2.AsyncClient(headers=fixed, timeout=None, limits=limits)
+                try:
+                    self._client = httpx2.AsyncClient(headers=fixed, timeout=None, limits=limits)
+                except OSError as error:
+                    raise ConfigError(
+                        f"the certificates that encrypted calls are checked with cannot be read ({error}); correct SSL_CERT_FILE or SSL_CERT_DIR"
+                    ) from error
+                self._places = asyncio.Semaphore(self._concurrency)
+                self._loop = asyncio.new_event_loop()
+                self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name="oat-http", daemon=True)
                 self._thread.start()
             return self._loop
