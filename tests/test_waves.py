@@ -253,7 +253,7 @@ def half(store: Store, oracle: Oracle, budget: Budget) -> None:
 
 
 @pytest.mark.parametrize("before", [Budget(), Budget(queries=40), Budget(cost=9 * MOST)])
-@pytest.mark.parametrize("after", [Budget(), Budget(cost=12 * MOST), Budget(tokens=150)])
+@pytest.mark.parametrize("after", [Budget(), Budget(cost=12 * MOST), Budget(tokens=75)])
 @pytest.mark.parametrize("is_old", [False, True])
 def test_a_run_goes_on_with_another_budget(tmp_path: Path, before: Budget, after: Budget, is_old: bool) -> None:
     """Also with a ledger of a schema that had no waves: what was asked by then is granted, and what it cost is added up."""
@@ -275,7 +275,7 @@ def test_a_run_goes_on_with_another_budget(tmp_path: Path, before: Budget, after
         assert all(item.answer.values for item in (*feedback.items, *later.items))
         assert after.allows(spent)
         if not after.is_limited:
-            assert not any("unpaid" in item.answer.marks for item in later.items)
+            assert not any("unpaid" in item.answer.marks for item in later.items if item.question.key.step == 5)
             return
         most = max(oracle.price(item.question).cost if after.cost else oracle.price(item.question).tokens for item in later.items)
         left = after.cost - spent.cost if after.cost else (after.tokens or 0) - spent.tokens
