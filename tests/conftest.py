@@ -6,7 +6,7 @@ import jaxtyping
 import pytest
 import torch
 from evaluations import judges  # noqa: F401
-from fixtures import NO_BITSANDBYTES, NO_TRL, world  # noqa: F401 (a fixture for every test)
+from fixtures import NO_BITSANDBYTES, NO_MLFLOW, NO_TRL, NO_WANDB, world  # noqa: F401 (a fixture for every test)
 
 jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
 torch.set_num_threads(1)
@@ -45,6 +45,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{count} GPU tests skipped: {NO_DEVICE} (docs/gpu.md says how to run them)")
     if count := sum(NO_TRL in reason for reason in skipped):
         terminalreporter.write_line(f"{count} tests of TRL's own functions skipped: {NO_TRL} (`make bench` brings it)")
+    if count := sum(NO_WANDB in reason or NO_MLFLOW in reason for reason in skipped):
+        terminalreporter.write_line(f"{count} tests of wandb and mlflow skipped: they are not here (`make test-slow` runs them in .venv-trackers)")
     if count := sum(NO_BITSANDBYTES in reason for reason in skipped):
         terminalreporter.write_line(f"{count} tests of weights in four bits skipped: {NO_BITSANDBYTES} (pip install 'oat-align[quantize]')")
 

@@ -26,6 +26,8 @@ from oat.types import Group, Key, Kind, Message, Prompt, Question, Segment, Traj
 ALPHABET = "0123456789+=ab"
 NO_TRL = "TRL is not here"
 NO_BITSANDBYTES = "bitsandbytes is not here"
+NO_WANDB = "wandb is not here"
+NO_MLFLOW = "mlflow is not here"
 """Why tests are skipped that need one of them; counted aloud."""
 
 REWARD = '''

@@ -12,12 +12,12 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import NO_MLFLOW, NO_WANDB, World, forked, kill_at, named, oat
 
 from oat.export import digest_run
 from oat.metrics import repeatable
@@ -25,7 +25,6 @@ from oat.sinks.leftovers import VARIABLE
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 """Of the form that wandb's keys have."""
-NO_WANDB, NO_MLFLOW = "wandb is not here", "mlflow is not here"
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason=NO_WANDB)
 needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason=NO_MLFLOW)
 pytestmark = pytest.mark.slow
@@ -135,8 +134,7 @@ def wandb_records(run_dir: Path) -> tuple[set[str], dict[str, Any], dict[int, li
 
 
 @needs_wandb
-@pytest.mark.fault("R4", "R29")
-def test_wandb_offline(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: list[bytes], figure: Callable[[str], None]) -> None:
+def test_wandb_offline(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: list[bytes]) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_MODE", "online")  # which the configuration does not say
     run_dir, fork = killed_continued_and_forked(world, tmp_path, [{"name": "wandb", "project": "mine", "tags": ["a"], "wait_s": 120}])
@@ -155,7 +153,6 @@ def test_wandb_offline(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert has_nowhere(tmp_path, KEY)
     assert not list(run_dir.rglob("*.table.json")), "texts only where they are asked for"
     assert listener == []
-    figure("wandb offline: each row once over a kill, no connection, no key in any file, nothing left")
 
 
 @needs_wandb
@@ -170,7 +167,6 @@ def test_wandb_has_texts_where_they_are_asked_for(world: World, tmp_path: Path) 
 
 
 @needs_wandb
-@pytest.mark.fault("R4")
 def test_wandb_online_that_nobody_answers_holds_up_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: list[bytes]
 ) -> None:
@@ -228,7 +224,6 @@ def test_wandb_is_killed_with_training_and_goes_on(world: World, tmp_path: Path)
 
 
 @needs_mlflow
-@pytest.mark.fault("R4", "R29")
 def test_mlflow_in_the_run_directory(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: list[bytes]) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "a-planted-token")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.invalid")  # which the configuration does not name

@@ -1,0 +1,103 @@
+"""R4 and R29 for sinks: however a run ends whose sink hangs and has started processes, soon nothing of them is left; and no key is said."""
+
+import json
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fixtures import World, forked, kill_at, named, oat
+from test_leaves_nothing import PLACE
+
+from oat.sinks.leftovers import VARIABLE
+
+OWN = Path(__file__).parent.parent / "sinks.py"
+ENDS = {
+    "kill -9": ((signal.SIGKILL,), -signal.SIGKILL),
+    "done": ((), 0),
+    "SIGTERM": ((signal.SIGTERM,), 75),
+    "Ctrl-C twice": ((signal.SIGINT, signal.SIGINT), 130),
+    "a closed terminal": ((signal.SIGHUP,), -signal.SIGHUP),
+}
+SAMPLE = "kill -9"
+"""What `make test` sees."""
+
+
+def of_sinks(wanted: str) -> list[str]:
+    """Processes of sinks with a text in their environment."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (place / "environ").read_bytes()
+            if f"{VARIABLE}=".encode() in variables and wanted.encode() in variables:
+                found.append(place.name)
+        except OSError:
+            continue
+    return found
+
+
+def struck(signals: tuple[int, ...], mark: str) -> None:
+    """This process gets signals at the third call of a place; at the second it waits until its sink hangs for sure."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    owner, name = named(PLACE)
+    original, calls = getattr(owner, name), 0
+
+    def waited(*arguments: object, **named_ones: object) -> object:
+        nonlocal calls
+        calls += 1
+        deadline = time.monotonic() + 60
+        while calls == 2 and len(of_sinks(mark)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return original(*arguments, **named_ones)
+
+    setattr(owner, name, waited)
+    if signals:
+        kill_at(owner, name, 3, signals=signals)
+
+
+@pytest.mark.fault("R4")
+@pytest.mark.parametrize("name", [name if name == SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in ENDS])
+def test_no_end_leaves_anything_of_a_sink_that_hangs(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, figure: Callable[[str], None]
+) -> None:
+    scratch, log, mark, (signals, code) = tmp_path / "scratch", tmp_path / "log", f"of {tmp_path}", ENDS[name]
+    scratch.mkdir()
+    monkeypatch.setenv("OAT_TEST", mark)
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    sinks = [{"name": f"{OWN}:Rows", "fails": "hangs deaf", "at": 1, "wait_s": 0.5}]
+    config = world.config("grpo", tmp_path, {"tracking.sinks": sinks, "evaluation": None})
+    assert forked(lambda: struck(signals, mark) or oat("train", config), log) == code, log.read_text()
+    deadline = time.monotonic() + 10
+    is_over = name not in ("kill -9", "a closed terminal")
+    while not is_over and (of_sinks(mark) or list(scratch.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert of_sinks(mark) == []
+    assert list(scratch.iterdir()) == []
+    steps = [json.loads(line).get("step") for line in (tmp_path / "grpo" / "rows.jsonl").read_text().splitlines()]
+    assert steps == [None, 0, 1], "it hung"
+    figure("1 of 1 ends that leave nothing of a sink that hangs")
+
+
+@pytest.mark.fault("R29")
+def test_what_a_sink_raises_is_told_without_the_key(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
+) -> None:
+    key = "sk-planted-0123456789"
+    monkeypatch.setenv("MY_KEY", key)
+    sinks = [{"name": f"{OWN}:Rows", "fails": "raises", "at": 1, "samples": True, "wait_s": 60}]
+    config, log = world.config("grpo", tmp_path, {"tracking.sinks": sinks, "evaluation": None}), tmp_path / "log"
+
+    def told() -> int:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            code = oat("train", config)
+        print(*(warning.message for warning in said), sep="\n")
+        return code
+
+    assert forked(told, log) == 0, log.read_text()
+    assert "the sink sinks-Rows could not take a row: ValueError: no more of this, ***; the run goes on without it" in log.read_text()
+    files = [file for file in (tmp_path / "grpo").rglob("*") if file.is_file()]
+    assert [str(file) for file in (*files, log) if key.encode() in file.read_bytes()] == []
+    figure(f"0 of {len(files)} files of a run with a sink that raised the key, and no line that it said, have it")
