@@ -103,15 +103,15 @@ def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contende
             f"neither {first} nor {second} is a run or a configuration, so nothing says which prompts and which oracle; give a configuration and the "
             f"first model by a flag: oat eval CONFIG --model.path {first} --against {second}"
         )
-    if base.evaluation is None:
-        raise ConfigError(f"{first if loaded[0] else second}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl")
-    evaluation = base.evaluation
+    if base.answering is None:
+        raise ConfigError(f"{first if loaded[0] else second}: has no held-out prompts; add --evaluation.path PROMPTS.jsonl")
+    evaluation = base.answering
 
     def contender(name: str, own: Config | None) -> Contender:
         model = ModelConfig(name) if own is None else replace(own.model, reference=None, reference_update=None)
         oracle = replace(base.oracle, repeats=0)  # the other order is to be asked, and not to be concluded from the first
         config = replace(base, model=model, oracle=oracle, render=base.render if own is None else own.render)
-        config = replace(config, evaluation=replace(evaluation, kl=False))  # a comparison has no reference
+        config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None))  # a comparison has no reference
         return Contender(name, config, seen(name) if _is_run(name) else None)
 
     return contender(first, loaded[0]), contender(second, loaded[1])

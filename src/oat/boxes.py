@@ -121,6 +121,9 @@ class Learner(Protocol):
     def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
         """Learn from a batch; returns metrics."""
 
+    def measure(self, objective: Objective, batch: Batch) -> dict[str, float]:
+        """The same numbers of a batch that nothing is learned from."""
+
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
         """The weights of a model, by name."""
 
@@ -157,6 +160,9 @@ class Evaluation(Protocol):
 
     def due(self, step: int, queries: int) -> bool:
         """Whether one is due after `step` updates and so many queries."""
+
+    def measure(self) -> dict[str, float]:
+        """What needs no oracle: the held-out pairs under the learner's weights, as metrics."""
 
     def run(self, step: int, queries: int = 0, feedback: Feedback | None = None) -> dict[str, float]:
         """Evaluate the slot's weights, and what a step took; returns metrics."""

@@ -26,6 +26,7 @@ from oat.evaluate import Evaluation, Judge, Mode, Records, Trigger, Wanted
 from oat.explore.base import Explorer
 from oat.features import Scorer
 from oat.files import Standing
+from oat.held_out import HeldOutPairs, OnlyPairs
 from oat.holdings import Holdings
 from oat.inputs import OwnFiles, versions_of
 from oat.interruption import Interruption
@@ -55,7 +56,7 @@ from oat.sinks.child import SinkProcess
 from oat.sinks.registry import described_sinks
 from oat.stop import Stop
 from oat.store import Store
-from oat.surroundings import Blame, Surroundings, budget_of, surround
+from oat.surroundings import Blame, Surroundings, budget_of, pair_columns, surround
 from oat.tracking import Tracking
 from oat.types import ENSEMBLE, Plan, Requires, Sampling
 from oat.weights import Holder, Weights
@@ -111,7 +112,7 @@ def build(
     weights, alarms = _weights(config, engine, objective.requires, explorer, wired(scorer) if scorer else None), _alarms(config, objective)
     ahead: dict[str, Any] = {"plans": plans, "last": stop.last, "max_outstanding": config.oracle.max_outstanding}
     collector = Collector(prompts, trained, explorer, OneOracle(next(iter(asked))), ledger, seeds, **ahead)
-    evaluation = _evaluation(config, around, actor, ledger, seeds, directory)
+    evaluation = _evaluation(config, around, actor, ledger, seeds, directory, _pairs(config, around, objective, learner, seeds))
     parts: dict[str, boxes.Stateful] = {"learner": learner, "weights": weights, "prompts": prompts, "collector": collector, "stop": stop}
     parts |= {"alarms": alarms, **dict(zip(("objective", ENSEMBLE), objectives, strict=False)), **({"evaluation": evaluation} if evaluation else {})}
     return Run(
@@ -317,10 +318,23 @@ def _alarms(config: Config, objective: Objective) -> Alarms:
     return Alarms(rules_of(config.alarms, watched_metrics(config, objective)), config.alarms.max_roll_backs, oracle=config.oracle.name)
 
 
-def _evaluation(config: Config, around: Surroundings, actor: boxes.Actor, ledger: Ledger, seeds: Seeds, directory: Path) -> Evaluation | None:
-    e, held_out = config.evaluation, around.held_out
-    if e is None or held_out is None:
+def _pairs(config: Config, around: Surroundings, objective: Objective, learner: Learner, seeds: Seeds) -> HeldOutPairs | None:
+    if around.pairs is None:
         return None
+    actor = RecordedActor(around.renderer, pair_columns(config), config.prompts.score_key)
+    return HeldOutPairs(objective, around.pairs.all(), actor, learner, seeds)
+
+
+def _evaluation(
+    config: Config, around: Surroundings, actor: boxes.Actor, ledger: Ledger, seeds: Seeds, directory: Path, pairs: HeldOutPairs | None
+) -> Evaluation | OnlyPairs | None:
+    e, held_out = config.evaluation, around.held_out
+    if e is None:
+        return None
+    trigger = Trigger(e.every, e.every_queries or 0, e.every_hours or 0.0)
+    if held_out is None:
+        assert pairs is not None, "rules.py refuses an evaluation of nothing"
+        return OnlyPairs(pairs, trigger)
     purses, sampling = purses_of(config), plain_sampling(config)
     modes = []
     if e.samples:
@@ -335,8 +349,9 @@ def _evaluation(config: Config, around: Surroundings, actor: boxes.Actor, ledger
         modes,
         [Judge(purpose, address, oracle.answers, purses[purpose]) for purpose, (address, oracle) in around.judges.items()],
         slot=e.slot,
-        trigger=Trigger(e.every, e.every_queries or 0, e.every_hours or 0.0),
+        trigger=trigger,
         wanted=Wanted(e.kl, e.intervals, e.pass_at, e.success, e.majority_at, load_answers(e.answers) if e.answers else None, e.online),
         records=Records(directory / "evaluations", decode=around.renderer.decode, **names),
         seeds=seeds,
+        **({} if pairs is None else {"measured": pairs.measure}),
     )

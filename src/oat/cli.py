@@ -232,13 +232,13 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
         config = known_by_file(config, target / "config.yaml")
     config = resolve(config, {path: place for path, place in origins.items() if place.startswith("--")} if is_run else origins)
     if config.evaluation is None:
-        raise ConfigError(f"{target}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl")
+        raise ConfigError(f"{target}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl, or --evaluation.pairs PAIRS.jsonl")
     told = Interruption()
     with told.heard(), told.at_once():
         values = evaluate_once(config, origins, target if is_run else None)
     if sys.stdout.isatty():
         numbers = {name: value for name, value in values.items() if name != "step"}
-        print(numbers_table(f"{target} after {values['step']} steps, asked about {config.evaluation.path}", numbers))
+        print(numbers_table(f"{target} after {values['step']} steps, asked about {config.evaluation.path or config.evaluation.pairs}", numbers))
     else:
         print(json.dumps(values))
     return 1 if "eval/failed" in values else 0

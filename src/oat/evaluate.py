@@ -190,6 +190,7 @@ class Evaluation:
     Args:
         judges: the oracle that is asked; a second one, if there is any, is asked about the same responses.
         slot: whose weights answer.
+        measured: what else an evaluation measures, of which no oracle is asked.
     """
 
     def __init__(
@@ -205,7 +206,9 @@ class Evaluation:
         wanted: Wanted,
         records: Records,
         seeds: Seeds,
+        measured: Callable[[], dict[str, float]] = dict,
     ):
+        self.measure = measured
         self.prompts, self.actor, self.ledger, self.modes = prompts, actor, ledger, modes
         self.judge, self.gold = judges[0], judges[1] if len(judges) > 1 else None
         self.slot, self.trigger, self.wanted, self.records, self.seeds = slot, trigger, wanted, records, seeds

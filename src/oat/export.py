@@ -97,24 +97,21 @@ def _prefix(model: str) -> str:
 
 
 def take_up_policy(run: Run, run_dir: Path) -> int:
-    """Give a run's boxes the policy of the newest checkpoint of another run of the same model, and its slots the weights that they had; returns the
-    checkpoint's step.
+    """Give a run's boxes the policy of the newest checkpoint of another run of the same model, and its slots the weights that they had; or the reward
+    model, where that is what it has learned. Returns the checkpoint's step.
 
     Raises:
-        ConfigError: its policy has not learned.
         CheckpointError: there is no usable checkpoint yet, or the model is not the one that was trained.
     """
     step, weights, tensors, state = policy_weights(run_dir)
-    if _learned(tensors) == "reward":
-        raise ConfigError(f"{run_dir}: trained a reward model, and its policy is the model that it started from; give that model")
-    learner = run.parts["learner"]
-    own, frozen = learner.state, state["learner"]["frozen"]["policy"]
-    if own["frozen"]["policy"] != frozen:
+    learner, name = run.parts["learner"], _learned(tensors)
+    own, frozen = learner.state, state["learner"]["frozen"][name]
+    if own["frozen"][name] != frozen:
         raise CheckpointError(f"the model is not the one that the adapter of {run_dir} was trained beside; put its files back as they were")
     if "following" in own:  # an evaluation may be of the reference
         learner.load_state({**state["learner"], **{name.removeprefix("learner/"): tensor for name, tensor in tensors.items()}})
     else:
-        run.learner.load_weights("policy", weights)
+        run.learner.load_weights(name, weights)
     kept = {name.removeprefix("weights/"): tensor for name, tensor in tensors.items() if name.startswith("weights/")}
     run.parts["weights"].load_state({"version": step, **kept})
     run.weights.restore(run.learner)

@@ -6,7 +6,7 @@
 | `weights` | likewise; of those that the run still reads | refused |
 | `template` | the text of the chat template | refused |
 | `prompts` | a digest of each source | refused |
-| `held_out` | the same of evaluation | warned of |
+| `held_out`, `pairs` | the same of evaluation | warned of |
 | `oracles` | by field its version, and what it is made of (`versions.py` has what comes of it) | refused, unless it is accepted |
 | `modules` | a hash of each of the user's own files that were imported | warned of |
 | `readers` | versions of the libraries that read configurations and tokenizers | |
@@ -205,13 +205,14 @@ def warn_of_changed_oracles(known: Inputs | None, roles: Roles, run_dir: Path) -
 
 
 def warn_of_other_prompts(known: Inputs | None, now: Inputs) -> None:
-    """Held-out prompts that are not those of earlier evaluations."""
-    before, after = (known or {}).get("held_out", {}), now.get("held_out", {})
-    if before.get("of") == after.get("of") and before.get("is") != after.get("is"):
-        warn(
-            "the held-out prompts (evaluation.path) are not those that this run has been evaluated on, so evaluations before and after are not to be "
-            "held against each other; put the data back as they were, if that is not meant"
-        )
+    """Held-out prompts, or pairs, that are not those of earlier evaluations."""
+    for name, what in (("held_out", "prompts (evaluation.path)"), ("pairs", "pairs (evaluation.pairs)")):
+        before, after = (known or {}).get(name, {}), now.get(name, {})
+        if before.get("of") == after.get("of") and before.get("is") != after.get("is"):
+            warn(
+                f"the held-out {what} are not those that this run has been evaluated on, so evaluations before and after are not to be held against "
+                "each other; put the data back as they were, if that is not meant"
+            )
 
 
 class OwnFiles:

@@ -172,6 +172,7 @@ def evaluate(run: Run, step: int, *, due: bool, feedback: Feedback | None = None
             if run.evaluation.slot == "policy":
                 run.weights.push("policy", step, run.learner.tensors("policy"))
             try:
+                metrics.add(run.evaluation.measure())
                 values = run.evaluation.run(step, feedback.queries if feedback else 0, feedback)
             except (LedgerError, DirectoryError):
                 raise

@@ -173,7 +173,7 @@ def _at_most(config: Config, lengths: Lengths) -> int:
     weights, a_token = sum(shape.numel() for shape in shapes), sum(sum(shape[-2:]) for shape in shapes)
     plan = make_objective(config).plan(0)
     rows = _questions(config, plan) * max(sum(plan.samples.values()), len(config.prompts.responses))
-    evaluated = lengths.held_out * max(config.evaluation.samples, 1) if config.evaluation else 0
+    evaluated = lengths.held_out * max(config.answering.samples, 1) if config.answering else 0
     width = max(lengths.prompt, lengths.held_out_prompt) + config.sampling.max_new_tokens
     recorded = (lm.context_length or width) if config.prompts.responses else 0
     width = max(width, recorded)
@@ -261,8 +261,8 @@ def _loads(config: Config, plan: Plan, lengths: Lengths, lm: CausalLM) -> dict[s
         return _Load(prompts, samples, prompt, _width(lm, prompt, config.sampling.max_new_tokens) - prompt)
 
     loads = {} if config.prompts.responses else {"sampling": load(plan.prompts, sum(plan.samples.values()), lengths.prompt)}
-    if config.evaluation is not None and lengths.held_out:
-        loads["evaluation"] = load(lengths.held_out, max(config.evaluation.samples, 1), lengths.held_out_prompt)
+    if config.answering is not None and lengths.held_out:
+        loads["evaluation"] = load(lengths.held_out, max(config.answering.samples, 1), lengths.held_out_prompt)
     return loads
 
 

@@ -46,6 +46,14 @@ NAMES = {
     **{f"eval/online_{name}": f"of the responses that the step learned from: {meaning}" for name, meaning in _OF_RESPONSES.items()},
     "eval/gold_online": "as eval/online, by the second oracle",
     "eval/majority@k": "held-out mean score of the answer that most of k samples give",
+    "eval/pairs/accuracy": "share of the held-out pairs whose reward, implicit or of a reward model, prefers the chosen response (evaluation.pairs)",
+    "eval/pairs/brier": "as pairs/brier, of the held-out pairs",
+    "eval/pairs/confidence": "as pairs/confidence, of the held-out pairs",
+    "eval/pairs/count": "held-out pairs that count: their responses differ, and neither is empty",
+    "eval/pairs/loss": "what the algorithm's loss, all of its parts together, is over the held-out pairs",
+    "eval/pairs/margin": "mean over the held-out pairs of the reward of the chosen minus that of the rejected response",
+    "eval/pairs/reward_chosen": "mean over the held-out pairs of the reward of the chosen response",
+    "eval/pairs/reward_rejected": "mean over the held-out pairs of the reward of the rejected response",
     "eval/pass@k": "share of held-out prompts that one of k samples solves, without bias",
     "eval/sampled": "held-out mean score (or probability of winning) of responses sampled as in training",
     **{f"eval/sampled_{name}": f"of sampled responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
@@ -135,9 +143,8 @@ _UNITS = {
     "queries": ("oracle/queries",),
     "0 or 1": ("alarms/rolled_back", "eval/*failed", "eval/*skipped", "logps/recomputed"),
     "probability": ("oracle/position_bias",),
-    "share": ("*_frac", "*/accuracy", "*/held_out_accuracy", "pairs/confidence", "*win_rate*", "eval/pass@k", "eval/gold_agreement", "roofline/*"),
+    "share": ("*_frac", "*/accuracy", "*/held_out_accuracy", "*pairs/confidence", "*win_rate*", "eval/pass@k", "eval/gold_agreement", "roofline/*"),
     "nats": ("logps/*", "kto/baseline", "eval/kl"),
-    "score": ("eval/*", "reward/*", "oracle/source/*"),
     "nats a token": ("kl/reference", "loss/sft", "policy/entropy"),
     "ratio": ("policy/ratio_*",),
     "steps": ("buffer/age",),
@@ -145,9 +152,10 @@ _UNITS = {
     "count": (
         *("alarms/raised", "answers/expired", "ensemble/pairs", "optim/skipped", "optim/steps", "oracle/reasked", "pairs/held_out", "prompts/*"),
         *("oracle/changes", "oracle/outages", "oracle/retries", "reference/updates", "rows/trained", "sft/duplicates", "kto/baseline_rows"),
-        "buffer/questions",
+        *("buffer/questions", "eval/pairs/count"),
     ),
-    "": ("kl/coef", "kto/*", "loss/*", "optim/*", "pairs/*"),
+    "": ("kl/coef", "kto/*", "loss/*", "optim/*", "pairs/*", "eval/pairs/*"),
+    "score": ("eval/*", "reward/*", "oracle/source/*"),
 }
 """Patterns of names by unit, the first that matches; "" where a number has none of its own."""
 

@@ -42,7 +42,7 @@ def device_notes(profile: str) -> tuple[str, ...]:
 
 def needed_slots(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
     """Slots of the engine that training or evaluations ask."""
-    e = config.evaluation
+    e = config.answering
     return {*requires.slots, *explorer.needs, *([e.slot] if e else []), *(["reference"] if e and e.kl else [])}
 
 

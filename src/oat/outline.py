@@ -226,14 +226,19 @@ def _size(count: int) -> str:
 
 def _evaluations(config: Config, run: Run, around: Surroundings, begun: int) -> _Lines:
     e, last = config.evaluation, run.stop.last
-    if e is None or around.held_out is None:
+    if e is None:
         return
     is_rarer = bool(e.every_queries or e.every_hours)
     when = f"{'' if begun else 'before the first step, '}every {_many(e.every, 'step')}{' at most' if is_rarer else ''}, and at the end"
     count = None if last is None else max(0, (begun == 0) + last // e.every - begun // e.every + (last % e.every > 0 and last > begun))
+    times = f": {_many(count, 'time')}" if count else ""
+    if around.pairs is not None:
+        yield "evaluation", f"{when}{times}; {_many(around.pairs.size, 'pair')} that are never learned, and nobody is asked"
+    if around.held_out is None:
+        return
     responses = around.held_out.size * (e.samples + e.greedy)
     parts = " + ".join([*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])])
-    times, prompts = f": {_many(count, 'time')}" if count else "", _many(around.held_out.size, "prompt")
+    prompts = _many(around.held_out.size, "prompt")
     plan, is_pair = run.plans(0), make_objective(config).requires.feedback == "compare"
     online = plan.questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
     learned = f", and the step's own {online}" if online else ""

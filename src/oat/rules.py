@@ -15,12 +15,14 @@ from oat.metrics import NAMES
 from oat.models import has_own_reference
 from oat.oracles.answers import load_answers
 from oat.questions import FORMS
-from oat.settings import Component, Config, GoldConfig, OracleConfig, SamplingConfig, TorchEngineConfig
+from oat.settings import Component, Config, EvaluationConfig, GoldConfig, OracleConfig, SamplingConfig, TorchEngineConfig
 from oat.silence import MISSING, WASTED
 from oat.types import ENSEMBLE, Plan, Requires
 
 BUILTIN = ("environment", "recorded")
 """Oracles that ask nobody; the data or the environment know the value."""
+_OF_PAIRS = ("path", "pairs", "split", "max_prompts", "every", "every_queries", "every_hours")
+"""Fields of an evaluation that are read where nobody answers prompts."""
 Rule = tuple[str, object, str]
 """A field to change, whether it is wrong, and why, with what to do."""
 
@@ -30,7 +32,7 @@ def check_rules(config: Config, objective: Objective, explorer: Explorer, origin
     plan = explorer.widen(objective.plan(0))
     rules = [*_sizes(config, objective, plan), *_ends(config), *_answers(config, objective), *_sampled(config, objective, explorer)]
     rules += [*_models(config, explorer), *_engine(config), *_ranking(config), *_evaluation(config), *_reward_model(config, objective)]
-    rules += _buffer(config, objective, plan)
+    rules += [*_held_out_pairs(config, objective), *_buffer(config, objective, plan)]
     for field, is_wrong, why in rules:
         if is_wrong:
             section, key = field.split(".")
@@ -50,7 +52,7 @@ def check_rules(config: Config, objective: Objective, explorer: Explorer, origin
 def watched_metrics(config: Config, objective: Objective) -> frozenset[str]:
     """The metrics that alarms may watch; recorded responses say nothing about the policy. An evaluation has them from its second oracle. Whether
     answers are missing is known of every algorithm, and matters where it reads them."""
-    watched, e = objective.watched - OF_RESPONSES if config.prompts.responses else objective.watched, config.evaluation
+    watched, e = objective.watched - OF_RESPONSES if config.prompts.responses else objective.watched, config.answering
     watched |= {MISSING, WASTED} if objective.reads_answers else set()
     return watched | ({GOLD[0] if e.samples else GOLD[1]} if e and e.gold else set())
 
@@ -120,7 +122,7 @@ def _ends(config: Config) -> list[Rule]:
 
 def _answers(config: Config, objective: Objective) -> list[Rule]:
     """Whom to ask, and who reads the answers."""
-    evaluation, oracle = config.evaluation, config.oracle.name
+    evaluation, oracle = config.answering, config.oracle.name
     form, few_shot = config.render.question, config.render.few_shot
     most = len(FORMS[form].examples) if form else 0
     return [
@@ -146,7 +148,7 @@ def _answers(config: Config, objective: Objective) -> list[Rule]:
 
 def _evaluation(config: Config) -> list[Rule]:
     """Whom evaluations ask, and what their samples and records can say."""
-    e, is_free = config.evaluation, config.oracle.name in BUILTIN
+    e = config.answering
     if e is None:
         return []
     names = {"evaluation.gold" if purpose == "gold" else "evaluation.oracle": judge.name for purpose, judge in judges_of(config).items()}
@@ -159,7 +161,6 @@ def _evaluation(config: Config) -> list[Rule]:
         *((field, name == "recorded", new) for field, name in names.items()),
         *((field, name == "environment" and not config.sampling.environment, "name it in sampling.environment") for field, name in names.items()),
         *((field, name in BUILTIN and limited[field], f"{name} costs nothing; remove max_queries and the like") for field, name in names.items()),
-        ("evaluation.every_queries", e.every_queries is not None and is_free, f"{config.oracle.name} costs no queries; set every, or every_hours"),
         ("evaluation.online", e.online and bool(config.prompts.responses), "training draws no responses where they are recorded; remove it"),
         ("evaluation.kl", e.kl and not e.samples, "it is estimated from sampled responses; set evaluation.samples"),
         ("evaluation.kl", e.kl and e.slot == "reference", "the slot is the reference itself, so it would be 0; remove it"),
@@ -167,6 +168,31 @@ def _evaluation(config: Config) -> list[Rule]:
         ("evaluation.majority_at", any(k > e.samples for k in e.majority_at), few),
         ("evaluation.majority_at", e.majority_at and e.answers is None, "say what the answer in a response is; set evaluation.answers"),
         ("prompts.prompt_key", config.prompts.prompt_key in RECORD, "records of an evaluation have a field of that name; rename the column"),
+    ]
+
+
+def _held_out_pairs(config: Config, objective: Objective) -> list[Rule]:
+    """Whether an evaluation has anything to measure, and whose loss it would be."""
+    e, name, others = config.evaluation, config.algorithm.name, sorted(objective.requires.slots - {"sampler"})
+    if e is None:
+        return []
+    is_free = config.oracle.name in BUILTIN
+    slots = f"{name} learns from responses of {', '.join(others)}, which recorded ones are not; remove it"
+    return [
+        (
+            "evaluation.path",
+            e.path is None and e.pairs is None,
+            "name prompts that the model answers, or recorded pairs in evaluation.pairs",
+        ),
+        (
+            "evaluation.pairs",
+            e.pairs and objective.requires.feedback != "compare",
+            f"{name} learns from scores and not from pairs; remove it",
+        ),
+        ("evaluation.pairs", e.pairs and objective.requires.ratio_based, f"{name} divides by the probability of sampling; remove it"),
+        ("evaluation.pairs", e.pairs and others, slots),
+        ("evaluation.every_queries", e.every_queries is not None and is_free, f"{config.oracle.name} costs no queries; set every, or every_hours"),
+        ("evaluation.pairs", e.pairs and config.algorithm.options.get("held_out"), "algorithm.held_out would leave a share of them out; remove one"),
     ]
 
 
@@ -254,7 +280,7 @@ def _engine(config: Config) -> list[Rule]:
         ),
         (
             "engine.dtype",
-            options.dtype != "float32" and bool(config.prompts.responses) and config.evaluation is None,
+            options.dtype != "float32" and bool(config.prompts.responses) and config.answering is None,
             "nothing is sampled from recorded responses without an evaluation, so nothing reads it; remove it",
         ),
     ]
@@ -262,9 +288,10 @@ def _engine(config: Config) -> list[Rule]:
 
 def _ranking(config: Config) -> list[Rule]:
     """Whether any row has what the best checkpoints are ranked by."""
-    metric, evaluation, is_read = config.checkpoint.best_metric, config.evaluation, config.checkpoint.keep_best > 0
+    metric, evaluation, is_read = config.checkpoint.best_metric, config.answering, config.checkpoint.keep_best > 0
     names = ("eval/sampled", "eval/greedy", "eval/online")
     given = dict(zip(names, (evaluation.samples > 0, evaluation.greedy, evaluation.online), strict=True)) if evaluation else {}
+    has_pairs = config.evaluation is not None and config.evaluation.pairs is not None
     return [
         (
             "checkpoint.best_metric",
@@ -273,7 +300,7 @@ def _ranking(config: Config) -> list[Rule]:
         ),
         (
             "checkpoint.best_metric",
-            is_read and metric in names and not given.get(metric),
+            is_read and ((metric in names and not given.get(metric)) or (metric.startswith("eval/pairs/") and not has_pairs)),
             "no evaluation of this run gives it; see the section evaluation, or name another metric",
         ),
     ]
@@ -286,8 +313,9 @@ def _reward_model(config: Config, objective: Objective) -> list[Rule]:
     return [
         (
             "algorithm.name",
-            is_frozen and config.evaluation is not None,
-            "its policy does not learn, so an evaluation of what it samples says nothing; remove the section evaluation, and set algorithm.held_out",
+            is_frozen and config.answering is not None,
+            "its policy does not learn, so an evaluation of what it samples says nothing; remove evaluation.path, and name held-out pairs in "
+            "evaluation.pairs, or set algorithm.held_out",
         ),
         (
             "render.system",
@@ -322,9 +350,10 @@ def _buffer(config: Config, objective: Objective, plan: Plan) -> list[Rule]:
 
 def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[tuple[str, str], bool]:
     """Fields that nothing reads in this combination. With recorded responses only the evaluation samples."""
-    recorded, evaluation = bool(config.prompts.responses), config.evaluation
+    recorded, evaluation = bool(config.prompts.responses), config.answering
     judged = {evaluation.slot, *(["reference"] if evaluation.kl else [])} if evaluation else set()
     has_reference = bool({"reference", ENSEMBLE} & (requires.models | requires.slots | set(needs) | judged))
+    unanswered = config.evaluation is not None and evaluation is None
     is_sampled, is_drawn = not recorded or evaluation is not None, not recorded or (evaluation is not None and evaluation.samples > 0)
     return {
         ("oracle", "labels"): requires.feedback != "compare",
@@ -335,6 +364,7 @@ def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[
         ("oracle", "deadline_s"): {config.oracle.name, *(judge.name for judge in judges_of(config).values())} <= {*BUILTIN},
         ("model", "reference_update"): "reference" not in requires.models,
         **{("model", f"reference{end}"): not has_reference for end in ("", "_device", "_dtype")},
+        **{("evaluation", f.name): unanswered for f in dataclasses.fields(EvaluationConfig) if f.name not in _OF_PAIRS},
         **({("evaluation", "success"): not evaluation.pass_at, ("evaluation", "answers"): not evaluation.majority_at} if evaluation else {}),
         ("prompts", "score_key"): not recorded,
         ("prompts", "split"): not isinstance(config.prompts.path, str),
@@ -357,9 +387,9 @@ def _repeats(sampling: SamplingConfig, requires: Requires) -> bool:
 
 def judges_of(config: Config) -> dict[str, OracleConfig | Component]:
     """Whom the evaluations of a resolved configuration ask, by the purpose of the questions: "eval", and "gold" where a second oracle is named."""
-    if config.evaluation is None:
+    if config.answering is None:
         return {}
-    own, gold = config.evaluation.oracle, config.evaluation.gold
+    own, gold = config.answering.oracle, config.answering.gold
     assert not isinstance(own, str), "resolve makes sections of names"
     assert not isinstance(gold, str), "resolve makes sections of names"
     return {"eval": own or config.oracle, **({"gold": gold} if gold else {})}
@@ -367,7 +397,7 @@ def judges_of(config: Config) -> dict[str, OracleConfig | Component]:
 
 def purses_of(config: Config) -> dict[str, Budget]:
     """What all evaluations together may spend, by the purpose of their questions."""
-    e = config.evaluation
+    e = config.answering
     if e is None:
         return {}
     gold = Budget(e.gold.max_queries, e.gold.max_tokens, e.gold.max_cost) if isinstance(e.gold, GoldConfig) else Budget()

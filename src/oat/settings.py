@@ -241,10 +241,13 @@ class GoldConfig(Component):
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    path: str
-    """Held-out prompts, with the columns of `prompts`: one source, named as in `prompts.path`."""
+    path: str | None = None
+    """Held-out prompts, with the columns of `prompts`: one source, named as in `prompts.path`. The model answers them, and an oracle is asked."""
+    pairs: str | None = None
+    """Recorded pairs that are never learned, named likewise, in the columns of `prompts.responses` (`chosen` and `rejected`): what the algorithm's
+    loss says of them, `eval/pairs/...`. Nobody is asked."""
     split: str | None = None
-    """Split of a dataset; None is `train`."""
+    """Split of a dataset; None is `train`. Of both, if both are datasets."""
     every: Count = 10
     """Steps between two evaluations; also before the first step and at the end."""
     every_queries: Count | None = None
@@ -258,7 +261,7 @@ class EvaluationConfig:
     greedy: bool = True
     """Also evaluate the greedy response."""
     max_prompts: Count | None = None
-    """Read the first so many records."""
+    """Read the first so many records, of each of the two."""
     online: bool = False
     """Also evaluate the responses that the step before learned from (`eval/online`), as they were drawn; they share oracle and purse."""
     oracle: str | Component | None = None
@@ -376,3 +379,8 @@ class Config:
     compute: ComputeConfig = ComputeConfig()
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     """When a run says that it collapses, and what follows; the fields stand in `oat/alarms.py`."""
+
+    @property
+    def answering(self) -> EvaluationConfig | None:
+        """The section `evaluation`, where held-out prompts are answered and not only pairs measured."""
+        return self.evaluation if self.evaluation is not None and self.evaluation.path is not None else None

@@ -54,7 +54,8 @@ class Surroundings:
     """Everything of a run that needs no weights: what is read, and who answers.
 
     Attributes:
-        held_out: the prompts of evaluation, if there is any.
+        held_out: the prompts of evaluation, if there are any.
+        pairs: those that are never learned, if there are any.
         asked: the oracle that training asks, by its address.
         known: what earlier processes of the run were made from, and what this one is (`inputs.py`).
     """
@@ -62,6 +63,7 @@ class Surroundings:
     renderer: Renderer
     prompts: Prompts
     held_out: Prompts | None
+    pairs: Prompts | None
     environment: Environment | None
     asked: dict[str, Oracle]
     judges: Judges
@@ -77,7 +79,7 @@ class Surroundings:
     @property
     def sources(self) -> list[Prompts]:
         """All that is read."""
-        return [self.prompts, *([self.held_out] if self.held_out else [])]
+        return [source for source in (self.prompts, self.held_out, self.pairs) if source is not None]
 
     def close(self) -> None:
         """End what its oracles hold."""
@@ -115,9 +117,13 @@ def surround(
     with blame("prompts.path"):
         prompts = _training_prompts(config, objective.numbers, renderer, lm.context_length, seeds, folder)
     held_out: Prompts | None = None
-    if config.evaluation is not None:
+    if config.answering is not None:
         with blame("evaluation.path"):
             held_out = _held_out_prompts(config, renderer, lm.context_length, seeds, folder)
+    pairs: Prompts | None = None
+    if config.evaluation is not None and config.evaluation.pairs is not None:
+        with blame("evaluation.pairs"):
+            pairs = _held_out_pairs(config, objective.numbers, renderer, lm.context_length, seeds, folder)
     with blame("sampling.environment"):
         environment = build_environment(config.sampling.environment) if config.sampling.environment else None
     with blame("oracle.name"):
@@ -132,8 +138,8 @@ def surround(
         for _, judge in judges.values():
             if held_out is not None:
                 _check_columns(judge, held_out)
-    inputs |= {"prompts": prompts.digests, **({} if held_out is None else {"held_out": _held_out_inputs(config, held_out)})}
-    around = Surroundings(renderer, prompts, held_out, environment, asked, judges, known, inputs)
+    inputs |= {"prompts": prompts.digests, **_held_out_inputs(config, {"held_out": held_out, "pairs": pairs})}
+    around = Surroundings(renderer, prompts, held_out, pairs, environment, asked, judges, known, inputs)
     inputs |= inputs_of_oracles(around.roles, versions_of(known, around.roles))
     return around
 
@@ -284,10 +290,28 @@ def _check_scores(config: Config, prompts: Prompts) -> None:
 
 
 def _held_out_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None) -> Prompts:
-    e = config.evaluation
+    e = config.answering
     assert e is not None, "asked for where there is one"
+    assert e.path is not None, "they are answered"
     own: dict[str, Any] = {**_room(config.sampling, context), "max_prompts": e.max_prompts, **_kept_in(folder), **_columns(config)}
     return Prompts([Source(e.path, split=e.split)], renderer, seeds, **own)
+
+
+def _held_out_pairs(
+    config: Config, numbers: Mapping[str, str], renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None
+) -> Prompts:
+    """In the columns of training, or as TRL names them."""
+    e, p = config.evaluation, config.prompts
+    assert e is not None, "asked for where there is one"
+    assert e.pairs is not None, "they are measured"
+    own: dict[str, Any] = {"room": context, "max_prompts": e.max_prompts, "numbers": numbers, **_kept_in(folder), **_columns(config)}
+    own |= {"responses": pair_columns(config), "score_key": p.score_key, "reference_key": None}
+    return Prompts([Source(e.pairs, split=e.split)], renderer, seeds, **own)
+
+
+def pair_columns(config: Config) -> tuple[str, ...]:
+    """Of both responses of a held-out pair."""
+    return config.prompts.responses or ("chosen", "rejected")
 
 
 def _kept_in(folder: Path | None) -> dict[str, Any]:
@@ -295,10 +319,13 @@ def _kept_in(folder: Path | None) -> dict[str, Any]:
     return {"folder": folder, "caches": [*([folder / "indexes"] if folder else []), cache_folder()]}
 
 
-def _held_out_inputs(config: Config, held_out: Prompts) -> Inputs:
+def _held_out_inputs(config: Config, sources: Mapping[str, Prompts | None]) -> Inputs:
     e = config.evaluation
-    assert e is not None, "there are held-out prompts"
-    return {"of": hash_of(repr((e.path, e.split, e.max_prompts))), "is": held_out.digests}
+    if e is None:
+        return {}
+    paths = {"held_out": e.path, "pairs": e.pairs}
+    given = {name: source for name, source in sources.items() if source is not None}
+    return {name: {"of": hash_of(repr((paths[name], e.split, e.max_prompts))), "is": source.digests} for name, source in given.items()}
 
 
 def _columns(config: Config) -> dict[str, Any]:

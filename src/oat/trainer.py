@@ -126,6 +126,7 @@ class Trainer:
         self.run_dir = Path(run_dir or Path("runs") / (name if isinstance(name, str) else getattr(name, "__name__", "run")))
         for section, file in (("model", "model"), ("prompts", "prompts.jsonl"), ("evaluation", "evaluation.jsonl")):
             self._take_file(tree.get(section), file)
+        self._take_file(tree.get("evaluation"), "pairs.jsonl", "pairs")
         self._sections = tree
         plain = self._plain({"run_dir": str(self.run_dir), **tree}, ())
         self._origins: Origins = {(): "oat.Trainer", **{place: f"oat.Trainer({place[0]}=...)" for place in _places(plain)}}
@@ -201,7 +202,7 @@ class Trainer:
             config = as_begun(self.config, self._origins)
             here = self._changed(Path(scratch) / "run", {"evaluation": fields}) if fields else self
             if here.config.evaluation is None:
-                raise ConfigError("oat.Trainer.evaluate: nothing says which prompts; give evaluate(path=...), or the section `evaluation`")
+                raise ConfigError("oat.Trainer.evaluate: nothing says which prompts; give evaluate(path=...), pairs=..., or the section `evaluation`")
             here._write_given()
             is_begun = (seen(self.run_dir) / "config.yaml").exists()
             with plugins.naming(here._given):
@@ -246,9 +247,9 @@ class Trainer:
         with seen_from(self._start), plugins.naming(self._given):
             return export_run(seen(self.run_dir), seen(out), step)
 
-    def _take_file(self, section: Any, file: str) -> None:
+    def _take_file(self, section: Any, file: str, field: str = "path") -> None:
         """A model or records that are given as objects will be files of the run."""
-        path = section.get("path") if isinstance(section, Mapping) else None
+        path = section.get(field) if isinstance(section, Mapping) else None
         if path is None or isinstance(path, str | Path):
             return
         if isinstance(path, list | tuple) and all(_is_source(entry) for entry in path):
@@ -262,7 +263,7 @@ class Trainer:
         if file == "model" and self._tokenizer is None:
             raise ConfigError("oat.Trainer(model=...): a model that is given as an object needs its tokenizer; pass tokenizer=...")
         self._files[file] = _of_split(path, section) if isinstance(path, Mapping) else path
-        section["path"] = str(self.run_dir / GIVEN / file)
+        section[field] = str(self.run_dir / GIVEN / file)
 
     def _plain(self, value: Any, place: tuple[str, ...]) -> Any:
         """The tree as a file could have it; functions, classes and oracles by name."""

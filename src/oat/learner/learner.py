@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from oat.algorithms.base import Objective, View
+from oat.algorithms.base import Objective, Outputs, View
 from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
 from oat.learner.batching import fault_of, micro_batches, select_rows, split_units, view_of
 from oat.learner.following import Following
@@ -122,6 +122,14 @@ class Learner:
         share = {} if reached is None else {"roofline/update": reached}
         return {**batch.metrics, **_joined(reports), **counts, **share, **moved}
 
+    @torch.no_grad()
+    def measure(self, objective: Objective, batch: Batch) -> dict[str, float]:
+        """The losses and metrics of an objective over a whole batch, under the weights as they are; nothing is learned."""
+        report = _Report()
+        for outputs, view, losses in self._passes(objective, batch):
+            report.add(losses, objective.metrics(outputs, view), view)
+        return report.values()
+
     def version(self, model: str) -> int:
         """How often a model has changed that is not trained: the reference, where it follows the policy."""
         return self.following.updates if self.following is not None and model == "reference" else 0
@@ -140,18 +148,11 @@ class Learner:
         for part in trained.values():
             part.optimiser.zero_grad(set_to_none=True)
         report, strange = _Report(), []
-        reduction = Reduction(step)
-        for number, rows in enumerate(micro_batches(step, self.micro_batch_size, self.micro_batch_tokens)):
-            micro = select_rows(step, rows)
-            view, groups = view_of(micro), torch.from_numpy(step.group_of_N[rows])
-            with self.learning(objective):
-                outputs = {name: part.model.outputs(micro.rows, micro.columns, objective.wants[name]) for name, part in trained.items()}
-                losses = objective.losses(outputs, view)
-                reduced = {name: reduction(loss, view, groups, first=number == 0) for name, loss in losses.items()}
-                total = torch.stack([losses[name].coef * value for name, value in reduced.items()]).sum()
-                total.backward()
-            strange += strange_inputs(outputs, view)
-            report.add({**reduced, _total_name(objective): total}, objective.metrics(outputs, view), view)
+        with self.learning(objective):
+            for outputs, view, losses in self._passes(objective, step):
+                losses[_total_name(objective)].backward()
+                strange += strange_inputs(outputs, view)
+                report.add(losses, objective.metrics(outputs, view), view)
         values = report.values()
         norms = {name: self._clip(part) for name, part in trained.items()}
         strange += strange_results(values, norms)
@@ -166,6 +167,18 @@ class Learner:
             prefix = "optim/" if name == _main(trained) else f"optim/{name}_"
             values |= {f"{prefix}grad_norm": norm, f"{prefix}learning_rate": learning_rates[name]}
         return values
+
+    def _passes(self, objective: Objective, step: Batch) -> Iterator[tuple[Outputs, View, dict[str, torch.Tensor]]]:
+        """By micro-batch: outputs, view, and its share of each reduced part of the loss and of their sum."""
+        reduction = Reduction(step)
+        for number, rows in enumerate(micro_batches(step, self.micro_batch_size, self.micro_batch_tokens)):
+            micro = select_rows(step, rows)
+            view, groups = view_of(micro), torch.from_numpy(step.group_of_N[rows])
+            outputs = {name: self.trained[name].model.outputs(micro.rows, micro.columns, wants) for name, wants in objective.wants.items()}
+            losses = objective.losses(outputs, view)
+            reduced = {name: reduction(loss, view, groups, first=number == 0) for name, loss in losses.items()}
+            total = torch.stack([losses[name].coef * value for name, value in reduced.items()]).sum()
+            yield outputs, view, {**reduced, _total_name(objective): total}
 
     @contextmanager
     def learning(self, objective: Objective) -> Iterator[None]:

@@ -1,0 +1,218 @@
+"""Held-out pairs: what the objective's loss says of pairs that are never learned (`evaluation.pairs`)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from fixtures import World, forked, kill_at, named, oat, write_jsonl
+from tiny_models import build_config, save_model
+
+from oat import Trainer
+from oat.algorithms.registry import ALGORITHMS
+from oat.errors import OatWarning
+from oat.export import digest_run
+from oat.functional.preference import dpo_loss
+from oat.learner.learner import Learner
+from oat.learner.models import LanguageModel
+from oat.lm import load_lm
+from oat.seeds import Seeds
+
+TRAIN = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "ab"[: 1 + a % 2] + str(b)} for a in range(1, 5) for b in range(4)]
+HELD_OUT = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "b" * (1 + b % 3)} for a in range(5, 8) for b in range(3)]
+OF_PAIRS = [name for name, cls in ALGORITHMS.items() if cls.requires.feedback == "compare" and name != "reward_model"]
+NAMES = {f"eval/pairs/{name}" for name in ("count", "loss", "accuracy", "margin", "reward_chosen", "reward_rejected")}
+
+
+def offline(world: World, folder: Path, algorithm: str = "dpo", **changes: Any) -> Path:
+    """A run of four steps of recorded pairs, that measures nine others every two steps; folder/<algorithm>.yaml."""
+    write_jsonl(folder / "pairs.jsonl", TRAIN)
+    write_jsonl(folder / "held_out.jsonl", HELD_OUT)
+    only: dict[str, Any] = {"prompts": {"path": str(folder / "pairs.jsonl")}, "oracle": {"name": "recorded"}, "sampling": None}
+    only |= {"algorithm": {"name": algorithm, "prompts": 4}, "evaluation": {"pairs": str(folder / "held_out.jsonl"), "every": 2}}
+    tree = {**world.tree("dpo", folder / algorithm), **only, **changes}
+    file = folder / f"{algorithm}.yaml"
+    file.write_text(yaml.safe_dump({name: value for name, value in tree.items() if value is not None}, sort_keys=False))
+    return file
+
+
+def rows(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def of_pairs(row: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if name.startswith("eval/pairs/")}
+
+
+def test_the_numbers_are_those_of_each_pair_alone(world: World, tmp_path: Path) -> None:
+    """Worked out from the exported model and the start, pair by pair; at the start policy and reference are one."""
+    assert oat("train", offline(world, tmp_path)) == 0
+    found = rows(tmp_path / "dpo")
+    assert [bool(of_pairs(row)) for row in found] == [True, False, True, False, True]
+    assert {name for name in found[0] if name.startswith("eval/")} == NAMES
+    assert found[0]["eval/pairs/loss"] == pytest.approx(np.log(2), rel=1e-6)
+    assert (found[0]["eval/pairs/count"], found[0]["eval/pairs/margin"]) == (9, 0)
+    assert oat("export", tmp_path / "dpo", tmp_path / "out") == 0
+    margins = []
+    for record in HELD_OUT:
+        policy, start = (
+            [_logp(str(place), record["prompt"], record[side]) for side in ("chosen", "rejected")]
+            for place in (tmp_path / "out", world.folder / "model")
+        )
+        margins.append((policy[0] - start[0]) - (policy[1] - start[1]))
+    margin_U = torch.tensor(margins)
+    assert found[-1]["eval/pairs/loss"] == pytest.approx(float(dpo_loss(margin_U, beta=0.1, label_smoothing=0.0).mean()), rel=1e-4)
+    assert found[-1]["eval/pairs/margin"] == pytest.approx(0.1 * float(margin_U.mean()), rel=1e-3)
+    assert found[-1]["eval/pairs/accuracy"] == pytest.approx(float((margin_U > 0).float().mean()))
+    assert found[-1]["eval/pairs/loss"] != found[0]["eval/pairs/loss"]
+
+
+def _logp(model: str, prompt: str, response: str) -> float:
+    from oat.lm import load_tokenizer
+    from oat.render import Renderer
+    from oat.types import Message, Segment, Trajectory
+
+    lm = load_lm(model)
+    ids, mask = Renderer(load_tokenizer(model), eos_ids=lm.eos_ids).recorded([Message("user", prompt)], response)
+    row = Trajectory("recorded", (Segment("context", ids[~mask]), Segment("model", ids[mask], mask=np.ones(int(mask.sum()), dtype=bool))), "stop", "")
+    learner = Learner({"policy": LanguageModel(lm, num_tokens=16)}, {}, micro_batch_size=1, seeds=Seeds(0))
+    return float(learner.forward("policy", [row], {"raw"})["raw"].sum())
+
+
+@pytest.mark.parametrize("algorithm", OF_PAIRS)
+def test_every_loss_of_pairs_has_them(world: World, tmp_path: Path, algorithm: str) -> None:
+    """In one pass or unit by unit; and training is what it is without them."""
+    assert oat("train", offline(world, tmp_path, algorithm, stop={"max_steps": 2})) == 0
+    found = rows(tmp_path / algorithm)
+    assert of_pairs(found[0]).keys() >= NAMES
+    assert found[0]["eval/pairs/loss"] != found[2]["eval/pairs/loss"]
+    for name, changes in {"cut": {"learner": {"learning_rate": 0.003, "micro_batch_size": 2}}, "without": {"evaluation": None}}.items():
+        (tmp_path / name).mkdir()
+        assert oat("train", offline(world, tmp_path / name, algorithm, stop={"max_steps": 2}, **changes)) == 0
+        if name == "cut":
+            cut = of_pairs(rows(tmp_path / name / algorithm)[0])
+            assert cut == pytest.approx(of_pairs(found[0]), rel=1e-4, abs=1e-6)
+        else:
+            digests = [digest_run(place / algorithm) for place in (tmp_path, tmp_path / name)]
+            assert [digests[0][part] == digests[1][part] for part in ("weights", "optimiser", "ledger")] == [True] * 3
+
+
+def test_a_killed_run_measures_the_same(world: World, tmp_path: Path) -> None:
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    whole, killed = (offline(world, tmp_path / name, model={"path": str(world.folder / "model")}) for name in ("whole", "killed"))
+    assert oat("train", whole) == 0
+    log = tmp_path / "log"
+    assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4) or oat("train", killed), log) < 0
+    assert oat("train", killed) == 0
+    digests = [digest_run(tmp_path / name / "dpo") for name in ("whole", "killed")]
+    assert digests[0] == digests[1]
+
+
+def test_the_reference_is_computed_once_unless_it_moves(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one that follows the policy the numbers are those of the reference as it is then."""
+    passes: list[int] = []
+    forward = Learner.forward
+
+    def counted(self: Learner, model: str, some: Any, wants: set[str]) -> dict[str, torch.Tensor]:
+        if model == "reference" and len(some) == 2 * len(HELD_OUT):
+            passes.append(len(some))
+        return forward(self, model, some, wants)
+
+    monkeypatch.setattr(Learner, "forward", counted)
+    assert oat("train", offline(world, tmp_path)) == 0
+    assert len(passes) == 1
+    passes.clear()
+    model = {"path": str(world.folder / "model"), "reference_update": {"every": 2, "mix": 1.0}}
+    (tmp_path / "moving").mkdir()
+    assert oat("train", offline(world, tmp_path / "moving", model=model)) == 0
+    assert len(passes) == 3
+    assert [row["eval/pairs/margin"] for row in rows(tmp_path / "moving" / "dpo") if "eval/pairs/margin" in row] == [0, 0, 0]
+
+
+def test_check_reads_them_and_eval_gives_them(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = offline(world, tmp_path)
+    assert oat("check", file) == 0
+    assert (
+        "before the first step, every 2 steps, and at the end: 3 times; 9 pairs that are never learned, and nobody is asked"
+        in capsys.readouterr().out
+    )
+    assert oat("train", file) == 0
+    capsys.readouterr()
+    assert oat("eval", tmp_path / "dpo") == 0
+    assert json.loads(capsys.readouterr().out) == {"step": 4, **of_pairs(rows(tmp_path / "dpo")[-1])}
+    write_jsonl(tmp_path / "fewer.jsonl", HELD_OUT[:4])
+    assert oat("eval", tmp_path / "dpo", "--evaluation.pairs", tmp_path / "fewer.jsonl") == 0
+    assert json.loads(capsys.readouterr().out)["eval/pairs/count"] == 4
+    write_jsonl(tmp_path / "held_out.jsonl", [*HELD_OUT, {"prompt": "1+1=", "chosen": "2"}])
+    for command in ("check", "train"):
+        assert oat(command, file, "--run_dir", tmp_path / "new") != 0
+        assert "held_out.jsonl:10: field 'rejected'" in capsys.readouterr().err
+    write_jsonl(tmp_path / "held_out.jsonl", HELD_OUT[1:])
+    with pytest.warns(OatWarning, match=r"the held-out pairs \(evaluation.pairs\) are not those that this run has been evaluated on"):
+        assert oat("train", file, "--stop.max_steps", 6) == 0
+
+
+def test_beside_prompts_that_are_answered(world: World, tmp_path: Path) -> None:
+    """Online: an oracle that fails, or whose purse is empty, leaves the pairs' numbers; those are the same with and without the prompts."""
+    write_jsonl(tmp_path / "held_out.jsonl", [*HELD_OUT, {"prompt": "1+1=", "chosen": "2", "rejected": "2"}])
+    evaluation = {"path": str(world.folder / "held_out.jsonl"), "pairs": str(tmp_path / "held_out.jsonl"), "every": 2, "max_queries": 8}
+    assert oat("train", world.config("dpo", tmp_path, {"evaluation": evaluation})) == 0
+    found = rows(tmp_path / "dpo")
+    assert {"eval/sampled", "eval/greedy", *NAMES} <= found[0].keys()
+    assert (found[4]["eval/skipped"], found[4].keys() & NAMES) == (1, NAMES)
+    assert [row["eval/pairs/count"] for row in found[::2]] == [9, 9, 9], "two equal responses are no pair"
+
+
+def test_reward_models_have_them(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of all held-out pairs, however the step's own are shared out; `oat eval` too."""
+    file = offline(world, tmp_path, "reward_model")
+    assert oat("train", file) == 0
+    found = rows(tmp_path / "reward_model")
+    assert of_pairs(found[-1]).keys() == NAMES | {"eval/pairs/brier", "eval/pairs/confidence"}
+    assert found[0]["eval/pairs/loss"] != found[-1]["eval/pairs/loss"]
+    capsys.readouterr()
+    assert oat("eval", tmp_path / "reward_model") == 0
+    assert json.loads(capsys.readouterr().out) == {"step": 4, **of_pairs(found[-1])}
+    assert oat("eval", tmp_path / "reward_model", "--evaluation.path", world.folder / "held_out.jsonl") == 2
+    assert "name held-out pairs in evaluation.pairs" in capsys.readouterr().err
+
+
+def test_from_python(world: World, tmp_path: Path) -> None:
+    """As objects; and a checkpoint is ranked by them."""
+    save_model(tmp_path / "model", build_config("llama"))
+    trainer = Trainer(
+        model=tmp_path / "model",
+        prompts=TRAIN,
+        oracle="recorded",
+        algorithm={"name": "dpo", "prompts": 4},
+        evaluation={"pairs": HELD_OUT, "every": 1},
+        checkpoint={"every": 1, "keep_last": 1, "keep_best": 1, "best_metric": "eval/pairs/accuracy"},
+        learner={"micro_batch_size": 8},
+        stop={"max_steps": 2},
+        run_dir=tmp_path / "run",
+        quiet=True,
+    )
+    result = trainer.train()
+    assert trainer.evaluate() == {"step": 2, **of_pairs(result.metrics)}
+    assert trainer.evaluate(pairs=HELD_OUT[:3])["eval/pairs/count"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"evaluation": {"every": 2}}, "evaluation.path is not set: name prompts that the model answers, or recorded pairs in evaluation.pairs"),
+        ({"evaluation": {"pairs": "held_out.jsonl", "samples": 4}}, "nothing reads evaluation.samples"),
+        ({"evaluation": {"pairs": "held_out.jsonl", "every_queries": 4}}, "recorded costs no queries"),
+        ({"algorithm": {"name": "sft", "prompts": 4}}, "sft learns from scores and not from pairs"),
+        ({"checkpoint": {"keep_best": 1}}, "no evaluation of this run gives it"),
+        ({"evaluation": None, "checkpoint": {"keep_best": 1, "best_metric": "eval/pairs/accuracy"}}, "no evaluation of this run gives it"),
+        ({"algorithm": {"name": "reward_model", "prompts": 4, "held_out": 0.5}}, "algorithm.held_out would leave a share of them out"),
+    ],
+)
+def test_mistakes(world: World, tmp_path: Path, changes: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert oat("check", offline(world, tmp_path, **changes)) == 2
+    assert words in capsys.readouterr().err
