@@ -12,29 +12,37 @@ from fixtures import World, forked, kill_at, named, oat, write_jsonl
 from tiny_models import build_config, save_model
 
 from oat import Trainer
+from oat.actor import RecordedActor
+from oat.algorithms.direct import Direct
 from oat.algorithms.registry import ALGORITHMS
+from oat.data import Source
 from oat.errors import OatWarning
 from oat.export import digest_run
 from oat.functional.preference import dpo_loss
+from oat.held_out import HeldOutPairs
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
-from oat.lm import load_lm
+from oat.learner.optim import OptimiserSettings
+from oat.lm import load_lm, load_tokenizer
+from oat.prompts import Prompts
+from oat.render import Renderer
 from oat.seeds import Seeds
+from oat.types import Message, Segment, Trajectory
 
 TRAIN = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "ab"[: 1 + a % 2] + str(b)} for a in range(1, 5) for b in range(4)]
 HELD_OUT = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "b" * (1 + b % 3)} for a in range(5, 8) for b in range(3)]
-OF_PAIRS = [name for name, cls in ALGORITHMS.items() if cls.requires.feedback == "compare" and name != "reward_model"]
+OF_PAIRS = [name for name, cls in ALGORITHMS.items() if issubclass(cls, Direct)]
 NAMES = {f"eval/pairs/{name}" for name in ("count", "loss", "accuracy", "margin", "reward_chosen", "reward_rejected")}
 
 
-def offline(world: World, folder: Path, algorithm: str = "dpo", **changes: Any) -> Path:
-    """A run of four steps of recorded pairs, that measures nine others every two steps; folder/<algorithm>.yaml."""
+def offline(world: World, folder: Path, name: str = "dpo", **changes: Any) -> Path:
+    """A run of four steps of recorded pairs, that measures nine others every two steps; folder/<name>.yaml."""
     write_jsonl(folder / "pairs.jsonl", TRAIN)
     write_jsonl(folder / "held_out.jsonl", HELD_OUT)
     only: dict[str, Any] = {"prompts": {"path": str(folder / "pairs.jsonl")}, "oracle": {"name": "recorded"}, "sampling": None}
-    only |= {"algorithm": {"name": algorithm, "prompts": 4}, "evaluation": {"pairs": str(folder / "held_out.jsonl"), "every": 2}}
-    tree = {**world.tree("dpo", folder / algorithm), **only, **changes}
-    file = folder / f"{algorithm}.yaml"
+    only |= {"algorithm": {"name": name, "prompts": 4}, "evaluation": {"pairs": str(folder / "held_out.jsonl"), "every": 2}}
+    tree = {**world.tree("dpo", folder / name), **only, **changes}
+    file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump({name: value for name, value in tree.items() if value is not None}, sort_keys=False))
     return file
 
@@ -58,11 +66,10 @@ def test_the_numbers_are_those_of_each_pair_alone(world: World, tmp_path: Path) 
     assert oat("export", tmp_path / "dpo", tmp_path / "out") == 0
     margins = []
     for record in HELD_OUT:
-        policy, start = (
-            [_logp(str(place), record["prompt"], record[side]) for side in ("chosen", "rejected")]
-            for place in (tmp_path / "out", world.folder / "model")
+        (chosen, rejected), (first, second) = (
+            [_logp(place, record["prompt"], record[side]) for side in ("chosen", "rejected")] for place in (tmp_path / "out", world.folder / "model")
         )
-        margins.append((policy[0] - start[0]) - (policy[1] - start[1]))
+        margins.append((chosen - first) - (rejected - second))
     margin_U = torch.tensor(margins)
     assert found[-1]["eval/pairs/loss"] == pytest.approx(float(dpo_loss(margin_U, beta=0.1, label_smoothing=0.0).mean()), rel=1e-4)
     assert found[-1]["eval/pairs/margin"] == pytest.approx(0.1 * float(margin_U.mean()), rel=1e-3)
@@ -70,34 +77,46 @@ def test_the_numbers_are_those_of_each_pair_alone(world: World, tmp_path: Path) 
     assert found[-1]["eval/pairs/loss"] != found[0]["eval/pairs/loss"]
 
 
-def _logp(model: str, prompt: str, response: str) -> float:
-    from oat.lm import load_tokenizer
-    from oat.render import Renderer
-    from oat.types import Message, Segment, Trajectory
-
-    lm = load_lm(model)
-    ids, mask = Renderer(load_tokenizer(model), eos_ids=lm.eos_ids).recorded([Message("user", prompt)], response)
+def _logp(model: Path, prompt: str, response: str) -> float:
+    lm = load_lm(str(model))
+    ids, mask = Renderer(load_tokenizer(str(model)), template=None, eos_ids=lm.eos_ids).recorded([Message("user", prompt)], response)
     row = Trajectory("recorded", (Segment("context", ids[~mask]), Segment("model", ids[mask], mask=np.ones(int(mask.sum()), dtype=bool))), "stop", "")
     learner = Learner({"policy": LanguageModel(lm, num_tokens=16)}, {}, micro_batch_size=1, seeds=Seeds(0))
     return float(learner.forward("policy", [row], {"raw"})["raw"].sum())
 
 
-@pytest.mark.parametrize("algorithm", OF_PAIRS)
-def test_every_loss_of_pairs_has_them(world: World, tmp_path: Path, algorithm: str) -> None:
-    """In one pass or unit by unit; and training is what it is without them."""
-    assert oat("train", offline(world, tmp_path, algorithm, stop={"max_steps": 2})) == 0
-    found = rows(tmp_path / algorithm)
-    assert of_pairs(found[0]).keys() >= NAMES
-    assert found[0]["eval/pairs/loss"] != found[2]["eval/pairs/loss"]
-    for name, changes in {"cut": {"learner": {"learning_rate": 0.003, "micro_batch_size": 2}}, "without": {"evaluation": None}}.items():
+@pytest.mark.parametrize("name", OF_PAIRS)
+def test_every_loss_of_pairs_has_them(world: World, name: str) -> None:
+    """The same in one pass or pair by pair; the objective is left as it is, and so is every weight."""
+    cls: Any = ALGORITHMS[name]
+    renderer = Renderer(load_tokenizer(str(world.folder / "model")), template=None)
+    prompts = Prompts([Source(HELD_OUT)], renderer, Seeds(0), responses=["chosen", "rejected"]).all()
+    found = []
+    for size in (None, 2):
+        models = {}
+        for model in ("policy", "reference"):
+            lm = load_lm(str(world.folder / "model"))
+            if model == "policy":
+                with torch.no_grad():
+                    [weights.mul_(1.5) for weights in lm.trainable().values()]
+            models[model] = LanguageModel(lm, num_tokens=16)
+        learner = Learner(models, {"policy": OptimiserSettings(1e-3)}, micro_batch_size=size, seeds=Seeds(0))
+        before = [weights.clone() for weights in learner.tensors("policy").values()]
+        measured = HeldOutPairs(cls(cls.Config(prompts=4)), prompts, RecordedActor(renderer, ["chosen", "rejected"]), learner, Seeds(0))
+        found.append(measured.measure())
+        assert measured.measure() == found[-1]
+        assert all(torch.equal(*pair) for pair in zip(before, learner.tensors("policy").values(), strict=True))
+    assert found[0].keys() == NAMES
+    assert found[0]["eval/pairs/count"] == 9
+    assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
+
+
+def test_training_does_not_notice(world: World, tmp_path: Path) -> None:
+    for name, changes in {"with": {}, "without": {"evaluation": None}}.items():
         (tmp_path / name).mkdir()
-        assert oat("train", offline(world, tmp_path / name, algorithm, stop={"max_steps": 2}, **changes)) == 0
-        if name == "cut":
-            cut = of_pairs(rows(tmp_path / name / algorithm)[0])
-            assert cut == pytest.approx(of_pairs(found[0]), rel=1e-4, abs=1e-6)
-        else:
-            digests = [digest_run(place / algorithm) for place in (tmp_path, tmp_path / name)]
-            assert [digests[0][part] == digests[1][part] for part in ("weights", "optimiser", "ledger")] == [True] * 3
+        assert oat("train", offline(world, tmp_path / name, **changes)) == 0
+    digests = [digest_run(tmp_path / name / "dpo") for name in ("with", "without")]
+    assert [digests[0][part] == digests[1][part] for part in ("weights", "optimiser", "ledger")] == [True] * 3
 
 
 def test_a_killed_run_measures_the_same(world: World, tmp_path: Path) -> None:
@@ -177,7 +196,7 @@ def test_reward_models_have_them(world: World, tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert oat("eval", tmp_path / "reward_model") == 0
     assert json.loads(capsys.readouterr().out) == {"step": 4, **of_pairs(found[-1])}
-    assert oat("eval", tmp_path / "reward_model", "--evaluation.path", world.folder / "held_out.jsonl") == 2
+    assert oat("eval", tmp_path / "reward_model", "--evaluation.path", world.folder / "held_out.jsonl", "--evaluation.oracle", world.oracle) == 2
     assert "name held-out pairs in evaluation.pairs" in capsys.readouterr().err
 
 

@@ -22,6 +22,7 @@ _SHOWN = (
     "eval/sampled",
     "eval/greedy",
     "eval/gold_sampled",
+    "eval/pairs/accuracy",
     "reward/mean",
     "pairs/accuracy",
     "kl/reference",

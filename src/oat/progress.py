@@ -19,7 +19,7 @@ from oat.settings import Config
 from oat.terminal import is_terminal
 from oat.tracking import step_line
 
-WATCHED = ("reward/mean", "eval/sampled_win_rate", "eval/sampled", "eval/greedy", "pairs/accuracy", "loss/total")
+WATCHED = ("reward/mean", "eval/sampled_win_rate", "eval/sampled", "eval/greedy", "eval/pairs/accuracy", "pairs/accuracy", "loss/total")
 """The first two of these that a run reports are shown, with their course."""
 
 _SHOWN = 2

@@ -353,7 +353,7 @@ def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[
     recorded, evaluation = bool(config.prompts.responses), config.answering
     judged = {evaluation.slot, *(["reference"] if evaluation.kl else [])} if evaluation else set()
     has_reference = bool({"reference", ENSEMBLE} & (requires.models | requires.slots | set(needs) | judged))
-    unanswered = config.evaluation is not None and evaluation is None
+    is_silent = config.evaluation is not None and evaluation is None
     is_sampled, is_drawn = not recorded or evaluation is not None, not recorded or (evaluation is not None and evaluation.samples > 0)
     return {
         ("oracle", "labels"): requires.feedback != "compare",
@@ -364,7 +364,7 @@ def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[
         ("oracle", "deadline_s"): {config.oracle.name, *(judge.name for judge in judges_of(config).values())} <= {*BUILTIN},
         ("model", "reference_update"): "reference" not in requires.models,
         **{("model", f"reference{end}"): not has_reference for end in ("", "_device", "_dtype")},
-        **{("evaluation", f.name): unanswered for f in dataclasses.fields(EvaluationConfig) if f.name not in _OF_PAIRS},
+        **{("evaluation", f.name): True for f in dataclasses.fields(EvaluationConfig) if is_silent and f.name not in _OF_PAIRS},
         **({("evaluation", "success"): not evaluation.pass_at, ("evaluation", "answers"): not evaluation.majority_at} if evaluation else {}),
         ("prompts", "score_key"): not recorded,
         ("prompts", "split"): not isinstance(config.prompts.path, str),
