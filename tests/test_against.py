@@ -113,7 +113,7 @@ def test_models_of_other_shapes(runs: Path, world: World, capsys: pytest.Capture
     [
         ("other", "other", (), "nothing says which prompts and which oracle"),
         ("fast/grpo", "nowhere", (), "nowhere: model.path is "),
-        ("fast/grpo", "slow/grpo", ("--evaluation", "null"), "has no section `evaluation`"),
+        ("fast/grpo", "slow/grpo", ("--evaluation", "null"), "has no held-out prompts"),
         ("fast/grpo", "slow/grpo", ("--evaluation.smples", "3"), "did you mean `samples`"),
     ],
 )
