@@ -277,7 +277,7 @@ MISTAKES: dict[str, tuple[str, list[str], list[str]]] = {
         ["--algorithm.max_length: ", "is 7", "sampling.max_new_tokens 8"],
     ),
     "no maximum of an episode": ("5e-4", [*PLAYED, "--algorithm.name", "dr_grpo"], ["run.yaml:9: ", "set algorithm.max_length", "episode"]),
-    "missing in a section": ("5e-4\nevaluation: {every: 3}", [], ["run.yaml:15: ", "`evaluation.path`", "missing"]),
+    "missing in a section": ("5e-4\nevaluation: {every: 3}", [], ["run.yaml:15: ", "evaluation.path is not set: name prompts"]),
     "missing of an algorithm": ("5e-4", ["--algorithm", "{prompts: 3}"], ["--algorithm: ", "`algorithm.name`", "missing"]),
     "twice": ("5e-4\nseed: 1\nseed: 2", [], ["run.yaml:16: ", "`seed`", "twice"]),
     "twice in a section": ("learning_rate: 5e-4\n  learning_rate: 1", [], ["run.yaml:15: ", "`learner.learning_rate`", "twice"]),
