@@ -101,11 +101,14 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
     model, where that is what it has learned. Returns the checkpoint's step.
 
     Raises:
+        ConfigError: it has learned a reward model, and these boxes have none.
         CheckpointError: there is no usable checkpoint yet, or the model is not the one that was trained.
     """
     step, weights, tensors, state = policy_weights(run_dir)
     learner, name = run.parts["learner"], _learned(tensors)
     own, frozen = learner.state, state["learner"]["frozen"][name]
+    if name not in own["frozen"]:
+        raise ConfigError(f"{run_dir}: trained a reward model, and its policy is the model that it started from; give that model")
     if own["frozen"][name] != frozen:
         raise CheckpointError(f"the model is not the one that the adapter of {run_dir} was trained beside; put its files back as they were")
     if "following" in own:  # an evaluation may be of the reference
