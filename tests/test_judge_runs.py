@@ -104,11 +104,14 @@ def test_a_budget_is_never_passed(world: World, tmp_path: Path, figure: Callable
     with judging(says) as (_, _, url):
         changes = {"oracle": {**options, "url": url}, "evaluation": None, "stop": {limit: most}}
         assert oat("train", world.config("grpo" if mode == "score" else "dpo", tmp_path, changes)) == 0
-    spent = Store(tmp_path / ("grpo" if mode == "score" else "dpo") / "ledger.sqlite").spent("train")
+    store = Store(tmp_path / ("grpo" if mode == "score" else "dpo") / "ledger.sqlite")
+    spent = store.spent("train")
     took = {"max_cost": sum(2.0 * prompt + 8.0 * reply for prompt, reply in paid) / 1e6, "max_tokens": sum(map(sum, paid))}[limit]
     counted = {"max_cost": spent.cost, "max_tokens": spent.tokens}[limit]
     assert 0 < took <= counted <= most
-    assert counted > most / 3
+    prices = [Judge(**{**options, "url": url}).price(row.question) for row in store.answered() if "unpaid" in store.answer(row)[0].marks]
+    left = {"max_cost": min(price.cost for price in prices), "max_tokens": min(price.tokens for price in prices)}[limit]
+    assert counted + left > most, "nothing is left that pays one of the questions that were not asked"
     figure(f"a budget of {most:,} ({limit}) was not passed: {took:,.4g} paid, {counted:,.4g} counted, mode {mode}")
 
 
