@@ -73,7 +73,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "no value": ({"values": lambda values: [None] * len(values)}, "is None; give a finite number, or mark it abstain"),
     "NaN": ({"values": lambda values: [math.nan] * len(values)}, "is nan; give a finite number"),
     "a tensor": ({"values": lambda values: [*torch.tensor(values)]}, "is tensor.*; give a finite number"),
-    "larger than a float": ({"values": lambda values: [10**400] * len(values)}, "is 10+; give a finite number"),
+    "larger than a float": ({"values": lambda values: [10**400] * len(values)}, "is 10+[.]{3}; give a finite number"),
     "unpaid": ({"marks": lambda marks: ["unpaid"] * len(marks)}, "has the marks 'unpaid'.*; an oracle may give ok, tie, abstain, failed"),
     "awaited": ({"marks": lambda marks: ["awaited"] * len(marks)}, "has the marks 'awaited'"),
     "no mark": ({"marks": lambda marks: [None] * len(marks)}, "has the marks None"),

@@ -347,11 +347,11 @@ def test_a_library_that_would_run_code_is_refused(tmp_path, monkeypatch):
     [
         (
             "def records():\n    yield {'prompt': 'a'}\n    yield 1 / 0",
-            "failed with ZeroDivisionError: division by zero; give an iterable of records",
+            "raised ZeroDivisionError: division by zero; give an iterable of records",
         ),
-        ("def records(n):\n    return []", "failed with TypeError"),
-        ("def records():\n    return 5", "failed with TypeError"),
-        ("records = [{'prompt': 'a'}]", "failed with TypeError: 'list' object is not callable"),
+        ("def records(n):\n    return []", "raised TypeError"),
+        ("def records():\n    return 5", "raised TypeError"),
+        ("records = [{'prompt': 'a'}]", "raised TypeError: 'list' object is not callable"),
         ("def records():\n    return []", "expected at least one record"),
         ("def records():\n    return [{'prompt': 'a'}, {'promt': 'a'}]", "records:2: field 'prompt'.*did you mean `promt`"),
     ],
@@ -373,10 +373,10 @@ def broken():
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        (broken(), "records failed with RuntimeError: the disk is gone"),
-        (broken, "records failed with RuntimeError: the disk is gone"),
-        (lambda n: [], "records failed with TypeError: .*; give an iterable of records, or a function without arguments that returns one"),
-        (5, "records failed with TypeError"),
+        (broken(), "records raised RuntimeError: the disk is gone"),
+        (broken, "records raised RuntimeError: the disk is gone"),
+        (lambda n: [], "records raised TypeError: .*; give an iterable of records, or a function without arguments that returns one"),
+        (5, "records raised TypeError"),
         ([], "expected at least one record"),
     ],
 )

@@ -9,8 +9,9 @@ import numpy as np
 
 from oat.engines.base import Engine
 from oat.environments.base import Environment
-from oat.errors import DataError, EpisodeError, OatError, TemplateError
+from oat.errors import DataError, EpisodeError, TemplateError
 from oat.features import Scorer
+from oat.foreign import guarded
 from oat.formats import scores_of
 from oat.render import Renderer
 from oat.seeds import Seeds
@@ -160,15 +161,13 @@ class Actor:
 @contextmanager
 def _played(environment: Environment, episode: _Episode) -> Iterator[None]:
     """Whatever an environment raises within it is an error that names it and the record."""
-    try:
+    name = f"the environment {type(environment).__name__}"
+
+    def refuse(what: str) -> EpisodeError:
+        return EpisodeError(f"{name} {what}, in an episode from record {episode.row}; repair it, and run the same command again")
+
+    with guarded(name, refuse):
         yield
-    except OatError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EpisodeError(
-            f"the environment {type(environment).__name__} raised {type(error).__name__}: {error}, in an episode from record {episode.row}; repair "
-            "it, and run the same command again"
-        ) from error
 
 
 class RecordedActor:

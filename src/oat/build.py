@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,33 +66,38 @@ __all__ = ["build", "resolve"]
 EnsembleParts = tuple[EnsembleLearning, Ensemble, Scorer]
 
 
-def build(
-    config: Config,
-    *,
-    directory: Path | None = None,
-    around: Surroundings | None = None,
-    origins: Origins | None = None,
-    standing: Standing | None = None,
-) -> Run:
+@dataclass(frozen=True, eq=False)
+class Home:
+    """Where a run lives that somebody has opened.
+
+    Attributes:
+        standing: what of the directory must stay what it is.
+        interruption: what has been heard of signals since it began to start.
+    """
+
+    directory: Path
+    standing: Standing
+    interruption: Interruption
+
+
+def build(config: Config, *, directory: Path | Home | None = None, around: Surroundings | None = None, origins: Origins | None = None) -> Run:
     """The boxes of a resolved configuration.
 
     Args:
-        directory: where the run lives, if not in `config.run_dir`.
+        directory: where the run lives, if not in `config.run_dir`; made where it is missing and nobody has opened it.
         around: what is around its models, if that is there already.
-        standing: what of the directory must stay what it is; None: the directory is nobody's yet, and made where it is missing.
 
     Raises:
         OatError: a part cannot be made as configured.
     """
-    directory = directory or seen(config.run_dir)
-    if standing is None:
-        directory.mkdir(parents=True, exist_ok=True)
+    home = directory if isinstance(directory, Home) else _home(directory or seen(config.run_dir))
+    directory = home.directory
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     around, blame = around or surround(config, origins, folder=directory), partial(blaming, config, origins or {})
-    seeds, wired, interruption, objective = Seeds(config.seed), partial(_wired, config), Interruption(), make_objective(config)
+    seeds, wired, objective = Seeds(config.seed), partial(_wired, config), make_objective(config)
     explorer = make_explorer(config, objective.requires)
-    renderer, prompts, asked, judges = around.renderer, around.prompts, around.asked, around.judges
+    renderer, prompts, asked = around.renderer, around.prompts, around.asked
     lms = _models(config, objective.requires, explorer, renderer, seeds, blame)
     with blame("explorer.name"):
         ensemble = make_ensemble(explorer, lms, seeds)
@@ -101,9 +106,8 @@ def build(
         learner = wired(make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite"), tuple(type(o) for o in objectives))
         engine, scorer = wired(_engine(config, objective.requires, explorer, lms, renderer, seeds)), ensemble[2] if ensemble else None
     actor, trained = (wired(box) for box in _actors(config, objective.requires, around, engine, scorer, seeds))
-    believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if ensemble else {}
-    served = {name: wired(oracle) for name, oracle in {**asked, **dict(judges.values()), **believed}.items()}
-    ledger = _ledger(config, directory, served, seeds, around, interruption.heed)
+    served = {name: wired(oracle) for name, oracle in _served(around, has_ensemble=bool(ensemble)).items()}
+    ledger = _ledger(config, directory, served, seeds, around, home.interruption.heed)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
@@ -128,14 +132,26 @@ def build(
         weights=weights,
         evaluation=evaluation,
         alarms=alarms,
-        checkpoints=Checkpoints(directory / "checkpoints", **asdict(config.checkpoint), standing=standing),
-        tracking=_tracking(config, directory, around, standing),
+        checkpoints=Checkpoints(directory / "checkpoints", **asdict(config.checkpoint), standing=home.standing),
+        tracking=_tracking(config, home, around),
         parts=parts,
         start=_left_out(around.sources),
         chosen=_chosen(config, objective, learner, engine),
         notes=(*device_notes(config.compute.profile), *dict.fromkeys(note for source in around.sources for note in source.notes)),
-        interruption=interruption,
+        interruption=home.interruption,
     )
+
+
+def _served(around: Surroundings, *, has_ensemble: bool) -> dict[str, Oracle]:
+    """The oracles that the ledger asks, by address."""
+    believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if has_ensemble else {}
+    return {**around.asked, **dict(around.judges.values()), **believed}
+
+
+def _home(directory: Path) -> Home:
+    """Of a run that nobody has opened."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return Home(directory, Standing(), Interruption())
 
 
 def _wired(config: Config, box: Any, local: tuple[type, ...] = ()) -> Any:
@@ -162,11 +178,11 @@ def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seed
     return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, heed=heed, release=around.close, **common)
 
 
-def _tracking(config: Config, directory: Path, around: Surroundings, standing: Standing | None) -> Tracking:
+def _tracking(config: Config, home: Home, around: Surroundings) -> Tracking:
     t = config.tracking
-    told = Told(directory / "environment.json", partial(environment_of, config.seed), around.inputs, OwnFiles(around.known, around.roles))
-    sinks = [SinkProcess(sink, directory, dump(config)) for sink in described_sinks(t)]
-    return Tracking(directory, samples=t.samples, told=told, sinks=sinks, standing=standing)
+    told = Told(home.directory / "environment.json", partial(environment_of, config.seed), around.inputs, OwnFiles(around.known, around.roles))
+    sinks = [SinkProcess(sink, home.directory, dump(config)) for sink in described_sinks(t)]
+    return Tracking(home.directory, samples=t.samples, told=told, sinks=sinks, standing=home.standing)
 
 
 def _chosen(config: Config, objective: Objective, learner: Learner, engine: TorchEngine) -> dict[tuple[str, str], Any]:

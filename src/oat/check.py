@@ -14,9 +14,10 @@ from oat.algorithms.group import DrGRPOConfig
 from oat.algorithms.registry import ALGORITHMS
 from oat.buffer import optimiser_steps
 from oat.config import Origins, blaming, convert, refuse_misplaced, unknown_field, where
-from oat.errors import ConfigError, OatError, did_you_mean
+from oat.errors import ConfigError, did_you_mean
 from oat.explore.base import Explorer
 from oat.explore.rules import NoExploration
+from oat.foreign import bare, guarded
 from oat.lora import described_adapter, is_adapter_directory
 from oat.oracles.registry import oracle_options
 from oat.plugins import load_symbol
@@ -107,12 +108,9 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
     cls: Callable[..., Explorer] = load_symbol(config.explorer.name)
     settings = getattr(cls, "Config", None)
     given = [convert(settings, config.explorer.options, ("explorer",), {})] if settings else []
-    try:
+    name = config.explorer.name
+    with guarded(name, lambda what: ConfigError(f"the explorer cannot be made: {bare(what)}; repair its constructor (oat/explore/base.py)")):
         return cls(requires.feedback, *given)
-    except OatError:
-        raise
-    except Exception as error:  # it raises what it likes
-        raise ConfigError(f"the explorer cannot be made: {type(error).__name__}: {error}; repair its constructor (oat/explore/base.py)") from error
 
 
 def _options(section: str, component: Component, cls: type, origins: Origins) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from oat.plugins import naming
 from oat.serve import add_serve
 
 if TYPE_CHECKING:
+    from oat.config import Origins
+    from oat.settings import Config
     from oat.speaker import Manner
 
 _HELP = "flags over the configuration, for example --learner.learning_rate 1e-4"
@@ -162,26 +164,34 @@ def _manner(arguments: argparse.Namespace) -> "Manner":
 
 
 def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.check import resolve
-    from oat.config import load_config, to_yaml
+    told = Interruption()
+    with told.heard():
+        with told.at_once():  # a start is over soon, and leaves nothing
+            from oat.check import resolve
+            from oat.config import load_config, to_yaml
 
-    if arguments.profile is not None and arguments.profile < 1:
-        raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
-    config, origins = load_config(arguments.target, flags)
-    config = resolve(config, origins)
-    if arguments.print_config:
-        print(to_yaml(config), end="")
-        return 0
-    from oat.loop import train
-    from oat.outcome import Outcome
-    from oat.profile import train_traced
-    from oat.progress import opening, shown
-    from oat.rundir import open_run
+            if arguments.profile is not None and arguments.profile < 1:
+                raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
+            config, origins = load_config(arguments.target, flags)
+            config = resolve(config, origins)
+            if arguments.print_config:
+                print(to_yaml(config), end="")
+                return 0
+        return _trained(arguments, config, origins, told)
 
-    with open_run(config, origins, arguments.source, arguments.accept_changed) as run:
+
+def _trained(arguments: argparse.Namespace, config: "Config", origins: "Origins", told: Interruption) -> int:
+    with told.at_once():
+        from oat.loop import train
+        from oat.outcome import Outcome
+        from oat.profile import train_traced
+        from oat.progress import opening, shown
+        from oat.rundir import open_run
+
+    with open_run(config, origins, arguments.source, arguments.accept_changed, told) as run:
         outcome = Outcome(run, config)
         print(printable("\n".join(f"oat train: {line}" for line in opening(run, config))), flush=True)
-        with run.interruption.heard(), shown(run, config) as show:
+        with shown(run, config) as show:
 
             def report(step: int, metrics: dict[str, float]) -> None:
                 show(step, metrics)
@@ -217,6 +227,12 @@ def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 
 def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
+    told = Interruption()
+    with told.heard(), told.at_once():
+        return _evaluated(arguments, flags)
+
+
+def _evaluated(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.build import resolve
     from oat.config import load_config, stored_config
     from oat.once import evaluate_once
@@ -233,9 +249,7 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
     config = resolve(config, {path: place for path, place in origins.items() if place.startswith("--")} if is_run else origins)
     if config.evaluation is None:
         raise ConfigError(f"{target}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl, or --evaluation.pairs PAIRS.jsonl")
-    told = Interruption()
-    with told.heard(), told.at_once():
-        values = evaluate_once(config, origins, target if is_run else None)
+    values = evaluate_once(config, origins, target if is_run else None)
     if sys.stdout.isatty():
         numbers = {name: value for name, value in values.items() if name != "step"}
         print(numbers_table(f"{target} after {values['step']} steps, asked about {config.evaluation.path or config.evaluation.pairs}", numbers))
@@ -248,9 +262,7 @@ def _compare(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.against import compare_models
     from oat.terminal import numbers_table
 
-    told = Interruption()
-    with told.heard(), told.at_once():
-        found = compare_models(arguments.target, arguments.against, flags)
+    found = compare_models(arguments.target, arguments.against, flags)
     if sys.stdout.isatty():
         steps = [f" after {found[f'{side}_step']} steps" if found[f"{side}_step"] else "" for side in ("a", "b")]
         title = f"{found['a']}{steps[0]} against {found['b']}{steps[1]}, {found['prompts']} prompts, judged by {found['oracle']}"
@@ -286,6 +298,12 @@ def _checkpoint(which: str | None) -> int | Literal["best"] | None:
 
 
 def _generate(arguments: argparse.Namespace, _: list[str]) -> int:
+    told = Interruption()
+    with told.heard(), told.at_once():
+        return _generated(arguments)
+
+
+def _generated(arguments: argparse.Namespace) -> int:
     from oat.generate import generate, refuse_known, write_lines
     from oat.speaker import load_speaker
 
@@ -294,15 +312,13 @@ def _generate(arguments: argparse.Namespace, _: list[str]) -> int:
     out = None if arguments.out is None else seen(arguments.out)
     if out is not None:
         refuse_known(out)
-    told = Interruption()
-    with told.heard(), told.at_once():
-        lines = generate(load_speaker(arguments.model, _manner(arguments)), arguments.prompts, arguments.n, prompt_key=arguments.prompt_key)
-        if out is None:
-            for line in lines:
-                print(line, flush=True)
-        else:
-            count = write_lines(lines, out)
-            print(printable(f"oat generate: {arguments.n} responses to each of {count:,} prompts are in {out}"))
+    lines = generate(load_speaker(arguments.model, _manner(arguments)), arguments.prompts, arguments.n, prompt_key=arguments.prompt_key)
+    if out is None:
+        for line in lines:
+            print(line, flush=True)
+    else:
+        count = write_lines(lines, out)
+        print(printable(f"oat generate: {arguments.n} responses to each of {count:,} prompts are in {out}"))
     return 0
 
 

@@ -10,11 +10,14 @@ from typing import Any, get_args
 import numpy as np
 
 from oat.budget import Budget
-from oat.errors import OatError, OracleError
-from oat.types import Answer, Kind, Mark, Price, Question
+from oat.errors import OracleError, shortened, shown
+from oat.foreign import guarded
+from oat.types import Answer, Key, Kind, Mark, Price, Question
 
 MARKS = tuple(mark for mark in get_args(Mark) if mark != "unpaid")
 """Those that an oracle may give; what is not paid is not asked."""
+_MOST_TEXTS = 8
+"""Of a question's candidates, that a message shows."""
 _NEUTRAL = 0.5
 """Stands where a value without a meaning is none that can be stored."""
 _MOST = 2**53
@@ -23,12 +26,8 @@ _MOST = 2**53
 
 def calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
     """What a method of an oracle returns; whatever it raises is an error of that oracle."""
-    try:
+    with guarded(f"oracle {name}", lambda what: OracleError(f"oracle {name} {what}; repair it, and run the same command again")):
         return method(*arguments)
-    except OatError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise OracleError(f"oracle {name} raised {type(error).__name__}: {error}; repair it, and run the same command again") from error
 
 
 def tickets_of(returned: Any, count: int, name: str, known: Collection[str] = ()) -> list[str]:
@@ -43,7 +42,7 @@ def tickets_of(returned: Any, count: int, name: str, known: Collection[str] = ()
     is_list = isinstance(returned, list | tuple) and all(isinstance(ticket, str) for ticket in returned)
     if not is_list or len(returned) != count or len({*returned} - {*known}) != count:
         raise OracleError(
-            f"oracle {name}: submit returned {_shown(returned)} for {count} questions; return a list with one string a question, each different from "
+            f"oracle {name}: submit returned {shown(returned)} for {count} questions; return a list with one string a question, each different from "
             "all others that are open"
         )
     return list(returned)
@@ -58,7 +57,7 @@ def pairs_of(returned: Any, name: str) -> list[tuple[str, Any]]:
     is_list = isinstance(returned, list | tuple)
     if not is_list or not all(isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str) for pair in returned):
         wrong = returned if not is_list else next(p for p in returned if not (isinstance(p, tuple | list) and len(p) == 2 and isinstance(p[0], str)))
-        raise OracleError(f"oracle {name}: collect returned {_shown(wrong)}; return a list of (ticket, Answer) pairs, empty where nothing is there")
+        raise OracleError(f"oracle {name}: collect returned {shown(wrong)}; return a list of (ticket, Answer) pairs, empty where nothing is there")
     return [(ticket, answer) for ticket, answer in returned]
 
 
@@ -73,7 +72,8 @@ def checked(answer: Any, question: Question, name: str, most: Budget) -> Answer:
     """
     plain = plain_answer(answer, question.kind, question.size, name, in_words(question))
     if plain.key != question.key:
-        raise OracleError(f"oracle {name}: the answer to {in_words(question)} has the key {str(plain.key)[:80]}; copy the question's, {question.key}")
+        key = shortened(str(plain.key)) if isinstance(plain.key, Key | str) else shown(plain.key)
+        raise OracleError(f"oracle {name}: the answer to {in_words(question)} has the key {key}; copy the question's, {question.key}")
     took = Price(plain.queries, plain.tokens, plain.cost)
     if not most.allows(took):
         raise OracleError(
@@ -98,32 +98,32 @@ def plain_answer(answer: Any, kind: Kind, size: int, name: str, where: str) -> A
         if not holds:
             raise OracleError(f"oracle {name}: {what}")
 
-    require(isinstance(answer, Answer), f"to {where} came {_shown(answer)}; return an oat.types.Answer")
+    require(isinstance(answer, Answer), f"to {where} came {shown(answer)}; return an oat.types.Answer")
     lists = {field: getattr(answer, field) for field in ("values", "marks", "scores")}
     for field, given in lists.items():
         is_list = isinstance(given, tuple | list) or (isinstance(given, np.ndarray) and given.ndim == 1)
-        require(is_list, f"`{field}` of the answer to {where} is {_shown(given)}; give a tuple")
+        require(is_list, f"`{field}` of the answer to {where} is {shown(given)}; give a tuple")
     sizes = len(lists["values"]), len(lists["marks"])
     require(sizes == (size, size), f"the answer to {where} has {sizes[0]} values and {sizes[1]} marks; give {size} of each, in order")
     unknown = [mark for mark in lists["marks"] if not (isinstance(mark, str) and mark in MARKS)]
-    require(not unknown, f"the answer to {where} has the marks {', '.join(map(repr, unknown))[:80]}; an oracle may give {', '.join(MARKS)}")
+    require(not unknown, f"the answer to {where} has the marks {', '.join(map(shown, unknown[:3]))}; an oracle may give {', '.join(MARKS)}")
     marks = tuple(str(mark) for mark in lists["marks"])
     values = tuple(_number(value, kind) for value in lists["values"])
     for value, given, mark in zip(values, lists["values"], marks, strict=True):
         meaning = "a probability from 0 to 1" if kind == "compare" else "a finite number"
-        require(mark != "ok" or value is not None, f"the answer to {where} is {_shown(given)}; give {meaning}, or mark it abstain")
+        require(mark != "ok" or value is not None, f"the answer to {where} is {shown(given)}; give {meaning}, or mark it abstain")
     scores = tuple(_number(score, "score") for score in lists["scores"])
     lacks = any(score is None for score in scores) and {*marks} & {"ok", "tie"}
     is_pair = kind == "compare" and len(scores) == 2 and not lacks
-    require(not scores or is_pair, f"the answer to {where} has the scores {_shown(lists['scores'])}; give the pair's two, finite, or none")
+    require(not scores or is_pair, f"the answer to {where} has the scores {shown(lists['scores'])}; give the pair's two, finite, or none")
     for field in ("queries", "tokens"):
         count = getattr(answer, field)
         is_count = isinstance(count, Integral) and 0 <= int(count) < _MOST
-        require(is_count, f"`{field}` of the answer to {where} is {_shown(count)}; give a whole number from 0")
+        require(is_count, f"`{field}` of the answer to {where} is {shown(count)}; give a whole number from 0")
     for field in ("cost", "seconds"):
         amount = _number(getattr(answer, field), "score")
-        require(amount is not None and amount >= 0, f"`{field}` of the answer to {where} is {_shown(getattr(answer, field))}; give a number from 0")
-    require(isinstance(answer.by, str), f"`by` of the answer to {where} is {_shown(answer.by)}; give the name of who answered")
+        require(amount is not None and amount >= 0, f"`{field}` of the answer to {where} is {shown(getattr(answer, field))}; give a number from 0")
+    require(isinstance(answer.by, str), f"`by` of the answer to {where} is {shown(answer.by)}; give the name of who answered")
     neutral = tuple(_NEUTRAL if value is None else value for value in values)
     counts = {field: int(getattr(answer, field)) for field in ("queries", "tokens")}
     amounts = {field: float(getattr(answer, field)) for field in ("cost", "seconds")}
@@ -139,9 +139,6 @@ def _number(value: Any, kind: Kind) -> float | None:
 
 def in_words(question: Question) -> str:
     """A question in a few words."""
-    texts = ", ".join(repr(text if len(text) <= 40 else text[:40] + "...") for text in question.candidates)
+    texts = ", ".join(repr(shortened(text, 40)) for text in question.candidates[:_MOST_TEXTS])
+    texts += ", ..." if len(question.candidates) > _MOST_TEXTS else ""
     return f"question {question.key} ({question.kind} {texts})"
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:80]

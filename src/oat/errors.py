@@ -12,6 +12,14 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
+from oat.interruption import is_signal
+
+MAX_MESSAGE = 10_000
+"""Characters of a message, of whose middle the rest is left out: what to do stands at the end."""
+_MAX_ERROR = 300
+"""Of what the error of somebody else's code says."""
+_MOST_NAMES, _LONGEST_NAME = 200, 1000
+"""Of names that are listed, and of one that another is looked for."""
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
@@ -21,7 +29,7 @@ class OatError(Exception):
     exit_code = 2
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return printable(_bounded(super().__str__()))
 
 
 class ConfigError(OatError, ValueError):
@@ -71,7 +79,7 @@ class RefusalError(OracleError):
         self.status, self.said = status, said
 
     def __str__(self) -> str:
-        return printable(str(self.args[0]))
+        return printable(_bounded(str(self.args[0])))
 
 
 class OutageError(OracleError):
@@ -148,13 +156,47 @@ def warn(text: str) -> None:
         frame = frame.f_back
     theirs = ours.f_back or ours
     known = theirs.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(printable(text), OatWarning, theirs.f_code.co_filename, theirs.f_lineno, theirs.f_globals.get("__name__"), known)
+    warnings.warn_explicit(printable(_bounded(text)), OatWarning, theirs.f_code.co_filename, theirs.f_lineno, theirs.f_globals.get("__name__"), known)
 
 
 def printable(text: str) -> str:
     """Text for a terminal or a page: what a terminal would obey, or what would change the order of letters (control codes, escapes, marks of
     direction), stands there as JSON writes it, `\\u001b`. Lines stay lines; everything that people can see stays as it is."""
     return "".join(c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] if ord(c) != 0x7F else "\\u007f" for c in text)
+
+
+def described(error: BaseException) -> str:
+    """The class and the text of an error of somebody else's code, in one line: its beginning, and the class alone where the text cannot be had."""
+    kind = shortened(type(error).__name__)
+    try:
+        text = " ".join(shortened(str(error), _MAX_ERROR).split())
+    except BaseException as worse:
+        if is_signal(worse):
+            raise
+        text = ""
+    return f"{kind}: {text}" if text else kind
+
+
+def shown(value: object, most: int = 80) -> str:
+    """The beginning of a value as Python writes it; of one that cannot be written its class."""
+    if isinstance(value, str):
+        return repr(shortened(value, most))
+    try:
+        return shortened(repr(value), most)
+    except BaseException as worse:
+        if is_signal(worse):
+            raise
+        return f"a {shortened(type(value).__name__)} whose repr fails"
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """A text of at most so many characters, and then three dots; whatever methods its class has."""
+    return str.__getitem__(text, slice(0, most)) + ("..." if str.__len__(text) > most else "")
+
+
+def _bounded(text: str) -> str:
+    left_out = len(text) - MAX_MESSAGE
+    return text if left_out <= 0 else f"{text[: MAX_MESSAGE * 3 // 4]} [... {left_out:,} characters are left out ...] {text[-MAX_MESSAGE // 4 :]}"
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
@@ -164,6 +206,7 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
         For example "did you mean `beta`? valid: beta, label_smoothing".
     """
     names = sorted(valid)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    listed = "valid: " + (", ".join(names) or "none")
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6) if len(name) <= _LONGEST_NAME else []
+    more = f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else ""
+    listed = "valid: " + (", ".join(map(shortened, names[:_MOST_NAMES])) or "none") + more
     return f"did you mean `{near[0]}`? {listed}" if near else listed

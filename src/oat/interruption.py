@@ -25,6 +25,10 @@ class Interrupted(KeyboardInterrupt):
         self.name, self.exit_code = signal.Signals(number).name, 75 if number == signal.SIGTERM else 130
 
 
+class Again(KeyboardInterrupt):
+    """A second Ctrl-C: the process ends where it stands."""
+
+
 class Interruption:
     """What a run knows of signals; nothing, unless they are `heard`."""
 
@@ -75,8 +79,15 @@ class Interruption:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self._asked is not None:
             if number == signal.SIGINT:
-                raise KeyboardInterrupt
+                raise Again
             return
         self._asked = number
         if self._at_once:
             raise Interrupted(number)
+
+
+def is_signal(error: BaseException) -> bool:
+    """Whether an error is a person's Ctrl-C, or a signal to the run; users' code may also raise a KeyboardInterrupt itself."""
+    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+        return False
+    return isinstance(error, Interrupted | Again) or signal.getsignal(signal.SIGINT) is signal.default_int_handler

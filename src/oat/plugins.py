@@ -8,11 +8,13 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
+from oat.foreign import bare, guarded
 from oat.places import seen
 
 given: dict[str, Any] = {}
@@ -148,30 +150,32 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     assert found is not None, path
     assert found.loader is not None, path
     module = sys.modules[unique] = importlib.util.module_from_spec(found)
+
+    def refuse(what: str) -> ConfigError:
+        return ConfigError(f"{spec}: {path} fails when imported: {bare(what)}; run `python {path}` to see where, and repair it")
+
     try:
-        found.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+        with guarded(str(path), refuse, partial(_line, file=found.origin)):
+            found.loader.exec_module(module)
+    except BaseException:
         del sys.modules[unique]
-        raise ConfigError(
-            f"{spec}: {path} fails when imported: {_describe(error, found.origin)}; run `python {path}` to see where, and repair it"
-        ) from error
+        raise
     return module
 
 
 def _load_module(name: str, spec: str) -> ModuleType:
-    try:
+    def refuse(what: str) -> ConfigError:
+        hint = "install it, put its folder on PYTHONPATH, or name a file as path/to/file.py:Name"
+        return ConfigError(f"{spec}: the module {name} cannot be imported: {bare(what)}; {hint}")
+
+    with guarded(name, refuse):
         module = importlib.import_module(name)
         if file := getattr(module, "__file__", None):
             _folders[Path(file).resolve().parent] = None
         return module
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"{spec}: the module {name} cannot be imported: {_describe(error, None)}; install it, put its folder on PYTHONPATH, or name a file "
-            "as path/to/file.py:Name"
-        ) from error
 
 
-def _describe(error: BaseException, file: str | None) -> str:
-    """The error in one line, with the last line of the file that it passed through."""
+def _line(error: BaseException, file: str | None) -> str:
+    """The last line of the file that an error passed through."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f"{type(error).__name__}: {error}" + (f" (line {lines[-1]})" if lines else "")
+    return f" (line {lines[-1]})" if lines else ""

@@ -29,7 +29,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from oat.errors import DataError, did_you_mean
+from oat.errors import DataError, described, did_you_mean
+from oat.foreign import guarded
+from oat.interruption import is_signal
 from oat.places import located, seen
 from oat.plugins import load_symbol
 
@@ -304,14 +306,24 @@ def unboxed(value: Any, depth: int = 0) -> Any:
 
 def _guarded(function: Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
     """What people's own code gives."""
-    try:
-        yield from function()
-    except DataError:
-        raise
-    except Exception as error:  # it raises what it likes
-        raise DataError(
-            f"{name} failed with {type(error).__name__}: {error}; give an iterable of records, or a function without arguments that returns one"
-        ) from error
+
+    def refuse(what: str) -> DataError:
+        return DataError(f"{name} {what}; give an iterable of records, or a function without arguments that returns one")
+
+    with guarded(name, refuse):
+        records = iter(function())
+    while True:
+        try:
+            record = next(records)
+        except StopIteration:
+            return
+        except DataError:
+            raise
+        except BaseException as error:  # it raises what it likes
+            if is_signal(error):
+                raise
+            raise refuse(f"raised {described(error)}") from error
+        yield record
 
 
 def is_array(path: Path) -> bool:

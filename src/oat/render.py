@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oat.encoding import Encoder
-from oat.errors import TemplateError, did_you_mean, warn
+from oat.errors import TemplateError, described, did_you_mean, shortened, warn
 from oat.places import seen
 from oat.questions import Example, Form
 from oat.templates import CHATML, CHATML_TOKENS
@@ -335,9 +335,9 @@ class Renderer:
         try:
             text = self.tokenizer.apply_chat_template(conversation, chat_template=self.source, tokenize=False, add_generation_prompt=generate)
         except Exception as error:  # a template is a program of its own and raises what it likes
-            roles = ", ".join(message.role for message in messages)
+            roles = shortened(", ".join(message.role for message in messages), 200)
             raise TemplateError(
-                f"the chat template cannot render a conversation of {roles} ({error}); choose another template or change the roles"
+                f"the chat template cannot render a conversation of {roles} ({described(error)}); choose another template or change the roles"
             ) from error
         for mark in (_OPEN, _CLOSE) if "tojson" in self.source else ():
             text = text.replace(json.dumps(mark)[1:-1], mark)  # a template may write JSON in ASCII

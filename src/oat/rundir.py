@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from oat.build import build, resolve
+from oat.build import Home, build, resolve
 from oat.check import make_objective
 from oat.checkpoint import Checkpoints
 from oat.config import Origins, blaming, convert, dump, load_config, stored_config, to_yaml, with_given
@@ -23,6 +23,7 @@ from oat.files import Standing, write_atomically
 from oat.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
 from oat.holdings import refuse_lost
 from oat.inputs import CHANGEABLE, GIVEN, recorded, refuse_changed_oracles, versions_of, warn_of_other_prompts
+from oat.interruption import Interruption
 from oat.learner.limits import LiveBytes
 from oat.lm import load_tokenizer, outlines
 from oat.loop import Run
@@ -58,15 +59,19 @@ CHOSEN = {("compute", "threads"): None, ("engine", "threads"): None, ("learner",
 
 
 @contextmanager
-def open_run(config: Config, origins: Origins, source: str | None = None, accept_changed: Collection[str] = ()) -> Iterator[Run]:
+def open_run(
+    config: Config, origins: Origins, source: str | None = None, accept_changed: Collection[str] = (), interruption: Interruption | None = None
+) -> Iterator[Run]:
     """The run of a configuration: a new one, or the one that stands in its directory. Its directory is this process's until the end.
 
     Args:
         source: "RUN@STEP" or "RUN": a new run begins where that one stood at its checkpoint, by default the newest. Where the directory has
             the fork already, it is continued.
         accept_changed: of `inputs.CHANGEABLE`, what the run goes on with though it has changed.
+        interruption: how the run is asked to end; a signal that it hears ends the start at once.
 
     Raises:
+        Interrupted: a signal came before the run was made.
         ConfigError: another process works in the directory, or it holds a run of another configuration; the message lists the differences.
         LedgerError: its ledger lacks what its newest checkpoint, or its last row, says that it holds.
         OatError: the model, its text, the data or a reward file is not what the run began with.
@@ -78,8 +83,10 @@ def open_run(config: Config, origins: Origins, source: str | None = None, accept
         directory = seen(config.run_dir)
         made, is_new = _made(directory), not (directory / "lock").exists()
         with _locked(directory) as standing:
+            home = Home(directory, standing, interruption or Interruption())
             try:
-                run = _open(config, directory, origins, source, accept_changed, standing)
+                with home.interruption.at_once():
+                    run = _open(config, home, origins, source, accept_changed)
             except BaseException:
                 if standing.is_there:
                     _unmake(made)
@@ -154,8 +161,8 @@ def _locked(directory: Path) -> Iterator[Standing]:
             _locks.discard(file)
 
 
-def _open(config: Config, directory: Path, origins: Origins, source: str | None, accept_changed: Collection[str], standing: Standing) -> Run:
-    file = directory / "config.yaml"
+def _open(config: Config, home: Home, origins: Origins, source: str | None, accept_changed: Collection[str]) -> Run:
+    directory, file = home.directory, home.directory / "config.yaml"
     refuse_missing(config, origins)
     if source is not None:
         begin_fork(source, directory)
@@ -180,12 +187,12 @@ def _open(config: Config, directory: Path, origins: Origins, source: str | None,
         refuse_changes(config, origins, around, directory / "ledger.sqlite", accept_changed)
         if budget_of(config).is_limited:
             refuse_small_budget(config, origins, dearest_question(config, around), make_objective(config).plan(0).questions, is_begun=file.exists())
-        run = build(config, directory=directory, around=around, origins=origins, standing=standing)
+        run = build(config, directory=home, around=around, origins=origins)
         left.callback(run.ledger.close)
         refuse_weights(config, origins, around, is_begun=is_begun)
         for (section, name), value in run.chosen.items():
             config = _with(config, section, name, value)
-        standing.refuse_lost(DirectoryError)
+        home.standing.refuse_lost(DirectoryError)
         write_atomically(file, to_yaml(config))
         left.pop_all()
     return run

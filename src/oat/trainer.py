@@ -18,7 +18,7 @@ from oat.errors import ConfigError, DataError, printable
 from oat.export import export_run
 from oat.formats import checked
 from oat.inputs import GIVEN
-from oat.interruption import Interrupted
+from oat.interruption import Interrupted, Interruption
 from oat.loop import Report, Run, train
 from oat.once import evaluate_once
 from oat.outcome import Outcome
@@ -140,13 +140,15 @@ class Trainer:
             OatError: as `oat train`; its message says what to do.
             Interrupted: it was ended by a signal; where it stood is on disk, and the same lines go on.
         """
-        with seen_from(self._start), plugins.naming(self._given):
-            self._write_given()
-            return self._trained()
+        told = Interruption()
+        with seen_from(self._start), plugins.naming(self._given), told.heard():
+            with told.at_once():
+                self._write_given()
+            return self._trained(told)
 
-    def _trained(self) -> Result:
-        opened = open_run(self.config, self._origins, self._source, self.accept_changed)
-        with opened as run, run.interruption.heard(), self._shown(run) as show:
+    def _trained(self, told: Interruption) -> Result:
+        opened = open_run(self.config, self._origins, self._source, self.accept_changed, told)
+        with opened as run, self._shown(run) as show:
             is_asked, outcome = False, Outcome(run, self.config)
             self._say(*opening(run, self.config))
 

@@ -53,6 +53,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that a KeyboardInterrupt is only what the function raises
     order = read_frame(asked)
     if order is None:
         return
@@ -89,8 +90,8 @@ def _attempt(action: Callable[[], Any], *, is_call: bool = True) -> dict[str, An
         if is_call and isinstance(error.__cause__, MemoryError | RecursionError | SystemExit):
             return {"failure": f"raised {type(error.__cause__).__name__}"}
         return {"error": str(error)}
-    except (Exception, SystemExit) as error:
-        return {"failure": f"raised {type(error).__name__}"}
+    except BaseException as error:
+        return {"failure": f"raised {type(error).__name__[:80]}"}
 
 
 def _begin(seconds: float) -> None:

@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -52,6 +54,17 @@ MOMENTS = {
 }
 
 
+STARTS = {
+    "while the configuration is read": ("oat.config:_read", signal.SIGTERM, 75),
+    "while data and oracles are made": ("oat.rundir:surround", signal.SIGTERM, 75),
+    "while weights are loaded": ("oat.lm:_from_files", signal.SIGTERM, 75),
+    "while the ledger is opened": ("oat.store:Store.__init__", signal.SIGTERM, 75),
+    "while it is measured": ("oat.build:choose_threads", signal.SIGTERM, 75),
+    "before the configuration is kept": ("oat.rundir:to_yaml", signal.SIGINT, 130),
+    "before its state is taken up": ("oat.loop:restore", signal.SIGTERM, 75),
+}
+
+
 def train(config: Path, run_dir: Path, before: Callable[[], None] = lambda: None, flags: tuple[str, ...] = ()) -> int:
     def action() -> int:
         before()
@@ -86,6 +99,44 @@ def test_an_interrupted_run_is_the_unbroken_run(
     is_equal = digest_run(run_dir) == unbroken[moment.algorithm]
     figure(f"{int(is_equal)} of 1 interrupted runs equal the unbroken one bitwise")
     assert is_equal
+
+
+@pytest.mark.parametrize("moment", STARTS.values(), ids=STARTS.keys())
+def test_a_run_that_is_told_to_end_while_it_starts(
+    world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]], moment: tuple[str, int, int]
+) -> None:
+    place, number, code = moment
+    config = world.config("grpo", tmp_path, {"compute": {}} if "threads" in place else None)
+    owner, name = named(place)
+
+    assert train(config, tmp_path / "cut", lambda: kill_at(owner, name, 1, signals=(number,))) == code
+    said = (tmp_path / "log").read_text()
+    assert f"{signal.Signals(number).name} ended it; the same command goes on where it stopped" in said
+    assert "Traceback" not in said
+    has_begun = name == "restore"
+    assert (tmp_path / "cut").exists() == has_begun
+    if has_begun:
+        assert train(config, tmp_path / "cut") == 0
+        assert digest_run(tmp_path / "cut") == unbroken["grpo"]
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_it_hears_signals_while_torch_is_imported(world: World, tmp_path: Path, command: str) -> None:
+    """In a process of its own, whose first seconds are that."""
+    config = world.config("grpo", tmp_path)
+    log = (tmp_path / "log").open("wb")
+    process = subprocess.Popen([sys.executable, "-m", "oat", command, str(config)], stdout=log, stderr=log)
+    try:
+        maps = Path(f"/proc/{process.pid}/maps")
+        while process.poll() is None and "libtorch" not in maps.read_text():
+            time.sleep(0.005)
+        process.terminate()
+        assert process.wait(60) == 75
+    finally:
+        process.kill()
+        log.close()
+    assert "Traceback" not in (tmp_path / "log").read_text()
+    assert not (tmp_path / "grpo").exists()
 
 
 def test_a_row_that_was_left_open_is_written_once(world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from oat.errors import ConfigError
+from oat.foreign import bare, guarded
 from oat.plugins import load_symbol
 from oat.types import Message, Prompt
 
@@ -54,12 +55,10 @@ def make_environment(found: Any, name: str) -> Environment:
     Raises:
         ConfigError: as for `build_environment`.
     """
-    try:
+    with guarded(
+        name, lambda what: ConfigError(f"{name} cannot be made without arguments ({bare(what)}); give a class whose constructor needs none")
+    ):
         environment: Environment = found()
-    except Exception as error:  # it raises what it likes
-        raise ConfigError(
-            f"{name} cannot be made without arguments ({type(error).__name__}: {error}); give a class whose constructor needs none"
-        ) from error
     missing = [method for method in ("reset", "step") if not callable(getattr(environment, method, None))]
     if missing:
         raise ConfigError(f"{name} lacks {' and '.join(missing)}; see the Environment protocol in oat/environments/base.py")

@@ -182,12 +182,13 @@ class Learner:
 
     @contextmanager
     def learning(self, objective: Objective) -> Iterator[None]:
-        """The models that an objective trains, in the mode they learn in."""
+        """The models that an objective trains, in the mode they learn in; gradients are recorded, whatever anybody's code has left."""
         modules = [self.trained[name].model.module for name in objective.wants] if self.gradient_checkpointing else []
         for module in modules:
             module.train()
         try:
-            yield
+            with torch.enable_grad():
+                yield
         finally:
             for module in modules:
                 module.eval()

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Hashable
 
-from oat.errors import ConfigError, OracleError, did_you_mean
+from oat.errors import ConfigError, OracleError, did_you_mean, shown
+from oat.foreign import guarded
 from oat.oracles.rules.countdown import tagged_answer
 from oat.oracles.rules.gsm8k import last_number, marked_number
 from oat.plugins import load_symbol
@@ -28,11 +29,9 @@ def load_answers(name: str) -> Answers:
         raise ConfigError(f"{name} is {type(function).__name__}, no function; name one that takes a text and returns its answer, or None")
 
     def answer(text: str) -> Hashable | None:
-        try:
+        with guarded(name, lambda what: OracleError(f"{name} {what}, asked for the answer in {shown(text)}; repair the function")):
             found: Hashable | None = function(text)
             hash(found)
-        except Exception as error:
-            raise OracleError(f"{name} raised {type(error).__name__}: {error}, asked for the answer in {text[:80]!r}; repair the function") from error
         return found
 
     return answer

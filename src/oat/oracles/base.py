@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from oat.errors import OatError, OracleError, warn
+from oat.errors import OatError, OracleError, shown, warn
+from oat.foreign import bare, raising
 from oat.plugins import given
 from oat.types import Answer, Kind, Price, Question
 
@@ -76,7 +77,8 @@ def made_of(oracle: Oracle) -> dict[str, dict[str, Any]]:
 
 
 def metrics_of(oracle: Oracle) -> dict[str, float]:
-    return dict(getattr(oracle, "metrics", {}))
+    with raising(lambda what: OracleError(f"`metrics` of oracle {type(oracle).__name__} {what}; give numbers by name, or leave it out")):
+        return dict(getattr(oracle, "metrics", {}))
 
 
 def close_oracle(oracle: Oracle) -> None:
@@ -85,9 +87,11 @@ def close_oracle(oracle: Oracle) -> None:
     if close is None or any(oracle is each for each in given.values()):
         return
     try:
-        close()
-    except Exception as error:  # it raises what it likes
-        warn(f"oracle {getattr(oracle, 'name', type(oracle).__name__)} could not be closed: {type(error).__name__}: {error}")
+        with raising(lambda what: OracleError(bare(what))):
+            close()
+    except OatError as error:
+        name = getattr(oracle, "name", None)
+        warn(f"oracle {name if isinstance(name, str) else type(oracle).__name__} could not be closed: {error}")
 
 
 def outage_of(oracle: Oracle) -> float | None:
@@ -100,7 +104,8 @@ def bind(oracle: Oracle) -> None:
     """Tell an oracle that a budget in tokens or money limits it."""
     tell = getattr(oracle, "bind", None)
     if tell is not None:
-        tell()
+        with raising(lambda what: OracleError(f"`bind` of oracle {type(oracle).__name__} {what}; repair it, and run the same command again")):
+            tell()
 
 
 def names_price(oracle: Oracle) -> bool:
@@ -122,15 +127,12 @@ def price_of(oracle: Oracle, question: Question) -> Price:
     own = getattr(oracle, "price", None)
     if own is None:
         return Price(question.size)
-    try:
+
+    def refuse(what: str) -> OracleError:
+        return OracleError(f"`price` of oracle {question.oracle} {what}, asked about {question.key}; repair it, and run the same command again")
+
+    with raising(refuse):
         price: Price = own(question)
-    except OatError:
-        raise
-    except (Exception, SystemExit) as error:
-        what = f"raised {type(error).__name__}: {error}"
-        raise OracleError(
-            f"`price` of oracle {question.oracle} {what}, asked about {question.key}; repair it, and run the same command again"
-        ) from error
     if not isinstance(price, Price):
-        raise OracleError(f"`price` of oracle {question.oracle} returned {str(price)[:80]}; return an oat.types.Price")
+        raise OracleError(f"`price` of oracle {question.oracle} returned {shown(price)}; return an oat.types.Price")
     return price

@@ -15,14 +15,16 @@ import math
 import numbers
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from oat.errors import ConfigError, OracleError, did_you_mean
+from oat.errors import ConfigError, OracleError, did_you_mean, shortened, shown
+from oat.foreign import guarded
 from oat.types import Answer, Kind, Mark, Question
 
 
@@ -138,20 +140,22 @@ class CallableOracle:
         nothing = {name: [None] * len(asked) for name in self._known}
         offered = {**nothing, **_columns(asked), "prompts": [_prompt(question) for question in asked], **candidates}
         arguments = self._accepted(offered)
-        try:
+        with guarded(self.name, self._refused, partial(_line, function=self.function)):
             returned = self.function(**arguments)
             if inspect.isawaitable(returned):
                 returned = _awaited(returned)
             returned = self._unwrapped(returned)
-            is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping)
-            values = list(returned) if is_list else []
-        except (Exception, SystemExit) as error:
-            what = f"{type(error).__name__}: {error}{_line(error, self.function)}"
-            raise OracleError(f"{self.name} raised {what}; repair the function, or catch what it may meet") from error
-        if len(values) != len(asked):
-            got = f"{len(values)} values" if values else repr(returned)[:80]
-            raise OracleError(f"{self.name} returned {got} for {len(asked)} entries; return a list with one number or None for each, in order")
-        return [self._number(value, place) for place, value in enumerate(values)]
+            is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | bytearray | Mapping | Set)
+            values = list(islice(returned, len(asked) + 1)) if is_list else []
+            if len(values) != len(asked):
+                count = len(returned) if isinstance(returned, Sized) else f"more than {len(asked)}" if len(values) > len(asked) else len(values)
+                has_order = not isinstance(returned, Mapping | Set)
+                got = f"{count} values" if values else shown(returned) + ("" if has_order else ", whose values have no order,")
+                raise OracleError(f"{self.name} returned {got} for {len(asked)} entries; return a list with one number or None for each, in order")
+            return [self._number(value, place) for place, value in enumerate(values)]
+
+    def _refused(self, what: str) -> OracleError:
+        return OracleError(f"{self.name} {what}; repair the function, or catch what it may meet")
 
     def _unwrapped(self, returned: Any) -> Any:
         """The values in what the function returned."""
@@ -166,7 +170,7 @@ class CallableOracle:
         if missing:
             raise OracleError(
                 f"{self.name} needs `{missing[0]}`, which is neither a column of the data nor a configured reference; "
-                f"it may have {', '.join(sorted(offered))}"
+                f"it may have {shortened(', '.join(sorted(offered)), 1000)}"
             )
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             return offered
@@ -187,7 +191,7 @@ class CallableOracle:
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            raise OracleError(f"{self.name} returned {value!r} as value {place}; return a finite number, or None for no answer")
+            raise OracleError(f"{self.name} returned {shown(value)} as value {place}; return a finite number, or None for no answer")
         return number
 
 
@@ -213,7 +217,7 @@ class CallableComparison(CallableOracle):
     def _number(self, value: Any, place: int) -> float | None:
         number = super()._number(value, place)
         if number is not None and not 0.0 <= number <= 1.0:
-            raise OracleError(f"{self.name} returned {value!r} as value {place}; return the probability that the first wins, from 0 to 1")
+            raise OracleError(f"{self.name} returned {shown(value)} as value {place}; return the probability that the first wins, from 0 to 1")
         return number
 
 

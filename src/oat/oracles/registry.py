@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from oat.errors import ConfigError, OatError, did_you_mean
+from oat.errors import ConfigError, did_you_mean
+from oat.foreign import bare, guarded
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.queries import QueryReward
@@ -138,12 +139,8 @@ def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
         signature.bind(**options)
     except TypeError as error:
         raise ConfigError(f"the oracle {name} cannot be built: {error}; give it among the oracle's options") from error
-    try:
+    with guarded(name, lambda what: ConfigError(f"the oracle {name} cannot be made: {bare(what)}; repair its constructor, or its options")):
         oracle = cls(**options)
-    except OatError:
-        raise
-    except Exception as error:  # it raises what it likes
-        raise ConfigError(f"the oracle {name} cannot be made: {type(error).__name__}: {error}; repair its constructor, or its options") from error
     return _sound(oracle, name)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from oat.errors import printable, warn
-from oat.places import seen
+from oat.places import seen, start
 from oat.secrets import Hider
 from oat.sinks.leftovers import VARIABLE, end_all_marked
 from oat.worker import HEADER, frame
@@ -87,6 +87,7 @@ class SinkProcess:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     env=self._environment(),
+                    cwd=start(),
                     process_group=0,  # so that Ctrl-C in a terminal is for training alone
                 )
         except OSError as error:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import oat
-from oat.errors import ContractError, OatError
+from oat.errors import ContractError, OatError, described
+from oat.interruption import is_signal
 
 _OURS = Path(oat.__file__).parent
 
@@ -32,13 +33,13 @@ class Part:
             return function(*arguments)
         except OatError:
             raise
-        except Exception as error:
-            raise ContractError(
-                f"{self.name}: {method} raised {type(error).__name__}: {error}{_place(error)}; repair that, the error is above"
-            ) from error
+        except BaseException as error:
+            if is_signal(error):
+                raise
+            raise ContractError(f"{self.name}: {method} raised {described(error)}{_place(error)}; repair that, the error is above") from error
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """The last line of the first file outside this package that an error came through."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not Path(frame.filename).is_relative_to(_OURS)]
     lines = [frame.lineno for frame in frames if frame.filename == frames[0].filename]

@@ -16,7 +16,7 @@ import msgspec
 from mosec import Server
 from mosec import Worker as MosecWorker
 
-from oat.errors import OatError
+from oat.errors import OatError, shortened
 from oat.oracles.remote.format import ANSWERED, FAILED, REFUSED, ROUTE, Request, decode_request, encode_reply
 from oat.types import Message
 
@@ -106,7 +106,7 @@ class RewardWorker(MosecWorker):
             if len(asked) > 1:
                 return [reply for each in asked for reply in self._scored([each])]
             traceback.print_exc()
-            return [FAILED + (str(error) if isinstance(error, OatError) else type(error).__name__).encode()]
+            return [FAILED + (str(error) if isinstance(error, OatError) else shortened(type(error).__name__)).encode()]
 
 
 def main() -> None:

@@ -1,0 +1,422 @@
+"""What reward functions raise, return and leave behind: one message of bounded length that names the function and says what to do, no traceback; and
+a run that computes what it would compute without it."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures import World, make_group, make_questions, oat
+
+from oat import plugins
+from oat.errors import MAX_MESSAGE, ConfigError, DataError, OatError, OatWarning, OracleError
+from oat.export import digest_run
+from oat.interruption import Again, Interrupted
+from oat.ledger import calling
+from oat.oracles.callables import CallableOracle
+from oat.oracles.isolated import Isolated
+from oat.records import open_records
+from oat.types import Answer
+
+LONG = 20_000_000
+MANY = 3
+
+
+class Mute(Exception):
+    """Says nothing of itself."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class MuteBase(BaseException):
+    def __str__(self) -> str:
+        raise MuteBase
+
+
+class Unshown:
+    def __repr__(self) -> str:
+        raise MuteBase("no repr")
+
+
+class Text(str):
+    """Lies about itself."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    def __len__(self) -> int:
+        return 2**62
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no equal")
+
+    __hash__ = str.__hash__
+
+    def __getitem__(self, place: Any) -> str:
+        raise RuntimeError("no part")
+
+
+class Endless(list[float]):
+    def __iter__(self) -> Iterator[float]:
+        return itertools.repeat(1.0)
+
+
+class Broken(list[float]):
+    def __len__(self) -> int:
+        raise SystemExit(3)
+
+    def __iter__(self) -> Iterator[float]:
+        raise MuteBase
+
+
+class Number(float):
+    def __float__(self) -> float:
+        raise KeyboardInterrupt
+
+
+def raiser(error: BaseException) -> Callable[..., Any]:
+    def reward(prompts: Any, completions: Any) -> Any:
+        raise error
+
+    return reward
+
+
+def giver(make: Callable[[], Any]) -> Callable[..., Any]:
+    return lambda prompts, completions: make()
+
+
+RAISED = {
+    "asyncio.CancelledError": asyncio.CancelledError("gone"),
+    "concurrent CancelledError": CancelledError(),
+    "BaseException": BaseException("plain"),
+    "GeneratorExit": GeneratorExit("out"),
+    "KeyboardInterrupt": KeyboardInterrupt("mine"),
+    "SystemExit": SystemExit("bye"),
+    "StopIteration": StopIteration(7),
+    "StopAsyncIteration": StopAsyncIteration(),
+    "a long text": ValueError("x" * LONG),
+    "a long name": type("E" * LONG, (Exception,), {})("y"),
+    "many lines": ValueError("a\nb\n" * 1000),
+    "without words": Mute(),
+    "without words, not even an Exception": MuteBase(),
+    "a text that lies": ValueError(Text("z" * 1000)),
+    "a group": ExceptionGroup("several", [ValueError("x" * 1000)] * 100),
+    "an error of ours, of any length": OracleError("o" * LONG),
+}
+RETURNED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a set": (lambda: {1.0, 2.0, 3.0}, "{1.0, 2.0, 3.0}, whose values have no order"),
+    "a frozenset": (lambda: frozenset((1.0, 2.0, 3.0)), "whose values have no order"),
+    "a dict": (lambda: dict.fromkeys("abc", 1.0), "whose values have no order"),
+    "keys": (lambda: dict.fromkeys((1.0, 2.0, 3.0)).keys(), "whose values have no order"),
+    "a string": (lambda: "123", "returned '123' for 3 entries"),
+    "bytes": (lambda: b"123", "returned b'123' for"),
+    "a bytearray": (lambda: bytearray(b"123"), "returned bytearray(b'123') for"),
+    "a number": (lambda: 1.0, "returned 1.0 for"),
+    "nothing": (lambda: None, "returned None for"),
+    "too few": (lambda: [1.0], "1 values for 3 entries"),
+    "too many": (lambda: [1.0] * 1_000_000, "1000000 values for 3 entries"),
+    "an endless generator": (lambda: itertools.repeat(1.0), "more than 3 values for 3 entries"),
+    "an endless list": (lambda: Endless([1.0] * 3), "3 values for 3 entries"),
+    "a list that raises": (lambda: Broken([1.0] * 3), "raised MuteBase"),
+    "a long string": (lambda: "x" * LONG, "xxx...' for"),
+    "a text that lies": (lambda: Text("abc"), "returned 'abc' for"),
+    "an object": (lambda: object(), "returned <object"),
+    "a shy object": (Unshown, "whose repr fails"),
+    "a scalar of torch": (lambda: torch.tensor(1.0), "0-d"),
+    "rows": (lambda: np.ones((3, 2)), "as value 0"),
+    "NaN": (lambda: [1.0, float("nan"), 1.0], "nan as value 1"),
+    "an infinity": (lambda: [1.0, 1.0, -np.inf], "inf as value 2"),
+    "a number of a thousand digits": (lambda: [10**1000] * 3, "as value 0"),
+    "a complex number": (lambda: [1j] * 3, "1j as value 0"),
+    "a decimal": (lambda: [Decimal(1)] * 3, "as value 0"),
+    "texts": (lambda: ["1", "2", "3"], "'1' as value 0"),
+    "long texts": (lambda: ["x" * LONG] * 3, "as value 0"),
+    "texts that lie": (lambda: [Text("1")] * 3, "as value 0"),
+    "shy values": (lambda: [Unshown()] * 3, "whose repr fails as value 0"),
+    "a number that raises": (lambda: [Number(1)] * 3, "raised KeyboardInterrupt"),
+    "an exception": (lambda: [ValueError("x" * LONG)] * 3, "as value 0"),
+    "a coroutine in a list": (lambda: [None, None, Unshown], "as value 2"),
+    "a class": (lambda: float, "returned <class 'float'> for"),
+}
+TAKEN: dict[str, tuple[Callable[[], Any], tuple[float, ...]]] = {
+    "a tuple": (lambda: (1, 2, 3), (1.0, 2.0, 3.0)),
+    "a generator": (lambda: (float(n) for n in range(3)), (0.0, 1.0, 2.0)),
+    "numbers of numpy": (lambda: np.arange(3, dtype=np.float16), (0.0, 1.0, 2.0)),
+    "numbers of torch": (lambda: torch.arange(3), (0.0, 1.0, 2.0)),
+    "words of logic": (lambda: [True, np.True_, torch.tensor(False)], (1.0, 1.0, 0.0)),
+    "fractions": (lambda: [Fraction(1, 2)] * 3, (0.5, 0.5, 0.5)),
+}
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """As within a run: signals are its own."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def ask(function: Callable[..., Any], name: str = "reward.py:mine") -> Answer:
+    """As the ledger does."""
+    oracle = CallableOracle(function, name)
+    (question,) = make_questions([make_group(0, "a", "b", "c")], "score", 0, oracle=name)
+    tickets = calling(name, oracle.submit, [question])
+    while not (found := calling(name, oracle.collect, tickets, 5.0)):
+        pass
+    answer: Answer = found[0][1]
+    return answer
+
+
+def late(function: Callable[..., Any]) -> Callable[..., Any]:
+    async def reward(prompts: Any, completions: Any) -> Any:
+        await asyncio.sleep(0)
+        return function(prompts, completions)
+
+    return reward
+
+
+def check_message(error: OatError, *parts: str) -> str:
+    said = str(error)
+    assert len(said) <= MAX_MESSAGE + 100, len(said)
+    assert said.count("\n") == 0
+    for part in ("reward.py:mine", *parts):
+        assert part in said, said[:500]
+    return said
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("way", [lambda function: function, late], ids=["at once", "async"])
+@pytest.mark.parametrize("what", RAISED)
+def test_what_a_reward_raises(what: str, way: Callable[..., Any]) -> None:
+    if what == "an error of ours, of any length":
+        with pytest.raises(OracleError) as found:
+            ask(way(raiser(RAISED[what])))
+        assert len(str(found.value)) <= MAX_MESSAGE + 100
+        return
+    with pytest.raises(OracleError) as found:
+        ask(way(raiser(RAISED[what])))
+    assert len(check_message(found.value, "raised", "repair the function")) < 600
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("way", [lambda function: function, late], ids=["at once", "async"])
+@pytest.mark.parametrize("what", RETURNED)
+def test_what_a_reward_returns(what: str, way: Callable[..., Any]) -> None:
+    make, said = RETURNED[what]
+    with pytest.raises(OracleError) as found:
+        ask(way(giver(make)))
+    assert len(check_message(found.value, said, "repair" if "raise" in what or "0-d" in said else "return")) < 600
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_what_is_taken(what: str) -> None:
+    make, values = TAKEN[what]
+    assert ask(giver(make)).values == values
+
+
+def test_signals_of_people_pass_through() -> None:
+    """Also what a person's Ctrl-C raises where no run hears signals, as in a notebook."""
+    for error in (Interrupted(signal.SIGTERM), Again(), KeyboardInterrupt()):
+        with pytest.raises(KeyboardInterrupt) as found:
+            ask(raiser(error))
+        assert found.value is error
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "torch.set_grad_enabled": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+    "torch.set_default_dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
+    "torch.set_default_device": (lambda: torch.set_default_device("meta"), torch.get_default_device),
+    "torch.use_deterministic_algorithms": (lambda: torch.use_deterministic_algorithms(True), torch.are_deterministic_algorithms_enabled),
+    "torch.set_num_threads": (lambda: torch.set_num_threads(torch.get_num_threads() + 1), torch.get_num_threads),
+    "torch.set_float32_matmul_precision": (lambda: torch.set_float32_matmul_precision("medium"), torch.get_float32_matmul_precision),
+    "torch.set_autocast_enabled": (lambda: torch.set_autocast_enabled("cpu", True), lambda: torch.is_autocast_enabled("cpu")),
+    "sys.stdout": (lambda: setattr(sys, "stdout", open(os.devnull, "w")), lambda: sys.stdout),  # noqa: SIM115
+    "sys.stderr": (lambda: setattr(sys, "stderr", None), lambda: sys.stderr),
+    "the handler of SIGTERM": (lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN), lambda: signal.getsignal(signal.SIGTERM)),
+    "the handler of SIGINT": (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN), lambda: signal.getsignal(signal.SIGINT)),
+}
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_a_reward_leaves_is_put_back(what: str, raises: bool) -> None:
+    change, read = CHANGES[what]
+    before = read()
+
+    def reward(prompts: Any, completions: Any) -> list[float]:
+        change()
+        assert read() != before
+        if raises:
+            raise ValueError
+        return [1.0] * len(completions)
+
+    refused = pytest.raises(OracleError, match="raised ValueError") if raises else contextlib.nullcontext()
+    with pytest.warns(OatWarning, match=rf"reward.py:mine changed {what} and left it so") as warned, refused:
+        assert ask(reward).values == (1.0, 1.0, 1.0)
+    assert len(warned) == 1
+    assert read() == before
+
+
+def test_a_reward_that_does_so_while_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import torch\ntorch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.float64)\n\ndef reward(): ...\n")
+    with pytest.warns(OatWarning, match=r"mine.py changed torch.set_grad_enabled and torch.set_default_dtype and left it so"):
+        plugins.load_symbol(f"{tmp_path / 'mine.py'}:reward")
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_inference_mode_cannot_be_put_back() -> None:
+    mode = torch.inference_mode()
+    try:
+        with pytest.raises(OracleError) as found:
+            ask(giver(lambda: mode.__enter__() or [1.0] * MANY))
+    finally:
+        mode.__exit__(None, None, None)
+    check_message(found.value, "left torch in another state (torch.inference_mode)")
+
+
+def test_a_closed_output_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", open(os.devnull, "w"))  # noqa: SIM115
+    with pytest.raises(OracleError) as found:
+        ask(giver(lambda: sys.stdout.close() or [1.0] * MANY))
+    check_message(found.value, "closed sys.stdout")
+
+
+HOSTILE = """
+import asyncio, random, sys
+
+
+def scores(completions):
+    return [text.count("a") + 0.1 * text.count("b") for text in completions]
+
+
+def tidy(prompts, completions):
+    return scores(completions)
+
+
+def leaves(prompts, completions):
+    import numpy, torch
+    random.seed(0), numpy.random.seed(0), torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(3)
+    torch.use_deterministic_algorithms(True)
+    sys.stdout = open("/dev/null", "w")
+    return scores(completions)
+
+
+async def leaves_later(prompts, completions):
+    import numpy, torch
+    await asyncio.sleep(0.001)
+    random.seed(0), numpy.random.seed(0), torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    return scores(completions)
+
+
+class Mute(BaseException):
+    def __str__(self):
+        raise Mute
+
+
+def base(prompts, completions):
+    raise Mute
+
+
+def cancelled(prompts, completions):
+    raise asyncio.CancelledError
+
+
+def left(prompts, completions):
+    raise GeneratorExit
+
+
+def interrupted(prompts, completions):
+    raise KeyboardInterrupt
+
+
+def long(prompts, completions):
+    raise ValueError("x" * 20_000_000)
+
+
+def unordered(prompts, completions):
+    return {1.0}
+"""
+
+
+def test_a_run_is_what_it_would_be(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(HOSTILE)
+    digests = []
+    for function in ("tidy", "leaves", "leaves_later"):
+        folder = tmp_path / function
+        folder.mkdir()
+        config = world.config("grpo", folder, {"oracle.name": f"{tmp_path / 'mine.py'}:{function}", "stop.max_steps": 2})
+        assert oat("train", config) == 0
+        assert "oat train: finished" in capsys.readouterr().out
+        found = digest_run(folder / "grpo")
+        digests.append((found["weights"], found["optimiser"], found["metrics"]))
+    assert digests[0] == digests[1] == digests[2]
+
+
+@pytest.mark.parametrize("name", ["base", "cancelled", "left", "interrupted", "long", "unordered"])
+def test_a_run_ends_with_one_message(world: World, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(HOSTILE)
+    changes = {"oracle.name": f"{tmp_path / 'mine.py'}:{name}", "evaluation": None}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"mine.py:{name} r" in said
+    assert len(said) < 1000
+
+
+@pytest.mark.parametrize("name", ["base", "cancelled", "left", "interrupted", "long", "unordered"])
+def test_in_a_worker_likewise(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(HOSTILE)
+    oracle = Isolated(f"{tmp_path / 'mine.py'}:{name}", timeout_s=20.0)
+    try:
+        tickets = oracle.submit(make_questions([make_group(0, "a")], "score", 0, oracle="isolated"))
+        with pytest.raises(OracleError) as found:
+            oracle.collect(tickets, 20.0)
+    finally:
+        oracle.close()
+    assert f"mine.py:{name} r" in str(found.value)
+    assert len(str(found.value)) < 1000
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("line", ["raise BaseException('x' * 20_000_000)", "raise SystemExit", "raise KeyboardInterrupt", "raise GeneratorExit"])
+def test_code_that_cannot_be_imported_and_data_that_cannot_be_had(tmp_path: Path, line: str) -> None:
+    (tmp_path / "mine.py").write_text(f"{line}\n")
+    with pytest.raises(ConfigError) as found:
+        plugins.load_symbol(f"{tmp_path / 'mine.py'}:reward")
+    assert "fails when imported: " in str(found.value)
+    assert len(str(found.value)) < 1000
+
+    def records() -> Iterator[dict[str, str]]:
+        yield {"prompt": "a"}
+        exec(line)
+
+    with pytest.raises(DataError) as wrong:
+        list(open_records(records, "mine.py:records"))
+    assert "mine.py:records raised" in str(wrong.value)
+    assert len(str(wrong.value)) < 1000
+
+
+def test_a_message_has_a_beginning_and_an_end() -> None:
+    said = str(ConfigError("begin " + "x" * LONG + " and what to do"))
+    assert said.startswith("begin xxx")
+    assert said.endswith("xxx and what to do")
+    assert f"{LONG + 21 - MAX_MESSAGE:,} characters are left out" in said
