@@ -114,7 +114,7 @@ def test_boxes_do_not_know_each_other(box: str) -> None:
 
 @pytest.mark.parametrize("name", ["loop", "collector"])
 def test_the_loop_knows_protocols_only(name: str) -> None:
-    allowed = ("torch", "oat.boxes", "oat.interruption", "oat.metrics", "oat.seeds", "oat.types", "oat.errors", *PROTOCOLS)
+    allowed = ("torch", "oat.boxes", "oat.interruption", "oat.metrics", "oat.seeds", "oat.silence", "oat.types", "oat.errors", *PROTOCOLS)
     assert foreign(imports(ROOT / f"{name}.py"), *allowed) == set()
 
 
@@ -134,7 +134,7 @@ def test_only_check_and_build_know_concrete_parts_of_several_boxes() -> None:
 def test_only_those_who_make_runs_import_build() -> None:
     knowing = {name_of(file) for file in FILES if "oat.build" in imports(file)}
     assert {name for name in knowing if not name.startswith("oat.quickstart")} == {
-        *("oat.against", "oat.cli", "oat.memory", "oat.rundir", "oat.trainer")
+        *("oat.against", "oat.cli", "oat.memory", "oat.once", "oat.rundir", "oat.speaker", "oat.trainer")
     }
 
 

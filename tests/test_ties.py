@@ -10,6 +10,7 @@ import torch
 from fixtures import World, oat
 from pairs import LOSER, SLOW, WINNER, feedback, forward, item, objective, outputs, prepared, total
 
+from oat.algorithms.base import step_metrics
 from oat.algorithms.direct import DPO, Direct
 from oat.learner.batching import select_rows, view_of
 from oat.learner.reduction import Reduction
@@ -61,13 +62,14 @@ def test_a_tie_is_the_mean_of_both_winners(name: str) -> None:
 def test_which_pairs_count_one_half(mark: Mark, probability: float, counted_by: str | None) -> None:
     """Ties by their mark or their probability, and abstentions, each by its own setting; what failed or was not paid for never."""
     pairs = [item(0, WINNER), item(1, LOSER, None, mark)]
+    answers = step_metrics(feedback(*pairs))
+    assert answers["answers/tied_frac"] == (0.5 if counted_by == "ties" else 0.0)
+    assert answers["answers/abstained_frac"] == (0.5 if mark == "abstain" else 0.0)
     for setting in ("ties", "abstentions"):
         batch, _, _ = prepared(objective(DPO, **{setting: "half"}), *pairs)
         is_counted = setting == counted_by
         assert batch.metrics["rows/trained"] == (4 if is_counted else 2)
         assert batch.metrics["pairs/halved_frac"] == (0.5 if is_counted else 0.0)
-        assert batch.metrics["answers/tied_frac"] == (0.5 if counted_by == "ties" else 0.0)
-        assert batch.metrics["answers/abstained_frac"] == (0.5 if mark == "abstain" else 0.0)
     batch, _, _ = prepared(objective(DPO), *pairs)
     assert (batch.metrics["rows/trained"], batch.metrics["pairs/halved_frac"]) == (2, 0.0)
     assert "halved_U" not in batch.columns

@@ -103,16 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("out", metavar="OUT")
     export.add_argument("--step", metavar="N|best", help="of the checkpoint; by default the newest. best: with the highest checkpoint.best_metric")
     export.add_argument("--adapter", action="store_true", help="of a run with LoRA the adapter alone, for PEFT, instead of the merged model")
-    generate = command("generate", _generate, "write responses to the prompts of a file, as lines of JSON")
-    generate.add_argument("model", metavar="RUN|MODEL", help="a run, whose policy answers; or a model, an adapter or a hub id")
-    generate.add_argument("--prompts", required=True, metavar="FILE", help="as prompts.path: a file, a saved dataset or one of the hub")
-    generate.add_argument("--prompt-key", metavar="NAME", help="column of the prompt; by default the run's, or prompt")
-    generate.add_argument("--out", metavar="FILE", help="a new file, there whole or not at all; by default the standard output")
-    generate.add_argument("--n", type=int, default=1, metavar="N", help="responses a prompt; by default 1")
-    chat = command("chat", _chat, "talk to a run's policy, or to a model; through a pipe, lines in and answers out")
-    chat.add_argument("model", metavar="RUN|MODEL", help="a run, whose policy answers; or a model, an adapter or a hub id")
-    for sub in (generate, chat):
-        _add_manner(sub)
+    _add_speaking(command("generate", _generate, "write responses to the prompts of a file, as lines of JSON"), is_file=True)
+    _add_speaking(command("chat", _chat, "talk to a run's policy, or to a model; through a pipe, lines in and answers out"))
     samples = command("samples", _samples, "show prompts, responses and what the oracle said of them, newest first")
     samples.add_argument("run", metavar="RUN")
     samples.add_argument("--step", type=int, metavar="N", help="only what this step learned from, counted as in metrics.jsonl")
@@ -138,6 +130,17 @@ def _parser() -> argparse.ArgumentParser:
     quickstart.add_argument("--out", default="quickstart", metavar="DIR")
     quickstart.add_argument("--seed", type=int, default=0, metavar="N", help="of the data, the start and the runs")
     return parser
+
+
+def _add_speaking(command: argparse.ArgumentParser, *, is_file: bool = False) -> None:
+    """Who is to answer, and how; and of a file, what is answered."""
+    command.add_argument("model", metavar="RUN|MODEL", help="a run, whose policy answers; or a model, an adapter or a hub id")
+    if is_file:
+        command.add_argument("--prompts", required=True, metavar="FILE", help="as prompts.path: a file, a saved dataset or one of the hub")
+        command.add_argument("--prompt-key", metavar="NAME", help="column of the prompt; by default the run's, or prompt")
+        command.add_argument("--out", metavar="FILE", help="a new file, there whole or not at all; by default the standard output")
+        command.add_argument("--n", type=int, default=1, metavar="N", help="responses a prompt; by default 1")
+    _add_manner(command)
 
 
 def _add_manner(command: argparse.ArgumentParser) -> None:
