@@ -282,6 +282,7 @@ def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
 
 def _engine(config: Config, requires: Requires, explorer: Explorer, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds) -> TorchEngine:
     options = TorchEngineConfig(**config.engine.options)
+    threads = options.threads or (config.compute.threads if config.compute.profile == "cpu" else None)
     engine = TorchEngine(
         load_slots(config, lms, needed_slots(config, requires, explorer), seeds),
         num_tokens=renderer.num_tokens,
@@ -290,9 +291,9 @@ def _engine(config: Config, requires: Requires, explorer: Explorer, lms: Mapping
         max_rows=options.max_rows,
         cache_gb=options.cache_gb,
         deterministic=options.deterministic,
-        threads=options.threads,
+        threads=threads,
     )
-    if options.threads is None and config.compute.profile == "cpu" and not is_outlined():
+    if threads is None and config.compute.profile == "cpu" and not is_outlined():
         plan = make_objective(config).plan(0)
         engine.choose_threads(max(1, plan.prompts * sum(plan.samples.values())))
     return engine

@@ -17,6 +17,7 @@ from oat.check import make_objective, updates_of
 from oat.checkpoint import Checkpoints
 from oat.config import Origins
 from oat.dearest import dearest_question, lines_of_costs, refuse_small_budget
+from oat.defaults import derived
 from oat.errors import TemplateError
 from oat.files import bytes_free
 from oat.fork import Origin
@@ -89,7 +90,13 @@ def outline(
         begun = _begun(config, origin)
         lines = [*_model(run.learner), *_data(around), *_step(config, run, around), *_rest(config, run, around, most, *begun)]
         lines += [*_evaluations(config, run, around, begun[0]), *_checkpoints(config, run.learner, origin, run.stop.last)]
-        lines += [*_places(config, run.learner), *_sinks(config), ("memory", memory), *(("note", note) for note in run.notes)]
+        lines += [
+            *_places(config, run.learner),
+            *_defaults(config, origins),
+            *_sinks(config),
+            ("memory", memory),
+            *(("note", note) for note in run.notes),
+        ]
     table = [f"  {name:<13}{text}" for name, text in lines]
     return [*table, *(token_lines(config, around) if with_tokens else []), *(memory_lines(config, lengths) if with_memory else [])]
 
@@ -274,7 +281,7 @@ def _places(config: Config, learner: Learner) -> _Lines:
         return "" if config.compute.profile == "gpu" else f", {_many(count, 'thread')}" if count else ", threads as measured at the start"
 
     synced = f"new weights every {_many(c.sync_every, 'step')}"
-    yield "engine", f"{config.engine.name} on {device}, {options['dtype']}{threads(options['threads'])}; {synced}"
+    yield "engine", f"{config.engine.name} on {device}, {options['dtype']}{threads(options['threads'] or config.compute.threads)}; {synced}"
     precision = f"{config.model.dtype}, products in {c.autocast}" if c.autocast else config.model.dtype
     frozen = [name for name in learner.models if name not in learner.trained and not (name == "reference" and learner.following)]
     models = "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
@@ -284,6 +291,12 @@ def _places(config: Config, learner: Learner) -> _Lines:
     if config.explorer.name != "none":
         yield "explorer", f"{config.explorer.name}, in this process"
     yield "oracle", f"{config.oracle.name}, in this process" + (", asks nobody" if config.oracle.name in BUILTIN else "")
+
+
+def _defaults(config: Config, origins: Origins) -> _Lines:
+    """What other settings have decided."""
+    for number, line in enumerate(derived(config, origins)):
+        yield "" if number else "by default", line
 
 
 def token_lines(config: Config, around: Surroundings) -> list[str]:

@@ -150,7 +150,8 @@ class TorchEngineConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision in which it computes. In bfloat16 its slots have weights of their own, cast from the learner's at every sync."""
     threads: Count | None = None
-    """Threads of the engine; None: the number that is fastest in a short measurement when the run is created, kept from then on."""
+    """Threads of the engine; None: `compute.threads`; where that is not set either, the number that is fastest in a short measurement when the
+    run is created, kept from then on."""
 
 
 @dataclass(frozen=True)
@@ -332,7 +333,8 @@ class ComputeConfig:
     profile: Literal["cpu", "gpu"] = "cpu"
     """Where the models of learner and engine live and compute; `gpu` is one CUDA device of this machine (docs/gpu.md)."""
     threads: Count | None = None
-    """Threads of torch; None takes the number that is fastest in a short measurement when the run is created, and keeps it; on a GPU torch's own."""
+    """Threads of torch, and of the engine unless engine.threads is set; None takes the number that is fastest in a short measurement when the run is
+    created, and keeps it; on a GPU torch's own."""
     serialise: bool = False
     """Send every value between boxes through the wire encoding, as a cluster would."""
     memory_gb: Positive | None = None
