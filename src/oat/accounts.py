@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 from oat import schema
 from oat.asked import Asked, text_name
 from oat.config import load_config
-from oat.errors import ConfigError, LedgerError, warn
+from oat.errors import ConfigError, LedgerError, printable, warn
 from oat.files import write_atomically
 from oat.holdings import lacking, refuse_lost
 from oat.settings import Config
@@ -230,7 +230,7 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
     except OSError as error:
         raise ConfigError(f"the folder {out.parent} cannot be made ({error.strerror}); give a --export FILE where you may write") from error
     if out.suffix == ".jsonl":
-        write_atomically(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_atomically(out, "".join(printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows))
     else:
         _write_parquet(rows, out)
     return len(rows)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from oat.errors import ConfigError
+from oat.errors import ConfigError, printable
 from oat.files import write_atomically
 from oat.places import start
 
@@ -126,7 +126,7 @@ class Told:
 
 
 def _write(file: Path, entries: Sequence[Any]) -> None:
-    write_atomically(file, json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(file, printable(json.dumps(entries, indent=1, ensure_ascii=False)) + "\n")
 
 
 def command_line(argv: Sequence[str]) -> list[str]:

@@ -111,7 +111,9 @@ def test_nothing_of_a_run_speaks_to_the_terminal(
     assert CHECKED.findall(told()) == []
     pages = [
         hostile / "said.jsonl",
+        hostile / "answers.jsonl",
         run / "samples.jsonl",
+        run / "environment.json",
         *sorted((run / "evaluations").iterdir()),
         hostile / "out" / "README.md",
         hostile / "a.csv",
