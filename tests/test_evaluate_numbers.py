@@ -253,7 +253,7 @@ def test_oat_eval_knows_all_of_it(world: World, tmp_path: Path, judges: str, cap
 
 
 def test_every_number_is_reported(world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every name of the list, but those of what fails or is not begun, which tests above see, and those of what training sampled."""
+    """Every name of the list, but those of what fails or is not begun, which tests above see, those of what training sampled, and of pairs."""
     wanted = {
         "kl": True,
         "oracle": f"{judges}:longer",
@@ -266,7 +266,7 @@ def test_every_number_is_reported(world: World, tmp_path: Path, judges: str, cap
     changes = {f"evaluation.{name}": value for name, value in {**wanted, "answers": "last_number"}.items()}
     assert oat("eval", world.config("dpo", tmp_path, changes)) == 0
     found = {re.sub(r"@[0-9]+", "@k", name) for name in json.loads(capsys.readouterr().out)} - {"step"}
-    listed = {name for name in NAMES if name.startswith("eval/") and "online" not in name}
+    listed = {name for name in NAMES if name.startswith("eval/") and "online" not in name and not name.startswith("eval/pairs/")}
     assert found == listed - {"eval/failed", "eval/skipped", "eval/gold_failed", "eval/gold_skipped"}
 
 

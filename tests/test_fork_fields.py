@@ -10,7 +10,7 @@ import datasets
 import pytest
 import yaml
 from evaluations import JUDGES
-from fixtures import World, oat
+from fixtures import World, oat, write_jsonl
 
 from oat.accounts import contradictions
 from oat.build import resolve
@@ -61,6 +61,7 @@ FORKED: dict[str, Any] = {
     "evaluation.success": 0.5,
     "evaluation.majority_at": [2],
     "evaluation.answers": "last_number",
+    "evaluation.pairs": "WORLD/pairs.jsonl",
     "oracle.labels": "bernoulli",
     "oracle.max_outstanding": 5,
     "oracle.max_answer_age": 2,
@@ -93,7 +94,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 """What must change with it, or nothing would read it."""
 
 READS = {
-    **dict.fromkeys(("oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age"), "dpo"),
+    **dict.fromkeys(("oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "evaluation.pairs"), "dpo"),
     "learner.critic_learning_rate": "ppo",
 }
 """The algorithm that reads it, where GRPO does not."""
@@ -152,6 +153,7 @@ def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     """The configuration of a finished run of an algorithm, of four steps; each is made once. The last is a user's, with a critic."""
     found: dict[str, Path] = {}
     (world.folder / "judges.py").write_text(JUDGES, encoding="utf-8")
+    write_jsonl(world.folder / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "a", "rejected": "b"}])
     changes = {"ppo": {"algorithm": {"name": f"{Path(__file__).parent / 'protocol' / 'ppo.py'}:PPO", "prompts": 4, "samples": 2}}}
 
     def make(algorithm: str) -> Path:

@@ -115,6 +115,7 @@ def read(monkeypatch):
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "saved"])
 def test_what_was_read_is_remembered(tmp_path, renderer, monkeypatch, read, kind):
     monkeypatch.setattr(index_cache, "LARGE", 1)
+    (tmp_path / "run").mkdir()
     name, caches = written(tmp_path, kind, sums(100)), [tmp_path / "run" / "indexes", tmp_path / "cache"]
     first = told(opened(name, renderer, caches))
     assert len(read) == 100

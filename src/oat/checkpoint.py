@@ -279,7 +279,8 @@ class Checkpoints:
             self._prune(self._publish(new, step), keep)
         except Exception as error:  # whatever it is, the caller learns of it
             self._error = self._failure(error, step, len(text) + sum(tensor.nbytes for tensor in tensors.values()))
-            shutil.rmtree(new, ignore_errors=True)
+            if new.exists():
+                shutil.rmtree(new, ignore_errors=True)
         finally:
             done.set()
 
