@@ -18,6 +18,7 @@ from late import MOST, Played, Slow, group, play
 from oat.accounts import accounts, contradictions
 from oat.asked import Awaited, rest
 from oat.budget import Budget
+from oat.errors import OracleError
 from oat.ledger import Ledger
 from oat.oracles.base import Oracle
 from oat.seeds import Seeds
@@ -195,7 +196,9 @@ def lives(path: Path, name: str, call: int, ahead: int, delays: random.Random | 
             Fused.fuse = fuse
             found = play(ledger, steps=7, count=4, size=3, ahead=ahead)
             return found, store, calls or fuse.calls
-        except Killed:
+        except (Killed, OracleError) as error:  # an oracle that dies is one that raised
+            if not isinstance(error, Killed) and not isinstance(error.__cause__, Killed):
+                raise
             store.db.close()
             calls, fuse = fuse.calls, Fuse()
 
