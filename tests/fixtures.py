@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -297,3 +298,25 @@ def gradient_of(learner: Learner, update: Callable[[], dict[str, float]], model:
     report = update()
     hook.remove()
     return report, found
+
+
+def counting(owner: Any, name: str) -> Callable[[], int]:
+    """Counts the calls of `owner.name` from now on; for a forked child only."""
+    original, calls = getattr(owner, name), 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return original(*args, **kwargs)
+
+    setattr(owner, name, counted)
+    return lambda: calls
+
+
+def told(*arguments: object) -> int:
+    """Run a command line, and print what it warns of, which pytest would keep."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        code = oat(*arguments)
+    print("".join(f"warning: {warning.message}\n" for warning in said))
+    return code

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, forked, kill_at, named, oat, told
 
 from oat import Trainer
 from oat.errors import ConfigError
@@ -124,15 +124,6 @@ def test_a_sink_that_comes_late_has_all_rows_and_one_that_was_away_what_it_misse
     assert [record["id"] is None for record in found if "config" in record] == [True, False, True]
     times = [record["seconds"] for record in found if "step" in record][:3]
     assert [later - sooner for sooner, later in pairwise(times)] == pytest.approx([100, 0], abs=20)
-
-
-def told(*arguments: object) -> int:
-    """Run a command line, and print what it warns of, which pytest would keep."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        code = oat(*arguments)
-    print("".join(f"warning: {warning.message}\n" for warning in said))
-    return code
 
 
 def test_no_way_to_fail_touches_training(world: World, tmp_path: Path) -> None:

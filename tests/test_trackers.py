@@ -11,13 +11,12 @@ import struct
 import subprocess
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import NO_MLFLOW, NO_WANDB, World, forked, kill_at, named, oat
+from fixtures import NO_MLFLOW, NO_WANDB, World, forked, kill_at, named, oat, told
 
 from oat.export import digest_run
 from oat.metrics import repeatable
@@ -52,15 +51,6 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
         threading.Thread(target=listen, daemon=True).start()
         yield heard
         server.shutdown(socket.SHUT_RDWR)
-
-
-def told(*arguments: object) -> int:
-    """Run a command line, and print what it warns of, which pytest would keep."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        code = oat(*arguments)
-    print("".join(f"warning: {warning.message}\n" for warning in said))
-    return code
 
 
 def killed_continued_and_forked(world: World, folder: Path, sinks: list[Any]) -> tuple[Path, Path]:

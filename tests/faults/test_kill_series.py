@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, counting, forked, kill_at, named, oat
 
 from oat.accounts import accounts_table
 from oat.export import digest_run
@@ -130,19 +130,6 @@ def books(run_dir: Path, copy: Path) -> Books:
 def _accounts(run_dir: Path) -> list[list[str]]:
     head, *lines = [line.split() for line in accounts_table(run_dir).splitlines()]
     return [[cell for name, cell in zip(head, line, strict=True) if name not in ("again", "seconds")] for line in lines if len(line) == len(head)]
-
-
-def counting(owner: Any, name: str) -> Callable[[], int]:
-    """Counts the calls of `owner.name` from now on; for a forked child only."""
-    original, calls = getattr(owner, name), 0
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return original(*args, **kwargs)
-
-    setattr(owner, name, counted)
-    return lambda: calls
 
 
 def config_of(world: World, folder: Path, series: str, algorithm: str) -> Path:

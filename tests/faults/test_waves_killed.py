@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, counting, forked, kill_at, named, oat
 
 from oat.accounts import accounts, contradictions
 from oat.export import digest_run
@@ -111,19 +111,6 @@ def config_of(world: World, folder: Path, series: str) -> Path:
 def waves_of(run_dir: Path) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(run_dir / "ledger.sqlite")) as ledger:
         return ledger.execute("SELECT first, last, queries, tokens, cost FROM waves ORDER BY number").fetchall()
-
-
-def counting(owner: Any, name: str) -> Callable[[], int]:
-    """Counts the calls of `owner.name` from now on; for a forked child only."""
-    original, calls = getattr(owner, name), 0
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return original(*args, **kwargs)
-
-    setattr(owner, name, counted)
-    return lambda: calls
 
 
 @pytest.fixture(scope="module")
