@@ -283,8 +283,21 @@ def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
 def _engine(config: Config, requires: Requires, explorer: Explorer, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds) -> TorchEngine:
     options = TorchEngineConfig(**config.engine.options)
     threads = options.threads or (config.compute.threads if config.compute.profile == "cpu" else None)
-    engine = TorchEngine(
-        load_slots(config, lms, needed_slots(config, requires, explorer), seeds),
+    engine = make_engine(load_slots(config, lms, needed_slots(config, requires, explorer), seeds), renderer, options, threads)
+    if threads is None and config.compute.profile == "cpu" and not is_outlined():
+        plan = make_objective(config).plan(0)
+        engine.choose_threads(max(1, plan.prompts * sum(plan.samples.values())))
+    return engine
+
+
+def make_engine(slots: Mapping[str, CausalLM], renderer: Renderer, options: TorchEngineConfig, threads: int | None) -> TorchEngine:
+    """The engine in this process, with the models of its slots.
+
+    Args:
+        threads: of torch while the engine works; None: as the process has them.
+    """
+    return TorchEngine(
+        slots,
         num_tokens=renderer.num_tokens,
         stop_ids=renderer.stop_ids,
         decode=renderer.decode,
@@ -293,10 +306,6 @@ def _engine(config: Config, requires: Requires, explorer: Explorer, lms: Mapping
         deterministic=options.deterministic,
         threads=threads,
     )
-    if threads is None and config.compute.profile == "cpu" and not is_outlined():
-        plan = make_objective(config).plan(0)
-        engine.choose_threads(max(1, plan.prompts * sum(plan.samples.values())))
-    return engine
 
 
 def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds) -> EnsembleParts | None:

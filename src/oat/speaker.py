@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from oat.build import plain_sampling
+from oat.build import make_engine, plain_sampling
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, OatWarning
 from oat.export import load_learned, run_config
@@ -162,17 +162,11 @@ def _of_model(target: str, manner: Manner) -> Speaker:
 
 
 def _made(name: str, lm: CausalLM, renderer: Renderer, sampling: Sampling, manner: Manner, config: Config | None) -> Speaker:
-    options = TorchEngineConfig(**config.engine.options) if config is not None else TorchEngineConfig()
-    engine = TorchEngine(
-        {SLOT: lm},
-        num_tokens=renderer.num_tokens,
-        stop_ids=renderer.stop_ids,
-        decode=renderer.decode,
-        max_rows=options.max_rows,
-        cache_gb=options.cache_gb,
-        deterministic=options.deterministic,
-        threads=options.threads,
-    )
+    options, threads = TorchEngineConfig(), None
+    if config is not None:
+        options = TorchEngineConfig(**config.engine.options)
+        threads = config.compute.threads if config.compute.profile == "cpu" else None
+    engine = make_engine({SLOT: lm}, renderer, options, options.threads or threads)
     given: dict[str, Any] = {name: getattr(manner, name) for name in ("temperature", "top_p", "max_new_tokens")}
     sampling = replace(sampling, **{name: value for name, value in given.items() if value is not None})
     return Speaker(name, config, renderer, engine, sampling, Seeds(manner.seed), lm.context_length)
