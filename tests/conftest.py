@@ -1,5 +1,6 @@
 """The jaxtyping signatures of `oat.functional` are checked at run time in every test; the hook must come before the first import of it."""
 
+import signal
 from collections.abc import Callable, Iterator
 
 import jaxtyping
@@ -10,6 +11,7 @@ from fixtures import NO_BITSANDBYTES, NO_MLFLOW, NO_TRL, NO_WANDB, world  # noqa
 
 jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes what it starts in the background deaf to it
 
 NO_DEVICE = "no CUDA device here"
 

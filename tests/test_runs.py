@@ -262,7 +262,7 @@ def test_an_exported_chat_model_keeps_its_template_and_its_ends(world: World, tm
 
 def test_the_engines_threads_are_measured_once_and_kept(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another number that would be measured later does not change the run; another one that is asked for is refused."""
-    config = world.config("dpo", tmp_path, {"stop.max_steps": 2})
+    config = world.config("dpo", tmp_path, {"stop.max_steps": 2, "compute.threads": None})
     for steps, found in ((2, 3), (3, 5)):
         monkeypatch.setattr("oat.engines.torch.fastest", lambda work, counts, found=found: work() and found)
         assert oat("train", config, "--stop.max_steps", str(steps)) == 0
