@@ -4,16 +4,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from oat.elsewhere import PREDECESSOR, TRL, Name
-from oat.metrics import NAMES, unit
+from oat.metrics import NAMES, UNREPEATABLE, unit
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
-HEAD = """# Metrics
+_CHANGING = ", ".join(f"`{name}{'...' if name.endswith('/') else ''}`" for name in sorted(UNREPEATABLE))
+
+HEAD = f"""# Metrics
 
 What the columns of `metrics.jsonl` are: every name that `oat` reports. A row has those that the step, the algorithm and the oracle give rise to;
 your own objective adds names under `user/`. A unit of – means that the number has none of its own. The second half is for those who know the
-names of TRL, or of the predecessor. Made by `python tests/metrics_page.py` from `src/oat/metrics.py` and `src/oat/elsewhere.py`; a test fails when
-this page is behind them.
+names of TRL, or of the predecessor.
+
+Rows of two equal runs, of which one may have been killed, have the same numbers but for these, which depend on clocks, on machines, or on what a
+process has itself asked since it began. `oat digest` leaves them out, and rows that learn from answers of before a kill lack `oracle/source/...`:
+
+{_CHANGING}
+
+Made by `python tests/metrics_page.py` from `src/oat/metrics.py` and `src/oat/elsewhere.py`; a test fails when this page is behind them.
 
 | name | unit | meaning |
 | --- | --- | --- |

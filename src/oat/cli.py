@@ -1,6 +1,7 @@
 """The command line: parses and calls, nothing else."""
 
 import argparse
+import importlib
 import json
 import os
 import sqlite3
@@ -166,9 +167,18 @@ def _manner(arguments: argparse.Namespace) -> "Manner":
     return Manner(step=_checkpoint(arguments.step), profile=arguments.device, **own)
 
 
-def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
+@contextmanager
+def _heard() -> Iterator[Interruption]:
+    """Within it signals are the command's. One that comes while torch is imported waits until it is: what is raised within its C++ aborts the
+    process."""
     told = Interruption()
     with told.heard():
+        importlib.import_module("torch")
+        yield told
+
+
+def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
+    with _heard() as told:
         with told.at_once():  # a start is over soon, and leaves nothing
             from oat.check import resolve
             from oat.config import load_config, to_yaml
@@ -230,8 +240,7 @@ def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 
 def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
-    told = Interruption()
-    with told.heard(), told.at_once():
+    with _heard() as told, told.at_once():
         return _evaluated(arguments, flags)
 
 
@@ -301,8 +310,7 @@ def _checkpoint(which: str | None) -> int | Literal["best"] | None:
 
 
 def _generate(arguments: argparse.Namespace, _: list[str]) -> int:
-    told = Interruption()
-    with told.heard(), told.at_once():
+    with _heard() as told, told.at_once():
         return _generated(arguments)
 
 

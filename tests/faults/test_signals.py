@@ -139,6 +139,34 @@ def test_it_hears_signals_while_torch_is_imported(world: World, tmp_path: Path, 
     assert not (tmp_path / "grpo").exists()
 
 
+WITHIN_C = """
+import signal, sys
+from oat.cli import main
+
+within = False
+
+def seen(frame, event, called):
+    global within
+    if event == "c_call" and called.__name__ == "_c10d_init":
+        within = True
+    elif event == "call" and within:
+        sys.setprofile(None)
+        signal.raise_signal(signal.SIGTERM)
+
+sys.setprofile(seen)
+sys.exit(main(sys.argv[1:]))
+"""
+"""Tells itself to end in Python that torch's C++ calls while it is imported; an exception cannot pass through that, and aborts the process."""
+
+
+@pytest.mark.parametrize(("command", "how"), [("train", "goes on where it stopped"), ("eval", "begins anew")])
+def test_a_signal_within_the_import_of_torch_aborts_nothing(world: World, tmp_path: Path, command: str, how: str) -> None:
+    config = world.config("grpo", tmp_path)
+    ended = subprocess.run([sys.executable, "-c", WITHIN_C, command, str(config)], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (75, f"oat {command}: SIGTERM ended it; the same command {how}\n")
+    assert not (tmp_path / "grpo").exists()
+
+
 def test_a_row_that_was_left_open_is_written_once(world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]) -> None:
     """Ended in an evaluation, continued, killed after the row and before the next checkpoint, continued."""
     config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
