@@ -222,8 +222,10 @@ def forked(action: Callable[[], int], log: Path, *, kill_after_s: float | None =
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            os._exit(code)
+            try:
+                sys.stdout.flush()
+            finally:  # also where there is no room for it, or the child would go on with the tests
+                os._exit(code)
     if kill_after_s is not None:
         ended = os.pidfd_open(child)
         if not select.select([ended], [], [], kill_after_s)[0]:

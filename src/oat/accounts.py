@@ -26,7 +26,7 @@ from oat import schema
 from oat.asked import Asked, text_name
 from oat.config import load_config
 from oat.errors import ConfigError, LedgerError, printable, warn
-from oat.files import write_atomically
+from oat.files import replacing, write_atomically
 from oat.holdings import lacking, refuse_lost
 from oat.settings import Config
 from oat.store import Store
@@ -340,19 +340,18 @@ def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise ConfigError(f"{out}: writing Parquet needs the library pyarrow ({error}); pip install 'oat-align[data]'") from error
-    new = out.with_name(f".new-{out.name}")
     try:
         made = arrow.Table.from_pylist(rows)
-        parquet.write_table(made, new)
         is_same = _without_nulls(made.to_pylist()) == _without_nulls(rows)
+        if is_same:
+            with replacing(out) as new:
+                parquet.write_table(made, new)
     except arrow.ArrowException:
         is_same = False
     if not is_same:
-        new.unlink(missing_ok=True)
         raise ConfigError(
             f"{out}: a field of the messages, such as `tool_calls`, has no one type in all rows, as Parquet wants; write .jsonl instead"
         )
-    new.replace(out)
 
 
 def _without_nulls(rows: list[dict[str, Any]]) -> str:

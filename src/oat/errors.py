@@ -106,6 +106,12 @@ class DirectoryError(OatError, OSError):
     exit_code = 1
 
 
+class ExportError(OatError, OSError):
+    """The model of a run cannot be written."""
+
+    exit_code = 1
+
+
 class LedgerError(OatError, RuntimeError):
     """The ledger cannot be opened or written, or contradicts the run."""
 

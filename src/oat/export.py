@@ -16,8 +16,8 @@ from oat.card import model_card
 from oat.checkpoint import Checkpoints
 from oat.classifier import save_classifier
 from oat.config import blaming, stored_config
-from oat.errors import CheckpointError, ConfigError, DataError
-from oat.files import write_atomically
+from oat.errors import CheckpointError, ConfigError, DataError, ExportError
+from oat.files import saying_what_is_free
 from oat.holdings import HELD
 from oat.inputs import inputs_of_models, inputs_of_template, recorded, refuse_other_models
 from oat.learner.models import RewardModel, frozen_checksum
@@ -25,14 +25,22 @@ from oat.lm import CausalLM, load_tokenizer, save_lm
 from oat.loop import ROW, Run
 from oat.lora import load_model, merged, save_adapter
 from oat.metrics import repeatable
+from oat.places import seen
 from oat.reading import sound_rows
 from oat.render import Renderer
 from oat.settings import Config
 from oat.store import Store
 from oat.surroundings import make_renderer
+from oat.swap import swapped_in
 
-_OTHERS = {True: ("config.json", "model*.safetensors", "model.safetensors.index.json"), False: ("adapter_*", "model-*-of-*.safetensors")}
-"""Files of an earlier export to the same place that transformers would load beside those of an adapter, or of a whole model."""
+_KEYS = ("config.json", "adapter_config.json")
+_WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+_BESIDE = (
+    *("README.md", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
+"""What stands beside a model, and goes with it when another one comes: the card, and what transformers writes of tokenizers and of generation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,19 +159,22 @@ def load_learned(run_dir: Path, config: Config, which: int | Literal["best"] | N
 
 def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False) -> int:
     """Write the model of a run's checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads, or that of a reward model
-    `AutoModelForSequenceClassification`, with a model card; returns its step.
+    `AutoModelForSequenceClassification`, with a model card; returns its step. A model that stands there is replaced in one step (`oat.swap`).
 
     Args:
         which: as `policy_weights`.
         adapter: of a run with LoRA the adapter alone, as PEFT has it; otherwise it is merged into the model.
 
     Raises:
-        ConfigError: the directory holds no run, or none with an adapter, or `out` is a file or the model that the run started from.
+        ConfigError: the directory holds no run, or none with an adapter, or `out` is a file or the model that the run started from, or nothing
+            can be made there.
         CheckpointError: the run has no usable checkpoint yet, or not this one.
+        ExportError: the model cannot be written.
     """
     config = run_config(run_dir)
-    if out.is_file() or (out.exists() and out.resolve() == Path(config.model.path).resolve()):
-        raise ConfigError(f"{out} is {'a file' if out.is_file() else 'the model that the run started from'}; give a new directory")
+    is_file = out.exists() and not out.is_dir()
+    if is_file or (out.exists() and out.resolve() == Path(config.model.path).resolve()):
+        raise ConfigError(f"{out} is {'a file' if is_file else 'the model that the run started from'}; give a new directory")
     if adapter and config.model.lora is None:
         raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
     found = load_learned(run_dir, config, which)
@@ -171,14 +182,30 @@ def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = N
         raise ConfigError(f"{run_dir}: trained a reward model, whose adapter is of no use without its score; leave --adapter out")
     model, tokenizer, renderer = found.model, found.tokenizer, found.renderer
     lm = found.lm if adapter else merged(found.lm)
-    for stale in (f for pattern in _OTHERS[adapter] for f in out.glob(pattern)):
-        stale.unlink()
-    if isinstance(model, RewardModel):
-        save_classifier(lm, model.score.weight, tokenizer, renderer, out)
-    else:
-        _save_policy(lm, tokenizer, renderer, config.model.path, out, adapter=adapter)
-    write_atomically(out / "README.md", model_card(run_dir, config, found.step, out, is_adapter=adapter, is_reward=found.name == "reward"))
+    place, card = seen(out).resolve(), model_card(run_dir, config, found.step, out, is_adapter=adapter, is_reward=found.name == "reward")
+    try:
+        with saying_what_is_free(place), swapped_in(place, partial(_of_a_model, place), _KEYS) as new:
+            if isinstance(model, RewardModel):
+                save_classifier(lm, model.score.weight, tokenizer, renderer, new)
+            else:
+                _save_policy(lm, tokenizer, renderer, config.model.path, new, adapter=adapter)
+            (new / "README.md").write_text(card, encoding="utf-8")
+    except OSError as error:
+        needed = sum(tensor.nbytes for tensor in (lm.trainable() if adapter else lm.tensors()).values())
+        raise ExportError(
+            f"{place}: the model of step {found.step} could not be written ({error.strerror}); it needs {needed:,} bytes, beside a model that it "
+            "replaces. What stood there is as it was, and no part of the new one is left: make room, or give another directory, and run the same "
+            "command again"
+        ) from error
     return found.step
+
+
+def _of_a_model(folder: Path) -> set[str]:
+    """The files in a folder that are of a model, or of what an export that was killed has left of one; none where no part of a model is."""
+    if not folder.is_dir():
+        return set()
+    found = {pattern: {file.name for file in folder.glob(pattern)} for pattern in (*_KEYS, *_WEIGHTS, *_BESIDE)}
+    return set().union(*found.values()) if any(found[pattern] for pattern in (*_KEYS, *_WEIGHTS)) else set()
 
 
 def _save_policy(lm: CausalLM, tokenizer: Any, renderer: Renderer, base: str, out: Path, *, adapter: bool) -> None:

@@ -1,14 +1,17 @@
 """Files that are whole after a kill, errors of a full disk that say what is free, and where a database may lie."""
 
+import errno
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from oat.errors import LedgerError, OatError
 
+_COMPILED = re.compile(r"\(os error (\d+)\)")
+"""What the errors of libraries in Rust say of one of the operating system."""
 _MOUNTS = Path("/proc/self/mounts")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs"}
 
@@ -16,21 +19,53 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre"
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file so that a reader, or a kill, sees the old or the new one whole. Its folder has to be there, so that none is made anew for a run
     whose directory has gone."""
-    new = path.with_name(f".new-{path.name}")
-    with saying_what_is_free(path):
+    with replacing(path) as new:
         new.write_text(text, encoding="utf-8")
-        sync_to_disk(new)
-        new.replace(path)
-        sync_to_disk(path.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write beside another one; it takes its place when this ends well, and otherwise is removed.
+
+    Raises:
+        OSError: as `saying_what_is_free`.
+    """
+    new = path.with_name(f".new-{path.name}")
+    try:
+        with saying_what_is_free(path):
+            yield new
+            sync_to_disk(new)
+            new.replace(path)
+            sync_to_disk(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
 def saying_what_is_free(path: Path) -> Iterator[None]:
-    """An error of the operating system within it also names the file, and how many bytes are free there."""
+    """An error of the operating system within it also names the file, and how many bytes are free there. Such errors also come as other classes:
+    of safetensors, and plain `Exception` of tokenizers.
+
+    Raises:
+        OSError: one came.
+    """
     try:
         yield
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror} ({bytes_free(path.parent):,} bytes are free there)", str(path)) from error
+    except Exception as error:
+        if isinstance(error, OSError):
+            number, text = error.errno, error.strerror or str(error)
+        elif not isinstance(error, OatError) and (found := _COMPILED.search(str(error))) is not None:
+            number, text = int(found[1]), os.strerror(int(found[1]))
+        else:
+            raise
+        raise OSError(number, f"{text} ({bytes_free(path.parent):,} bytes are free there)", str(path)) from error
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, or this user's part of it, has no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def bytes_free(directory: Path) -> int:
@@ -96,18 +131,27 @@ def read_only_address(path: Path, *, at_a_glance: bool = False) -> str:
 
 
 def refuse_network(path: Path) -> None:
-    """A mount later in the list covers earlier ones at its place; its place has blanks as octal escapes.
+    """A mount later in the list covers earlier ones at its place.
 
     Raises:
         LedgerError: the file lies on a network file system.
     """
-    if not _MOUNTS.exists():
-        return
     target, best, kind = str(path.resolve()), "", ""
-    for line in _MOUNTS.read_text(errors="replace").splitlines():
-        _, escaped, file_system, *_ = line.split(" ")
-        place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped)
+    for place, file_system in _mounts():
         if len(place) >= len(best) and (target + "/").startswith(place.rstrip("/") + "/"):
             best, kind = place, file_system
     if kind in _NETWORK:
         raise LedgerError(f"{path}: lies on a network file system ({kind}), where SQLite can lose answers; give a run_dir on a local disk")
+
+
+def is_mounted(directory: Path) -> bool:
+    """Whether something is mounted at this very place, absolute and without symbolic links; also a folder of the same disk."""
+    return os.path.ismount(directory) or any(place == str(directory) for place, _ in _mounts())
+
+
+def _mounts() -> Iterator[tuple[str, str]]:
+    """Places and kinds of file systems; a place has its blanks as octal escapes in the list."""
+    if _MOUNTS.exists():
+        for line in _MOUNTS.read_text(errors="replace").splitlines():
+            _, escaped, kind, *_ = line.split(" ")
+            yield re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped), kind

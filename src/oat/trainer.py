@@ -16,6 +16,7 @@ from oat.build import resolve
 from oat.config import Origins, convert
 from oat.errors import ConfigError, DataError, printable
 from oat.export import export_run
+from oat.files import saying_what_is_free
 from oat.formats import checked
 from oat.inputs import GIVEN
 from oat.interruption import Interrupted, Interruption
@@ -284,6 +285,14 @@ class Trainer:
             raise ConfigError(f"oat.Trainer({place[0]}=...): two different objects are called {name}; rename one, since a run knows them by name")
         return f"python:{name}"
 
+    def _write_one(self, file: str, given: Any, new: Path) -> None:
+        if file == "model":
+            with saying_what_is_free(new):
+                given.save_pretrained(new)
+                self._tokenizer.save_pretrained(new)
+        else:
+            _write_records(given, new, f"oat.Trainer({Path(file).stem}=...)", is_checked=self.config.prompts.on_bad_record == "stop")
+
     def _write_given(self) -> None:
         """Where a run exists, what was given must be what it began with; what an attempt left that never became a run is written anew."""
         is_begun = (seen(self.run_dir) / "config.yaml").exists()
@@ -292,11 +301,11 @@ class Trainer:
             new = place.with_name(f".new-{file}")
             shutil.rmtree(new, ignore_errors=True)
             new.parent.mkdir(parents=True, exist_ok=True)
-            if file == "model":
-                given.save_pretrained(new)
-                self._tokenizer.save_pretrained(new)
-            else:
-                _write_records(given, new, f"oat.Trainer({place.stem}=...)", is_checked=self.config.prompts.on_bad_record == "stop")
+            try:
+                self._write_one(file, given, new)
+            except BaseException:
+                _remove(new)
+                raise
             del self._files[file]  # an iterator can be read once
             if not is_begun or not place.exists():
                 _remove(place)

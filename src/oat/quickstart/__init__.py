@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from oat.errors import ConfigError
+from oat.files import saying_what_is_free
 from oat.quickstart.control import PermutedRewards
 
 __all__ = ["PermutedRewards", "configurations", "quickstart"]
@@ -101,7 +102,7 @@ def make_start(out: Path, seed: int) -> None:
             supervise(lm, tokenizer, task.demonstrations, report=lambda step, loss: count(step))
     finally:
         torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory(dir=out) as scratch:
+    with saying_what_is_free(out / "start"), tempfile.TemporaryDirectory(dir=out) as scratch:
         save_lm(lm, tokenizer, os.path.join(scratch, "start"))
         os.replace(os.path.join(scratch, "start"), out / "start")
     _say("start", time.monotonic() - began, out / "start")
