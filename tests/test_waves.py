@@ -299,3 +299,17 @@ def test_a_question_that_awaits_one_that_is_not_paid_asks_for_itself(tmp_path: P
         assert [item.answer.marks for item in items] == [("unpaid",) * 3, ("ok",), ("ok",), ("unpaid", "unpaid")]
         assert [question.candidates for question in oracle.asked] == [("d",), ("bb",)]
         assert contradictions(store) == []
+
+
+@pytest.mark.parametrize("after", [Budget(cost=10.0), Budget()])
+def test_a_fork_from_before_there_was_a_budget_asks_its_own_questions(tmp_path: Path, after: Budget) -> None:
+    """The first wave of a run that was given a budget has all that was asked by then, also what a fork leaves behind."""
+    steps, oracle = {"steps": 8, "count": 4, "size": 4}, Plain(0.1, 0.1)
+    with closing(hasty(Store(tmp_path / "ledger"))) as store:
+        play(opened(store, oracle, Budget(), repeats=0), **steps | {"steps": 6})
+        play(opened(store, oracle, Budget(cost=10.0), repeats=0), **steps)
+        with store:
+            store.cut(3, evaluated=True)
+        play(opened(store, oracle, after, repeats=0), **steps)
+        assert [store.num_taken("train", step) for step in range(8)] == [4] * 8
+        assert contradictions(store) == []

@@ -387,7 +387,9 @@ class Store:
             self.db.execute(f"DELETE FROM {table} WHERE question IN ({gone})")
         for table in ("questions", "rounds"):
             self.db.execute(f"DELETE FROM {table} WHERE {later}")
-        self.db.execute("DELETE FROM waves WHERE first > (SELECT COALESCE(MAX(id), 0) FROM questions WHERE questions.purpose = waves.purpose)")
+        left = "(SELECT COALESCE(MAX(id), 0) FROM questions WHERE questions.purpose = waves.purpose)"
+        self.db.execute(f"DELETE FROM waves WHERE first > {left}")
+        self.db.execute(f"UPDATE waves SET last = {left} WHERE last > {left}")
         self.db.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT groups FROM rounds WHERE kept = 1)")
         self.db.execute("DELETE FROM purses")
         for statement in schema.RECOUNTS:
