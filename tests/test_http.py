@@ -82,6 +82,42 @@ def test_a_refusal_is_not(client: Any, status: int) -> None:
         assert len(server.asked) == 1
 
 
+LONG = 15_000_000
+"""Bytes, less than a reply may have."""
+
+
+@pytest.mark.parametrize("token", [None, "sesame"])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Reply(b"sesame " * (LONG // 7), status=400), "refused with status 400: "),
+        (Reply(b"sesame " * (LONG // 7), status=500), "status 500: "),
+        (Reply(b"sesame " * (LONG // 7), headers={"unusable": "yes"}), "a reply that cannot be used: "),
+        (Reply(b"x" * 20_000_000, status=400), "a reply of more than 16777216 bytes"),
+        (Reply(b"x" * 20_000_000), "a reply of more than 16777216 bytes"),
+    ],
+    ids=["a refusal", "an error", "an unusable reply", "a refusal of 20 MB", "a reply of 20 MB"],
+)
+def test_of_a_long_reply_the_beginning_is_said(client: Any, fault: Reply, said: str, token: str | None) -> None:
+    """And the loop that every call shares is not held by it."""
+
+    def read(reply: bytes) -> None:
+        raise ValueError(reply.decode().replace("sesame", "[token]"))
+
+    with serving(lambda asked: fault) as server:
+        one = client(server.url, token=token, max_tries=1, timeout_s=20.0)
+        with pytest.raises((RefusalError, NoReplyError)) as raised:
+            one.post("/ask", b"question", read, deadline_s=20.0).result(30.0)
+        text = str(raised.value)
+        assert said in text
+        assert len(text) < 500
+        assert sum(len(str(argument)) for argument in raised.value.args) < 1000, "nor is the rest kept"
+        assert token is None or token not in text
+        begin = time.process_time()
+        one._excerpt(fault.body)
+        assert time.process_time() - begin < 0.5
+
+
 def test_a_question_that_is_the_reason_is_given_up_after_max_tries(client: Any) -> None:
     with serving(lambda asked: Reply(status=500) if asked.body == b"poison" else GOOD) as server:
         one = client(server.url, max_tries=3, rest_after=100)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -400,6 +401,20 @@ def test_verdicts_in_texts(text: str, verdict: str | None) -> None:
 )
 def test_scores_in_texts(text: str, score: float | None) -> None:
     assert score_in(text, 0, 9) == score
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [("7 " + "x" * 15_000_000, 7.0), ("1" * 15_000_000 + ",1", None), ("." * 15_000_000 + "7", None), ("x" * 15_000_000, None)],
+    ids=["a reason", "digits", "marks", "letters"],
+)
+def test_of_a_long_reply_the_beginning_is_read(text: str, score: float | None) -> None:
+    begin = time.process_time()
+    reply = read_reply(completion({text: 1.0}, has_logprobs=False))
+    assert score_in(reply.text, 0, 10) == score
+    assert verdict_in(reply.text, ("0", "1", "7")) == (None if score is None else "7")
+    assert len(reply.text) <= 1000
+    assert time.process_time() - begin < 5.0
 
 
 def test_what_a_model_thinks_is_not_read() -> None:

@@ -5,12 +5,14 @@ import io
 import json
 import re
 import sqlite3
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from faulty_server import Reply, serving
 from fixtures import World, make_model, oat, write_jsonl
+from openai_server import completion
 
 from oat.errors import ConfigError, RefusalError, printable
 
@@ -148,6 +150,40 @@ def test_errors_and_warnings_that_quote_are_plain(world: World, hostile: Path, t
     assert "no score for \\u001b[2J" in said
     assert CHECKED.findall(said) == []
     figure(f"0 of {said.count(chr(10))} lines of errors with such a character")
+
+
+LONG = 15_000_000
+LONG_REPLIES = {
+    "a server that refuses": ("remote", Reply(b"no " * (LONG // 3), status=400), 1),
+    "a server that fails": ("remote", Reply(b"no " * (LONG // 3), status=500), 0),
+    "a reply without end": ("remote", Reply(b"no " * 7_000_000), 0),
+    "a judge that refuses": ("judge", Reply(b"no " * (LONG // 3), status=400), 1),
+    "a judge that talks": ("judge", Reply(completion({"no " * (LONG // 3): 1.0}, has_logprobs=False)), 0),
+    "a judge of digits": ("judge", Reply(completion({"1" * LONG + ",1": 1.0}, has_logprobs=False)), 0),
+    "a judge without end": ("judge", Reply(b"no " * 7_000_000), 0),
+}
+"""The oracle, what it says of every question, and the exit code."""
+
+
+@pytest.mark.parametrize("name", LONG_REPLIES)
+def test_of_what_a_service_says_at_length_the_beginning_is_shown(
+    name: str, world: World, tmp_path: Path, told: Callable[[], str], figure: Figure
+) -> None:
+    """In messages, warnings, and every file of the run, rows and ledger among them."""
+    kind, reply, code = LONG_REPLIES[name]
+    with serving(lambda asked: reply) as server:
+        own = {"name": "remote", "url": server.url, "max_tries": 1}
+        if kind == "judge":
+            own = {"name": "judge", "url": f"{server.url}/v1", "model": "m", "reads": "text", "mode": "score", "tries": 1}
+        changes = {"oracle": own, "evaluation": None, "stop.max_steps": 1, "algorithm.prompts": 1, "algorithm.samples": 2}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert oat("train", world.config("grpo", tmp_path, changes)) == code
+    said = [*told().splitlines(), *(str(warning.message) for warning in caught)]
+    assert max(map(len, said)) < 1500
+    assert any(word in line for line in said for word in ("no no no", "more than 16777216 bytes", "'1111", "remote left 100% without a value"))
+    assert all(file.stat().st_size < 2_000_000 for file in (tmp_path / "grpo").rglob("*") if file.is_file())
+    figure("a service that says 15 MB or more: lines of at most 1,500 characters, files of at most 2 MB")
 
 
 def test_a_ledger_that_was_written_by_others_is_listed_plainly(world: World, hostile: Path, told: Callable[[], str]) -> None:

@@ -322,7 +322,7 @@ class HttpClient:
         try:
             return read(reply)
         except ValueError as error:
-            raise _Fault(f"a reply that cannot be used: {error}") from None
+            raise _Fault(f"a reply that cannot be used{self._excerpt(str(error).encode('utf-8', 'replace'))}") from None
 
     def _of_token(self) -> str:
         """What to look at where the service does not let us in."""
@@ -333,8 +333,8 @@ class HttpClient:
     def _excerpt(self, reply: bytes) -> str:
         """The beginning of a reply for messages, in one line of printable characters, without the token."""
         text = reply.decode("utf-8", "replace")
-        text = text.replace(self._token, "[token]") if self._token else text[:_EXCERPT]
-        text = "".join(c if c.isprintable() else " " for c in text)[:_EXCERPT].strip()
+        text = (text.replace(self._token, "[token]") if self._token else text)[:_EXCERPT]
+        text = "".join(c if c.isprintable() else " " for c in text).strip()
         return f": {text}" if text else ""
 
     def _is_back(self, url: _Url) -> None:

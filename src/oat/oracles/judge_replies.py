@@ -14,6 +14,8 @@ import msgspec
 _END_OF_THOUGHT = "</think>"
 _SCORE = re.compile(r"[^\w-]*(?:(?:score|rating)\b[^\w-]*)?(-?\d+(?:\.\d+)?)(?![\w.,]*\d)", re.IGNORECASE)
 _MOST_TOKENS = 2**31
+_MOST_CHARACTERS = 1000
+"""Of a text: a verdict stands at its beginning, and looking for one may take a time that grows with the square of its length."""
 
 
 class _Alternative(msgspec.Struct):
@@ -54,7 +56,7 @@ class Reply(msgspec.Struct, frozen=True):
     """A chat completion.
 
     Attributes:
-        text: behind the thought, without blanks around it.
+        text: the beginning of what stands behind the thought, without blanks around it.
         logps: of the first token that is not blank, and of its alternatives, by token without blanks around it, nats; None where there are none.
         usage: tokens of the prompt and of the completion; None where the service does not say.
     """
@@ -78,7 +80,7 @@ def read_reply(body: bytes) -> Reply:
         raise ValueError("a completion without choices")
     choice, usage = found.choices[0], found.usage
     tokens = choice.logprobs.content if choice.logprobs is not None else None
-    text = (choice.message.content or "").rpartition(_END_OF_THOUGHT)[2].strip()
+    text = (choice.message.content or "").rpartition(_END_OF_THOUGHT)[2].strip()[:_MOST_CHARACTERS]
     logps = _first_logps(tokens) if tokens else None
     if usage is None or not (0 <= usage.prompt_tokens < _MOST_TOKENS and 0 <= usage.completion_tokens < _MOST_TOKENS):
         return Reply(text, logps)
