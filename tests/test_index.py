@@ -2,8 +2,10 @@
 
 import csv
 import datetime
+import errno
 import json
 import os
+import stat
 
 import datasets
 import pyarrow
@@ -180,6 +182,38 @@ def test_damage_is_made_anew_and_open_folders_are_left_alone(tmp_path, renderer,
     with pytest.warns(OatWarning, match=f"{cache}: others may write there"):
         assert told(opened(name, renderer, [cache])) == first
     assert len(read) == 5 * 50
+
+
+def test_what_may_only_be_read_is_used(tmp_path, renderer, monkeypatch, read):
+    monkeypatch.setattr(index_cache, "LARGE", 1)
+    name, cache = written(tmp_path, "jsonl", sums(50)), tmp_path / "cache"
+    first = told(opened(name, renderer, [cache]))
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(index_cache.os, "utime", refuse)
+    assert told(opened(name, renderer, [cache])) == first
+    assert len(read) == 50
+
+
+def test_nobody_else_may_write_where_it_is_made(tmp_path, renderer, monkeypatch):
+    """Whatever new folders are by default; and what somebody left in the place of a new file is not written through."""
+    monkeypatch.setattr(index_cache, "LARGE", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    name, folder, before = written(tmp_path, "jsonl", sums(50)), index_cache.cache_folder(), os.umask(0)
+    try:
+        opened(name, renderer, [folder])
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (folder.parent, folder, *folder.iterdir())] == [0o700, 0o700, 0o600]
+    (file,) = folder.iterdir()
+    (other := tmp_path / "other").write_text("theirs")
+    (folder / f".new-{os.getpid()}-{file.name}").symlink_to(other)
+    file.unlink()
+    opened(name, renderer, [folder])
+    assert other.read_text() == "theirs"
+    assert list(folder.iterdir()) == [file]
 
 
 def test_a_cache_is_bounded(tmp_path, renderer, monkeypatch):

@@ -288,6 +288,23 @@ def test_what_is_no_secret_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hider.text("mail me@host, see http://host:80/a?page=2") == "mail me@host, see http://host:80/a?page=2"
 
 
+@pytest.mark.parametrize("field", ["key", "auth", "pwd", "bearer", "judges_bearer"])
+def test_what_is_called_shortly_is_a_secret(field: str) -> None:
+    assert Hider({"oracle": {field: "abcdefgh"}}).tree == {"oracle": {field: "***"}}
+
+
+@pytest.mark.parametrize("key", ["sk-proj-abcd1234", "hf_abcdefghijklmnop", "ghp_abcdefghijklmnop", "xoxb-12345678", "AKIAABCDEFGHIJKLMNOP"])
+def test_a_key_is_known_from_its_form(key: str) -> None:
+    """Also in a field of any name, and in a text of which no configuration knows."""
+    hider = Hider({"oracle": {"openai_key": key, "reference_key": "solution"}})
+    assert hider.tree == {"oracle": {"openai_key": "***", "reference_key": "solution"}}
+    assert hider.text(f"refused {key}, sent as Bearer abc.def-1") == "refused ***, sent as Bearer ***"
+    assert (
+        hider.text("a task-oriented desk-lamp, sk-learn-estimators, hf_tokenizer_name, the bearer of news")
+        == "a task-oriented desk-lamp, sk-learn-estimators, hf_tokenizer_name, the bearer of news"
+    )
+
+
 @pytest.mark.parametrize(
     ("sinks", "said"),
     [

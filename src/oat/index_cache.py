@@ -55,7 +55,8 @@ class IndexCache:
             with suppress(OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):
                 data = (folder / self._name).read_bytes()
                 if hashlib.sha256(data[32:]).digest() == data[:32]:
-                    os.utime(folder / self._name)
+                    with suppress(OSError):  # what may only be read may be used
+                        os.utime(folder / self._name)
                     return Index.of(msgspec.msgpack.decode(data[32:]))
         return None
 
@@ -66,9 +67,12 @@ class IndexCache:
         data = msgspec.msgpack.encode(index.plain)
         for folder in self._folders:
             with suppress(OSError):
-                folder.mkdir(mode=0o700, parents=folder == cache_folder(), exist_ok=True)
+                _make(folder)
+                if not _is_private(folder):  # somebody else was faster
+                    continue
                 new = folder / f".new-{os.getpid()}-{self._name}"
-                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                new.unlink(missing_ok=True)
+                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 try:
                     with os.fdopen(descriptor, "wb") as file:
                         file.write(hashlib.sha256(data).digest() + data)
@@ -84,6 +88,14 @@ def _state(files: Sequence[Path] | None) -> list[tuple[int, int]]:
         return [(each.stat().st_size, each.stat().st_mtime_ns) for each in files or ()]
     except OSError:
         return []
+
+
+def _make(folder: Path) -> None:
+    """With the parents that are ours, where nobody else may write either."""
+    if folder == cache_folder():
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _is_private(folder: Path) -> bool:

@@ -1,7 +1,8 @@
 """What goes to others without secrets: configurations, texts, messages.
 
 Hidden are the values of fields that are called like secrets, of headers, and of such parts of a URL; the user that a URL names; and, wherever they
-stand, the values of variables of the environment that are called like secrets, or that a field `*_env` names.
+stand, the values of variables of the environment that are called like secrets, or that a field `*_env` names, and keys of services that are seen
+from their form (`sk-...`, `hf_...`, `Bearer ...`).
 """
 
 import os
@@ -10,12 +11,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 HIDDEN = "***"
-_CALLED = r"(?:api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|token|secret|password|passwd|passphrase|authorization|credentials?|cookie)"
-_FIELD = re.compile(rf"(?:.*[._-])?{_CALLED}", re.IGNORECASE)
+_CALLED = (
+    r"(?:api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|token|secret|password|passwd|passphrase|authorization|bearer|credentials?|cookie)"
+)
+_FIELD = re.compile(rf"(?:.*[._-])?{_CALLED}|key|auth|pass|pwd", re.IGNORECASE)
 _HEADERS = re.compile(r"(?:.*[._-])?headers", re.IGNORECASE)
 _VARIABLE = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:_.*)?", re.IGNORECASE)
 _USER = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^/?#\s@]+@", re.IGNORECASE)
 _QUERY = re.compile(rf"([?&;](?:[\w.-]*[._-])?(?:{_CALLED}|key|sig|signature|auth)=)[^&;#\s]+", re.IGNORECASE)
+_KNOWN = re.compile(
+    r"\b(?:sk-(?=[\w-]*\d)[\w-]{12,}|hf_[A-Za-z0-9]{16,}|gh[a-z]_\w{16,}|xox[a-z]-[\w-]{8,}|AKIA[A-Z0-9]{16}|AIza[\w-]{16,})|(?<=\bBearer )[\w.~+/=-]{6,}"
+)
+"""Keys of services that say themselves what they are."""
 _SHORTEST = 6
 """Characters of a variable's value that is looked for in texts."""
 
@@ -38,7 +45,7 @@ class Hider:
         """A text without them."""
         for value in self._values:
             text = text.replace(value, HIDDEN)
-        return _QUERY.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
+        return _KNOWN.sub(HIDDEN, _QUERY.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text)))
 
     def _tree(self, value: Any) -> Any:
         if isinstance(value, Mapping):
