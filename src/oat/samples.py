@@ -148,7 +148,8 @@ def _chosen(run_dir: Path, steps: Sequence[int], step: int | None, what: str) ->
     if step is None or step in steps:
         return steps if step is None else [step]
     near = sorted(sorted(steps, key=lambda number: abs(number - step))[:8])
-    raise ConfigError(f"{run_dir}: no {what} of step {step}; give one of the {len(steps)} from {steps[-1]} to {steps[0]}, such as {near}")
+    of_many = f", or another of {len(steps)} from {steps[-1]} to {steps[0]}" if len(steps) > len(near) else ""
+    raise ConfigError(f"{run_dir}: nothing of step {step}, since no {what} there; give {', '.join(map(str, near))}{of_many}")
 
 
 def _page(title: str, messages: Sequence[Mapping[str, Any]], reference: str | None, replies: Sequence[Reply]) -> str:

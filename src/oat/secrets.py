@@ -20,7 +20,8 @@ _VARIABLE = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS
 _USER = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^/?#\s@]+@", re.IGNORECASE)
 _QUERY = re.compile(rf"([?&;](?:[\w.-]*[._-])?(?:{_CALLED}|key|sig|signature|auth)=)[^&;#\s]+", re.IGNORECASE)
 _KNOWN = re.compile(
-    r"\b(?:sk-(?=[\w-]*\d)[\w-]{12,}|hf_[A-Za-z0-9]{16,}|gh[a-z]_\w{16,}|xox[a-z]-[\w-]{8,}|AKIA[A-Z0-9]{16}|AIza[\w-]{16,})|(?<=\bBearer )[\w.~+/=-]{6,}"
+    r"\b(?:sk-(?=[\w-]*\d)[\w-]{12,}|hf_[A-Za-z0-9]{16,}|gh[a-z]_\w{16,}|xox[a-z]-[\w-]{8,}|AKIA[A-Z0-9]{16}|AIza[\w-]{16,})"
+    r"|(?<=\bBearer )[\w.~+/=-]{6,}"
 )
 """Keys of services that say themselves what they are."""
 _SHORTEST = 6
