@@ -13,6 +13,7 @@ from fixtures import World, oat, write_jsonl
 from oat.actor import RecordedActor
 from oat.attention import Packed
 from oat.data import PromptSet, Source
+from oat.fit import Fit
 from oat.formats import Layout
 from oat.learner.models import LanguageModel
 from oat.lm import CausalLM, load_lm, load_tokenizer
@@ -38,7 +39,7 @@ def recorded(world: World, tmp_path: Path, *records: dict[str, Any]) -> tuple[Re
     renderer = Renderer(load_tokenizer(str(world.folder / "model")), template=str(template))
     layout = Layout(responses=("completion",))
     prompts = PromptSet(Source(write_jsonl(tmp_path / "chats.jsonl", list(records))), layout)
-    groups = RecordedActor(renderer, layout.responses).sample(list(prompts), {"sampler": 1}, ())
+    groups = RecordedActor(Fit(renderer), layout.responses).sample(list(prompts), {"sampler": 1}, ())
     return renderer, [row for group in groups for row in group.trajectories]
 
 

@@ -120,6 +120,7 @@ REFUSED: dict[str, Any] = {
     "prompts.shuffle": False,
     "prompts.responses": ["answer"],
     "prompts.score_key": "score",
+    "prompts.too_long": "cut_prompt_start",
     "sampling.environment": "game.py:Game",
     "oracle.name": "other.py:reward",
     "oracle.scale": 2.0,

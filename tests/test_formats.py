@@ -8,8 +8,8 @@ from fixtures import make_model, oat, write_jsonl
 from oat.blobs import pack, unpack
 from oat.data import PromptSet, Source, read_prompts
 from oat.errors import DataError
+from oat.fit import Fit
 from oat.formats import Layout, scores_of
-from oat.index import Fit
 from oat.lm import load_tokenizer
 from oat.render import Renderer
 from oat.types import Group, Message

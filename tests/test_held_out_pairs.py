@@ -18,6 +18,7 @@ from oat.algorithms.registry import ALGORITHMS
 from oat.data import Source
 from oat.errors import OatWarning
 from oat.export import digest_run
+from oat.fit import Fit
 from oat.functional.preference import dpo_loss
 from oat.held_out import HeldOutPairs
 from oat.learner.learner import Learner
@@ -102,7 +103,8 @@ def test_every_loss_of_pairs_has_them(world: World, name: str) -> None:
             models[model] = LanguageModel(lm, num_tokens=16)
         learner = Learner(models, {"policy": OptimiserSettings(1e-3)}, micro_batch_size=size, seeds=Seeds(0))
         before = [weights.clone() for weights in learner.tensors("policy").values()]
-        measured = HeldOutPairs(cls(cls.Config(prompts=4)), prompts, RecordedActor(renderer, ["chosen", "rejected"]), learner, Seeds(0))
+        actor = RecordedActor(Fit(renderer), ["chosen", "rejected"])
+        measured = HeldOutPairs(cls(cls.Config(prompts=4)), prompts, actor, learner, Seeds(0))
         found.append(measured.measure())
         assert measured.measure() == found[-1]
         assert all(torch.equal(*pair) for pair in zip(before, learner.tensors("policy").values(), strict=True))

@@ -16,8 +16,9 @@ from fixtures import make_model, oat, write_jsonl
 from oat import index, index_cache
 from oat.data import PromptSet, Source
 from oat.errors import DataError, OatWarning
+from oat.fit import Fit
 from oat.formats import Layout
-from oat.index import Fit, Index
+from oat.index import Index
 from oat.lm import load_tokenizer
 from oat.render import Renderer
 
@@ -105,6 +106,15 @@ def test_workers_find_what_one_process_finds(tmp_path, renderer, monkeypatch, ki
         assert messages[0].startswith(f"{name}:101: expected one complete JSON object")
 
 
+def test_workers_cut_as_one_process_does(tmp_path, renderer, monkeypatch):
+    name, found = written(tmp_path, "jsonl", sums(300)), []
+    for seconds in (1e9, -1.0):
+        monkeypatch.setattr(index, "ALONE_S", seconds)
+        found.append(opened(name, renderer, responses=("answer",), room=12, too_long="cut_prompt_start").index)
+    assert found[1].plain == found[0].plain
+    assert (found[0].cut, found[0].longest, len(found[0])) == (75, 12, 300)
+
+
 @pytest.fixture
 def read(monkeypatch):
     """How many records were read in full, from here on."""
@@ -155,6 +165,8 @@ def test_whatever_decides_an_index_is_in_its_name(tmp_path, renderer, monkeypatc
         lambda: opened(name, renderer, caches, max_tokens=9),
         lambda: opened(name, renderer, caches, room=9),
         lambda: opened(name, renderer, caches, responses=("answer",)),
+        lambda: opened(name, renderer, caches, responses=("answer",), max_tokens=9),
+        lambda: opened(name, renderer, caches, responses=("answer",), max_tokens=9, too_long="cut_prompt_start"),
         lambda: PromptSet(Source(name), Layout(), Fit(renderer), max_prompts=20, skip=True, caches=caches),
         lambda: PromptSet(Source(name), Layout("answer"), Fit(renderer), skip=True, caches=caches),
     ]

@@ -9,8 +9,9 @@ import numpy as np
 
 from oat.engines.base import Engine
 from oat.environments.base import Environment
-from oat.errors import DataError, EpisodeError, TemplateError
+from oat.errors import EpisodeError
 from oat.features import Scorer
+from oat.fit import Fit, Row
 from oat.foreign import guarded
 from oat.formats import scores_of
 from oat.render import Renderer
@@ -174,13 +175,14 @@ class RecordedActor:
     """The actor of offline data: responses that stand in the records become trajectories, without a version or log-probabilities.
 
     Args:
+        fit: that decided which records have room, and how those are cut that have none.
         columns: of the responses, as `formats.Layout` leaves them: the assistant's tokens behind the prompt are trained; of a text without a
             prompt all but the first.
         score_key: column of their scores, as `formats.scores_of` reads it.
     """
 
-    def __init__(self, renderer: Renderer, columns: Sequence[str], score_key: str | None = None):
-        self.renderer, self.columns, self.score_key = renderer, tuple(columns), score_key
+    def __init__(self, fit: Fit, columns: Sequence[str], score_key: str | None = None):
+        self.fit, self.columns, self.score_key = fit, tuple(columns), score_key
 
     def sample(
         self, prompts: Sequence[Prompt], samples: Mapping[str, int], address: Sequence[str | int], sampling: Sampling | None = None
@@ -196,17 +198,18 @@ class RecordedActor:
         return Work()
 
     def _responses(self, prompt: Prompt) -> tuple[Trajectory, ...]:
-        scores = scores_of(prompt.columns, self.columns, self.score_key, f"record {prompt.row}")
-        return tuple(replace(self._response(prompt, name), reward=score) for name, score in zip(self.columns, scores, strict=True))
+        where = f"record {prompt.row}"
+        scores = scores_of(prompt.columns, self.columns, self.score_key, where)
+        found = zip(self.columns, self.fit.rows(prompt, self.columns, where), scores, strict=True)
+        return tuple(replace(self._response(prompt, prompt.columns[name], row), reward=score) for name, row, score in found)
 
-    def _response(self, prompt: Prompt, name: str) -> Trajectory:
-        value: str | list[dict[str, str]] = prompt.columns[name]
-        try:
-            ids, mask = self.renderer.recorded(prompt.messages, value)
-        except TemplateError as error:
-            raise DataError(f"record {prompt.row}: field {name!r}: the response cannot be rendered: {error}") from error
-        bounds = np.flatnonzero(np.diff(mask)) + 1
+    def _response(self, prompt: Prompt, value: str | list[dict[str, str]], row: Row) -> Trajectory:
+        """A response whose end was cut is one that did not end, and its text is what is left of its last turn."""
+        bounds = np.flatnonzero(np.diff(row.mask)) + 1
         segments = []
-        for part, trained in zip(np.split(ids, bounds), np.split(mask, bounds), strict=True):
+        for part, trained in zip(np.split(row.ids, bounds), np.split(row.mask, bounds), strict=True):
             segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
+        if row.cut == "response":
+            left = next(segment.ids for segment in reversed(segments) if segment.author == "model") if prompt.messages else row.ids
+            return Trajectory("recorded", tuple(segments), "length", self.fit.renderer.text(left))
         return Trajectory("recorded", tuple(segments), "stop", value if isinstance(value, str) else value[-1]["content"])

@@ -167,8 +167,8 @@ def _models(config: Config, requires: Requires, explorer: Explorer, renderer: Re
 
 
 def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
-    """Of all that is read, as metrics."""
-    return {"prompts/dropped": sum(source.dropped for source in sources), "prompts/skipped": sum(source.skipped for source in sources)}
+    """Of all that is read, as metrics: what is left out, and what is cut."""
+    return {f"prompts/{name}": float(sum(getattr(source, name) for source in sources)) for name in ("cut", "dropped", "skipped")}
 
 
 def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, around: Surroundings, heed: Callable[[], None]) -> Ledger:
@@ -216,7 +216,7 @@ def _actors(
     actor = Actor(around.renderer, engine, make_sampling(config, requires), seeds, environment=around.environment, scorer=scorer)
     if not config.prompts.responses:
         return actor, actor
-    return actor, RecordedActor(around.renderer, config.prompts.responses, config.prompts.score_key)
+    return actor, RecordedActor(around.prompts.fit, config.prompts.responses, config.prompts.score_key)
 
 
 def plain_sampling(config: Config) -> Sampling:
@@ -347,7 +347,7 @@ def _alarms(config: Config, objective: Objective) -> Alarms:
 def _pairs(config: Config, around: Surroundings, objective: Objective, learner: Learner, seeds: Seeds) -> HeldOutPairs | None:
     if around.pairs is None:
         return None
-    actor = RecordedActor(around.renderer, pair_columns(config), config.prompts.score_key)
+    actor = RecordedActor(around.pairs.fit, pair_columns(config), config.prompts.score_key)
     return HeldOutPairs(objective, around.pairs.all(), actor, learner, seeds)
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from oat.errors import DataError
+from oat.fit import Fit
 from oat.formats import Layout
-from oat.index import Fit, Pass, mark_of
+from oat.index import Pass, mark_of
 from oat.index_cache import IndexCache
 from oat.records import Records, is_array, open_records
 from oat.types import Prompt

@@ -120,7 +120,7 @@ def _about(prompt: Prompt, question: Question, candidates: tuple[str, ...]) -> Q
 
 
 def _recorded(config: Config, around: Surroundings, prompt: Prompt, kind: Kind, oracle: str) -> Question:
-    actor = RecordedActor(around.renderer, config.prompts.responses, config.prompts.score_key)
+    actor = RecordedActor(around.prompts.fit, config.prompts.responses, config.prompts.score_key)
     (group,) = actor.sample([prompt], {}, ())
     return Question.about(group, Key("train", 0, 0, prompt.occurrence), kind, tuple(range(len(group.trajectories))), oracle)
 

@@ -12,8 +12,8 @@ from oat.data import PromptSet, Source
 from oat.errors import ConfigError, DataError, printable
 from oat.evaluate import raw_prompt
 from oat.files import saying_what_is_free, sync_to_disk
+from oat.fit import Fit
 from oat.formats import Layout
-from oat.index import Fit
 from oat.index_cache import cache_folder
 from oat.speaker import SLOT, Speaker
 from oat.types import Group

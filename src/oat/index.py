@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from oat.errors import DataError, TemplateError
+from oat.errors import DataError
+from oat.fit import Fit
 from oat.formats import Format, Layout, checked, unrendered
 from oat.render import Renderer
 from oat.types import Prompt
@@ -50,6 +51,7 @@ class Index:
         longest: tokens of the longest prompt that is kept; with its longest recorded response, if responses are read.
         over: those that are kept and have no room in the model's context.
         first_over: row and tokens of the first of them.
+        cut: those that are kept and cut, so that they have room.
         has_references: any that is kept has one.
     """
 
@@ -65,6 +67,7 @@ class Index:
     longest: int = 0
     over: int = 0
     first_over: tuple[int, int] = (0, 0)
+    cut: int = 0
     has_references: bool = False
 
     def __len__(self) -> int:
@@ -78,6 +81,7 @@ class Index:
         self.wrong = [*self.wrong, *later.wrong][:_FIRST]
         self.first_over = self.first_over if self.over else later.first_over
         self.read, self.skipped, self.over = self.read + later.read, self.skipped + later.skipped, self.over + later.over
+        self.cut += later.cut
         self.columns |= later.columns
         self.unrendered.update(later.unrendered)
         self.longest = max(self.longest, later.longest)
@@ -100,7 +104,7 @@ class Index:
         found = cls(array("q", plain["places"]), array("q", plain["rows"]), array("q", plain["marks"]))
         if not len(found.places) == len(found.rows) == len(found.marks):
             raise ValueError("the arrays of an index have one length")
-        for name in ("read", "skipped", "longest", "over", "has_references"):
+        for name in ("read", "skipped", "longest", "over", "cut", "has_references"):
             setattr(found, name, plain[name])
         found.wrong, found.first_over = [(row, text) for row, text in plain["wrong"]], (plain["first_over"][0], plain["first_over"][1])
         found.columns, found.unrendered = set(plain["columns"]), Counter(plain["unrendered"])
@@ -109,44 +113,6 @@ class Index:
 
 
 _ARRAYS = ("places", "rows", "marks")
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Whether prompts can be rendered, and have room.
-
-    Attributes:
-        max_tokens: longest prompt that is kept; None keeps all.
-        room: most tokens that the model's context leaves for one; None knows of no context.
-    """
-
-    renderer: Renderer
-    max_tokens: int | None = None
-    room: int | None = None
-
-    def num_tokens(self, prompt: Prompt, layout: Layout, where: str) -> int:
-        """Of the prompt; of recorded data also of its longest response.
-
-        Raises:
-            DataError: one of them cannot be rendered.
-        """
-        if not prompt.messages and self.renderer.template is not None:
-            raise DataError(
-                f"{where}: field 'text': expected messages, since a chat template is set, got a text; remove `render.template`, or write messages"
-            )
-        try:
-            size = len(self.renderer.prompt(prompt.messages)) if prompt.messages else 0
-        except TemplateError as error:
-            form = layout.format
-            name = form.prompt or form.columns[0] if form else layout.prompt_key
-            raise DataError(f"{where}: field {name!r}: the prompt cannot be rendered: {error}") from error
-        return max([size, *(self._num_with(prompt, name, where) for name in layout.responses)])
-
-    def _num_with(self, prompt: Prompt, name: str, where: str) -> int:
-        try:
-            return len(self.renderer.recorded(prompt.messages, prompt.columns[name])[0])
-        except TemplateError as error:
-            raise DataError(f"{where}: field {name!r}: the response cannot be rendered: {error}") from error
 
 
 @dataclass
@@ -201,11 +167,12 @@ class Pass:
         if isinstance(record, DataError):
             raise record
         prompt = self.layout.prompt(record, self.place(row), row, 0)
-        size = 0 if self.fit is None else self.fit.num_tokens(prompt, self.layout, self.place(row))
+        size, is_cut = (0, False) if self.fit is None else self.fit.measure(prompt, self.layout, self.place(row))
         index.read += 1
         index.unrendered.update(unrendered(record, _reads_none if self.fit is None else self.fit.renderer.reads))
-        if self.fit is not None and self.fit.max_tokens is not None and size > self.fit.max_tokens:
+        if self.fit is not None and not self.fit.keeps(size):
             return
+        index.cut += is_cut
         index.columns |= prompt.columns.keys()
         for values, value in ((index.places, place), (index.rows, row), (index.marks, mark_of(prompt))):
             values.append(value)
@@ -236,7 +203,7 @@ class Pass:
         assert fit is not None, "something is rendered"
         return {
             "renderer": packed(fit.renderer),
-            "fit": [fit.max_tokens, fit.room],
+            "fit": [fit.max_tokens, fit.room, fit.too_long],
             "layout": [layout.prompt_key, layout.reference_key, list(layout.responses), layout.score_key, layout.numbers],
             "format": [form.name, list(form.columns), form.prompt],
             "source": [self.name, self.is_array],

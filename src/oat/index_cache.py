@@ -25,7 +25,7 @@ LARGE = 2**20
 MAX_BYTES = 2**30
 """Of all indexes in one folder; the one that was used longest ago goes first."""
 _ENDING = ".index"
-_CODE = ("formats", "index", "questions", "records", "index_cache", "render", "templates")
+_CODE = ("fit", "formats", "index", "questions", "records", "index_cache", "render", "templates")
 """Modules that decide what an index holds."""
 
 
@@ -136,7 +136,7 @@ def _told(first: Pass) -> Iterator[Any]:
     yield [layout.prompt_key, layout.reference_key, layout.responses, layout.score_key, layout.numbers]
     yield [version(name) for name in ("oat-align", "transformers", "tokenizers")]
     if fit is not None:
-        yield [fit.max_tokens, fit.room, fit.renderer.definition, fit.renderer.source]
+        yield [fit.max_tokens, fit.room, fit.too_long, fit.renderer.definition, fit.renderer.source]
 
 
 def _contents(first: Pass, files: Sequence[Path]) -> Iterator[bytes]:

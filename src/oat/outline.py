@@ -305,7 +305,7 @@ def token_lines(config: Config, around: Surroundings) -> list[str]:
     prompts, renderer = around.prompts.take(_ENDS_SEEN), around.renderer
     prompt = prompts[0]
     if config.prompts.responses:
-        actor = RecordedActor(renderer, config.prompts.responses, config.prompts.score_key)
+        actor = RecordedActor(around.prompts.fit, config.prompts.responses, config.prompts.score_key)
         rows, names = actor.sample([prompt], {}, ())[0].trajectories, [f"the response {name!r}" for name in config.prompts.responses]
     else:
         response = _stand_in(renderer, prompt.reference or "")

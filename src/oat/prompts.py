@@ -10,8 +10,9 @@ import numpy as np
 
 from oat.data import PromptSet, Source
 from oat.errors import DataError
+from oat.fit import Fit, TooLong
 from oat.formats import Layout
-from oat.index import Fit, Index
+from oat.index import Index
 from oat.records import Records
 from oat.render import Renderer
 from oat.seeds import Seeds, uniforms
@@ -32,6 +33,7 @@ class Prompts:
         max_prompts: read the first so many records of each source.
         max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None keeps all. Every prompt that is
             read is rendered, so that what cannot be is known before a run starts.
+        too_long: what becomes of recorded data without room, as in `Fit`.
         room: most tokens of a prompt that the model's context leaves room for; a longer one is an error. None knows of no context.
         room_is: how that number comes about, for messages.
         epochs: the order ends after so many times `size` prompts, and every source then has given its share of them: a source of great weight
@@ -42,8 +44,10 @@ class Prompts:
         shard: (rank, count): take every `count`-th prompt of the one order, from the `rank`-th. The shards are disjoint and together the order.
 
     Attributes:
+        fit: what is rendered of each prompt, and how recorded data are cut.
         size: prompts of all sources together: an epoch.
         dropped: prompts left out because they are too long.
+        cut: recorded data that are cut, so that they have room.
         skipped: malformed records left out.
         longest: tokens of the longest prompt; with its longest recorded response, if responses are read.
         columns: names of the columns that any prompt has.
@@ -70,6 +74,7 @@ class Prompts:
         on_bad_record: Literal["stop", "skip"] = "stop",
         max_prompts: int | None = None,
         max_tokens: int | None = None,
+        too_long: TooLong = "leave_out",
         room: int | None = None,
         room_is: str = "",
         epochs: int | None = None,
@@ -81,7 +86,8 @@ class Prompts:
         if not 0 <= shard[0] < shard[1]:
             raise DataError(f"there is no shard {shard[0]} of {shard[1]}; give (rank, count) with 0 <= rank < count")
         sources = _sources(source)
-        self.dropped = self.skipped = self.longest = 0
+        self.fit = Fit(renderer, max_tokens, room, too_long)
+        self.dropped = self.cut = self.skipped = self.longest = 0
         self.columns: set[str] = set()
         self.has_references, self.has_responses = False, bool(responses)
         self.notes: tuple[str, ...] = ()
@@ -90,10 +96,10 @@ class Prompts:
         for number, one in enumerate(sources):
             layout = Layout(prompt_key, reference_key, responses, score_key, numbers)
             own: dict[str, Any] = {"max_prompts": max_prompts, "skip": on_bad_record == "skip", "folder": folder, "caches": caches}
-            found = PromptSet(one, layout, Fit(renderer, max_tokens, room), **own)
+            found = PromptSet(one, layout, self.fit, **own)
             index = found.index
             self.notes += found.notes
-            self._count_dropped(one, index.read, len(found), max_tokens, "prompts with their longest response" if responses else "prompts")
+            self._count(one, index, "prompts with their longest response" if responses else "prompts")
             if index.over and room is not None:
                 raise _no_room(one, index, layout, room, room_is)
             self.skipped, self.longest = self.skipped + index.skipped, max(self.longest, index.longest)
@@ -170,12 +176,21 @@ class Prompts:
         number, turn = (int(values[place]) for values in self._turns)
         return self._pools[number].at(turn)
 
-    def _count_dropped(self, source: Source, read: int, left: int, max_tokens: int | None, what: str) -> None:
-        if not left:
-            raise DataError(f"{source.name}: all {read} {what} are longer than {max_tokens} tokens; raise `prompts.max_tokens`, or give shorter ones")
-        if left < read:
-            self.dropped += read - left
-            self.notes = (*self.notes, f"{source.name}: {read - left} of {read} {what} are longer than {max_tokens} tokens and left out")
+    def _count(self, source: Source, index: Index, what: str) -> None:
+        """What of a source is left out since it is too long, and what is cut."""
+        most, rule, dropped = self.fit.most, self.fit.too_long, index.read - len(index)
+        longer, makes_none = f"of {index.read} {what} are longer than {most} tokens", f"prompts.too_long: {rule} makes no room"
+        if not len(index):
+            all_of = f"{source.name}: all {index.read} {what} are longer than {most} tokens"
+            if rule == "leave_out":
+                raise DataError(f"{all_of}; raise `prompts.max_tokens`, or give shorter ones")
+            raise DataError(f"{all_of}, and {makes_none} for any; cut at the other end, raise `prompts.max_tokens`, or give shorter ones")
+        if dropped:
+            why = "" if rule == "leave_out" else f", since {makes_none} for them"
+            self.notes = (*self.notes, f"{source.name}: {dropped} {longer} and left out{why}")
+        if index.cut:
+            self.notes = (*self.notes, f"{source.name}: {index.cut} {longer} and cut (prompts.too_long: {rule})")
+        self.dropped, self.cut = self.dropped + dropped, self.cut + index.cut
 
 
 class _Pool:
@@ -202,7 +217,8 @@ def _no_room(source: Source, index: Index, layout: Layout, room: int, room_is: s
     if layout.responses:
         return DataError(
             f"{source.place(row)}: the prompt and its longest response have {size} tokens, and the model's context holds {room} "
-            f"({index.over} of {len(index)} records are too long); drop longer ones (prompts.max_tokens: {room}), or shorten them"
+            f"({index.over} of {len(index)} records are too long); drop longer ones (prompts.max_tokens: {room}), cut them (prompts.too_long), or "
+            "shorten them"
         )
     drop = f"drop longer ones (prompts.max_tokens: {room}), " if room > 0 and index.over < len(index) else ""
     return DataError(

@@ -367,6 +367,7 @@ def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[
         **{("evaluation", f.name): True for f in dataclasses.fields(EvaluationConfig) if is_silent and f.name not in _OF_PAIRS},
         **({("evaluation", "success"): not evaluation.pass_at, ("evaluation", "answers"): not evaluation.majority_at} if evaluation else {}),
         ("prompts", "score_key"): not recorded,
+        ("prompts", "too_long"): not recorded and (config.evaluation is None or config.evaluation.pairs is None),
         ("prompts", "split"): not isinstance(config.prompts.path, str),
         **{("sampling", name): not is_drawn for name in ("temperature", "top_k", "top_p", "min_p")},
         **{("sampling", name): not is_sampled for name in ("stop", "overflow", "environment")},

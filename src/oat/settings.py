@@ -84,6 +84,9 @@ class PromptsConfig:
     """Column of the reference answer or response; None when there is none."""
     max_tokens: Count | None = None
     """Prompts of more tokens are dropped, and counted (`prompts/dropped`); of recorded data the prompt and its longest response together."""
+    too_long: Literal["leave_out", "cut_prompt_start", "cut_response_end"] = "leave_out"
+    """Recorded data of more tokens, or longer than the context: left out; or cut to have room, by the prompt's first tokens or by the last ones of a
+    response, and counted (`prompts/cut`); also those of `evaluation.pairs` (docs/data.md#records-that-are-too-long)."""
     epochs: Count | None = None
     """Passes over the prompts; None is endless. With several sources, one pass is as many prompts as they have together."""
     shuffle: bool = True

@@ -259,7 +259,7 @@ def _training_prompts(
     sources = [Source(entry) if isinstance(entry, str) else Source(entry.path, entry.weight, entry.split) for entry in entries]
     own: dict[str, Any] = {"max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle, **_kept_in(folder), **_columns(config)}
     own |= {"responses": p.responses, "score_key": p.score_key, "numbers": numbers}
-    own |= {"room": context} if p.responses else _room(config.sampling, context)
+    own |= {"room": context, "too_long": p.too_long} if p.responses else _room(config.sampling, context)
     prompts = Prompts(sources, renderer, seeds, **own)
     if UNPAIRED in prompts.formats and len(p.responses) == 1 and config.algorithm.options.get("threshold", 0) is None:
         raise ConfigError(
@@ -305,7 +305,7 @@ def _held_out_pairs(
     assert e is not None, "asked for where there is one"
     assert e.pairs is not None, "they are measured"
     own: dict[str, Any] = {"room": context, "max_prompts": e.max_prompts, "numbers": numbers, **_kept_in(folder), **_columns(config)}
-    own |= {"responses": pair_columns(config), "score_key": p.score_key, "reference_key": None}
+    own |= {"responses": pair_columns(config), "score_key": p.score_key, "reference_key": None, "too_long": p.too_long}
     return Prompts([Source(e.pairs, split=e.split)], renderer, seeds, **own)
 
 

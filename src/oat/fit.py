@@ -1,0 +1,121 @@
+"""Whether a record has room, and how one is cut that has none. The first pass counts by it and the actor learns what it returns, so the two agree.
+
+What has to have room is a prompt, of recorded data together with its longest response. `too_long` says what becomes of recorded data without room:
+
+| too_long | what is learned |
+| --- | --- |
+| leave_out | nothing beyond `max_tokens`; beyond the model's context alone the record is an error |
+| cut_prompt_start | the responses whole, behind the prompt's last tokens, the same for each: as many as the longest response leaves room for |
+| cut_response_end | the prompt whole, and of each response that has no room its first tokens; such a response has no end of its turn |
+
+A cut counts tokens as they are rendered. So a prompt that is cut begins where it may: without the tokens that open a text, the system message, or the
+mark of a turn. Both cuts go by the smaller of `max_tokens` and the context. A record for which the cut makes no room is left out: the prompt would
+lose its last token, or a response the last token that is learned. A text without a prompt has only an end to cut.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from oat.errors import DataError, TemplateError
+from oat.formats import Layout
+from oat.render import Renderer
+from oat.types import Prompt
+
+TooLong = Literal["leave_out", "cut_prompt_start", "cut_response_end"]
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A prompt with a recorded response.
+
+    Attributes:
+        ids, mask: (T,) int32 and (T,) bool, as `Renderer.recorded` returns them, or what the cut leaves.
+        cut: what of it was cut.
+    """
+
+    ids: np.ndarray
+    mask: np.ndarray
+    cut: Literal["nothing", "prompt", "response"] = "nothing"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether prompts can be rendered, and have room.
+
+    Attributes:
+        max_tokens: longest prompt that is kept; None keeps all.
+        room: most tokens that the model's context leaves for one; None knows of no context.
+        too_long: what becomes of recorded data without room; of prompts that are sampled from nothing is cut.
+    """
+
+    renderer: Renderer
+    max_tokens: int | None = None
+    room: int | None = None
+    too_long: TooLong = "leave_out"
+
+    @property
+    def most(self) -> int | None:
+        """Tokens of the longest record that is kept; None keeps all."""
+        limits = (self.max_tokens,) if self.too_long == "leave_out" else (self.max_tokens, self.room)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def keeps(self, size: int) -> bool:
+        """Whether a record of so many tokens, as it is learned, is not left out."""
+        return self.most is None or size <= self.most
+
+    def measure(self, prompt: Prompt, layout: Layout, where: str) -> tuple[int, bool]:
+        """The tokens of the prompt, of recorded data with its longest response as it is learned; and whether anything is cut.
+
+        Raises:
+            DataError: one of them cannot be rendered.
+        """
+        if not prompt.messages and self.renderer.template is not None:
+            raise DataError(
+                f"{where}: field 'text': expected messages, since a chat template is set, got a text; remove `render.template`, or write messages"
+            )
+        try:
+            size = len(self.renderer.prompt(prompt.messages)) if prompt.messages else 0
+        except TemplateError as error:
+            form = layout.format
+            name = form.prompt or form.columns[0] if form else layout.prompt_key
+            raise DataError(f"{where}: field {name!r}: the prompt cannot be rendered: {error}") from error
+        rows = self.rows(prompt, layout.responses, where)
+        return max((len(row.ids) for row in rows), default=size), any(row.cut != "nothing" for row in rows)
+
+    def rows(self, prompt: Prompt, names: Sequence[str], where: str) -> list[Row]:
+        """The prompt with each response that these columns have, as it is learned. Those of a record without room, even cut, are whole.
+
+        Raises:
+            DataError: one of them cannot be rendered.
+        """
+        whole = [self._row(prompt, name, where) for name in names]
+        if self.most is None or self.too_long == "leave_out" or all(len(row.ids) <= self.most for row in whole):
+            return whole
+        start = len(self.renderer.prompt(prompt.messages)) if prompt.messages else 1
+        cut = _CUTS[self.too_long](whole, start, self.most)
+        return cut if all(after.mask.any() or not before.mask.any() for before, after in zip(whole, cut, strict=True)) else whole
+
+    def _row(self, prompt: Prompt, name: str, where: str) -> Row:
+        try:
+            return Row(*self.renderer.recorded(prompt.messages, prompt.columns[name]))
+        except TemplateError as error:
+            raise DataError(f"{where}: field {name!r}: the response cannot be rendered: {error}") from error
+
+
+def _without_start(rows: Sequence[Row], start: int, most: int) -> list[Row]:
+    """The prompt, the first `start` tokens, without its first ones; at least its last one stays."""
+    over = max(len(row.ids) for row in rows) - most
+    return [Row(row.ids[over:], row.mask[over:], "prompt") for row in rows] if over < start else list(rows)
+
+
+def _without_end(rows: Sequence[Row], start: int, most: int) -> list[Row]:
+    """The first tokens of each, of which `start` are the prompt's."""
+    if most <= start:
+        return list(rows)
+    return [row if len(row.ids) <= most else Row(row.ids[:most], row.mask[:most], "response") for row in rows]
+
+
+_CUTS: Mapping[str, Callable[[Sequence[Row], int, int], list[Row]]] = {"cut_prompt_start": _without_start, "cut_response_end": _without_end}
