@@ -13,7 +13,7 @@ mark of a turn. Both cuts go by the smaller of `max_tokens` and the context. A r
 lose its last token, or a response the last token that is learned. A text without a prompt has only an end to cut.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,30 +92,18 @@ class Fit:
             DataError: one of them cannot be rendered.
         """
         whole = [self._row(prompt, name, where) for name in names]
-        if self.most is None or self.too_long == "leave_out" or all(len(row.ids) <= self.most for row in whole):
+        longest = max((len(row.ids) for row in whole), default=0)
+        if self.too_long == "leave_out" or self.most is None or longest <= self.most:
             return whole
-        start = len(self.renderer.prompt(prompt.messages)) if prompt.messages else 1
-        cut = _CUTS[self.too_long](whole, start, self.most)
-        return cut if all(after.mask.any() or not before.mask.any() for before, after in zip(whole, cut, strict=True)) else whole
+        if self.too_long == "cut_response_end":
+            cut = [row if len(row.ids) <= self.most else Row(row.ids[: self.most], row.mask[: self.most], "response") for row in whole]
+            return cut if all(row.mask.any() for row in cut) else whole
+        over = longest - self.most
+        has_room = over < len(self.renderer.prompt(prompt.messages)) if prompt.messages else False
+        return [Row(row.ids[over:], row.mask[over:], "prompt") for row in whole] if has_room else whole
 
     def _row(self, prompt: Prompt, name: str, where: str) -> Row:
         try:
             return Row(*self.renderer.recorded(prompt.messages, prompt.columns[name]))
         except TemplateError as error:
             raise DataError(f"{where}: field {name!r}: the response cannot be rendered: {error}") from error
-
-
-def _without_start(rows: Sequence[Row], start: int, most: int) -> list[Row]:
-    """The prompt, the first `start` tokens, without its first ones; at least its last one stays."""
-    over = max(len(row.ids) for row in rows) - most
-    return [Row(row.ids[over:], row.mask[over:], "prompt") for row in rows] if over < start else list(rows)
-
-
-def _without_end(rows: Sequence[Row], start: int, most: int) -> list[Row]:
-    """The first tokens of each, of which `start` are the prompt's."""
-    if most <= start:
-        return list(rows)
-    return [row if len(row.ids) <= most else Row(row.ids[:most], row.mask[:most], "response") for row in rows]
-
-
-_CUTS: Mapping[str, Callable[[Sequence[Row], int, int], list[Row]]] = {"cut_prompt_start": _without_start, "cut_response_end": _without_end}
