@@ -480,6 +480,13 @@ class TestSettings:
         with pytest.raises(ConfigError, match=r"alarms\.length: .*does not report response/length"):
             resolve(*load_config(file, ["--alarms.length.above", "2"]))
 
+    def test_recorded_responses_have_no_divergence_to_watch(self, tmp_path: Path) -> None:
+        """KTO has one of what it samples."""
+        kto = "{name: kto, prompts: 4}"
+        assert resolved(tmp_path, kto, "alarms: {kl: {action: stop}}").alarms.kl.action == "stop"
+        with pytest.raises(ConfigError, match=r"alarms\.kl: .*does not report kl/reference"):
+            resolved(tmp_path, kto, "alarms: {kl: {action: stop}}", "--prompts.responses", "[chosen, rejected]", "--oracle.name", "recorded")
+
     def test_off_is_off_whatever_yaml_makes_of_the_word(self, tmp_path: Path) -> None:
         for text, flags in [("alarms: {kl: {action: off}}", ()), ('alarms: {kl: {action: "off"}}', ()), ("", ("--alarms.kl.action", "off"))]:
             config = resolved(tmp_path, DPO, text, *flags)

@@ -141,12 +141,23 @@ def test_reported_rewards(name: str) -> None:
     batch, view, found = prepared(algorithm, item(0, WINNER))
     tokens = found["policy"]["raw"].tolist(), numbers(batch.rows, "reference").tolist()
     chosen, rejected = (REWARDS[name](Response(*(column[part] for column in tokens), [], [])) for part in (slice(0, 4), slice(4, 6)))
-    metrics = {key: values.item() for key, (values, _) in algorithm.metrics(found, view).items()}
+    metrics = {key: values.mean().item() for key, (values, _) in algorithm.metrics(found, view).items()}
     assert metrics["pairs/reward_chosen"] == pytest.approx(chosen)
     assert metrics["pairs/reward_rejected"] == pytest.approx(rejected)
     assert metrics["pairs/margin"] == pytest.approx(chosen - rejected)
     assert metrics["pairs/accuracy"] == float(chosen > rejected)
     assert metrics["logps/chosen"] == pytest.approx(sum(tokens[0][:4]))
+    gap = mean([abs(own - other) for own, other in zip(*tokens, strict=True)])
+    assert metrics.get("logps/reference_gap") == (None if name in ("simpo", "orpo", "cpo") else pytest.approx(gap))
+
+
+def test_the_gap_to_the_reference_by_hand() -> None:
+    """A response of four tokens that all rise by 1/2 nat, and one of two that fall by 1/4 and 3/4: 3 nats over 6 tokens, and not 1 over 6."""
+    algorithm = objective(DPO)
+    _, view, _ = prepared(algorithm, item(0, WINNER), item(1, LOSER, None, "tie"))
+    raw = view["reference_logps_K"] + torch.tensor([0.5, 0.5, 0.5, 0.5, -0.25, -0.75])
+    values, over = algorithm.metrics({"policy": {"raw": raw}}, view)["logps/reference_gap"]
+    assert (values.mean().item(), over) == (pytest.approx(0.5), "K")
 
 
 @pytest.mark.parametrize("name", SLOW)

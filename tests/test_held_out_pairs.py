@@ -34,6 +34,8 @@ TRAIN = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "ab"[: 1 + a 
 HELD_OUT = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "b" * (1 + b % 3)} for a in range(5, 8) for b in range(3)]
 OF_PAIRS = [name for name, cls in ALGORITHMS.items() if issubclass(cls, Direct)]
 NAMES = {f"eval/pairs/{name}" for name in ("count", "loss", "accuracy", "margin", "reward_chosen", "reward_rejected")}
+GAP = {"eval/pairs/reference_gap"}
+"""Of the losses that read a reference."""
 
 
 def offline(world: World, folder: Path, name: str = "dpo", **changes: Any) -> Path:
@@ -61,29 +63,32 @@ def test_the_numbers_are_those_of_each_pair_alone(world: World, tmp_path: Path) 
     assert oat("train", offline(world, tmp_path)) == 0
     found = rows(tmp_path / "dpo")
     assert [bool(of_pairs(row)) for row in found] == [True, False, True, False, True]
-    assert {name for name in found[0] if name.startswith("eval/")} == NAMES
+    assert {name for name in found[0] if name.startswith("eval/")} == NAMES | GAP
     assert found[0]["eval/pairs/loss"] == pytest.approx(np.log(2), rel=1e-6)
-    assert (found[0]["eval/pairs/count"], found[0]["eval/pairs/margin"]) == (9, 0)
+    assert (found[0]["eval/pairs/count"], found[0]["eval/pairs/margin"], found[0]["eval/pairs/reference_gap"]) == (9, 0, 0)
     assert oat("export", tmp_path / "dpo", tmp_path / "out") == 0
-    margins = []
+    margins, gaps = [], []
     for record in HELD_OUT:
-        (chosen, rejected), (first, second) = (
-            [_logp(place, record["prompt"], record[side]) for side in ("chosen", "rejected")] for place in (tmp_path / "out", world.folder / "model")
+        ends, starts = (
+            [_logps(place, record["prompt"], record[side]) for side in ("chosen", "rejected")] for place in (tmp_path / "out", world.folder / "model")
         )
-        margins.append((chosen - first) - (rejected - second))
+        chosen, rejected = (end - start for end, start in zip(ends, starts, strict=True))
+        margins.append(float(chosen.sum() - rejected.sum()))
+        gaps += [*chosen.abs(), *rejected.abs()]
     margin_U = torch.tensor(margins)
+    assert found[-1]["eval/pairs/reference_gap"] == pytest.approx(float(torch.stack(gaps).mean()), rel=1e-3)
     assert found[-1]["eval/pairs/loss"] == pytest.approx(float(dpo_loss(margin_U, beta=0.1, label_smoothing=0.0).mean()), rel=1e-4)
     assert found[-1]["eval/pairs/margin"] == pytest.approx(0.1 * float(margin_U.mean()), rel=1e-3)
     assert found[-1]["eval/pairs/accuracy"] == pytest.approx(float((margin_U > 0).float().mean()))
     assert found[-1]["eval/pairs/loss"] != found[0]["eval/pairs/loss"]
 
 
-def _logp(model: Path, prompt: str, response: str) -> float:
+def _logps(model: Path, prompt: str, response: str) -> torch.Tensor:
     lm = load_lm(str(model))
     ids, mask = Renderer(load_tokenizer(str(model)), template=None, eos_ids=lm.eos_ids).recorded([Message("user", prompt)], response)
     row = Trajectory("recorded", (Segment("context", ids[~mask]), Segment("model", ids[mask], mask=np.ones(int(mask.sum()), dtype=bool))), "stop", "")
     learner = Learner({"policy": LanguageModel(lm, num_tokens=16)}, {}, micro_batch_size=1, seeds=Seeds(0))
-    return float(learner.forward("policy", [row], {"raw"})["raw"].sum())
+    return learner.forward("policy", [row], {"raw"})["raw"]
 
 
 @pytest.mark.parametrize("name", OF_PAIRS)
@@ -108,7 +113,7 @@ def test_every_loss_of_pairs_has_them(world: World, name: str) -> None:
         found.append(measured.measure())
         assert measured.measure() == found[-1]
         assert all(torch.equal(*pair) for pair in zip(before, learner.tensors("policy").values(), strict=True))
-    assert found[0].keys() == NAMES
+    assert found[0].keys() == NAMES | (GAP if "reference" in cls(cls.Config()).requires.models else set())
     assert found[0]["eval/pairs/count"] == 9
     assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
 

@@ -84,6 +84,20 @@ def test_the_baseline_by_hand() -> None:
     assert algorithm.prepare(Feedback(0, items, 4), given, np.random.default_rng(0)).metrics["kto/baseline"] == 0.0, "never below 0"
 
 
+def test_the_divergence_is_of_what_the_sampler_drew_in_this_step() -> None:
+    """By hand, log-ratios of ln 2 and -ln 2 at its two tokens: k3 is 1/2 - 1 + ln 2 and 2 - 1 - ln 2, of mean 1/4. The gap is over all tokens."""
+    recorded, older = item(2, [("a", 0.0)]), item(3, [("b", 1.0)])
+    recorded = replace(recorded, group=replace(recorded.group, trajectories=(replace(recorded.group.trajectories[0], slot="recorded"),)))
+    algorithm = KTO(KTOConfig(prompts=2))
+    batch = algorithm.prepare(Feedback(0, (item(1, [("ab", 1.0)]), recorded), 2, older=(older,)), forward, np.random.default_rng(0))
+    assert [row.text for row in batch.rows] == ["b", "ab", "a"]
+    raw = batch.columns["reference_logps_K"] + torch.tensor([3.0, math.log(2), -math.log(2), 5.0])
+    found = algorithm.metrics({"policy": {"raw": raw}}, view_of(batch))
+    assert found["kl/reference"][0].mean().item() == pytest.approx(0.25)
+    assert found["logps/reference_gap"][0].mean().item() == pytest.approx((8 + 2 * math.log(2)) / 4)
+    assert found["kl/reference"][1] == found["logps/reference_gap"][1] == "K"
+
+
 def test_responses_to_other_prompts() -> None:
     rows = [t for n in range(3) for t in item(n, [("ab" * (n + 1), 0.0), ("a", 0.0)], length=n + 1).group.trajectories]
     found = mismatched(rows)
@@ -172,3 +186,5 @@ def test_formats_of_trl(world: World, tmp_path: Path, name: str) -> None:
     assert row["rows/trained"] == row["kto/baseline_rows"] == (16 if name == "preference" else 8)
     assert row["kto/desirable_frac"] == (0.5 if name == "preference" else 0.25)
     assert row["kto/reward_desirable"] == row["kto/reward_undesirable"] == 0.0
+    assert row["logps/reference_gap"] == 0.0
+    assert "kl/reference" not in row, "nobody sampled the responses from the policy"

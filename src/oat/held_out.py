@@ -45,6 +45,7 @@ class HeldOutPairs:
             return {f"{HELD_OUT}count": 0.0}
         found = self.learner.measure(objective, batch)
         named = {HELD_OUT + name.removeprefix(_OF_PAIRS): value for name, value in found.items() if name.startswith(_OF_PAIRS)}
+        named |= {HELD_OUT + name.removeprefix("logps/"): found[name] for name in ("logps/reference_gap",) if name in found}
         return {f"{HELD_OUT}count": float(count), f"{HELD_OUT}loss": found["loss/total"], **named}
 
     def _items(self) -> Feedback:

@@ -52,7 +52,8 @@ def check_rules(config: Config, objective: Objective, explorer: Explorer, origin
 def watched_metrics(config: Config, objective: Objective) -> frozenset[str]:
     """The metrics that alarms may watch; recorded responses say nothing about the policy. An evaluation has them from its second oracle. Whether
     answers are missing is known of every algorithm, and matters where it reads them."""
-    watched, e = objective.watched - OF_RESPONSES if config.prompts.responses else objective.watched, config.answering
+    unknown = OF_RESPONSES | {"kl/reference"} if config.prompts.responses else frozenset()
+    watched, e = objective.watched - unknown, config.answering
     watched |= {MISSING, WASTED} if objective.reads_answers else set()
     return watched | ({GOLD[0] if e.samples else GOLD[1]} if e and e.gold else set())
 

@@ -23,6 +23,11 @@ Departures:
 5. SLiC's hinge is on the margin over the reference, and there is no further regulariser.
 6. BNF is the pair form, divided by the length of the pair's shorter response; the paper needs no pairs.
 
+`logps/reference_gap` is how far the policy has moved from the reference on the step's pairs: the mean over their trained tokens of
+|log policy - log reference|, from the log-probabilities that the loss reads. It is 0 where the two are one, and no estimate of a KL, sampled
+pairs included: ties are left out, and an explorer chooses. Signed log-ratios of chosen and rejected responses cancel, and k3 grows as the
+inverse probability of what nobody sampled, so neither is reported in its stead.
+
 Not handled: more than one pair a group. `contrast.py` has more losses.
 """
 
@@ -185,7 +190,8 @@ class Direct(Objective):
         }
         is_learned_U = view.columns.get("mask_U", torch.ones_like(chosen_U)) > 0
         has_winner_U = is_learned_U & (view.columns.get("halved_U", torch.zeros_like(chosen_U)) == 0)
-        return {name: (values_U[has_winner_U], "U") for name, values_U in values.items()}
+        moved = {"logps/reference_gap": (reference_gap(outputs, view), "K")} if "reference_logps_K" in view.columns else {}
+        return {**{name: (values_U[has_winner_U], "U") for name, values_U in values.items()}, **moved}
 
 
 class Tied(Direct):
@@ -363,6 +369,11 @@ def halves(values_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def response_lengths(outputs: Outputs, view: View) -> torch.Tensor:
     """(N,) trained tokens of each response."""
     return view.row_sum(torch.ones_like(outputs["policy"]["raw"]))
+
+
+def reference_gap(outputs: Outputs, view: View) -> torch.Tensor:
+    """(K,) how far policy and reference are apart at each trained token, whoever wrote it: |log policy - log reference|, nats."""
+    return (outputs["policy"]["raw"] - view["reference_logps_K"]).abs()
 
 
 def check_field(name: str, value: object, holds: bool, rule: str) -> None:

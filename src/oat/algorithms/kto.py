@@ -14,6 +14,11 @@ Departures:
    Without any z is 0; `kto/baseline_rows` counts them.
 3. A response without a score (abstention, failure) or without a trained token is left out and counted.
 
+`kl/reference` is the estimate of KL(policy || reference) that `group.py` reports: the mean of k3 over the trained tokens of the step's own responses
+that the sampler drew, under the weights that each optimiser step begins with. It is biased as far as these are not the weights that drew them
+(`lag/versions`, `minibatches`, `epochs`), and by a temperature other than 1 or a truncated sampling. Recorded and older responses are not in it;
+without a sampled one it is not reported. `logps/reference_gap` is over all responses of the step, and no KL (`direct.py`).
+
 Not handled: weights that follow from how many responses are desirable; they are settings.
 """
 
@@ -24,10 +29,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from oat.algorithms.base import Forward, Objective, Outputs, View, row_index
-from oat.algorithms.direct import check_beta, check_field
+from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, row_index
+from oat.algorithms.direct import check_beta, check_field, reference_gap
 from oat.algorithms.group import scored_rows
 from oat.functional.contrast import kto_loss
+from oat.functional.kl import kl_k3
 from oat.functional.segments import segment_sum
 from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
 
@@ -64,6 +70,7 @@ class KTO(Objective):
     Config = KTOConfig
     requires = Requires(feedback="score", models=frozenset({"policy", "reference"}))
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
+    watched = OF_RESPONSES | {"kl/reference"}
     reuses = True
 
     def __init__(self, config: KTOConfig):
@@ -73,8 +80,9 @@ class KTO(Objective):
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Every response is a unit. Columns `reference_logps_K`, `is_desirable_U`, `baseline_U` and `weight_U`."""
+        """Every response is a unit. Columns `reference_logps_K`, `is_sampled_N`, `is_desirable_U`, `baseline_U` and `weight_U`."""
         scored, group_of_N, rewards_N, valid_N = scored_rows(feedback)
+        first = int((group_of_N < len(feedback.older)).sum())
         kept = [number for number, row in enumerate(scored) if valid_N[number] and row.trained.any()]
         rows, units = tuple(scored[number] for number in kept), np.arange(len(kept))
         is_desirable_U = rewards_N[kept] >= self.config.threshold
@@ -86,6 +94,7 @@ class KTO(Objective):
             metrics |= {"kto/baseline": baseline, "kto/baseline_rows": float(len(others))}
             columns = {
                 "reference_logps_K": forward("reference", rows, {"raw"})["raw"],
+                "is_sampled_N": torch.tensor([scored[number].slot == "sampler" and number >= first for number in kept]),
                 "is_desirable_U": is_desirable_U,
                 "baseline_U": torch.full((len(rows),), baseline),
                 "weight_U": torch.where(is_desirable_U, self.config.lambda_desirable, self.config.lambda_undesirable),
@@ -99,7 +108,13 @@ class KTO(Objective):
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
         rewards_U, is_desirable_U = self.config.beta * self._log_ratios(outputs, view), view["is_desirable_U"]
-        return {"kto/reward_desirable": (rewards_U[is_desirable_U], "U"), "kto/reward_undesirable": (rewards_U[~is_desirable_U], "U")}
+        k3_K, is_sampled_K = kl_k3(outputs["policy"]["raw"], view["reference_logps_K"]), view["is_sampled_N"][view.row_of_K]
+        return {
+            "kto/reward_desirable": (rewards_U[is_desirable_U], "U"),
+            "kto/reward_undesirable": (rewards_U[~is_desirable_U], "U"),
+            "kl/reference": (k3_K[is_sampled_K], "K"),
+            "logps/reference_gap": (reference_gap(outputs, view), "K"),
+        }
 
     def _log_ratios(self, outputs: Outputs, view: View) -> torch.Tensor:
         return view.row_sum(outputs["policy"]["raw"] - view["reference_logps_K"])
