@@ -97,7 +97,7 @@ def test_evaluations_with_the_second_opinion(runs: Path, said: Callable[..., str
 
 
 def test_what_is_not_there_is_said(world: World, runs: Path, tmp_path: Path, said: Callable[..., str]) -> None:
-    assert "of step 7; give one of the 4 from 1 to 4" in said(runs / "grpo", "--step", 7, code=2)
+    assert "nothing of step 7, since no step has learned from an answer there; give 1, 2, 3, 4" in said(runs / "grpo", "--step", 7, code=2)
     assert "no evaluation is on disk yet" in said(runs / "dpo", "--eval", code=2)
     assert "holds no run" in said(tmp_path, code=2)
     shutil.copy(runs / "grpo" / "config.yaml", tmp_path)
