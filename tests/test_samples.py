@@ -127,7 +127,7 @@ def test_a_terminal_gets_a_pager(runs: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not any("4 of 4" in line for line in seen.lines)
     seen = in_a_terminal(lambda: oat("samples", runs / "grpo", "--step", 7))
     assert seen.code == 2
-    assert "give one of the 4" in " ".join(seen.lines)
+    assert "give 1, 2, 3, 4" in " ".join(seen.lines)
     for broken in ("there-is-no-such-pager", "less 'with a quote"):
         monkeypatch.setenv("PAGER", broken)
         assert "4 of 4" in " ".join(in_a_terminal(lambda: oat("samples", runs / "grpo", "--step", 1)).lines)
