@@ -3,9 +3,10 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -474,6 +475,9 @@ TOO_LARGE = {
     ),
 }
 
+LONG_SEARCHES = {"long responses", "many responses", "a copy beside a checkpoint"}
+"""Those that work out what would fit from many estimates."""
+
 CODE_OF_USERS = {
     "an oracle that cannot be made": wrong(
         ("reward.py:reward", "mine.py:Broken"), said=("@name: mine", "oracle.name is 'mine.py:Broken'", "KeyError: 'key'", "repair its constructor")
@@ -530,7 +534,13 @@ def test_there_are_enough_of_each_kind() -> None:
     assert {kind: len(table) for kind, table in KINDS.items() if len(table) < 5} == {}
 
 
-@pytest.mark.parametrize("mistake", [pytest.param(m, id=f"{kind}: {name}") for kind, table in KINDS.items() for name, m in table.items()])
+def cases() -> Iterator[Any]:
+    for kind, table in KINDS.items():
+        for name, mistake in table.items():
+            yield pytest.param(mistake, id=f"{kind}: {name}", marks=[pytest.mark.slow] if name in LONG_SEARCHES else [])
+
+
+@pytest.mark.parametrize("mistake", cases())
 def test_a_mistake_is_one_message(
     mistake: Mistake, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -216,7 +216,8 @@ def moved(run_dir: Path) -> None:
 
 def removed(run_dir: Path) -> None:
     shutil.copytree(run_dir, run_dir.with_name("moved"))
-    shutil.rmtree(run_dir)
+    while run_dir.exists():
+        shutil.rmtree(run_dir, ignore_errors=True)  # the run may be removing its oldest checkpoint
 
 
 def replaced(run_dir: Path) -> None:

@@ -100,7 +100,8 @@ def screen(raw: str) -> list[str]:
 
 def row_of(seen: Seen, name: str) -> list[str]:
     """The cells of a line of the display, at the end."""
-    (line,) = [line for line in seen.lines if re.match(rf"{name} {{2,}}", line)]
+    (line, *more) = [line for line in seen.lines if re.match(rf"{name} {{2,}}", line)]
+    assert not more, seen.raw
     return re.split(r" {2,}", line)
 
 
