@@ -71,6 +71,14 @@ def test_what_check_says_is_what_can_come(world: World, tmp_path: Path, by_lengt
     assert len(asked) == 12
 
 
+def test_of_a_run_that_its_budget_ends_check_says_the_budget(
+    world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = {"max_steps": None, "max_cost": 2.0, "max_queries": 20}
+    assert oat("check", world.config("grpo", tmp_path, {"oracle.name": by_length, "stop": stop, "evaluation": None})) == 0
+    assert "0.96 in money; the run at most 20 queries, 2 in money, its budget\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("limit", [{"max_cost": 0.2}, {"max_tokens": 23}, {"max_queries": 2}])
 def test_a_budget_below_a_question_is_refused(
     world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str], limit: dict[str, Any]

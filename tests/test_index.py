@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+from pathlib import Path
 
 import datasets
 import pyarrow
@@ -213,7 +214,7 @@ def test_nobody_else_may_write_where_it_is_made(tmp_path, renderer, monkeypatch)
     """Whatever new folders are by default; and what somebody left in the place of a new file is not written through."""
     monkeypatch.setattr(index_cache, "LARGE", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    name, folder, before = written(tmp_path, "jsonl", sums(50)), index_cache.cache_folder(), os.umask(0)
+    name, [folder], before = written(tmp_path, "jsonl", sums(50)), index_cache.cache_folders(), os.umask(0)
     try:
         opened(name, renderer, [folder])
     finally:
@@ -226,6 +227,15 @@ def test_nobody_else_may_write_where_it_is_made(tmp_path, renderer, monkeypatch)
     opened(name, renderer, [folder])
     assert other.read_text() == "theirs"
     assert list(folder.iterdir()) == [file]
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert index_cache.cache_folders() == []
 
 
 def test_a_cache_is_bounded(tmp_path, renderer, monkeypatch):

@@ -70,6 +70,18 @@ def test_a_run_that_is_told_late_has_all_points(world: World, tmp_path: Path, po
 
 
 @needs_library
+def test_points_that_lie_elsewhere_stand_there_once(world: World, tmp_path: Path, points: Points) -> None:
+    """Where the folder is a link to another disk."""
+    config, run_dir, elsewhere = world.config("dpo", tmp_path, {**ON, "stop.max_steps": 2}), tmp_path / "dpo", tmp_path / "elsewhere"
+    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    (run_dir / "tensorboard").rename(elsewhere)
+    (run_dir / "tensorboard").symlink_to(elsewhere)
+    assert forked(lambda: oat("train", config, "--stop.max_steps", 3), tmp_path / "log") == 0
+    assert are_its_rows(points(run_dir), run_dir)
+    assert (run_dir / "tensorboard").is_symlink()
+
+
+@needs_library
 def test_times_of_kept_rows_go_on_from_each_other(tmp_path: Path) -> None:
     """Three rows of an earlier process, and one of this."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader

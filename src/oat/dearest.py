@@ -63,9 +63,12 @@ def lines_of_costs(config: Config, around: Surroundings, one: Price, questions: 
     """
     if config.oracle.name in BUILTIN or not names_price(next(iter(around.asked.values()))):
         return
-    step = _times(one, questions)
-    run = budget_of(config).within(_times(step, steps)) if steps is not None else None
-    yield f"a question {_in_words(one)}; a step {_in_words(step)}" + (f"; all steps {_in_words(run)}" if run else "")
+    step, budget = _times(one, questions), budget_of(config)
+    if steps is not None:
+        run = f"; all steps {_in_words(budget.within(_times(step, steps)))}"
+    else:
+        run = f"; the run {_in_words(_whole(budget))}, its budget" if budget != Budget() else ""
+    yield f"a question {_in_words(one)}; a step {_in_words(step)}{run}"
 
 
 def refuse_small_budget(config: Config, origins: Origins, one: Price, questions: int, *, is_begun: bool) -> None:
@@ -134,8 +137,13 @@ def _times(price: Price, count: int) -> Price:
     return Price(price.queries * count, price.tokens * count, price.cost * count)
 
 
+def _whole(budget: Budget) -> Price:
+    """What a budget allows, where it says."""
+    return Price(budget.queries or 0, budget.tokens or 0, budget.cost or 0.0)
+
+
 def _in_words(price: Price) -> str:
-    parts = [f"{price.queries:,} {'query' if price.queries == 1 else 'queries'}"]
+    parts = [f"{price.queries:,} {'query' if price.queries == 1 else 'queries'}"] if price.queries else []
     parts += [f"{price.tokens:,} tokens"] if price.tokens else []
     parts += [f"{price.cost:,.4g} in money"] if price.cost else []
     return "at most " + ", ".join(parts)

@@ -14,7 +14,7 @@ from oat.evaluate import raw_prompt
 from oat.files import saying_what_is_free, sync_to_disk
 from oat.fit import Fit
 from oat.formats import Layout
-from oat.index_cache import cache_folder
+from oat.index_cache import cache_folders
 from oat.speaker import SLOT, Speaker
 from oat.types import Group
 
@@ -40,7 +40,7 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
     known = speaker.config.prompts if speaker.config is not None else None
     layout = Layout(prompt_key or (known.prompt_key if known else "prompt"), known.reference_key if known and prompt_key is None else None)
     room = None if speaker.context is None else speaker.context - 1
-    found = PromptSet(Source(prompts), layout, Fit(speaker.renderer, None, room), caches=[cache_folder()])
+    found = PromptSet(Source(prompts), layout, Fit(speaker.renderer, None, room), caches=cache_folders())
     if found.index.over:
         row, tokens = found.index.first_over
         raise DataError(

@@ -29,10 +29,15 @@ _CODE = ("fit", "formats", "index", "questions", "records", "index_cache", "rend
 """Modules that decide what an index holds."""
 
 
-def cache_folder() -> Path:
-    """Where indexes are remembered across runs."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "oat" / "indexes"
+def cache_folders() -> list[Path]:
+    """Where indexes are remembered across runs; nowhere, where the user has no home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not named.is_absolute():
+        try:
+            named = Path.home() / ".cache"
+        except RuntimeError:
+            return []
+    return [named / "oat" / "indexes"]
 
 
 class IndexCache:
@@ -92,7 +97,7 @@ def _state(files: Sequence[Path] | None) -> list[tuple[int, int]]:
 
 def _make(folder: Path) -> None:
     """With the parents that are ours, where nobody else may write either."""
-    if folder == cache_folder():
+    if folder in cache_folders():
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)

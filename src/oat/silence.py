@@ -19,7 +19,7 @@ _ABSTAINS = {
     "pairrm": _LONG,
     "remote": "the server gave no score; look at its own log",
 }
-_FAILS = "look at its own log and at oracle.deadline_s"
+_FAILS = "look at the log of what was asked (a service's own, or what a function prints), and at oracle.deadline_s"
 _COSTS = "raise stop.max_cost, max_tokens or max_queries, or lower the most that a question may cost (docs/ledger.md)"
 
 

@@ -15,7 +15,7 @@ from oat.environments.base import Environment, build_environment
 from oat.errors import ConfigError
 from oat.formats import UNPAIRED
 from oat.identity import hash_of
-from oat.index_cache import cache_folder
+from oat.index_cache import cache_folders
 from oat.inputs import (
     Inputs,
     inputs_of_models,
@@ -316,7 +316,7 @@ def pair_columns(config: Config) -> tuple[str, ...]:
 
 def _kept_in(folder: Path | None) -> dict[str, Any]:
     """Where copies lie, and where what was read is remembered."""
-    return {"folder": folder, "caches": [*([folder / "indexes"] if folder else []), cache_folder()]}
+    return {"folder": folder, "caches": [*([folder / "indexes"] if folder else []), *cache_folders()]}
 
 
 def _held_out_inputs(config: Config, sources: Mapping[str, Prompts | None]) -> Inputs:

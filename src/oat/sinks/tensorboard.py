@@ -5,7 +5,6 @@ told late to write it has all of its points.
 """
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,8 @@ class TensorBoard:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         folder = run.folder / "tensorboard"
-        shutil.rmtree(folder, ignore_errors=True)
+        for older in folder.glob("events.out.tfevents.*"):
+            older.unlink()
         self._writer = EventFileWriter(str(folder), flush_secs=10)
 
     def row(self, row: Row) -> None:
