@@ -246,6 +246,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "sys.stderr": (lambda: setattr(sys, "stderr", None), lambda: sys.stderr),
     "the handler of SIGTERM": (lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN), lambda: signal.getsignal(signal.SIGTERM)),
     "the handler of SIGINT": (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN), lambda: signal.getsignal(signal.SIGINT)),
+    "the timer of SIGALRM": (lambda: signal.alarm(1000), lambda: signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0)),
 }
 
 

@@ -58,6 +58,16 @@ def test_a_file_that_does_not_give_the_name(tmp_path, text, name, message):
     assert name == "rewards" or not [module for module in set(sys.modules) - before if module.startswith("oat_plugin")]
 
 
+@pytest.mark.parametrize("error", ["ImportError('math_verify is not there')", "SystemExit(0)"])
+def test_a_module_that_imports_what_it_has_only_when_it_is_asked_for_it(tmp_path, monkeypatch, error):
+    path = write(tmp_path, f"def __getattr__(name):\n    raise {error}\n", "imports_late.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    for place in (path, "imports_late"):
+        with pytest.raises(ConfigError, match=r"fails when it is asked for reward: (ImportError: math_verify is not there|SystemExit: 0)"):
+            load_symbol(f"{place}:reward")
+    sys.modules.pop("imports_late")
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fixtures import World, damage_metrics, forked, kill_at, make_group, make_questions, oat
 
-from oat.errors import OatWarning
+from oat.errors import DirectoryError, OatWarning
 from oat.tracking import MAX_COLUMN, Tracking, step_line
 from oat.types import Answer, Feedback, Item
 
@@ -137,8 +137,9 @@ def test_lines_that_are_no_rows_go_and_are_named(tmp_path: Path) -> None:
         ({2: None, 3: None, 4: None}, "there is no row of step 2", [0, 1]),
         ({step: None for step in range(5)}, "there is no row of steps 0 to 2", []),
         ({0: None, 1: b"\0" * 30, 2: None}, "line 1 cannot be read as metrics, and there is no row of steps 0 to 2", []),
+        ({1: b'{"step": 2}', 2: b'{"step": 1}'}, "the rows are not in the order of their steps", [0, 2, 1]),
     ],
-    ids=["damaged", "deleted", "deleted at the end", "all deleted", "a hole of zeros"],
+    ids=["damaged", "deleted", "deleted at the end", "all deleted", "a hole of zeros", "in another order"],
 )
 @pytest.mark.parametrize("how", ["continued", "forked"])
 def test_rows_that_are_lost_between_two_lives_are_named(
@@ -158,6 +159,24 @@ def test_rows_that_are_lost_between_two_lives_are_named(
         assert oat(*command) == 0
     assert [row["step"] for row in read((tmp_path / "fork" if how == "forked" else run_dir) / "metrics.jsonl")] == [*left, 3, 4]
     figure("rows of metrics that are damaged or deleted: named")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, name: str, is_replaced: bool) -> None:
+    """Rows would be written where nobody finds them."""
+    tracking = written(tmp_path, range(2))
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).rename(tmp_path / "other")
+    if is_replaced:
+        (tmp_path / name).write_bytes(whole)
+    for write in (lambda: tracking.row(2, {"a": 1.0}), tracking.flush):
+        with pytest.raises(DirectoryError, match=f"{name}: was moved, removed or replaced while a run worked with it"):
+            write()
+    tracking.close()
+    (tmp_path / name).write_bytes(whole)
+    written(tmp_path, range(2, 3), start=1).close()
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == [0, 1, 2]
 
 
 def test_the_line_for_people() -> None:

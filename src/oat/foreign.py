@@ -5,7 +5,7 @@ What it leaves is put back, with a warning: whatever the run computes or says af
 | | |
 | --- | --- |
 | torch | whether gradients are recorded, default dtype and device, deterministic algorithms, precision of products, autocast, threads |
-| the process | where lines go (`sys.stdout`, `sys.stderr`), and who hears SIGTERM and Ctrl-C |
+| the process | where lines go (`sys.stdout`, `sys.stderr`), who hears SIGTERM and Ctrl-C, and an alarm that is still to come |
 
 What cannot be put back (inference mode, a closed stream) is an error. The generators of torch, numpy and Python decide nothing in a run, and relative
 paths are not seen from the working directory (`places.py`), so these may change.
@@ -96,6 +96,7 @@ class _Kept:
         self._were_open = {name for name, stream in self._streams.items() if not getattr(stream, "closed", False)}
         self._is_main = threading.current_thread() is threading.main_thread()
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)} if self._is_main else {}
+        self._rings = self._is_main and _rings()
         self._torch = {name: get() for name, (get, _) in self._settings().items()} if "torch" in sys.modules else None
         self.lost = ""
 
@@ -126,6 +127,9 @@ class _Kept:
             if signal.getsignal(number) is not handler and handler is not None:
                 signal.signal(number, handler)
                 yield f"the handler of {signal.Signals(number).name}"
+        if self._is_main and _rings() and not self._rings:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            yield "the timer of SIGALRM"
 
     def _put_back_torch(self) -> Iterator[str]:
         if "torch" not in sys.modules:
@@ -159,3 +163,8 @@ class _Kept:
         if self._is_main:
             settings["torch.set_num_threads"] = torch.get_num_threads, torch.set_num_threads
         return settings
+
+
+def _rings() -> bool:
+    """Whether SIGALRM is still to come, whose handler may raise anywhere."""
+    return signal.getitimer(signal.ITIMER_REAL)[0] > 0

@@ -6,6 +6,7 @@ where it stands, as a kill would, but for a checkpoint that is being written; th
 changes nothing, since whoever ends processes may send several.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -42,16 +43,18 @@ class Interruption:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._process, self._before = os.getpid(), {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        for number in self._before:
+            signal.signal(number, self._hear)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in self._before.items():
                 signal.signal(number, handler)
 
     def ask(self) -> None:
         """As SIGTERM would."""
-        self._hear(signal.SIGTERM, None)
+        self._ask(signal.SIGTERM)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -77,6 +80,13 @@ class Interruption:
             raise Interrupted(self._asked)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._process:
+            self._ask(number)
+        else:  # a process that a user's code has forked, such as a worker of `multiprocessing`, which SIGTERM is to end
+            signal.signal(number, self._before[number])
+            signal.raise_signal(number)
+
+    def _ask(self, number: int) -> None:
         if self._asked is not None:
             if number == signal.SIGINT:
                 raise Again

@@ -88,7 +88,13 @@ def load_symbol(spec: str) -> Any:
             )
         return given[name]
     module = _load_file(Path(place), spec) if place.endswith(".py") else _load_module(place, spec)
-    if not hasattr(module, name):
+
+    def refuse(what: str) -> ConfigError:
+        return ConfigError(f"{spec}: {place} fails when it is asked for {name}: {bare(what)}; install what it lacks, or repair it")
+
+    with guarded(place, refuse):  # a module may import what it has only when it is asked for it
+        has_it = hasattr(module, name)
+    if not has_it:
         public = [attribute for attribute in vars(module) if not attribute.startswith("_")]
         raise ConfigError(f"{spec}: {place} has no {name}; {did_you_mean(name, public)}")
     return getattr(module, name)

@@ -173,7 +173,8 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
     Args:
         end: so many rows have to be there, of which those are given; None: as many as the last one says.
     Returns:
-        Rows in the order of the file; a sentence about lines that are no rows, and steps without a row or with two; empty if nothing is wrong.
+        Rows in the order of the file; a sentence about lines that are no rows, steps without a row or with two, and rows that are not in the order
+        of their steps; empty if nothing is wrong.
     """
     rows, strange = [], []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
@@ -190,6 +191,7 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
     found = [f"{_spans('line', strange)} cannot be read as metrics"] if strange else []
     found += [f"there is no row of {_spans('step', missing)}"] if missing else []
     found += [f"there are several rows of {_spans('step', twice)}"] if twice else []
+    found += ["the rows are not in the order of their steps"] if not twice and [*counts] != sorted(counts) else []
     return [(line, row) for _, line, row in rows], ", and ".join(found)
 
 

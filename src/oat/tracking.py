@@ -33,6 +33,7 @@ class Tracking:
         self.paths = {"metrics": run_dir / "metrics.jsonl", "samples": run_dir / "samples.jsonl"}
         self.samples, self.told, self.sinks, self.standing = samples, told, sinks, standing or Standing()
         self.files: dict[str, TextIO] = {}
+        self._streams = Standing()
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
         """Cut both streams back to the cursor and go on behind it; a run that begins at step 0 writes row 0 anew, so it keeps none.
@@ -56,6 +57,7 @@ class Tracking:
             if path.exists():
                 write_atomically(path, b"".join(line + b"\n" for line in kept).decode("utf-8"))
             self.files[name] = path.open("a", encoding="utf-8")
+        self._streams = Standing(*self.paths.values())
         for sink in self.sinks:
             sink.open(kept_rows)
         if step == 0 and self.told is not None:
@@ -63,9 +65,9 @@ class Tracking:
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
         """Raises:
-        DirectoryError: the run's directory is not what it was, so that nobody would find the row.
+        DirectoryError: the run's directory, or one of its two files, is not what it was, so that nobody would find the row.
         """
-        self.standing.refuse_lost(DirectoryError)
+        self._refuse_lost()
         if self.told is not None:
             self.told.tell()
         shown = [_line({"step": step, **_readable(item)}) for item in (feedback.items[: self.samples] if feedback else ())]
@@ -82,7 +84,7 @@ class Tracking:
         Raises:
             DirectoryError: as `row`.
         """
-        self.standing.refuse_lost(DirectoryError)
+        self._refuse_lost()
         if self.told is not None:
             self.told.amend()
         for name, file in self.files.items():
@@ -96,6 +98,10 @@ class Tracking:
             with suppress(OSError):
                 file.close()
         finish_all(self.sinks)
+
+    def _refuse_lost(self) -> None:
+        self.standing.refuse_lost(DirectoryError)
+        self._streams.refuse_lost(DirectoryError)
 
     def _write(self, name: str, line: str) -> None:
         with saying_what_is_free(self.paths[name]):

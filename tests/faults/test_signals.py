@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -256,3 +257,23 @@ def test_another_thread_hears_nothing_and_takes_nothing() -> None:
     thread.start()
     thread.join()
     assert found == [before]
+
+
+@pytest.mark.parametrize("while_it_asks", [False, True])
+def test_a_process_that_users_code_forks_ends_by_sigterm(while_it_asks: bool) -> None:
+    """Who ends the workers of a pool sends it and waits for them."""
+    told = Interruption()
+    reads, writes = os.pipe()
+    with told.heard(), told.at_once() if while_it_asks else nullcontext():
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(writes, b"x")
+                time.sleep(20)
+            finally:
+                os._exit(1)
+        os.read(reads, 1)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    os.close(reads)
+    os.close(writes)
