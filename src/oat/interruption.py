@@ -83,7 +83,7 @@ class Interruption:
         if os.getpid() == self._process:
             self._ask(number)
         else:  # a process that a user's code has forked, such as a worker of `multiprocessing`, which SIGTERM is to end
-            signal.signal(number, self._before[number])
+            signal.signal(number, self._before[signal.Signals(number)])
             signal.raise_signal(number)
 
     def _ask(self, number: int) -> None:
