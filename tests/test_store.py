@@ -177,6 +177,27 @@ def test_a_failing_insert_leaves_nothing(store: Store) -> None:
     assert store.is_empty()
 
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("UPDATE texts SET text = 'c' WHERE text = 'b'", "text [0-9a-f]{12} is not"),
+        ("""UPDATE texts SET text = substr(text, 2) WHERE text LIKE '{%'""", "text [0-9a-f]{12} is not"),
+        ("""UPDATE questions SET candidates = '["'""", "a row .JSONDecodeError: .*. is not"),
+        ("UPDATE answers SET vals = '[0.9'", "a row .JSONDecodeError: .*. is not"),
+        ("UPDATE blobs SET data = CAST(substr(data, 1, length(data) - 1) || 'x' AS BLOB)", "blob [0-9a-f]{12} is not"),
+    ],
+    ids=["a candidate", "a prompt", "a list of candidates", "values", "trajectories"],
+)
+def test_what_is_damaged_is_named_and_not_read(store: Store, damage: str, message: str) -> None:
+    """SQLite has no checksums."""
+    add(store, 0, 0, 0)
+    answer(store, 0, 0, 0)
+    store.db.execute("PRAGMA foreign_keys = OFF")
+    store.db.execute(damage)
+    with pytest.raises(LedgerError, match=rf"ledger\.sqlite: {message} what was written there; `oat ledger RUN --check` says"):
+        (store.answers(store.answered()), store.groups("train", 0, 0))
+
+
 def test_equal_texts_and_blobs_are_stored_once(store: Store) -> None:
     add(store, 0, 0, 0, 1)
     add(store, 1, 0, 0, 1)

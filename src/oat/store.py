@@ -9,7 +9,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,15 +177,17 @@ class Store:
         """The trajectories of a recorded round.
 
         Raises:
-            LedgerError: they were dropped, since every kept checkpoint was past them.
+            LedgerError: they were dropped, since every kept checkpoint was past them; or they are damaged.
         """
-        sql = "SELECT data FROM rounds JOIN blobs ON blobs.hash = rounds.groups WHERE (purpose, step, round) = (?, ?, ?)"
+        sql = "SELECT data, hash FROM rounds JOIN blobs ON blobs.hash = rounds.groups WHERE (purpose, step, round) = (?, ?, ?)"
         row = self.db.execute(sql, (purpose, step, round)).fetchone()
         if row is None:
             raise LedgerError(
                 f"{self.path}: the trajectories of step {step} were dropped once every kept checkpoint was past them, and are needed now; put a "
                 "checkpoint back, or begin anew in another run_dir (tracking.keep_trajectories keeps them)"
             )
+        if hashlib.sha256(row[0]).hexdigest() != row[1]:
+            raise self._damaged(f"blob {row[1][:12]}")
         return blobs.unpack(row[0])
 
     def drop_groups(self, step: int) -> int:
@@ -298,10 +300,11 @@ class Store:
         sql = "SELECT question, vals, marks, label, queries, cost, answered_by, seconds, tokens, scores FROM answers WHERE question IN ({})"
         found = {id: answer for id, *answer in self._each(sql, [row.id for row in rows])}
         answers = []
-        for row in rows:
-            values, marks, label, queries, cost, by, seconds, tokens, scores = found[row.id]
-            answer = Answer(row.question.key, _values(values), _read(marks), queries, cost, by, seconds, tokens, _values(scores))
-            answers.append((row, answer, label))
+        with self._reading():
+            for row in rows:
+                values, marks, label, queries, cost, by, seconds, tokens, scores = found[row.id]
+                answer = Answer(row.question.key, _values(values), _read(marks), queries, cost, by, seconds, tokens, _values(scores))
+                answers.append((row, answer, label))
         return answers
 
     def cached(self, purpose: str, oracle: str, item: str) -> list[Known]:
@@ -416,14 +419,33 @@ class Store:
         return number
 
     def _questions(self, join: str, condition: str, values: Sequence[Any], order: str = "q.step, q.round, q.position") -> list[Asked]:
-        columns = f"q.id, {schema.KEY}, q.kind, q.oracle, x.text, q.candidates, q.picks, q.known, q.features, q.member, q.ticket, q.sent, q.cached"
-        sql = f"SELECT {columns} FROM questions q JOIN texts x ON x.hash = q.prompt {join} WHERE {condition} ORDER BY {order}"
-        found = [(*row[:9], json.loads(row[9]), *row[10:]) for row in self.db.execute(sql, values).fetchall()]
-        texts = self._texts({name for row in found for name in row[9]})
-        return [self._asked(texts, *row) for row in found]
+        columns = f"q.id, {schema.KEY}, q.kind, q.oracle, q.prompt, q.candidates, q.picks, q.known, q.features, q.member, q.ticket, q.sent, q.cached"
+        sql = f"SELECT {columns} FROM questions q {join} WHERE {condition} ORDER BY {order}"
+        with self._reading():
+            found = [(*row[:9], json.loads(row[9]), *row[10:]) for row in self.db.execute(sql, values).fetchall()]
+            texts = self._texts({name for row in found for name in (row[8], *row[9])})
+            return [self._asked(texts, *row) for row in found]
 
     def _texts(self, names: Collection[str]) -> dict[str, str]:
-        return dict(self._each("SELECT hash, text FROM texts WHERE hash IN ({})", list(names)))
+        found = dict(self._each("SELECT hash, text FROM texts WHERE hash IN ({})", list(names)))
+        for name in names:
+            if name not in found or text_name(found[name]) != name:
+                raise self._damaged(f"text {name[:12]}")
+        return found
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Within it rows are read that may be damaged."""
+        try:
+            yield
+        except (ValueError, TypeError, LookupError) as error:
+            raise self._damaged(f"a row ({type(error).__name__}: {error})") from error
+
+    def _damaged(self, what: str) -> LedgerError:
+        return LedgerError(
+            f"{self.path}: {what} is not what was written there; `oat ledger RUN --check` says what else is wrong: restore the file from a copy, or "
+            "begin anew in another run_dir"
+        )
 
     def _each(self, sql: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         """The rows of a query with `IN ({})`, for any number of values."""
@@ -433,7 +455,7 @@ class Store:
 
     def _asked(self, texts: Mapping[str, str], id: int, *row: Any) -> Asked:
         *address, kind, oracle, prompt, candidates, picks, known, features, member, ticket, sent, cached = row
-        content = json.loads(prompt)
+        content = json.loads(texts[prompt])
         messages = tuple(Message(*message) for message in content["messages"])
         question = Question(
             Key(*address),
