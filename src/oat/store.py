@@ -442,10 +442,8 @@ class Store:
             raise self._damaged(f"a row ({type(error).__name__}: {error})") from error
 
     def _damaged(self, what: str) -> LedgerError:
-        return LedgerError(
-            f"{self.path}: {what} is not what was written there; `oat ledger RUN --check` says what else is wrong: restore the file from a copy, or "
-            "begin anew in another run_dir"
-        )
+        hint = "`oat ledger RUN --check` says what else is wrong: restore the file from a copy, or begin anew in another run_dir"
+        return LedgerError(f"{self.path}: {what} is not what was written there; {hint}")
 
     def _each(self, sql: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         """The rows of a query with `IN ({})`, for any number of values."""
