@@ -13,6 +13,7 @@ from fixtures import World, forked, kill_at, make_group, make_questions, named, 
 
 from oat import schema
 from oat.accounts import accounts
+from oat.budget import in_money
 from oat.store import Store
 from oat.types import Answer
 
@@ -37,6 +38,11 @@ def test_the_table_counts_by_purpose_and_oracle(runs: Path, world: World, capsys
     assert (train["purpose"], train["asked"], train["answered"], train["taken"], train["queries"]) == ("train", "16", "16", "16", "48")
     assert (evaluation["purpose"], evaluation["asked"], evaluation["queries"]) == ("eval", "24", str(3 * 4 * 3))
     assert (train["failed"], train["again"], train["cost"]) == ("0", "0", "0.00")
+
+
+@pytest.mark.parametrize(("cost", "said"), [(0.0, "0.00"), (0.00032376, "0.000324"), (0.32376, "0.324"), (12.345, "12.35"), (12345.6, "12,345.60")])
+def test_a_cent_is_not_the_smallest_cost(cost: float, said: str) -> None:
+    assert in_money(cost) == said
 
 
 def test_what_was_known_is_counted_and_cost_nothing(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,7 +153,7 @@ def test_a_purse_is_held_against_what_the_oracle_says_it_costs(
     ("judge", "limit", "words"),
     [
         ("oracle", {"max_tokens": 100}, "84 tokens, and 84 of 100 are spent (evaluation.max_tokens)"),
-        ("gold", {"max_cost": 4.0}, "3.0 cost, and 3.0 of 4.0 are spent (evaluation.gold.max_cost)"),
+        ("gold", {"max_cost": 4.0}, "3 cost, and 3 of 4 are spent (evaluation.gold.max_cost)"),
     ],
 )
 def test_a_purse_of_tokens_or_money(

@@ -158,6 +158,20 @@ def test_a_model_that_ends_at_once_or_soon_is_shown(
     assert re.search(rf"ends at once +{at_once} of the probability is on the stop ids", printed)
     assert re.search(rf"ends soon +{soon}", printed)
     assert re.search(rf"greedy: '{''.join(greedy)}' and ends, with probability 1.000", printed)
+    assert "otherwise            if responses should be longer: end prompts as the model's own texts go on" in printed
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_where_a_judge_is_asked(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by_variable: bool
+) -> None:
+    url = "http://127.0.0.1:1/v1"
+    monkeypatch.delenv("OAI_URL", raising=False)
+    if by_variable:
+        monkeypatch.setenv("OAI_URL", url)
+    oracle = {"name": "judge", "model": "my-judge"} | ({} if by_variable else {"url": [url, "http://127.0.0.1:2/v1"]})
+    assert oat("check", world.config("dpo", tmp_path, {"oracle": oracle, "evaluation": None})) == 0
+    assert lines_of(capsys.readouterr().out)["oracle"] == f"judge, my-judge at {url}" + ("" if by_variable else ", http://127.0.0.1:2/v1")
 
 
 def test_tokens_of_recorded_responses(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ def test_the_first_rule_that_is_met_ends_it() -> None:
     assert stop.reason(7, Spent()) == "7 steps are done, and it was to end after 5"
     assert "100 queries are spent (stop.max_queries 100)" in str(stop.reason(1, Spent(Price(100))))
     assert "2.5 cost are spent" in str(stop.reason(1, Spent(Price(1, 0, 2.5))))
+    assert "; spent: 0.3 of stop.max_cost 0.4" in str(Budget(cost=0.4).used_up(Spent(Price(0, 0, 0.1 + 0.2), refused=Price(0, 0, 0.2))))
     stop.load_state({"seconds": 3601.0})
     assert "stop.max_hours 1.0" in str(stop.reason(1, Spent()))
 

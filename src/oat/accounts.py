@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 
 from oat import schema
 from oat.asked import Asked, text_name
+from oat.budget import in_money
 from oat.config import load_config
 from oat.errors import ConfigError, LedgerError, printable, warn
 from oat.files import replacing, write_atomically
@@ -262,8 +263,8 @@ def _alike(kind: str, values: list[float], marks: list[str], others: list[float]
 
 
 def _cells(account: Account) -> list[str]:
-    values = [getattr(account, column) for column in _COLUMNS]
-    return [value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.2f}" for value in values]
+    values = {column: getattr(account, column) for column in _COLUMNS} | {"cost": in_money(account.cost), "seconds": f"{account.seconds:,.2f}"}
+    return [value if isinstance(value, str) else f"{value:,}" for value in values.values()]
 
 
 def _justified(cell: str, width: int, column: int) -> str:

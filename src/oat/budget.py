@@ -47,9 +47,9 @@ class Budget:
         pairs = {"queries": (spent.price.queries, self.queries), "tokens": (spent.price.tokens, self.tokens), "cost": (spent.price.cost, self.cost)}
         for name, (used, limit) in pairs.items():
             if limit is not None and used >= (limit * (1 - _SLACK) if name == "cost" else limit):
-                return f"{used} {name} are spent (stop.max_{name} {limit})"
+                return f"{_number(used)} {name} are spent (stop.max_{name} {_number(limit)})"
         if spent.refused is not None and not self.allows(spent.price + spent.refused):
-            limits = ", ".join(f"{used} of stop.max_{name} {limit}" for name, (used, limit) in pairs.items() if limit is not None)
+            limits = ", ".join(f"{_number(used)} of stop.max_{name} {_number(limit)}" for name, (used, limit) in pairs.items() if limit is not None)
             return f"what is left of the budget pays no further question; spent: {limits}"
         return None
 
@@ -57,10 +57,11 @@ class Budget:
         """A price that is not allowed beside what was spent, for messages: in the units that it is too much in."""
         units = ("queries", "tokens", "cost")
         found = [(name, getattr(price, name), getattr(spent, name), limit) for name in units if (limit := getattr(self, name)) is not None]
-        beyond = [
-            f"{more} {name}, and {used} of {limit} are spent ({section}.max_{name})" for name, more, used, limit in found if used + more > limit
-        ]
-        return "; ".join(beyond)
+        return "; ".join(
+            f"{_number(more)} {name}, and {_number(used)} of {_number(limit)} are spent ({section}.max_{name})"
+            for name, more, used, limit in found
+            if used + more > limit
+        )
 
     @property
     def is_limited(self) -> bool:
@@ -70,3 +71,13 @@ class Budget:
     def is_known_late(self) -> bool:
         """Whether what a question takes of it is known only from its answer: tokens and money."""
         return self.tokens is not None or self.cost is not None
+
+
+def in_money(cost: float) -> str:
+    """A cost for people, in the oracle's own currency: two decimals, and below 1 three digits, however small they are."""
+    return f"{cost:,.2f}" if cost == 0 or cost >= 1 else f"{cost:.3g}"
+
+
+def _number(value: float) -> str:
+    """Without the last digits of sums of costs, which are rounding."""
+    return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.accounts import accounts
+from oat.budget import in_money
 from oat.config import to_yaml
 from oat.places import seen
 from oat.provenance import is_secret, versions
@@ -100,7 +101,7 @@ def _sources(run_dir: Path, config: Config) -> str:
     lines = [f"* Prompts: {', '.join(f'`{_public(path)}`' for path in paths)}"]
     with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
         for account in [account for account in accounts(store) if account.oracle != UNASKED]:
-            cost = f", at a cost of {account.cost:,.2f}" if account.cost else ""
+            cost = f", at a cost of {in_money(account.cost)}" if account.cost else ""
             work = _PURPOSES.get(account.purpose, account.purpose)
             took = f"{account.queries:,} queries in {account.answered - account.unpaid:,} questions{cost}"
             lines.append(f"* Oracle `{_public(account.oracle)}`, {work}: {took}")

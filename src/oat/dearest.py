@@ -96,7 +96,8 @@ def refuse_small_budget(config: Config, origins: Origins, one: Price, questions:
             warn(what)
             continue
         place = where(("stop", f"max_{unit}"), origins)
-        raise ConfigError(f"{place}: {what}; raise it, or lower what a question can cost: sampling.max_new_tokens, or the oracle's options")
+        options = "the oracle's options (of a judge `tries` and `orders`)"
+        raise ConfigError(f"{place}: {what}; raise it, or lower what a question can cost: sampling.max_new_tokens, or {options}")
 
 
 def longest_responses(renderer: Renderer, size: int) -> list[str]:

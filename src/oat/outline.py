@@ -5,6 +5,7 @@ seen without weights: numbers in them that are not finite, and a model whose att
 """
 
 import math
+import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ _MOMENTS = 2
 _ENDS_SEEN = 16
 """Prompts whose ends are shown to the model."""
 _SOON = 8
+_MUCH = 0.25
 _LIKELIEST = 4
 _END_SHOWN = 6
 _SPACE = "\u2423"
@@ -290,7 +292,17 @@ def _places(config: Config, learner: Learner) -> _Lines:
     yield "learner", f"on {device}, {precision}{threads(config.compute.threads)}; {models}"
     if config.explorer.name != "none":
         yield "explorer", f"{config.explorer.name}, in this process"
-    yield "oracle", f"{config.oracle.name}, in this process" + (", asks nobody" if config.oracle.name in BUILTIN else "")
+    yield "oracle", f"{config.oracle.name}, {_where_asked(config)}"
+
+
+def _where_asked(config: Config) -> str:
+    """In which place the oracle of training answers; of an address no user and no token."""
+    options = config.oracle.options
+    urls = options.get("url") or os.environ.get("OAI_URL") if config.oracle.name in ("judge", "remote") else None
+    if urls:
+        model = f"{options['model']} " if config.oracle.name == "judge" else ""
+        return Hider(options).text(f"{model}at {urls if isinstance(urls, str) else ', '.join(urls)}")
+    return "in this process" + (", asks nobody" if config.oracle.name in BUILTIN else "")
 
 
 def _defaults(config: Config, origins: Origins) -> _Lines:
@@ -374,12 +386,14 @@ def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) 
     end = renderer.decode(renderer.prompt(worst.prompt.messages)[-_END_SHOWN:].tolist())
     how = "and ends" if worst.is_ended else "and goes on"
     share = sum(one.probability for one in soon) / len(seen)
+    remedy = "end prompts as the model's own texts go on (with a blank, or without one), or set render.template"
     return [
         f"after the prompt, by the model itself at temperature 1, mean over the first {_many(len(seen), 'prompt')}:",
         f"  ends at once         {at_once:.3f} of the probability is on the stop ids",
         f"  ends soon            {share:.3f} of it is on greedy responses that end within {_many(_SOON, 'token')}, {len(soon)} of {len(seen)}",
         f"  most of it, row {worst.prompt.row:<5}{_seen(end)} -> {tokens}",
         f"                       greedy: {_seen(renderer.decode(worst.greedy))} {how}, with probability {worst.probability:.3f}",
+        *([f"  otherwise            if responses should be longer: {remedy}"] if max(at_once, share) > _MUCH else []),
     ]
 
 

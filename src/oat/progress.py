@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+from oat.budget import in_money
 from oat.loop import Report, Run
 from oat.places import seen
 from oat.profile import name_boxes
@@ -177,7 +178,7 @@ class Display:
         self.left_s = min(ends) if recent and ends and min(ends) < math.inf else None
 
     def _budget(self, name: str, used: float, limit: float | None) -> tuple[str, str, str]:
-        number = "{:,.2f}".format if name == "cost" else "{:,}".format
+        number = in_money if name == "cost" else "{:,}".format
         return (name, number(used), "") if limit is None else (name, f"{number(used)} of {number(limit)}", f"{number(limit - used)} left")
 
     def _changes(self) -> list[tuple[str, str, str]]:
