@@ -393,7 +393,7 @@ def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) 
         f"  ends soon            {share:.3f} of it is on greedy responses that end within {_many(_SOON, 'token')}, {len(soon)} of {len(seen)}",
         f"  most of it, row {worst.prompt.row:<5}{_seen(end)} -> {tokens}",
         f"                       greedy: {_seen(renderer.decode(worst.greedy))} {how}, with probability {worst.probability:.3f}",
-        *([f"  otherwise            if responses should be longer: {remedy}"] if max(at_once, share) > _MUCH else []),
+        *([f"  otherwise            if responses should be longer: {remedy}"] if at_once > _MUCH or share > _MUCH else []),
     ]
 
 
