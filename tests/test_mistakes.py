@@ -540,7 +540,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(mistake, id=f"{kind}: {name}", marks=[pytest.mark.slow] if name in LONG_SEARCHES else [])
 
 
-@pytest.mark.parametrize("mistake", cases())
+@pytest.mark.parametrize("mistake", [*cases()])
 def test_a_mistake_is_one_message(
     mistake: Mistake, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
