@@ -22,7 +22,6 @@ from oat.build import resolve
 from oat.config import load_config
 from oat.loop import Run, restore, train
 from oat.rundir import open_run
-from oat.settings import ComputeConfig
 
 MIXED = Path(__file__).parent.parent / "protocol" / "mixed.py"
 ENSEMBLE = {"members": 2, "hidden": 4, "batch": 3, "steps": 2, "buffer": 5}
@@ -53,7 +52,7 @@ OTHERWISE = {
     r"run\.tracking\.told\.(untold|said.*)": "what environment.json tells of the new process comes with its first row",
     r"run\.(ledger\.release\.self\.known|tracking\.told\.modules\.before).*": "what earlier processes were made from, to refuse others",
     r"run\.collector\.prompts\._(turns|pools\[\d\]\._order)\[\d\]": "a cache: the order of the prompts is a function of the seed",
-    r"run\.collector\.actor\.renderer\._last\[.*": "a cache: the prompt that was rendered last, and its tokens",
+    r"run\.collector\.(actor|prompts\.fit)\.renderer\._last\[.*": "a cache: the prompt that was rendered last, and its tokens",
     r"run\.collector\.actor\.engine\._versions\[#2\]": "the slot `policy` of its own, which is loaded before every evaluation",
     r"run\.learner\.trained\['policy'\]\.optimiser\.param_groups\[\d\]\['lr'\]": "set from the schedule before every optimiser step",
 }
@@ -150,8 +149,7 @@ def walks(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 def test_every_exception_is_needed(walks: Callable[[str], Walked]) -> None:
     needed = {pattern for name in RUNS for path in walks(name).all_differences(2) for pattern in exceptions(path)}
-    through_wires = {pattern for pattern in OTHERWISE if "renderer" in pattern} if ComputeConfig().serialise else set()
-    assert needed | through_wires == set(OTHERWISE)
+    assert needed == set(OTHERWISE)
 
 
 @pytest.mark.fault("R3")
