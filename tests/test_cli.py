@@ -71,7 +71,7 @@ def test_a_warning_of_ours_is_one_line(world: World, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "oat", "train", str(config)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (ours,) = (line for line in done.stderr.splitlines() if "oat" in line and "reward.py:5" not in line)
-    assert re.fullmatch(r"oat: warning: step 0: oracle .* gave no usable answer to any of 4 questions, so it learns nothing; it abstained: .*", ours)
+    assert re.fullmatch(r"oat: warning: step 1: oracle .* gave no usable answer to any of 4 questions, so it learns nothing; it abstained: .*", ours)
     assert f"{tmp_path / 'reward.py'}:5: UserWarning: theirs" in done.stderr
 
 
@@ -204,7 +204,7 @@ def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_pa
     assert seen <= NAMES.keys()
     proven_in_protocol = {name for name in NAMES if "critic" in name or "ensemble" in name or name == "loss/prior" or "sft" in name}
     proven_in_evaluations = {name for name in NAMES if name.startswith("eval/")} - seen
-    proven_over_http = {"oracle/latency_s", "oracle/outages", "oracle/retries", "oracle/invalid_frac", "oracle/position_bias"}
+    proven_over_http = {"oracle/latency_s", "oracle/outages", "oracle/retries", "oracle/invalid_frac", "oracle/position_bias", "oracle/cost"}
     proven_by_algorithms = {name for name in NAMES if name.startswith(("kto/", "pairs/held_out"))} | {"pairs/brier", "pairs/confidence"}
     proven_by_algorithms |= {"loss/reward", "loss/centring"}
     proven_of_mixtures = {"oracle/source/label"}

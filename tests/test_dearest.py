@@ -167,7 +167,7 @@ def test_a_run_that_asked_nobody_does_not_say_that_it_finished(
     said = capsys.readouterr().out
     assert "finished" not in said
     assert "nobody was asked: the budget did not allow them: raise stop.max_cost" in said.splitlines()[-1]
-    first = "step 0: a question is not asked, since it may take 9 cost, and 0 of 5 are spent (stop.max_cost)"
+    first = "step 1: a question is not asked, since it may take 9 cost, and 0 of 5 are spent (stop.max_cost)"
     assert [str(warning.message).startswith(first) for warning in caught].count(True) == 1
     rows = [json.loads(line) for line in (tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["answers/unpaid_frac"] == 1.0

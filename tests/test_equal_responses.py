@@ -206,7 +206,7 @@ def test_a_step_without_a_pair_that_is_asked_is_said_once(trained: Callable[...,
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _, trainer = trained(records, "recorded")
-    assert [str(each.message)[:47] for each in caught if each.category is OatWarning] == ["step 0: nobody was asked about any of 4 pairs, "]
+    assert [str(each.message)[:47] for each in caught if each.category is OatWarning] == ["step 1: nobody was asked about any of 4 pairs, "]
     assert trainer.metrics[1]["answers/tied_frac"] == 1.0
 
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from decimal import Decimal
@@ -293,6 +294,41 @@ def test_a_closed_output_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OracleError) as found:
         ask(giver(lambda: sys.stdout.close() or [1.0] * MANY))
     check_message(found.value, "closed sys.stdout")
+
+
+def test_of_two_calls_at_a_time_neither_keeps_what_the_other_left() -> None:
+    """The second begins while the first has changed the process, and ends after what the first changed is put back."""
+    is_changed, is_put_back, stdout = threading.Event(), threading.Event(), sys.stdout
+
+    async def first(prompts: Any, completions: Any) -> list[float]:
+        torch.set_default_dtype(torch.float64)
+        sys.stdout = sys.__stderr__
+        is_changed.set()
+        await asyncio.to_thread(is_begun.wait, 10.0)
+        return [1.0] * MANY
+
+    is_begun = threading.Event()
+
+    async def second(prompts: Any, completions: Any) -> list[float]:
+        is_begun.set()
+        await asyncio.to_thread(is_put_back.wait, 10.0)
+        return [1.0] * MANY
+
+    (question,) = make_questions([make_group(0, "a", "b", "c")], "score", 0, oracle="o")
+    oracles = [CallableOracle(function, "o") for function in (first, second)]
+    try:
+        early = oracles[0].submit([question])
+        assert is_changed.wait(10.0)
+        late_ = oracles[1].submit([question])
+        with pytest.warns(OatWarning, match=r"o changed sys.stdout and torch.set_default_dtype and left it so"):
+            assert oracles[0].collect(early, 10.0)
+        assert (torch.get_default_dtype(), sys.stdout) == (torch.float32, stdout)
+        is_put_back.set()
+        assert oracles[1].collect(late_, 10.0)
+        assert (torch.get_default_dtype(), sys.stdout) == (torch.float32, stdout)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        sys.stdout = stdout
 
 
 HOSTILE = """

@@ -485,7 +485,7 @@ def test_a_change_is_shown_wherever_the_curve_is(copy: Path) -> None:
     _, said = run(copy, "train", "run.yaml", "--stop.max_steps", 4, "--accept-changed", "reward")
     assert [line.count("oracle/changes 1") for line in said.splitlines() if line.startswith("step ")] == [1, 1], said
     code, said = run(copy, "ledger", "run")
-    assert (code, "reward.py:reward and reward.py:reward/preferences had changed before step 2 was taken" in said) == (0, True), said
+    assert (code, "reward.py:reward and reward.py:reward/preferences had changed before step 3 took its answers" in said) == (0, True), said
     assert run(copy, "plot", "run", "--metric", "reward/mean", "--out", "plot.png")[0] == 0
     with (copy / "plot.csv").open(newline="") as file:
         assert [(row["steps"], row["oracle/changes"]) for row in csv.DictReader(file)] == [("1", "0"), ("2", "0"), ("3", "1"), ("4", "1")]

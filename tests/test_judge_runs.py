@@ -104,8 +104,12 @@ def test_a_budget_is_never_passed(world: World, tmp_path: Path, figure: Callable
     with judging(says) as (_, _, url):
         changes = {"oracle": {**options, "url": url}, "evaluation": None, "stop": {limit: most}}
         assert oat("train", world.config("grpo" if mode == "score" else "dpo", tmp_path, changes)) == 0
-    store = Store(tmp_path / ("grpo" if mode == "score" else "dpo") / "ledger.sqlite")
+    run_dir = tmp_path / ("grpo" if mode == "score" else "dpo")
+    store = Store(run_dir / "ledger.sqlite")
     spent = store.spent("train")
+    costs = [row["oracle/cost"] for row in rows(run_dir)[1:]]
+    assert costs == [store.take_price("train", step).cost for step in range(len(costs))]
+    assert costs[-1] == pytest.approx(spent.cost)
     took = {"max_cost": sum(2.0 * prompt + 8.0 * reply for prompt, reply in paid) / 1e6, "max_tokens": sum(map(sum, paid))}[limit]
     counted = {"max_cost": spent.cost, "max_tokens": spent.tokens}[limit]
     assert 0 < took <= counted <= most

@@ -118,6 +118,16 @@ def test_a_judge_without_verdicts(world: World, tmp_path: Path, capsys: pytest.C
     assert last.startswith(f"{NOTHING}{NO_STEP}; of the questions, judge left 100% without a value: it abstained: its replies have no")
 
 
+@pytest.mark.parametrize(("always", "place"), [("0", "first"), ("1", "last")])
+def test_a_judge_that_goes_by_the_place(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], always: str, place: str) -> None:
+    with judging(lambda shown: always) as (_, _, url):
+        oracle = {"name": "judge", "model": "m", "url": url, "timeout_s": 5.0, "price_in": 1000.0, "price_out": 1000.0}
+        changes = {"oracle": oracle, "evaluation": None, "stop.max_steps": 2}
+        last, _ = trained(world.config("dpo", tmp_path, changes), capsys)
+    assert last.startswith(f"{NOTHING}{NO_STEP}: pairs were ties: the judge finds the response that it is shown {place} better")
+    assert "two orders contradict each other" in last
+
+
 def test_a_run_without_a_step(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     last, _ = trained(world.config("dpo", tmp_path, {"stop": {"max_hours": 1e-9}}), capsys)
     assert last.startswith(f"{NOTHING}it made no step. It ended, since it ran for 0.00 hours")

@@ -236,7 +236,7 @@ def test_a_run_whose_references_are_no_numbers_says_so_once(world, tmp_path, alg
     assert seen == [
         f"{what}: oracle {oracle} gave no usable answer to any of {count} questions, so {lost}; it abstained: look at prompts.reference_key and the "
         "columns of the data that it reads"
-        for what, oracle, count, lost in (("the evaluation after 0 steps", "gsm8k", 8, "it has no result"), ("step 0", name, 4, "it learns nothing"))
+        for what, oracle, count, lost in (("the evaluation after 0 steps", "gsm8k", 8, "it has no result"), ("step 1", name, 4, "it learns nothing"))
         if told
     ]
     rows = [json.loads(line) for line in (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()]

@@ -100,7 +100,7 @@ def accounts_table(run_dir: Path) -> str:
     lines = [
         "  ".join(_justified(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows
     ]
-    lines += [f"{' and '.join(change['before'])} had changed before step {change['train']} was taken" for change in history]
+    lines += [f"{' and '.join(change['before'])} had changed before step {change['train'] + 1} took its answers" for change in history]
     return "\n".join(lines + [f"{a.first} and {a.second} agree on {a.agreed:,} of {a.judged:,} pairs" for a in alike])
 
 

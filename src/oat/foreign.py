@@ -11,6 +11,7 @@ What cannot be put back (inference mode, a closed stream) is an error. The gener
 paths are not seen from the working directory (`places.py`), so these may change.
 """
 
+import os
 import signal
 import sys
 import threading
@@ -26,6 +27,24 @@ _replaced: list[Any] = []
 _FRESH = {"torch.set_grad_enabled": True, "torch.use_deterministic_algorithms": (False, False)}
 """What torch begins with, where it is imported by the code that is called."""
 
+
+_OF_THE_THREAD = {"torch.inference_mode", "torch.set_grad_enabled", "torch.set_autocast_enabled", "torch.set_num_threads"}
+"""What is another in each thread, or is changed by the run's own; the rest is of the process."""
+
+
+class _Before:
+    """The state of the process before the calls that are under way, of any thread, began. A call that begins while another has changed something
+    would else take the change for what was there, and put that back after the other has put back the true one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.num_calls = 0
+        self.streams: dict[str, Any] = {}
+        self.torch: dict[str, Any] | None = None
+
+
+_before = _Before()
+os.register_at_fork(after_in_child=_before.__init__)  # type: ignore[misc]  # a child has none of the other threads
 
 Refuse = Callable[[str], OatError]
 """Makes an error from what code did, for example "raised ValueError: no number"."""
@@ -92,12 +111,18 @@ class _Kept:
     """
 
     def __init__(self) -> None:
-        self._streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-        self._were_open = {name for name, stream in self._streams.items() if not getattr(stream, "closed", False)}
         self._is_main = threading.current_thread() is threading.main_thread()
+        with _before.lock:
+            settings = {name: get() for name, (get, _) in self._settings().items()} if "torch" in sys.modules else None
+            _before.num_calls += 1
+            if _before.num_calls == 1:
+                _before.streams, _before.torch = {name: getattr(sys, name) for name in ("stdout", "stderr")}, settings
+            self._streams = _before.streams
+            shared = {name: value for name, value in (_before.torch or {}).items() if name not in _OF_THE_THREAD}
+            self._torch = None if settings is None else {**settings, **shared}
+        self._were_open = {name for name, stream in self._streams.items() if not getattr(stream, "closed", False)}
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)} if self._is_main else {}
         self._rings = self._is_main and _rings()
-        self._torch = {name: get() for name, (get, _) in self._settings().items()} if "torch" in sys.modules else None
         self.lost = ""
 
     def put_back(self, name: str) -> None:
@@ -106,7 +131,9 @@ class _Kept:
         Args:
             name: of the code that did it.
         """
-        changed = [*self._put_back_streams(), *self._put_back_handlers(), *self._put_back_torch()]
+        with _before.lock:
+            changed = [*self._put_back_streams(), *self._put_back_handlers(), *self._put_back_torch()]
+            _before.num_calls = max(0, _before.num_calls - 1)
         if changed:
             warn(
                 f"{name} changed {' and '.join(changed)} and left it so; it is put back after each call, since the run depends on it. Change it "

@@ -126,7 +126,7 @@ def _lack(db: sqlite3.Connection, claim: _Claim) -> str | None:
 
 
 def _taker(purpose: str, step: int) -> str:
-    return f"step {step}" if purpose == "train" else f"the evaluation after {step} steps ({purpose})"
+    return f"step {step + 1}" if purpose == "train" else f"the evaluation after {step} steps ({purpose})"
 
 
 def _take(db: sqlite3.Connection, names: Sequence[str], purpose: str, step: int) -> dict[str, Any] | None:

@@ -166,7 +166,8 @@ class Ledger:
         items = tuple(self._item(*each) for each in found)
         warn_of_silence(self.warned, purpose, step, items)
         self._forget()
-        return Feedback(step, items, self.store.take_price(purpose, step).queries, self.store.num_expired(purpose, step))
+        price = self.store.take_price(purpose, step)
+        return Feedback(step, items, price.queries, self.store.num_expired(purpose, step), cost=price.cost)
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
         """How many changes of an oracle came before what a row of metrics tells of."""

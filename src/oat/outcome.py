@@ -20,6 +20,8 @@ from oat.silence import CAUSES, MISSING, why
 FIRST_STEPS = 2
 """Steps after which a run that has learned nothing says so."""
 SPREAD, TIED = "reward/zero_spread_frac", "answers/tied_frac"
+MARKED_BIAS = 0.25
+"""A position bias from which a judge's verdict depends on the place of a response rather than on what it says; 0.5 is the most."""
 
 Rows = Sequence[Mapping[str, float]]
 
@@ -141,13 +143,23 @@ def _cause_of_no_step(rows: Rows, config: Config) -> str:
     if _any(rows, ["pairs/empty_frac"]) and _mean(rows, "pairs/empty_frac") >= _mean(rows, TIED):
         return f"{none}: in every pair a response was empty; look at samples.jsonl"
     if _mean(rows, TIED) >= 0.5:
-        tie = "pairs were ties: their responses were equal, or the oracle found neither better; look at samples.jsonl and sampling.temperature"
-        return f"{none}: {_equal_rewards(rows) if _is_flat(rows) else tie}"
+        return f"{none}: {_equal_rewards(rows) if _is_flat(rows) else _cause_of_ties(rows)}"
     if _any(rows, ["answers/expired"]):
         return f"{none}: answers came too late to learn from (oracle.max_answer_age)"
     if _has_only_empty(rows):
         return f"{none}: every response was empty; look at samples.jsonl"
     return f"{none}: no step had a row to learn from; look at samples.jsonl, and at what the algorithm leaves out"
+
+
+def _cause_of_ties(rows: Rows) -> str:
+    bias = rows[-1].get("oracle/position_bias", 0.0)
+    if abs(bias) >= MARKED_BIAS:
+        place = "first" if bias > 0 else "last"
+        return (
+            f"pairs were ties: the judge finds the response that it is shown {place} better, whichever that is (oracle/position_bias is {bias:.2f}), "
+            "so its two orders contradict each other; ask another model, or with another rubric (docs/oracles/judge.md)"
+        )
+    return "pairs were ties: their responses were equal, or the oracle found neither better; look at samples.jsonl and sampling.temperature"
 
 
 def _has_only_empty(rows: Rows) -> bool:

@@ -92,9 +92,11 @@ class Purses:
         if purpose not in self._warned:
             self._warned.add(purpose)
             beside = self.budgets[purpose].beside(spent, price, "stop" if purpose == "train" else "evaluation")
+            step = question.key.step
+            where = f"step {step + 1}" if purpose == "train" else f"the evaluation after {step} steps"
             warn(
-                f"step {question.key.step}: a question is not asked, since it may take {beside}. Nothing is learned from it; such questions are "
-                "counted (answers/unpaid_frac)"
+                f"{where}: a question is not asked, since it may take {beside}. Nothing is learned from it; such questions are counted "
+                "(answers/unpaid_frac)"
             )
 
     def _outlook(self, step: int, purpose: str) -> Spent:

@@ -52,7 +52,7 @@ def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[I
     if items and not asked and UNASKED not in warned:
         warned.add(UNASKED)
         warn(
-            f"step {step}: nobody was asked about any of {len(items)} pairs, since its two responses are equal, or the explorer chose so; it "
+            f"step {step + 1}: nobody was asked about any of {len(items)} pairs, since its two responses are equal, or the explorer chose so; it "
             "learns nothing: look at sampling.temperature, or at the recorded responses (oat check --show-tokens)"
         )
     marks = {mark for item in asked for mark in item.answer.marks}
@@ -60,6 +60,6 @@ def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[I
         return
     warned.add(purpose)
     names = sorted({item.question.oracle for item in asked})
-    what, lost = (f"step {step}", "it learns nothing") if purpose == "train" else (f"the evaluation after {step} steps", "it has no result")
+    what, lost = (f"step {step + 1}", "it learns nothing") if purpose == "train" else (f"the evaluation after {step} steps", "it has no result")
     hint = "; ".join(why(mark, names[0] if len(names) == 1 else "") for mark in sorted(marks))
     warn(f"{what}: oracle {' and '.join(names)} gave no usable answer to any of {len(asked)} questions, so {lost}; {hint}")

@@ -121,6 +121,7 @@ _SHOWN = (
     "loss/total",
     "response/length",
     "oracle/queries",
+    "oracle/cost",
     "oracle/changes",
     "time/step_s",
 )

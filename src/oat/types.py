@@ -388,6 +388,7 @@ class Feedback:
         queries: priced items of the answers that this step and those before it took.
         expired: answers that came too late for this step to learn from.
         older: what earlier steps took and this one learns from again, oldest first; metrics are of `items` alone.
+        cost: of the same answers as `queries`, in the oracle's own currency.
     """
 
     step: int
@@ -395,6 +396,7 @@ class Feedback:
     queries: int
     expired: int = 0
     older: tuple[Item, ...] = ()
+    cost: float = 0.0
 
     @property
     def learned(self) -> tuple[Item, ...]:

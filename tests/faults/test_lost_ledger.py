@@ -76,9 +76,9 @@ def with_less_spent(copied: Path, run: Path) -> None:
 
 LOSSES = {
     "gone": (lambda copied, run: (copied / "ledger.sqlite").unlink(), "it is missing, and the checkpoint step_00000004 was written when "),
-    "older": (older, "step_00000004 was written when step 3 had taken its answers, and the ledger ends with those of step 1"),
-    "another run's": (foreign, "step_00000004 was written when step 3 had taken its answers, and those in the ledger are others"),
-    "empty": (emptied, "step_00000004 was written when step 3 had taken its answers, and the ledger has none of that kind"),
+    "older": (older, "step_00000004 was written when step 4 had taken its answers, and the ledger ends with those of step 2"),
+    "another run's": (foreign, "step_00000004 was written when step 4 had taken its answers, and those in the ledger are others"),
+    "empty": (emptied, "step_00000004 was written when step 4 had taken its answers, and the ledger has none of that kind"),
     "without an evaluation": (
         without_the_last_evaluation,
         "the evaluation after 4 steps (eval) had taken its answers, and the ledger ends with those of ",
@@ -130,7 +130,7 @@ def test_a_log_that_is_lost_after_a_kill(run: Path, tmp_path: Path, figure: Figu
     (run_dir / "ledger.sqlite-wal").unlink()
     code, printed = train(run, run_dir)
     assert code == 1
-    assert "ledger.sqlite: the checkpoint step_00000002 was written when step 1 had taken its answers, and the ledger has none" in printed
+    assert "ledger.sqlite: the checkpoint step_00000002 was written when step 2 had taken its answers, and the ledger has none" in printed
     assert train(run, whole)[0] == 0
     figure("1 of 1 lost ledgers refused")
 
@@ -144,7 +144,7 @@ def test_a_log_that_is_lost_behind_the_newest_checkpoint(run: Path, copied: Path
     os.truncate(log, int(log.stat().st_size * size))
     code, printed = train(run, copied, *flags)
     assert code == 1
-    assert "row 7 of metrics.jsonl was written when step 6 had taken its answers, and the ledger ends with those of step " in printed
+    assert "row 7 of metrics.jsonl was written when step 7 had taken its answers, and the ledger ends with those of step " in printed
     figure("1 of 1 lost ledgers refused")
 
 
@@ -204,7 +204,7 @@ def test_an_older_ledger_goes_on_from_a_checkpoint_that_it_reaches(run: Path, co
     older(copied, run)
     (copied / "checkpoints" / "latest").write_text("step_00000002\n")
     assert oat("train", run, "--run_dir", copied) == 1
-    assert "row 4 of metrics.jsonl was written when step 3 had taken its answers" in capsys.readouterr().err
+    assert "row 4 of metrics.jsonl was written when step 4 had taken its answers" in capsys.readouterr().err
     rows = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
     (copied / "metrics.jsonl").write_text("".join(rows[:3]))
     assert oat("train", run, "--run_dir", copied) == 0

@@ -115,7 +115,7 @@ def step_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def answer_metrics(feedback: Feedback) -> dict[str, float]:
-    """Shares of tied, abstained, failed and unpaid questions, answers that came too late, and the queries so far."""
+    """Shares of tied, abstained, failed and unpaid questions, answers that came too late, and the queries, and the money, so far."""
     marks = [{"tie"} if is_even(item) else set(item.answer.marks) for item in feedback.items]
     share = {mark: sum(mark in m for m in marks) / max(1, len(marks)) for mark in ("tie", "abstain", "failed", "unpaid")}
     return {
@@ -125,6 +125,7 @@ def answer_metrics(feedback: Feedback) -> dict[str, float]:
         "answers/unpaid_frac": share["unpaid"],
         "answers/expired": float(feedback.expired),
         "oracle/queries": float(feedback.queries),
+        **({"oracle/cost": feedback.cost} if feedback.cost else {}),
     }
 
 
