@@ -331,6 +331,33 @@ def test_of_two_calls_at_a_time_neither_keeps_what_the_other_left() -> None:
         sys.stdout = stdout
 
 
+def test_a_call_that_never_comes_back_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process changes of itself after it began is not undone by later calls."""
+    is_begun, may_end = threading.Event(), threading.Event()
+
+    async def stuck(prompts: Any, completions: Any) -> list[float]:
+        is_begun.set()
+        await asyncio.to_thread(may_end.wait, 60.0)
+        return [1.0] * MANY
+
+    (question,) = make_questions([make_group(0, "a", "b", "c")], "score", 0, oracle="o")
+    oracle = CallableOracle(stuck, "o")
+    tickets = oracle.submit([question])
+    assert is_begun.wait(10.0)
+    mine = open(os.devnull, "w")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", mine)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        ask(giver(lambda: [1.0] * MANY))
+        assert (sys.stdout, torch.get_float32_matmul_precision()) == (mine, "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
+        monkeypatch.undo()
+        may_end.set()
+        assert oracle.collect(tickets, 10.0)
+
+
 HOSTILE = """
 import asyncio, random, sys
 

@@ -30,21 +30,19 @@ _FRESH = {"torch.set_grad_enabled": True, "torch.use_deterministic_algorithms": 
 
 _OF_THE_THREAD = {"torch.inference_mode", "torch.set_grad_enabled", "torch.set_autocast_enabled", "torch.set_num_threads"}
 """What is another in each thread, or is changed by the run's own; the rest is of the process."""
+_lock = threading.RLock()
+_under_way: "list[_Kept]" = []
+"""Of calls that have not come back, of any thread. One that never does stays here, and changes nothing."""
 
 
-class _Before:
-    """The state of the process before the calls that are under way, of any thread, began. A call that begins while another has changed something
-    would else take the change for what was there, and put that back after the other has put back the true one."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.num_calls = 0
-        self.streams: dict[str, Any] = {}
-        self.torch: dict[str, Any] | None = None
+def _begin_alone() -> None:
+    """In a forked child, which has none of the other threads."""
+    global _lock
+    _lock = threading.RLock()
+    _under_way.clear()
 
 
-_before = _Before()
-os.register_at_fork(after_in_child=_before.__init__)  # type: ignore[misc]  # a child has none of the other threads
+os.register_at_fork(after_in_child=_begin_alone)
 
 Refuse = Callable[[str], OatError]
 """Makes an error from what code did, for example "raised ValueError: no number"."""
@@ -112,14 +110,10 @@ class _Kept:
 
     def __init__(self) -> None:
         self._is_main = threading.current_thread() is threading.main_thread()
-        with _before.lock:
-            settings = {name: get() for name, (get, _) in self._settings().items()} if "torch" in sys.modules else None
-            _before.num_calls += 1
-            if _before.num_calls == 1:
-                _before.streams, _before.torch = {name: getattr(sys, name) for name in ("stdout", "stderr")}, settings
-            self._streams = _before.streams
-            shared = {name: value for name, value in (_before.torch or {}).items() if name not in _OF_THE_THREAD}
-            self._torch = None if settings is None else {**settings, **shared}
+        with _lock:
+            self._streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+            self._torch = {name: get() for name, (get, _) in self._settings().items()} if "torch" in sys.modules else None
+            _under_way.append(self)
         self._were_open = {name for name, stream in self._streams.items() if not getattr(stream, "closed", False)}
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)} if self._is_main else {}
         self._rings = self._is_main and _rings()
@@ -131,9 +125,10 @@ class _Kept:
         Args:
             name: of the code that did it.
         """
-        with _before.lock:
+        with _lock:
+            if self in _under_way:
+                _under_way.remove(self)
             changed = [*self._put_back_streams(), *self._put_back_handlers(), *self._put_back_torch()]
-            _before.num_calls = max(0, _before.num_calls - 1)
         if changed:
             warn(
                 f"{name} changed {' and '.join(changed)} and left it so; it is put back after each call, since the run depends on it. Change it "
@@ -144,9 +139,12 @@ class _Kept:
         for name, stream in self._streams.items():
             if name in self._were_open and getattr(stream, "closed", False):
                 self.lost = f"closed sys.{name}, where the run says what it does"
-            elif getattr(sys, name) is not stream:
-                _replaced.append(getattr(sys, name))
+            elif (found := getattr(sys, name)) is not stream:
+                _replaced.append(found)
                 setattr(sys, name, stream)
+                for other in _under_way:
+                    if other._streams[name] is found:
+                        other._streams[name] = stream
                 yield f"sys.{name}"
 
     def _put_back_handlers(self) -> Iterator[str]:
@@ -163,12 +161,19 @@ class _Kept:
             return
         before = _FRESH if self._torch is None else self._torch
         for setting, (get, put) in self._settings().items():
-            if setting in before and get() != before[setting]:
+            if setting in before and (found := get()) != before[setting]:
                 put(before[setting])
+                self._tell_others(setting, found, before[setting])
                 if get() == before[setting]:
                     yield setting
                 else:
                     self.lost = f"left torch in another state ({setting}) that cannot be put back"
+
+    def _tell_others(self, setting: str, left: Any, put_back: Any) -> None:
+        """A call that began meanwhile took what this one had changed for what was there before, and would put that back."""
+        for other in _under_way if setting not in _OF_THE_THREAD else ():
+            if other._torch is not None and other._torch[setting] == left:
+                other._torch[setting] = put_back
 
     def _settings(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
         """By the function that changes it, what reads a setting and what sets it. A thread of the user's has no say in the number of threads, which
