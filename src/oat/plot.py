@@ -170,7 +170,9 @@ def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> l
         if not any(KL in row for row in rows):
             raise ConfigError(f"{run}: its rows have no {KL}, so it cannot be plotted against it; train with evaluation.kl: true")
         places = [row.get(KL, math.nan) for row in rows]
-        return places if against == "kl" else [math.sqrt(max(0.0, place)) for place in places]  # an estimate near 0 may be below it
+        if against == "kl":
+            return places
+        return [math.copysign(math.sqrt(abs(place)), place) for place in places]  # an estimate may be below 0, and has its own place there
     return list(np.cumsum([sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in rows]))
 
 
