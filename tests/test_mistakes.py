@@ -475,7 +475,7 @@ TOO_LARGE = {
     ),
 }
 
-LONG_SEARCHES = {"long responses", "many responses", "a copy beside a checkpoint"}
+LONG_SEARCHES = {"more than is free", "long responses", "many responses", "a copy beside a checkpoint"}
 """Those that work out what would fit from many estimates."""
 
 CODE_OF_USERS = {

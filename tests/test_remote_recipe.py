@@ -27,6 +27,7 @@ def typed(marker: str, page: str = README) -> str:
     return block[1].partition("#")[0].strip()
 
 
+@pytest.mark.slow
 def test_two_shells(tmp_path: Path) -> None:
     """The run is begun first, and waits."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")

@@ -235,7 +235,8 @@ def test_it_leaves_nothing_however_it_ends(number: signal.Signals, model: str, t
             socket.create_connection((host, int(port)), timeout=1.0)
 
 
-@pytest.mark.parametrize("devices", ["cpu", pytest.param("cpu,cpu", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
 def test_a_worker_that_dies_is_replaced(devices: str, model: str, tmp_path: Path) -> None:
     """Also the only one, with which Mosec ends. Requests meanwhile are 503 or 504, which clients try again, and soon all are answered."""
     with served("--model", model, "--devices", devices, "--timeout-s", "2", log=tmp_path / "log") as server:

@@ -22,10 +22,10 @@ from oat.algorithms.base import Objective
 from oat.build import make_ensemble, make_learner, make_sampling
 from oat.check import make_explorer, make_objective
 from oat.config import Origins, blaming, where
-from oat.engines.decoding import cache_dtype, filled_up
+from oat.engines.decoding import cache_dtype, cache_dtype_on, filled_up
 from oat.engines.decoding import passes as in_passes
 from oat.engines.kv import PAGE
-from oat.engines.torch import fixed_rows, page_bytes_of, refuse_small_cache
+from oat.engines.torch import fixed_rows, refuse_small_cache
 from oat.errors import ConfigError, OatError
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf
@@ -33,7 +33,7 @@ from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
 from oat.learner.limits import GB, LiveBytes, row_of
 from oat.lm import CausalLM, outlines
-from oat.models import load_models, load_slots, needed_models, needed_slots
+from oat.models import Shape, device_of, load_models, load_slots, needed_models, needed_slots, shape_of
 from oat.seeds import Seeds
 from oat.settings import Config, LoraConfig, TorchEngineConfig
 from oat.surroundings import Surroundings, make_renderer
@@ -83,8 +83,11 @@ def lengths_of(around: Surroundings) -> Lengths:
     return Lengths(around.prompts.longest, *((held_out.size, held_out.longest) if held_out else ()))
 
 
-def refuse_too_large(config: Config, lengths: Lengths, origins: Origins) -> str:
+def refuse_too_large(config: Config, lengths: Lengths, origins: Origins, policy: Shape) -> str:
     """Hold the estimate against `compute.memory_gb`, or against the memory that is free. A small run is not even estimated.
+
+    Args:
+        policy: its shape.
 
     Returns:
         What is known of both, for people.
@@ -98,7 +101,7 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins) -> str:
         return "not compared with what is free; --memory estimates it"
     has = f"{limit / GB:.3g} GB of memory are free" if given is None else f"compute.memory_gb is {limit / GB:.3g}"
     with blaming(config, origins, "model.reference"):
-        if _at_most(config, lengths) <= limit:
+        if _at_most(config, lengths, policy) <= limit:
             return f"small for the machine ({has}); --memory estimates it"
     found = estimate(config, lengths)
     if SURE * found.peak <= limit:
@@ -123,24 +126,23 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins) -> str:
     )
 
 
-def refuse_short_cache(config: Config, lengths: Lengths, origins: Origins) -> None:
+def refuse_short_cache(config: Config, lengths: Lengths, origins: Origins, policy: Shape) -> None:
     """Hold the longest sequence that is sampled against `engine.cache_gb`. Of episodes it is the first turn.
+
+    Args:
+        policy: its shape.
 
     Raises:
         EngineError: as the engine, when it is asked for such a sequence.
-        ConfigError, ModelError: the model cannot be made as configured.
     """
     options = TorchEngineConfig(**config.engine.options)
     prompts = [*([] if config.prompts.responses else [lengths.prompt]), *([lengths.held_out_prompt] if lengths.held_out else [])]
     if not prompts:
         return
-    sampled = replace(config, model=replace(config.model, dtype=options.dtype))
-    with blaming(config, origins, "model.path"), outlines():
-        lm = load_models(sampled, (), Seeds(config.seed))["policy"]
-        page_bytes = page_bytes_of(lm)
+    page_bytes = PAGE * policy.keys * cache_dtype_on(device_of(config.compute.profile), getattr(torch, options.dtype)).itemsize
     rows = fixed_rows(options.max_rows) if options.deterministic else None
     with blaming(config, origins, "engine.cache_gb"):
-        refuse_small_cache(_width(lm, max(prompts), config.sampling.max_new_tokens), int(options.cache_gb * GB / page_bytes), page_bytes, rows)
+        refuse_small_cache(_width(policy, max(prompts), config.sampling.max_new_tokens), int(options.cache_gb * GB / page_bytes), page_bytes, rows)
 
 
 def free_memory(profile: str) -> int | None:
@@ -165,22 +167,22 @@ def _free_in_group() -> list[int]:
         return []
 
 
-def _at_most(config: Config, lengths: Lengths) -> int:
+def _at_most(config: Config, lengths: Lengths, policy: Shape) -> int:
     """More bytes than a run takes, from the shapes of its matrices; in a moment, and many times too much."""
-    with outlines():
-        lms = load_models(config, {"reference"} if config.model.reference else (), Seeds(config.seed))
-    lm, shapes = lms["policy"], [parameter.shape for lm in lms.values() for parameter in lm.module.parameters()]
-    weights, a_token = sum(shape.numel() for shape in shapes), sum(sum(shape[-2:]) for shape in shapes)
+    weights, a_token = policy.weights, policy.a_token
+    if config.model.reference:
+        with outlines():
+            reference = shape_of(load_models(config, {"reference"}, Seeds(config.seed))["reference"])
+        weights, a_token = weights + reference.weights, a_token + reference.a_token
     plan = make_objective(config).plan(0)
     rows = _questions(config, plan) * max(sum(plan.samples.values()), len(config.prompts.responses))
     evaluated = lengths.held_out * max(config.answering.samples, 1) if config.answering else 0
     width = max(lengths.prompt, lengths.held_out_prompt) + config.sampling.max_new_tokens
-    recorded = (lm.context_length or width) if config.prompts.responses else 0
+    recorded = (policy.context_length or width) if config.prompts.responses else 0
     width = max(width, recorded)
     options = TorchEngineConfig(**config.engine.options)
     tokens = max(rows, evaluated, fixed_rows(options.max_rows) if options.deterministic else 0) * width
-    seen = width * lm.module.config.get_text_config().num_attention_heads * lm.module.config.get_text_config().num_hidden_layers
-    return 4 * (_COPIES * weights + _SAVED * tokens * (a_token + seen))
+    return 4 * (_COPIES * weights + _SAVED * tokens * (a_token + width * policy.heads))
 
 
 def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
@@ -266,7 +268,7 @@ def _loads(config: Config, plan: Plan, lengths: Lengths, lm: CausalLM) -> dict[s
     return loads
 
 
-def _width(lm: CausalLM, prompt: int, response: int) -> int:
+def _width(lm: CausalLM | Shape, prompt: int, response: int) -> int:
     """Tokens of a sequence when it is at its longest."""
     return prompt + response if lm.context_length is None else min(prompt + response, lm.context_length)
 
@@ -359,27 +361,7 @@ def _cache_bytes(config: Config, lm: CausalLM, load: _Load) -> int:
     whole = -(-(load.prompt + load.response) // PAGE)
     shared = load.prompt // PAGE if load.samples > 1 and not options.deterministic else 0
     pages = rows * (whole - shared) + -(-rows // load.samples) * shared
-    return min(int(options.cache_gb * GB), pages * PAGE * _key_bytes(lm))
-
-
-def _key_bytes(lm: CausalLM) -> int:
-    """Bytes of the keys and values of one token, in all layers."""
-    keys = _Keys(cache_dtype(lm))
-    with torch.no_grad():
-        one = torch.zeros(1, 1, dtype=torch.long, device=lm.device)
-        lm.hidden(one, positions=one, layout=keys)
-    return keys.size
-
-
-class _Keys:
-    """A layout that asks only how large the keys and values of a pass are."""
-
-    def __init__(self, dtype: torch.dtype):
-        self.dtype, self.size = dtype, 0
-
-    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        self.size += (key.numel() + value.numel()) * self.dtype.itemsize
-        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+    return min(int(options.cache_gb * GB), pages * PAGE * shape_of(lm).keys * cache_dtype(lm).itemsize)
 
 
 def memory_lines(config: Config, lengths: Lengths) -> list[str]:

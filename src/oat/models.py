@@ -1,10 +1,12 @@
 """The language models of a run: which there are, in which precision, and on which device."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
+from oat.engines.decoding import blaming_model
 from oat.errors import ConfigError, ModelError
 from oat.explore.base import Explorer
 from oat.lm import CausalLM, is_adapter, is_outlined, load_tokenizer
@@ -19,6 +21,55 @@ from oat.vocabulary import check_vocabulary
 
 HALF = {"bfloat16": torch.bfloat16}
 """Precisions in which the engine has weights of its own (`engine.dtype`)."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is known of a language model without its weights.
+
+    Attributes:
+        weights: numbers of all its matrices.
+        a_token: numbers that go into and come out of them for one token.
+        heads: of attention, in all layers.
+        keys: numbers of the keys and values of one token, in all layers.
+        context_length: tokens, if it has a limit.
+    """
+
+    weights: int
+    a_token: int
+    heads: int
+    keys: int
+    context_length: int | None
+
+
+def shape_of(lm: CausalLM) -> Shape:
+    """The shape of a model; quickest within `outlines`.
+
+    Raises:
+        ModelError: its attention takes no layout.
+    """
+    sizes, config = [parameter.shape for parameter in lm.module.parameters()], lm.module.config.get_text_config()
+    weights, a_token = sum(size.numel() for size in sizes), sum(sum(size[-2:]) for size in sizes)
+    return Shape(weights, a_token, config.num_attention_heads * config.num_hidden_layers, _keys_of(lm), lm.context_length)
+
+
+def _keys_of(lm: CausalLM) -> int:
+    keys = _Keys()
+    with torch.no_grad(), blaming_model(lm):
+        one = torch.zeros(1, 1, dtype=torch.long, device=lm.device)
+        lm.hidden(one, positions=one, layout=keys)
+    return keys.numbers
+
+
+class _Keys:
+    """A layout that asks only how many numbers the keys and values of a pass are."""
+
+    def __init__(self) -> None:
+        self.numbers = 0
+
+    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.numbers += key.numel() + value.numel()
+        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
 
 def device_of(profile: str) -> torch.device:

@@ -182,8 +182,8 @@ def _open(config: Config, home: Home, origins: Origins, source: str | None, acce
     around = surround(config, origins, folder=directory, known=known)
     with ExitStack() as left:
         left.callback(around.close)
-        refuse_short_cache(config, lengths_of(around), origins)
-        refuse_too_large(config, lengths_of(around), origins)
+        refuse_short_cache(config, lengths_of(around), origins, around.shape)
+        refuse_too_large(config, lengths_of(around), origins, around.shape)
         refuse_changes(config, origins, around, directory / "ledger.sqlite", accept_changed)
         if budget_of(config).is_limited:
             refuse_small_budget(config, origins, dearest_question(config, around), make_objective(config).plan(0).questions, is_begun=file.exists())
@@ -288,7 +288,7 @@ def outlined(config: Config, origins: Origins, around: Surroundings) -> Iterator
 def _refuse_mistakes(config: Config, origins: Origins) -> None:
     """What is wrong with a configuration whatever its directory holds."""
     around = surround(config, origins)
-    refuse_short_cache(config, lengths_of(around), origins)
+    refuse_short_cache(config, lengths_of(around), origins, around.shape)
     with outlined(config, origins, around):
         pass
 

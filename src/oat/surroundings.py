@@ -30,7 +30,7 @@ from oat.inputs import (
     weights_read,
 )
 from oat.lm import CausalLM, load_tokenizer, outlines
-from oat.models import check_tokenizer, load_models, needed_models
+from oat.models import Shape, check_tokenizer, load_models, needed_models, shape_of
 from oat.oracles.base import ChecksColumns, Oracle, bind, close_oracle, is_relative, names_cost, names_price, outage_of
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
@@ -54,12 +54,14 @@ class Surroundings:
     """Everything of a run that needs no weights: what is read, and who answers.
 
     Attributes:
+        shape: of the policy.
         held_out: the prompts of evaluation, if there are any.
         pairs: those that are never learned, if there are any.
         asked: the oracle that training asks, by its address.
         known: what earlier processes of the run were made from, and what this one is (`inputs.py`).
     """
 
+    shape: Shape
     renderer: Renderer
     prompts: Prompts
     held_out: Prompts | None
@@ -104,7 +106,7 @@ def surround(
     seeds, objective, blame = Seeds(config.seed), make_objective(config), partial(blaming, config, origins or {})
     with outlines(), blame("model.path"):
         lm = load_models(config, (), seeds)["policy"]
-        tokenizer = load_tokenizer(config.model.path)
+        shape, tokenizer = shape_of(lm), load_tokenizer(config.model.path)
     with blame("model.reference" if config.model.reference else "model.path"):
         inputs = inputs_of_models(config, lm, tokenizer)
     with blame("render.template"):
@@ -139,7 +141,7 @@ def surround(
             if held_out is not None:
                 _check_columns(judge, held_out)
     inputs |= {"prompts": prompts.digests, **_held_out_inputs(config, {"held_out": held_out, "pairs": pairs})}
-    around = Surroundings(renderer, prompts, held_out, pairs, environment, asked, judges, known, inputs)
+    around = Surroundings(shape, renderer, prompts, held_out, pairs, environment, asked, judges, known, inputs)
     inputs |= inputs_of_oracles(around.roles, versions_of(known, around.roles))
     return around
 

@@ -146,7 +146,9 @@ def test_continuing_a_finished_run_changes_nothing(world: World, tmp_path: Path,
     assert digest(run_dir) == unbroken("dpo", ())
 
 
-def test_from_a_cold_shell(world: World, tmp_path: Path, unbroken: Any) -> None:
+def test_from_a_cold_shell(world: World, tmp_path: Path, unbroken: Any, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--serialise"):
+        pytest.skip("a new process knows nothing of --serialise")
     config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
     command = [sys.executable, "-m", "oat", "train", str(config), "--run_dir", str(run_dir)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

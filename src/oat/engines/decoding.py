@@ -7,6 +7,7 @@ prompt and their tokens so far are computed anew when they come back, and the dr
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from oat import seeds
 from oat.attention import Packed, pack
 from oat.engines.kv import Filling, PagedCache, Step
-from oat.errors import EngineError, NonFiniteError
+from oat.errors import EngineError, ModelError, NonFiniteError
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits
 from oat.lm import CausalLM
@@ -278,6 +279,20 @@ def passes(widths: np.ndarray) -> Iterator[list[int]]:
         yield some
 
 
+@contextmanager
+def blaming_model(lm: CausalLM) -> Iterator[None]:
+    """What a model's code raises within it, where it is given a layout, is a `ModelError`."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise ModelError(f"a `{lm.model_type}` cannot be decoded with this engine's cache ({error}); give a plain attention model") from error
+
+
 def cache_dtype(lm: CausalLM) -> torch.dtype:
-    """float32 on the CPU, where the scores of a product in half precision would be rounded; elsewhere the model's own."""
-    return torch.float32 if lm.device.type == "cpu" else next(lm.module.parameters()).dtype
+    """Of the keys and values of a model."""
+    return cache_dtype_on(lm.device, next(lm.module.parameters()).dtype)
+
+
+def cache_dtype_on(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """float32 on the CPU, where the scores of a product in half precision would be rounded; elsewhere the dtype of the weights."""
+    return torch.float32 if device.type == "cpu" else dtype

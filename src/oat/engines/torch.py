@@ -20,7 +20,7 @@ from torch import Tensor
 
 from oat.attention import Packed, pack
 from oat.engines.base import checksum
-from oat.engines.decoding import PASS_TOKENS, Decode, Decoding, cache_dtype, passes
+from oat.engines.decoding import PASS_TOKENS, Decode, Decoding, blaming_model, cache_dtype, passes
 from oat.engines.kv import PAGE, Filling, PagedCache, Step
 from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
 from oat.functional.logprobs import chunked_head, token_logps
@@ -377,7 +377,7 @@ def page_bytes_of(lm: CausalLM) -> int:
     ids = np.arange(PAGE + 2) % lm.vocab_rows
     lengths, rows = np.array([PAGE + 1, 1]), np.arange(2)
     cache = PagedCache(lengths + 1, readers=1, pages=8, dtype=cache_dtype(lm))
-    try:
+    with blaming_model(lm):
         for row in rows:
             cache.admit([int(row)], int(lengths[row]))
             ids_1T, positions_1T, spans = pack([ids[: lengths[row]]], lm.device)
@@ -387,8 +387,6 @@ def page_bytes_of(lm: CausalLM) -> int:
         cache.extend(rows)
         next_R1, positions_R1 = (torch.from_numpy(values)[:, None].to(lm.device) for values in (ids[lengths].astype(np.int64), lengths))
         cached_RV = lm.head(lm.hidden(next_R1, positions=positions_R1, layout=Step(cache, rows, lm.device))[:, 0])
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise ModelError(f"a `{lm.model_type}` cannot be decoded with this engine's cache ({error}); give a plain attention model") from error
     if is_outlined():  # there are no values to compare
         return cache.page_bytes
     whole = [torch.from_numpy(ids[: length + 1].astype(np.int64))[None].to(lm.device) for length in lengths]
