@@ -408,11 +408,15 @@ def test_an_evaluation_says_that_it_is_another(copy: Path) -> None:
     assert "held-out prompts" not in said, "who names others knows it"
 
 
-def test_runs_begun_before_go_on_with_one_warning(copy: Path) -> None:
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_runs_begun_before_go_on_with_one_warning(copy: Path, is_removed: bool) -> None:
+    """Also one whose file was removed, which nobody can tell from them."""
     entries = [{name: value for name, value in entry.items() if name != "inputs"} for entry in told(copy / "run")]
     (copy / "run" / "environment.json").write_text(json.dumps(entries))
+    if is_removed:
+        (copy / "run" / "environment.json").unlink()
     code, said = run(copy, "train", "run.yaml", "--stop.max_steps", 3)
-    assert (code, said.count("oat: warning"), "was begun before oat remembered what its model" in said) == (0, 1, True), said
+    assert (code, said.count("oat: warning"), "environment.json does not say what the run's model" in said) == (0, 1, True), said
     code, said = run(copy, "train", "run.yaml", "--stop.max_steps", 4)
     assert (code, "warning" in said) == (0, False), said
     config(rms_norm_eps=0.01)(copy / "model")

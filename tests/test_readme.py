@@ -1,5 +1,6 @@
 """What people copy works as it stands: the README's files and commands, and the recipes of `configs/`."""
 
+import io
 import json
 import os
 import re
@@ -36,6 +37,7 @@ def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         Path(name).write_text(text, encoding="utf-8")
     assert set(files()) == {"prompts.jsonl", "reward.py", "mine.yaml"}
     save_model(tmp_path / "quickstart" / "start", build_config("llama"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))  # for `oat chat`
     for program, *arguments in commands():
         assert program == "oat"
         assert main(arguments) == 0, capsys.readouterr().err
@@ -46,6 +48,7 @@ def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
     for promised in ("environment.json", "config.yaml", "metrics.jsonl", "samples.jsonl", "evaluations", "checkpoints", "ledger.sqlite"):
         assert Path("runs/mine", promised).exists()
+    assert len(Path("answers.jsonl").read_text(encoding="utf-8").splitlines()) == len(files()["prompts.jsonl"].splitlines())
     assert Path("exported/model.safetensors").exists()
     monkeypatch.syspath_prepend(str(tmp_path))
     for marker in ("load", "python"):

@@ -50,7 +50,7 @@ def test_a_step_has_every_prompt_its_responses_and_their_scores(runs: Path, said
     for number, (page, question) in enumerate(zip(pages, questions.itertuples(), strict=True), 1):
         title, user, reference, *replies = page.split("\n")
         assert title == f"── step 3, {number} of 4 ──"
-        assert user == f"user: {question.prompt[0]['content']}"
+        assert user == f"prompt: {question.prompt[0]['content']}"
         assert reference == "reference: a"
         found = [re.fullmatch(r"  \[([-\d.]+)(?:, cut off)?\] +(.*)", reply) for reply in replies]
         assert [reply[2] for reply in found if reply] == question.candidates

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -155,3 +156,17 @@ def _mounts() -> Iterator[tuple[str, str]]:
         for line in _MOUNTS.read_text(errors="replace").splitlines():
             _, escaped, kind, *_ = line.split(" ")
             yield re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped), kind
+
+
+def unwritten(ledger: Path, error: sqlite3.OperationalError | sqlite3.IntegrityError) -> LedgerError:
+    """What keeps a ledger from being written."""
+    if isinstance(error, sqlite3.IntegrityError):
+        return LedgerError(
+            f"{ledger}: another process has written what this one was about to write ({error}); one process works in a run at a time, which "
+            "its `lock` sees to unless somebody removes it. End the other one, and the same command goes on"
+        )
+    free = bytes_free(ledger.parent)
+    return LedgerError(
+        f"{ledger}: the ledger cannot be written ({error}); {free:,} bytes are free there, and what it holds is whole. Make room, or mend "
+        "what is wrong, and the same command goes on"
+    )

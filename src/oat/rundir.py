@@ -176,8 +176,8 @@ def _open(config: Config, home: Home, origins: Origins, source: str | None, acce
     is_begun, known = bool(checkpoints.steps), recorded(directory)
     if is_begun and known is None:
         warn(
-            f"the run in {directory} was begun before oat remembered what its model, its text and its data are, so nobody knows whether they have "
-            "changed since; from here on they are held against what they are now"
+            f"{directory / 'environment.json'} does not say what the run's model, its text and its data were: it was removed, or the run was begun "
+            "before oat wrote it; so nobody knows whether they have changed since; from here on they are held against what they are now"
         )
     around = surround(config, origins, folder=directory, known=known)
     with ExitStack() as left:

@@ -154,7 +154,8 @@ def _chosen(run_dir: Path, steps: Sequence[int], step: int | None, what: str) ->
 
 def _page(title: str, messages: Sequence[Mapping[str, Any]], reference: str | None, replies: Sequence[Reply]) -> str:
     lines = [f"── {title} ──"]
-    lines += [_block(f"{message['role']}: ", str(message["content"])) for message in messages]
+    is_one = [message["role"] for message in messages] == ["user"]
+    lines += [_block("prompt: " if is_one else f"{message['role']}: ", str(message["content"])) for message in messages]
     if reference is not None:
         lines.append(_block("reference: ", reference))
     width = max((len(reply.said) for reply in replies), default=0) + 2

@@ -17,7 +17,7 @@ from typing import Any
 from oat import blobs, schema, wire
 from oat.asked import AWAITED, Asked, Known, Terms, cached_text, cached_values, prompt_text, text_name
 from oat.errors import LedgerError
-from oat.files import Standing, bytes_free, read_only_address, refuse_network
+from oat.files import Standing, read_only_address, refuse_network, unwritten
 from oat.types import Answer, Group, Key, Message, Price, Question
 
 _TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
@@ -94,13 +94,13 @@ class Store:
         """Begin a transaction; an error within it undoes all of it.
 
         Raises:
-            LedgerError: the file cannot be written, now or within, or is no longer the one that was opened.
+            LedgerError: the file cannot be written, now or within, is no longer the one that was opened, or another process writes to it too.
         """
         self.standing.refuse_lost(LedgerError)
         try:
             self.db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
-            raise self._unwritable(error) from error
+            raise unwritten(self.path, error) from error
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
@@ -111,15 +111,8 @@ class Store:
             error = failed
         if self.db.in_transaction:
             self.db.execute("ROLLBACK")
-        if isinstance(error, sqlite3.OperationalError):
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: sqlite3.OperationalError) -> LedgerError:
-        free = bytes_free(self.path.parent)
-        return LedgerError(
-            f"{self.path}: the ledger cannot be written ({error}); {free:,} bytes are free there, and what it holds is whole. Make room, or mend "
-            "what is wrong, and the same command goes on"
-        )
+        if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError):
+            raise unwritten(self.path, error) from error
 
     def close(self) -> None:
         self.db.close()
