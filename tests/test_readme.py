@@ -37,7 +37,7 @@ def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         Path(name).write_text(text, encoding="utf-8")
     assert set(files()) == {"prompts.jsonl", "reward.py", "mine.yaml"}
     save_model(tmp_path / "quickstart" / "start", build_config("llama"))
-    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))  # for `oat chat`
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Hello\n")))  # for `oat chat`
     for program, *arguments in commands():
         assert program == "oat"
         assert main(arguments) == 0, capsys.readouterr().err

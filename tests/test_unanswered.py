@@ -13,6 +13,7 @@ from openai_server import Shown, judging
 
 from oat.alarms import Alarms, AlarmsConfig, Rule, rules_of
 from oat.learner.learner import Learner
+from oat.oracles.http import HttpClient
 from oat.silence import MISSING, WASTED, missing, why
 from oat.store import Store
 from oat.types import UNASKED, Answer, Item, Mark
@@ -90,8 +91,12 @@ def test_a_judge_without_verdicts_ends_the_run(world: World, tmp_path: Path, cap
     assert Store(tmp_path / "dpo" / "ledger.sqlite").asked("train", 99, 0) <= 12
 
 
-def test_what_costs_and_fails_ends_the_run_with_another_hint(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each try that a service broke may have been paid."""
+def test_what_costs_and_fails_ends_the_run_with_another_hint(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each try that a service broke may have been paid. Its address rests for a moment only."""
+    monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "rest_s", 0.01)
+    monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "max_backoff_s", 0.01)
 
     def says(shown: Shown) -> Reply | dict[str, float]:
         return {"0": 0.9, "1": 0.1} if shown.number == 0 else Reply(status=500)

@@ -33,7 +33,7 @@ from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
 from oat.learner.limits import GB, LiveBytes, row_of
 from oat.lm import CausalLM, outlines
-from oat.models import Shape, device_of, load_models, load_slots, needed_models, needed_slots, shape_of
+from oat.models import Shape, load_models, load_slots, needed_models, needed_slots, shape_of
 from oat.seeds import Seeds
 from oat.settings import Config, LoraConfig, TorchEngineConfig
 from oat.surroundings import Surroundings, make_renderer
@@ -139,7 +139,7 @@ def refuse_short_cache(config: Config, lengths: Lengths, origins: Origins, polic
     prompts = [*([] if config.prompts.responses else [lengths.prompt]), *([lengths.held_out_prompt] if lengths.held_out else [])]
     if not prompts:
         return
-    page_bytes = PAGE * policy.keys * cache_dtype_on(device_of(config.compute.profile), getattr(torch, options.dtype)).itemsize
+    page_bytes = PAGE * policy.keys * cache_dtype_on(policy.device, getattr(torch, options.dtype)).itemsize
     rows = fixed_rows(options.max_rows) if options.deterministic else None
     with blaming(config, origins, "engine.cache_gb"):
         refuse_small_cache(_width(policy, max(prompts), config.sampling.max_new_tokens), int(options.cache_gb * GB / page_bytes), page_bytes, rows)

@@ -28,6 +28,7 @@ class Shape:
     """What is known of a language model without its weights.
 
     Attributes:
+        device: where it is.
         weights: numbers of all its matrices.
         a_token: numbers that go into and come out of them for one token.
         heads: of attention, in all layers.
@@ -35,6 +36,7 @@ class Shape:
         context_length: tokens, if it has a limit.
     """
 
+    device: torch.device
     weights: int
     a_token: int
     heads: int
@@ -50,7 +52,7 @@ def shape_of(lm: CausalLM) -> Shape:
     """
     sizes, config = [parameter.shape for parameter in lm.module.parameters()], lm.module.config.get_text_config()
     weights, a_token = sum(size.numel() for size in sizes), sum(sum(size[-2:]) for size in sizes)
-    return Shape(weights, a_token, config.num_attention_heads * config.num_hidden_layers, _keys_of(lm), lm.context_length)
+    return Shape(lm.device, weights, a_token, config.num_attention_heads * config.num_hidden_layers, _keys_of(lm), lm.context_length)
 
 
 def _keys_of(lm: CausalLM) -> int:
