@@ -30,6 +30,6 @@ def test_the_wheel_alone_runs_the_quickstart(tmp_path: Path) -> None:
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     run(python, "-m", "pip", "install", "--quiet", *constraints, str(wheel))
     said = run(str(tmp_path / "fresh" / "bin" / "oat"), "quickstart")
-    assert re.search(r"^grpo +40960 ", said, re.MULTILINE), said
+    assert re.search(r"^grpo +20480 +0\.\d+ -> 0\.[5-9]", said, re.MULTILINE), said
     assert "no plot, since matplotlib is missing" in said
     assert (tmp_path / "quickstart" / "models" / "dpo" / "README.md").exists()
