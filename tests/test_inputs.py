@@ -33,6 +33,16 @@ def reward(prompts, completions, **columns):
 
     return [worth(text) for text in completions]
 """
+GAME = """from oat.environments.base import Turn
+
+
+class Twice:
+    def reset(self, prompt, generator):
+        return {}
+
+    def step(self, state, response):
+        return Turn(state, None, float(response.count("a")))
+"""
 HELPER = "def worth(text):\n    return text.count('a') + 0.1 * text.count('b')\n"
 
 
@@ -530,6 +540,26 @@ def test_a_reward_in_a_worker_and_what_it_imports_there(world: World, tmp_path: 
     pay_more(folder)
     code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 3)
     assert (code, "reward.py: its text" in said) == (2, True), said
+
+
+def test_what_a_worker_imports_only_when_it_is_asked(world: World, tmp_path: Path) -> None:
+    folder = make(world, tmp_path, "grpo", {"oracle": {"name": "isolated", "function": "reward.py:reward"}, "evaluation": None})
+    assert run(folder, "train", "run.yaml", "--stop.max_steps", 1)[0] == 0
+    (folder / "helper.py").write_text(HELPER.replace("0.1", "0.7"))
+    code, said = run(folder, "train", "run.yaml")
+    assert (code, ": helper.py" in said) == (0, True), said
+
+
+def test_the_file_of_an_environment_is_that_of_the_reward(world: World, tmp_path: Path) -> None:
+    changes = {"oracle": {"name": "environment"}, "sampling.environment": "game.py:Twice", "evaluation": None, "render.template": None}
+    folder = make(world, tmp_path, "grpo", changes)
+    (folder / "game.py").write_text(GAME)
+    assert run(folder, "train", "run.yaml", "--stop.max_steps", 2)[0] == 0
+    (folder / "game.py").write_text(GAME.replace('"a"', '"b"'))
+    code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 3)
+    assert (code, "game.py: its text" in said) == (2, True), said
+    code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 3, "--accept-changed", "reward")
+    assert (code, rows(folder / "run")[-1]["oracle/changes"]) == (0, 1), said
 
 
 def test_a_hub_model_is_what_is_read_of_its_commit(world: World, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from oat import wire
 from oat.errors import ConfigError, OracleError
+from oat.oracles.base import close_oracle, is_cacheable, is_relative, made_of, outage_of, price_of, version_of
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle
@@ -477,3 +478,23 @@ def test_an_error_of_a_function_names_its_line(tmp_path: Path) -> None:
     tickets = oracle.submit(make_questions([group], "score", 0, oracle="o"))
     with pytest.raises(OracleError, match=r"mine.py:reward raised KeyError: 'a' \(line 6 of mine.py\); repair the function"):
         oracle.collect(tickets, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("version", version_of),
+        ("made_of", made_of),
+        ("cacheable", is_cacheable),
+        ("is_relative", is_relative),
+        ("max_outage_s", outage_of),
+        ("price", lambda oracle: price_of(oracle, question(0, ["a"]))),
+        ("close", close_oracle),
+    ],
+)
+def test_a_member_that_raises_is_named(name, read):
+    def boo(oracle):
+        raise RuntimeError("boo")
+
+    with pytest.raises(OracleError, match=f"`{name}` of oracle Sick raised RuntimeError: boo; give a value, or leave it out"):
+        read(type("Sick", (), {name: property(boo)})())

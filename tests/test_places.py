@@ -291,6 +291,14 @@ def test_checkpoints_that_vanish_under_a_run_end_it(world: World, project: Path,
     assert not Path("runs/grpo/checkpoints").exists()
 
 
+def test_evaluations_that_vanish_under_a_run_end_it(world: World, project: Path) -> None:
+    lines = world.tree("grpo", Path("runs/grpo"), {"model.path": "model", "prompts.path": "train.jsonl", "evaluation.every": 1})
+    lines["evaluation"]["path"], lines["oracle"] = "train.jsonl", {"name": "reward.py:reward"}
+    with pytest.raises(DirectoryError, match="evaluations: was moved, removed or replaced"):
+        Trainer(**lines, callbacks=[lambda step, metrics: step == 2 and shutil.rmtree("runs/grpo/evaluations")], quiet=True).train()
+    assert not Path("runs/grpo/evaluations").exists()
+
+
 def test_a_lock_that_is_removed_ends_the_run(world: World, project: Path) -> None:
     """Another process could work in the directory from then on."""
     lines = world.tree("grpo", Path("runs/grpo"), {"model.path": "model", "prompts.path": "train.jsonl", "evaluation": None})

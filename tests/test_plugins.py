@@ -3,6 +3,8 @@
 import sys
 
 import pytest
+import torch
+from fixtures import World, oat
 
 from oat.errors import ConfigError
 from oat.plugins import load_symbol
@@ -83,3 +85,40 @@ def test_a_module_that_imports_what_it_has_only_when_it_is_asked_for_it(tmp_path
 def test_a_name_that_leads_nowhere(spec, message):
     with pytest.raises(ConfigError, match=message):
         load_symbol(spec)
+
+
+ALGORITHM = """
+import torch
+from oat.algorithms.group import GRPO
+
+class Mine(GRPO):
+    def {method}(self, *given):
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "message"),
+    [
+        ("losses", 'raise ValueError("x\\x1b" * 10**6)', "line 7 of mine.py raised ValueError: x\\u001bx"),
+        ("metrics", "raise GeneratorExit", "line 7 of mine.py raised GeneratorExit; mend it"),
+        ("prepare", "raise SystemExit(0)", "line 7 of mine.py raised SystemExit: 0; mend it"),
+        ("prepare", "return None", "`prepare` of grpo returned None; return an oat.types.Batch"),
+        ("losses", "torch.set_grad_enabled(False); return super().losses(*given)", "the losses of grpo carry no gradient"),
+    ],
+)
+def test_what_a_users_algorithm_raises_is_one_message(world: World, tmp_path, capsys, method, body, message):
+    path = write(tmp_path, ALGORITHM.format(method=method, body=body))
+    code = oat("train", world.config("grpo", tmp_path, {"algorithm.name": f"{path}:Mine", "evaluation": None, "stop.max_steps": 1}))
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert code != 0
+    assert said.startswith(f"oat train: {message}")
+    assert len(said) < 3000
+    assert torch.is_grad_enabled()
+
+
+def test_all_of_a_traceback_is_shown_on_demand(world: World, tmp_path, monkeypatch):
+    path = write(tmp_path, ALGORITHM.format(method="losses", body="raise ValueError"))
+    monkeypatch.setenv("OAT_TRACEBACK", "1")
+    with pytest.raises(ValueError, match=r"^$"):
+        oat("train", world.config("grpo", tmp_path, {"algorithm.name": f"{path}:Mine", "evaluation": None, "stop.max_steps": 1}))

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from oat.errors import ConfigError, OatError, OatWarning, printable
+from oat.errors import ConfigError, OatError, OatWarning, described, printable
 from oat.interruption import Interrupted, Interruption
 from oat.places import seen, seen_from
-from oat.plugins import naming
+from oat.plugins import naming, place_of
 from oat.serve import add_serve
 
 if TYPE_CHECKING:
@@ -55,6 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         how = "; the same command goes on from the last checkpoint" if arguments.command in ("train", "quickstart") else ""
         print(f"oat {arguments.command}: stopped{how}", file=sys.stderr)
         return 130
+    except BaseException as error:  # of a user's algorithm or explorer, say
+        place = place_of(error)
+        if place is None or os.environ.get("OAT_TRACEBACK"):
+            raise
+        what = f"{place} raised {printable(described(error))}"
+        print(f"oat {arguments.command}: {what}; mend it and run the same command again (OAT_TRACEBACK=1 shows all of it)", file=sys.stderr)
+        return 1
 
 
 @contextmanager

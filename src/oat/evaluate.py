@@ -16,9 +16,9 @@ import numpy as np
 
 from oat.boxes import Actor, Ledger
 from oat.budget import Budget
-from oat.errors import LedgerError, OatError, OracleError, RecordError, printable, warn
+from oat.errors import DirectoryError, LedgerError, OatError, OracleError, RecordError, printable, warn
 from oat.estimates import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
-from oat.files import write_atomically
+from oat.files import Standing, write_atomically
 from oat.seeds import Seeds
 from oat.types import Feedback, Group, Item, Key, Kind, Mark, Price, Prompt, Question, Sampling, Trajectory
 
@@ -127,6 +127,7 @@ class Records:
 
     def __init__(self, directory: Path, *, prompt_key: str, generator: str, decode: Callable[[np.ndarray], str]):
         self.directory, self.prompt_key, self.generator, self.decode = directory, prompt_key, generator, decode
+        self._standing = Standing(directory)
 
     def record(self, prompt: Prompt, response: Trajectory, fields: Mapping[str, object]) -> dict[str, object]:
         """A line: the prompt as it stands in the data and as the model saw it, its response and reference, and further fields."""
@@ -143,11 +144,14 @@ class Records:
         """The file of an evaluation.
 
         Raises:
+            DirectoryError: the folder, which was there, is gone.
             RecordError: it cannot be written.
         """
+        self._standing.refuse_lost(DirectoryError)
         lines = [printable(json.dumps(record, ensure_ascii=False)) for record in records]
         try:
             self.directory.mkdir(exist_ok=True)
+            self._standing = Standing(self.directory)
             write_atomically(self.directory / f"step_{step:08d}.jsonl", "\n".join(lines) + "\n")
         except OSError as error:
             raise RecordError(

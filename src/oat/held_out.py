@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from oat.actor import RecordedActor
-from oat.algorithms.base import Objective
+from oat.algorithms.base import Objective, prepared
 from oat.boxes import Learner
 from oat.evaluate import Trigger
 from oat.explore.rules import NoExploration
@@ -39,7 +39,7 @@ class HeldOutPairs:
     def measure(self) -> dict[str, float]:
         """Metrics under the weights that the learner has. Pairs of which neither response is the better one, such as two equal ones, do not count."""
         objective = copy.deepcopy(self.objective)
-        batch = objective.prepare(self._items(), self._forward, self.seeds.at("prepare", objective.name, "held_out"))
+        batch = prepared(objective, self._items(), self._forward, self.seeds.at("prepare", objective.name, "held_out"))
         count = len(set(batch.unit_of_N.tolist()))
         if not count:
             return {f"{HELD_OUT}count": 0.0}

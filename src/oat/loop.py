@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from oat.algorithms.base import Objective, step_metrics
+from oat.algorithms.base import Objective, prepared, step_metrics
 from oat.boxes import Alarms, Buffer, Checkpoints, Collector, Evaluation, Holdings, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
 from oat.errors import AlarmError, DirectoryError, LedgerError, OatError, OutageError, warn
 from oat.interruption import Interrupted, Interruption
@@ -107,7 +107,7 @@ def steps(run: Run, report: Report) -> str:
                 learned = run.buffer.fill(feedback)
                 metrics.add(step_metrics(feedback))
                 for objective in run.objectives:
-                    batch = objective.prepare(learned, run.learner.forward, run.seeds.at("prepare", objective.name, step))
+                    batch = prepared(objective, learned, run.learner.forward, run.seeds.at("prepare", objective.name, step))
                     metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, learned)))
             metrics.add({**missing(feedback.items), **run.buffer.metrics(learned)})
             if heed(run, step + 1, metrics) or run.weights.due(step):

@@ -181,6 +181,16 @@ def _load_module(name: str, spec: str) -> ModuleType:
         return module
 
 
+def place_of(error: BaseException) -> str | None:
+    """Where an error passed last through code that was named, or lies beside it, as "line 7 of file.py"; None where it did not."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_named(Path(frame.filename))]
+    return f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else None
+
+
+def _is_named(file: Path) -> bool:
+    return not _is_installed(str(file)) and (file.resolve() in _named or any(file.is_relative_to(folder) for folder in _folders))
+
+
 def _line(error: BaseException, file: str | None) -> str:
     """The last line of the file that an error passed through."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

@@ -34,7 +34,8 @@ from oat.models import Shape, check_tokenizer, load_models, needed_models, shape
 from oat.oracles.base import ChecksColumns, Oracle, bind, close_oracle, is_relative, names_cost, names_price, outage_of
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
-from oat.oracles.registry import build_oracle
+from oat.oracles.registry import build_oracle, name_source
+from oat.plugins import load_symbol
 from oat.prompts import Prompts
 from oat.questions import FORMS
 from oat.render import Renderer
@@ -219,7 +220,12 @@ def _asked(config: Config, requires: Requires) -> tuple[dict[str, Oracle], Oracl
 
 
 def _named(config: Config, name: str, options: Mapping[str, Any], kind: Kind) -> Oracle:
-    return KnownOracle(name, kind) if name in BUILTIN else build_oracle(name, options, "cuda" if config.compute.profile == "gpu" else "cpu")
+    if name not in BUILTIN:
+        return build_oracle(name, options, "cuda" if config.compute.profile == "gpu" else "cpu")
+    known = KnownOracle(name, kind)
+    if name == "environment" and config.sampling.environment is not None:
+        name_source(known, load_symbol(config.sampling.environment), config.sampling.environment)
+    return known
 
 
 def _check_columns(oracle: Oracle, prompts: Prompts) -> None:

@@ -72,7 +72,7 @@ def cut(store: Store, step: int) -> None:
 
 def _changed(db: sqlite3.Connection, versions: Mapping[str, str], step: int | None = None) -> dict[str, str]:
     """The oracles that have answered in another version, with that one; what has no version is believed to be the same."""
-    answered = "SELECT 1 FROM questions q JOIN answers a ON a.question = q.id WHERE q.oracle = ? AND a.queries > 0 LIMIT 1"
+    answered = "SELECT 1 FROM questions q JOIN answers a ON a.question = q.id WHERE q.oracle = ? AND (a.queries > 0 OR q.known <> '[]') LIMIT 1"
     undone: dict[str, str] = {}
     for change in reversed(_changes(db).values()):
         undone |= change["before"] if step is not None and change["train"] >= step else {}

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from oat.errors import ContractError, shown
 from oat.functional.segments import segment_mean, segment_sum
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
 
@@ -180,3 +181,15 @@ def reward_metrics(rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: t
         "reward/std_within": float(np.mean(spreads)),
         "reward/zero_spread_frac": float(np.mean([spread < 1e-8 for spread in spreads])),
     }
+
+
+def prepared(objective: Objective, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+    """What an objective makes of feedback.
+
+    Raises:
+        ContractError: it is no batch.
+    """
+    batch = objective.prepare(feedback, forward, generator)
+    if not isinstance(batch, Batch):
+        raise ContractError(f"`prepare` of {objective.name} returned {shown(batch)}; return an oat.types.Batch (docs/extending.md)")
+    return batch

@@ -150,7 +150,10 @@ class Learner:
         report, strange = _Report(), []
         with self.learning(objective):
             for outputs, view, losses in self._passes(objective, step):
-                losses[_total_name(objective)].backward()
+                total = losses[_total_name(objective)]
+                if not total.requires_grad:
+                    raise ContractError(f"the losses of {objective.name} carry no gradient: compute them from `outputs`, with gradients left on")
+                total.backward()
                 strange += strange_inputs(outputs, view)
                 report.add(losses, objective.metrics(outputs, view), view)
         values = report.values()
@@ -175,7 +178,8 @@ class Learner:
             micro = select_rows(step, rows)
             view, groups = view_of(micro), torch.from_numpy(step.group_of_N[rows])
             outputs = {name: self.trained[name].model.outputs(micro.rows, micro.columns, wants) for name, wants in objective.wants.items()}
-            losses = objective.losses(outputs, view)
+            with torch.set_grad_enabled(torch.is_grad_enabled()):
+                losses = objective.losses(outputs, view)
             reduced = {name: reduction(loss, view, groups, first=number == 0) for name, loss in losses.items()}
             total = torch.stack([losses[name].coef * value for name, value in reduced.items()]).sum()
             yield outputs, view, {**reduced, _total_name(objective): total}

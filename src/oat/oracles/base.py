@@ -60,20 +60,34 @@ class ChecksColumns(Protocol):
 
 
 def is_cacheable(oracle: Oracle) -> bool:
-    return bool(getattr(oracle, "cacheable", True))
+    return bool(_member(oracle, "cacheable", True))
 
 
 def is_relative(oracle: Oracle) -> bool:
     """Whether its scores only order the candidates that are asked about together, so that their mean says nothing."""
-    return bool(getattr(oracle, "is_relative", False))
+    return bool(_member(oracle, "is_relative", False))
 
 
 def version_of(oracle: Oracle) -> str:
-    return str(getattr(oracle, "version", ""))
+    return str(_member(oracle, "version", ""))
+
+
+def says_version(oracle: Oracle) -> bool:
+    return _member(oracle, "version", None) is not None
 
 
 def made_of(oracle: Oracle) -> dict[str, dict[str, Any]]:
-    return dict(getattr(oracle, "made_of", {}))
+    return dict(_member(oracle, "made_of", {}))
+
+
+def _member(oracle: Oracle, name: str, default: Any) -> Any:
+    """What an oracle may say of itself.
+
+    Raises:
+        OracleError: its code raises.
+    """
+    with raising(lambda what: OracleError(f"`{name}` of oracle {type(oracle).__name__} {what}; give a value, or leave it out")):
+        return getattr(oracle, name, default)
 
 
 def metrics_of(oracle: Oracle) -> dict[str, float]:
@@ -83,7 +97,7 @@ def metrics_of(oracle: Oracle) -> dict[str, float]:
 
 def close_oracle(oracle: Oracle) -> None:
     """End what an oracle holds. What it raises is said, and disturbs nothing."""
-    close = getattr(oracle, "close", None)
+    close = _member(oracle, "close", None)
     if close is None or any(oracle is each for each in given.values()):
         return
     try:
@@ -96,13 +110,13 @@ def close_oracle(oracle: Oracle) -> None:
 
 def outage_of(oracle: Oracle) -> float | None:
     """Seconds for which an oracle waits for its service; None where it has none."""
-    found = getattr(oracle, "max_outage_s", None)
+    found = _member(oracle, "max_outage_s", None)
     return found if isinstance(found, float | int) else None
 
 
 def bind(oracle: Oracle) -> None:
     """Tell an oracle that a budget in tokens or money limits it."""
-    tell = getattr(oracle, "bind", None)
+    tell = _member(oracle, "bind", None)
     if tell is not None:
         with raising(lambda what: OracleError(f"`bind` of oracle {type(oracle).__name__} {what}; repair it, and run the same command again")):
             tell()
@@ -110,12 +124,12 @@ def bind(oracle: Oracle) -> None:
 
 def names_price(oracle: Oracle) -> bool:
     """Whether an oracle says itself what a question can cost."""
-    return bool(getattr(oracle, "names_price", hasattr(oracle, "price")))
+    return bool(_member(oracle, "names_price", _member(oracle, "price", None) is not None))
 
 
 def names_cost(oracle: Oracle) -> bool:
     """Whether an oracle knows what a question costs in money."""
-    return names_price(oracle) and bool(getattr(oracle, "names_cost", True))
+    return names_price(oracle) and bool(_member(oracle, "names_cost", True))
 
 
 def price_of(oracle: Oracle, question: Question) -> Price:
@@ -124,7 +138,7 @@ def price_of(oracle: Oracle, question: Question) -> Price:
     Raises:
         OracleError: the oracle does not say it.
     """
-    own = getattr(oracle, "price", None)
+    own = _member(oracle, "price", None)
     if own is None:
         return Price(question.size)
 

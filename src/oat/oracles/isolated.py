@@ -7,6 +7,7 @@ A response whose call runs past `timeout_s`, takes more than `memory_gb`, exits 
 it. An exception of the function ends the run, as it does outside: that is a mistake in the function, and not in the response.
 """
 
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -102,7 +103,12 @@ class Isolated:
         ticket, place = self._of.pop(call)
         if outcome.failure:
             warn(f"oracle {self.name} {outcome.failure} about a response, which counts as failed")
-        self._open[ticket].found[place] = None if outcome.failure else wire.decode(outcome.value)
+        if outcome.failure:
+            self._open[ticket].found[place] = None
+            return
+        answer, files = outcome.value
+        plugins.elsewhere.update(files)
+        self._open[ticket].found[place] = wire.decode(answer)
 
     def _is_whole(self, ticket: str) -> bool:
         return ticket in self._open and len(self._open[ticket].found) == self._open[ticket].question.size
@@ -116,22 +122,23 @@ class Isolated:
 
 
 class _Served:
-    """What a worker does: one question of one item in, its answer out, both as bytes."""
+    """What a worker does: one question of one item in, its answer out, both as bytes, and with it the user's files that were imported meanwhile."""
 
     def __init__(self, oracle: CallableOracle):
-        self._oracle = oracle
+        self._oracle, self._modules = oracle, len(sys.modules)
         self.about: dict[str, Any] = {"answers": oracle.answers, "cacheable": oracle.cacheable, "version": version_of(oracle)}
         self.about |= {"made_of": made_of(oracle), "own_files": plugins.own_files(start())}
         self.about |= {"needed": list(oracle.needed), "given": list(oracle.given)}
 
-    def __call__(self, question: bytes) -> bytes:
+    def __call__(self, question: bytes) -> tuple[bytes, dict[str, str]]:
         tickets, found = self._oracle.submit([wire.decode(question)]), list[tuple[str, Answer]]()
         while not found:
             found = self._oracle.collect(tickets, 3600.0)
-        return wire.encode(found[0][1])
+        before, self._modules = self._modules, len(sys.modules)
+        return wire.encode(found[0][1]), plugins.own_files(start()) if len(sys.modules) != before else {}
 
 
-def serve(function: str) -> Callable[[bytes], bytes]:
+def serve(function: str) -> Callable[[bytes], tuple[bytes, dict[str, str]]]:
     """For a worker: the calls of this function.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
 from oat.foreign import bare, guarded
-from oat.oracles.base import Oracle
+from oat.oracles.base import Oracle, says_version
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.queries import QueryReward
 from oat.places import start
@@ -48,12 +48,22 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
     if name in _NAMED and inspect.isclass(found) and "device" in (_keywords(found) or ()):
         options = {"device": device, **options}
     oracle = make_oracle(found, name, options)
-    if name not in _NAMED and not hasattr(oracle, "version"):
-        place, version, text = _source(found, name)
-        with contextlib.suppress(AttributeError):  # a class may have no room for it
-            oracle.version = version  # type: ignore[attr-defined]
-            oracle.made_of = {place: {"text": text}} if version else {}  # type: ignore[attr-defined]
+    if name not in _NAMED and not says_version(oracle):
+        name_source(oracle, found, name)
     return oracle
+
+
+def name_source(oracle: Oracle, code: Any, name: str) -> None:
+    """Give an oracle the file that its values come from as its version.
+
+    Args:
+        code: the function or the class.
+        name: of it.
+    """
+    place, version, text = _source(code, name)
+    with contextlib.suppress(AttributeError):  # a class may have no room for it
+        oracle.version = version  # type: ignore[attr-defined]
+        oracle.made_of = {place: {"text": text}} if version else {}  # type: ignore[attr-defined]
 
 
 def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
