@@ -57,6 +57,39 @@ def test_without_a_box_the_last_number_counts() -> None:
     assert (reference_answer(" 5 "), reference_answer(" ")) == ("5", None)
 
 
+COLUMN = r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"
+NOT_NAMES = [
+    *(
+        "-x=",
+        "2x=",
+        "=",
+        "3=",
+        "x+y=",
+        "AB=",
+        r"\mathbf{AB}=",
+        "A^2=",
+        "A^{-2}=",
+        "-A^{-1}=",
+        "A^{-1}b=",
+        "A_1A_2=",
+        r"\vec{a}\vec{b}=",
+        r"2\mathbf{v}=",
+    ),
+    *(
+        r"A \neq B = ",
+        r"A \neq ",
+        r"A \not= ",
+        r"A \le B = ",
+        r"A \approx ",
+        "v=-x=",
+        "A,B=",
+        "f(x)=",
+        r"\text{not } A=",
+        r"\frac{v}{2}=",
+        r"\left|v\right|=",
+    ),
+    *(r"\begin{pmatrix}3\\2\end{pmatrix}=", r"\left[\begin{array}{c}3\\2\end{array}\right]="),
+]
 EQUAL_AS_TEXTS = [
     (r"\dfrac{1}{2}", r"\frac{1}{2}"),
     (r"\tfrac12", r"\frac{1}{2}"),
@@ -89,6 +122,13 @@ EQUAL_AS_TEXTS = [
     (r"\!5", "5"),
     ("\u22125", "-5"),
     (r"\lbrack 1, 2\rbrack", "[1,2]"),
+    (r"12\\", "12"),
+    (r"12 \\.", "12"),
+    (r"\frac12 \newline", r"\frac{1}{2}"),
+    (r"\text{Evelyn} \\", "Evelyn"),
+    (r"\phantom{-}12\hspace{2mm}", "12"),
+    (r"\left|\matrix{\phantom{-}1&2\cr3&4}\right|,", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
+    (r"\begin{Bmatrix}1\\[\smallskipamount]2\end{Bmatrix}\\", r"\left\{\begin{array}{@{}c@{}}1\\2\end{array}\right\}"),
     (r"\begin{bmatrix} -1/3 \\[4pt] x \end{bmatrix}", r"\begin{pmatrix}-\frac{1}{3}\\x\end{pmatrix}"),
 ]
 EQUAL_AS_NUMBERS = [
@@ -107,6 +147,7 @@ EQUAL_AS_NUMBERS = [
     (r"0.\overline{36}", r"\frac{4}{11}"),
     (r"-0.1\overline{6}", r"-\frac16"),
     (r"\begin{pmatrix}0.5\\2\end{pmatrix}", r"\begin{pmatrix}1/2\\2.0\end{pmatrix}"),
+    (r"2x=\begin{pmatrix}0.5\\2\end{pmatrix}", r"2x=\begin{pmatrix}1/2\\2.0\end{pmatrix}"),
 ]
 EQUAL_AS_MATHEMATICS = [
     ("x+1", "1+x"),
@@ -140,6 +181,17 @@ UNEQUAL = [
     ("1358", "2516_8"),
     (r"(3,4)", r"\{3,4\}"),
     (r"\left\{ 3, 4 \right\}", "(3,4)"),
+    *((before + COLUMN, COLUMN) for before in NOT_NAMES),
+    (r"-x=\begin{bmatrix}1\\2\end{bmatrix}", COLUMN),
+    (r"-x=\left[\begin{array}{c}1\\2\end{array}\right]", COLUMN),
+    (r"2x=\left(\begin{smallmatrix}1\\2\end{smallmatrix}\right)", COLUMN),
+    (r"-x=\begin{vmatrix}1\\2\end{vmatrix}", r"\begin{vmatrix}1\\2\end{vmatrix}"),
+    (r"2x=\begin{Bmatrix}1\\2\end{Bmatrix}", r"\begin{Bmatrix}1\\2\end{Bmatrix}"),
+    (COLUMN, "2x=" + COLUMN),
+    (COLUMN + r"=\begin{pmatrix}3\\2\end{pmatrix}", COLUMN),
+    (r"\pmatrix{1\cr3}", COLUMN),
+    (r"\begin{pmatrix} -1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} \phantom{-}1 \\ 2 \end{pmatrix}"),
+    (COLUMN + r"\\" + COLUMN, COLUMN),
 ]
 HOSTILE = [
     r"\begin{pmatrix}" * 20,
@@ -163,6 +215,14 @@ HOSTILE = [
     "9" * 20_000,
     r"\boxed{" * 2_000,
     "\\" * 299,
+    "\\" * 9_000 + "x",
+    r"\pmatrix{" * 1_100,
+    r"\pmatrix{" * 900 + "}" * 900,
+    r"\phantom{" * 900 + "}" * 900,
+    r"\begin{array}{" + "{" * 4_000 + "}" * 4_000 + r"\end{array}",
+    r"\\[" + "1" * 9_000,
+    r"\\[\skip" * 1_000,
+    r"\vec{" * 10 + r"v" + "}" * 10 + "=" + r"\begin{pmatrix}1\end{pmatrix}",
 ]
 
 

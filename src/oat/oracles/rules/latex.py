@@ -8,13 +8,17 @@ from typing import Any, NamedTuple
 
 MAX_CHARACTERS = 10_000
 """Characters of an answer that are read."""
-_MAX_ELEMENTS, _MAX_ENCLOSING = 32, 4
+_MAX_ELEMENTS, _MAX_ENCLOSING, _MAX_NAME = 32, 4, 60
 
 _TEXT = r"\\(?:text|mbox|textbf|textrm|textit|textnormal|mathrm|mathbf|mathit|boldsymbol)"
+_LENGTH = r"[-+]?(?:[0-9.]+\s?[a-z]{2}|[0-9.]*\s?\\(?:[a-z]*skip(?:amount)?|jot)(?![a-zA-Z]))"
+_ARGUMENT = re.compile(
+    r"\\(?:(?P<unseen>[hv]?phantom|[hv]space ?\*?|mspace|noalign|cline)|(?P<matrix>[pbBvV]?(?:small)?matrix|array)) ?\{|\\(?:[a-zA-Z]+|.)|[{}]"
+)
 _LAYOUT = re.compile(
-    r"(?P<row>\\\\\s?\*?(?:\s?\[\s?[-+]?[0-9.]+\s?[a-z]{2}\s?\])?|\\(?:cr|newline|tabularnewline)(?![a-zA-Z]))"
-    r"|(?P<blank>\\[,;:>\s]|\\(?:q?quad|thinspace)(?![a-zA-Z])|~)"
-    r"|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits|mathopen|mathclose|hline)(?![a-zA-Z])|\\!|\\?\$|\\[()\[\]]"
+    rf"(?P<row>\\\\\s?\*?(?:\s?\[\s?{_LENGTH}\s?\])?|\\(?:cr|newline|tabularnewline)(?![a-zA-Z]))"
+    rf"|(?P<blank>\\[,;:>\s]|\\(?:q?quad|thinspace)(?![a-zA-Z])|~|\\(?:m?kern|[hm]skip)\s?{_LENGTH})"
+    r"|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits|mathopen|mathclose|hline|(?:math)?strut)(?![a-zA-Z])|\\!|\\?\$|\\[()\[\]]"
 )
 _BRACKETS = {"lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "lbrace": r"\{", "rbrace": r"\}"}
 _STACKED = {"over": "frac", "choose": "binom"}
@@ -59,8 +63,23 @@ _ENVIRONMENT = re.compile(
     + _BODY
     + r"\\end ?\{\2\}(?: ?(\)|\]|\\\}|\\?\||\\[lr]?[vV]ert(?![a-zA-Z])))?"
 )
-_COLUMNS = re.compile(r" ?\{[^{}]*\}")
+_GREEK = (
+    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|upsilon|phi|chi|psi|omega"
+    r"|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega|ell)(?![a-zA-Z])"
+)
+_LETTER = rf"(?:[a-zA-Z]|{_GREEK})"
+_BELOW = rf"_(?:[0-9]|{_LETTER}|\\(?:perp|parallel)(?![a-zA-Z])|\{{(?:[0-9a-zA-Z,]+|{_GREEK}|\\(?:perp|parallel))\}})"
+_SIGN = r"(?:-1|T|\*|'|\\(?:top|intercal|dagger|ast|prime)(?![a-zA-Z]))"
+_NAME = rf"{_LETTER}'?'?(?:{_BELOW})?(?:\^(?:{_SIGN}|\{{{_SIGN}\}}))?(?:{_BELOW})?"
+_IS_NAME = re.compile(_NAME)
+_DECORATED = re.compile(
+    r"\\(?:mathbf|mathrm|mathit|boldsymbol|bm|pmb|mathbb|mathcal|mathsf|vec|hat|bar|tilde|widehat|widetilde|over(?:rightarrow|line)|underline)"
+    rf"(?: ?{_LETTER}|\{{{_NAME}\}})|\\(?:vec|over(?:rightarrow|line))\{{[a-zA-Z]{{2}}\}}|\{{\\(?:bf|rm|it) ?{_LETTER}\}}"
+)
+_TRANSPOSED = re.compile(r"\\(?:mathsf|mathtt)(?: ?T|\{T\})")
+_RELATED = re.compile(r"[=<>]|\\(?:neq?|leq?|geq?|[lg]t|approx|equiv|cong|sim(?:eq)?|propto|(?:not)?in|iff|implies|Rightarrow)(?![a-zA-Z])")
 _MATRIX = re.compile(r"\\begin\{(.)matrix\}" + _BODY + r"\\end\{\1matrix\}")
+_BEHIND, _BEHIND_MATRIX = re.compile(r"(?:[. ]|\\\\)*"), re.compile(r"(?:[.,; ]|\\\\)*")
 _FENCES = {"": "p", "p": "p", "b": "p", "(": "p", "[": "p", r"\{": "B", "|": "v", r"\|": "V"}
 _TOKEN = re.compile(r"\\[{}]|[][(){},]")
 
@@ -81,9 +100,10 @@ class Listed(NamedTuple):
 
 def normalise(answer: str) -> str:
     r"""An answer in one of the ways in which it may be written: without blanks, $, \left and \right, units, `x =` of a single equation, thousands
-    separators, a full stop; \dfrac as \frac, \frac12 and 1/2 as \frac{1}{2}; every matrix as `\begin{pmatrix}a&b\\c&d\end{pmatrix}`."""
-    text = _LAYOUT.sub(_layout, " ".join(answer[:MAX_CHARACTERS].split()))
-    text = _ENVIRONMENT.sub(_canonical, " ".join(text.split()).rstrip(". "))
+    separators, a full stop or row end behind it; \dfrac as \frac, \frac12 and 1/2 as \frac{1}{2}; every matrix as
+    `\begin{pmatrix}a&b\\c&d\end{pmatrix}`."""
+    text = _LAYOUT.sub(_layout, _arguments(" ".join(answer[:MAX_CHARACTERS].split())))
+    text = _ENVIRONMENT.sub(_canonical, _without_end(" ".join(text.split())))
     for pattern, new in _REPLACED:
         text = pattern.sub(new, text)
     text = _without_unit(_opened(text.strip()))
@@ -104,6 +124,22 @@ def matrix(text: str) -> tuple[str, list[list[str]]] | None:
     """The kind of a normalised matrix (p: in brackets, B: in braces, v and V: between lines) and its rows; None: it is no matrix, or more."""
     found = _MATRIX.fullmatch(text)
     return (found[1], [row.split("&") for row in found[2].split(r"\\")]) if found else None
+
+
+def unnamed(text: str) -> str:
+    r"""A normalised answer without the plain name before its first `=` (`A`, `\vec{v}`, `A_1`, `A^{-1}`, `A^T`, not `2x`, `A^2` or `AB`)."""
+    name, equals, rest = text.partition("=")
+    if not equals or len(name) > _MAX_NAME:
+        return text
+    name = _TRANSPOSED.sub("T", name)
+    for _ in range(_MAX_ENCLOSING):
+        name = _DECORATED.sub("v", name)
+    return rest if _IS_NAME.fullmatch(name) else text
+
+
+def is_relation(text: str) -> bool:
+    """Whether a normalised answer says that something equals, is less than, is in, ... something else."""
+    return _RELATED.search(text) is not None
 
 
 def listed(text: str) -> Listed | None:
@@ -139,6 +175,31 @@ def _layout(found: re.Match[str]) -> str:
     return r" \\ " if found["row"] else " " if found["blank"] else ""
 
 
+def _arguments(text: str) -> str:
+    r"""Without what takes room and is not seen (\phantom{-}, \hspace{2mm}), and with the matrices of TeX, \pmatrix{1 \cr 2}, as environments."""
+    parts, opened, place = list[str](), list[tuple[str, str, int]](), 0
+    for token in _ARGUMENT.finditer(text):
+        parts.append(text[place : token.start()])
+        place = token.end()
+        if token[0].endswith("{") and token[0] != r"\{":
+            opened.append((token["unseen"] or "", token["matrix"] or "", len(parts)))
+        unseen, kind, first = opened.pop() if token[0] == "}" and opened else ("", "", 0)
+        if unseen:
+            del parts[first:]
+        elif kind:
+            kind = "matrix" if kind == "array" else kind
+            parts[first] = rf"\begin{{{kind}}}"
+        parts.append(" " if unseen else rf"\end{{{kind}}}" if kind else token[0])
+    return "".join(parts) + text[place:]
+
+
+def _without_end(text: str) -> str:
+    """Without the full stops and row ends at its end; where it has an environment, also without commas and semicolons."""
+    behind = _BEHIND_MATRIX if r"\end" in text else _BEHIND
+    found = behind.match(text[::-1])
+    return text[: len(text) - found.end()] if found else text
+
+
 def _canonical(found: re.Match[str]) -> str:
     opening, kind, letter, body, closing = found.groups(default="")
     before, after = opening, closing
@@ -146,13 +207,23 @@ def _canonical(found: re.Match[str]) -> str:
     if not letter and opening and closing:
         before, after, fence = "", "", re.sub(r"\\[lr]?([vV])ert", lambda line: "|" if line[1] == "v" else r"\|", opening)
     if kind == "array":
-        body = _COLUMNS.sub("", body, count=1) if _COLUMNS.match(body) else body
+        body = _without_columns(body.lstrip())
     rows = body.split(r"\\")
     if len(rows) > 1 and not rows[-1].strip():
         rows.pop()
     cells = r"\\".join("&".join(normalise(cell) for cell in row.split("&")) for row in rows)
     sort = _FENCES.get(fence, fence)
     return rf"{before}\begin{{{sort}matrix}}{cells}\end{{{sort}matrix}}{after}"
+
+
+def _without_columns(body: str) -> str:
+    """The body of an array without its column specification, in which braces may stand in braces."""
+    depth = 0
+    for token in _TOKEN.finditer(body) if body.startswith("{") else ():
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        if not depth:
+            return body[token.end() :]
+    return body
 
 
 def _opened(text: str) -> str:

@@ -7,8 +7,9 @@ equal, unless one is a set and the other an ordered list, or a base (`2516_8`) i
 2. as numbers, exactly (whole, decimal and repeating decimal numbers, fractions of two, mixed numbers),
 3. as mathematics, by math-verify.
 
-Matrices are equal when their shapes and all their cells are; round and square brackets are the same, the lines of a determinant are not. Lists, sets
-and tuples are also compared element by element, where the whole is not equal: sets and lists without brackets in any order.
+Matrices are equal when their shapes and all their cells are; round and square brackets are the same, the lines of a determinant are not. A plain name
+before a matrix (`A^{-1} =`) is not read; with anything else there (`2x =`) it is another answer. Lists, sets and tuples are also compared element by
+element, where the whole is not equal: sets and lists without brackets in any order.
 
 Only the third way reads mathematics by a parser, of LaTeX, whose simplifications may take for ever and whose relatives evaluate what they read. So it
 runs in workers that are confined and killed when they take too long (`workers.py`); answers of more than 300 characters never come there.
@@ -37,7 +38,7 @@ from typing import Any
 from oat.errors import ConfigError
 from oat.oracles.callables import CallableOracle
 from oat.oracles.rules.gsm8k import last_number
-from oat.oracles.rules.latex import MAX_CHARACTERS, Listed, listed, matrix, normalise
+from oat.oracles.rules.latex import MAX_CHARACTERS, Listed, is_relation, listed, matrix, normalise, unnamed
 from oat.workers import Workers
 
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:[a-zA-Z]+|.)|[{}]", re.DOTALL)
@@ -70,7 +71,7 @@ class MathRule(CallableOracle):
 
     def __init__(self, timeout_s: float = 5.0, workers: int = 1, symbolic: bool = True):
         super().__init__(self.grade, "math")
-        self.version = "3"
+        self.version = "4"
         self._options: dict[str, Any] = {"timeout_s": timeout_s, "count": workers}
         self._workers: Workers | None = None
         self._is_symbolic = symbolic
@@ -207,10 +208,15 @@ def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool
 
 
 def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
-    """Matrices of one kind and shape are compared cell by cell; whatever else a matrix stands in is proven."""
-    left, right = (matrix(text) or matrix(text.rpartition("=")[2]) for text in (one, other))
+    """Matrices of one kind and shape, with a plain name and `=` before them or without, are compared cell by cell; whatever else a matrix stands in
+    is proven, unless it is an equation on one side only."""
+    (before, _, one_side), (also, _, other_side) = one.rpartition("="), other.rpartition("=")
+    if before and before == also and matrix(one_side) and matrix(other_side):
+        one, other = one_side, other_side
+    one, other = unnamed(one), unnamed(other)
+    left, right = matrix(one), matrix(other)
     if left is None or right is None:
-        return prove(one, other) if "matrix}" in one and "matrix}" in other else False
+        return prove(one, other) if "matrix}" in one and "matrix}" in other and is_relation(one) == is_relation(other) else False
     if (left[0], [*map(len, left[1])]) != (right[0], [*map(len, right[1])]):
         return False
     return _all_agree([*chain(*left[1])], [*chain(*right[1])], prove)
