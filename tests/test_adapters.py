@@ -220,6 +220,7 @@ def spoiled(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
 
 
 WRONG: Mapping[str, tuple[Callable[[Path], Any], str]] = {
+    "nested too deep": (lambda folder: (folder / "adapter_config.json").write_text("[" * 100_000), "holds no adapter that can be read"),
     "no configuration": (lambda folder: (folder / "adapter_config.json").unlink(), "holds no adapter that can be read"),
     "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "model.adapter is .*: its weights cannot be read"),
     "another method": (spoiled(lambda told: told.update(peft_type="LOHA")), "none of plain LoRA .*peft_type 'LOHA'"),

@@ -1,5 +1,6 @@
 """Checkpoints: exactness, writing in the background, what stays and what goes. Order, damage and full disks are in tests/faults."""
 
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -389,6 +390,21 @@ def test_all_damaged(checkpoints: Checkpoints) -> None:
         pytest.raises(CheckpointError, match=r"step_00000002: state.json.*step_00000001: state.json.*from its ledger"),
     ):
         checkpoints.load()
+
+
+def test_a_state_that_is_nested_too_deep_is_damaged(checkpoints: Checkpoints) -> None:
+    """Also where its manifest agrees with it."""
+    save(checkpoints, 1, 2, **{"eval/sampled": 1.0})
+    folder, deep = checkpoints.directory / "step_00000002", "[" * 100_000
+    (folder / "state.json").write_text(deep)
+    checkpoints.refuse_others()
+    assert checkpoints.best() == 1
+    assert checkpoints.row(2) == {}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["state.json"] = {"sha256": hashlib.sha256(deep.encode()).hexdigest(), "bytes": len(deep)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.warns(UserWarning, match="step_00000002: ValueError: it is nested too deep; trying the checkpoint before it"):
+        assert loaded_step(checkpoints) == 1
 
 
 def test_another_schema_is_refused(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from fixtures import World, forked, kill_at, named, oat
 from oat.accounts import accounts, contradictions
 from oat.checkpoint import Checkpoints
 from oat.export import digest_run
+from oat.fork import begins_after
+from oat.inputs import recorded
 from oat.store import Store
 
 
@@ -135,6 +137,16 @@ def test_the_plan_of_a_fork_counts_from_where_it_begins(parent: Path, tmp_path: 
     assert "  the run      9 steps are done, and it was to end after 7, and nothing is left to do; " in capsys.readouterr().out
     assert oat("check", parent / "grpo.yaml", *flags, "--stop.max_steps", "20", "--stop.max_queries", str(spent)) == 0
     assert f"  the run      {spent} queries are spent (stop.max_queries {spent}) after step 9, and nothing is left to do\n" in capsys.readouterr().out
+
+
+def test_what_a_fork_says_of_itself_may_be_damaged(parent: Path, tmp_path: Path) -> None:
+    """The run then counts from its own start."""
+    shutil.copytree(parent / "grpo", tmp_path / "run")
+    (tmp_path / "run" / "environment.json").unlink()
+    for text in ("[" * 100_000, "[]", "{"):
+        (tmp_path / "run" / "fork.json").write_text(text)
+        assert begins_after(tmp_path / "run") == 0
+        assert recorded(tmp_path / "run") is None
 
 
 def test_a_directory_that_has_something_else_is_left_alone(parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

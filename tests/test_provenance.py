@@ -56,7 +56,7 @@ def test_a_fork_has_its_own(world: World, tmp_path: Path) -> None:
     assert len(told(tmp_path / "dpo")) == 1
 
 
-@pytest.mark.parametrize("text", ["{", "{}"])
+@pytest.mark.parametrize("text", ["{", "{}", "[" * 100_000], ids=["cut", "an object", "nested"])
 def test_a_file_that_is_not_ours_is_left_alone(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     config, file = world.config("dpo", tmp_path, {"stop.max_steps": 1, "evaluation": None}), tmp_path / "dpo" / "environment.json"
     file.parent.mkdir()

@@ -1,9 +1,11 @@
 """`oat.load_run`: what a run left as tables, with pandas and without, also while it is being written."""
 
 import json
+import re
 import shutil
 import sqlite3
 import sys
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from fixtures import World, damage_metrics, oat
 
 from oat.errors import ConfigError, DataError, OatWarning
-from oat.reading import load_run, read_rows, table
+from oat.reading import load_run, read_rows, sound_rows, table
 from oat.store import Store
 
 
@@ -121,10 +123,18 @@ def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pand
         pytest.param({0: None, 2: b'{"step": 2, "a": "b"}'}, [1, 3, 4], "line 2 cannot .*no row of steps 0 and 2; ", id="both"),
         pytest.param({2: b'{"step": 3}'}, [0, 1, 3, 3, 4], "no row of step 2, and there are several rows of step 3; ", id="twice"),
         pytest.param({1: b"\xff\xfe\n[]\n{}"}, [0, 2, 3, 4], "lines 2 to 4 cannot .*step 1; ", id="several"),
+        pytest.param({3: b"[" * 100_000}, [0, 1, 2, 4], "line 4 cannot be read as metrics, and there is no row of step 3; ", id="nested"),
+        pytest.param({3: b'{"step": 3, "a": 1%s}' % (b"0" * 400)}, [0, 1, 2, 4], "line 4 cannot .*no row of step 3; ", id="a number without end"),
     ],
 )
 def test_damaged_and_deleted_rows_are_warned_of(
-    run_dir: Path, tmp_path: Path, without_pandas: None, lines: dict[int, bytes | None], steps: list[int], said: str
+    run_dir: Path,
+    tmp_path: Path,
+    without_pandas: None,
+    capsys: pytest.CaptureFixture[str],
+    lines: dict[int, bytes | None],
+    steps: list[int],
+    said: str,
 ) -> None:
     """In tables, in plots and in `oat check`; what is sound is read. A digest of it is one message."""
     shutil.copytree(run_dir, tmp_path / "run")
@@ -137,12 +147,37 @@ def test_damaged_and_deleted_rows_are_warned_of(
     ):
         with pytest.warns(OatWarning, match=rf"run/metrics\.jsonl: .*{said}the others are read"):
             assert oat(*command) == 0
+    capsys.readouterr()
+    assert oat("digest", tmp_path / "run") == 2
+    assert re.fullmatch(rf"oat digest: \S*metrics\.jsonl: .*{said}no hash could say .*\n", capsys.readouterr().err)
+
+
+def test_a_step_far_away_takes_no_memory(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(run_dir, tmp_path / "run")
+    damage_metrics(tmp_path / "run", {4: b'{"step": 2000000000}'})
+    with pytest.warns(OatWarning, match="there is no row of steps 4 to 1999999999; the others are read"):
+        assert oat("plot", tmp_path / "run", "--out", tmp_path / "plot.csv") == 0
+    assert oat("digest", tmp_path / "run") == 2
+    assert "there is no row of steps 4 to 1999999999; no hash could say" in capsys.readouterr().err
+    content = b'{"step": 0}\n{"step": 3000000}\n'
+    tracemalloc.start()
+    try:
+        assert sound_rows(content)[1] == "there is no row of steps 1 to 2999999"
+        assert sound_rows(content, 3_000_000)[1] == "there is no row of steps 1 to 2999999"
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_no_run_and_what_is_damaged(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no run \(config.yaml is missing\)"):
         load_run(tmp_path)
-    for text, problem in (("{}\nx\n{}\n", ":2: this is not JSON"), ("[]\n", ":1: expected an object")):
+    deep = "[" * 100_000 + "\n"
+    for text, problem in (
+        ("{}\nx\n{}\n", ":2: this is not JSON"),
+        (deep, ":1: this is not JSON"),
+        ("[]\n", ":1: expected an object"),
+    ):
         (tmp_path / "metrics.jsonl").write_text(text)
         with pytest.raises(DataError, match=problem):
             read_rows(tmp_path / "metrics.jsonl")

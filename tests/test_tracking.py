@@ -109,7 +109,7 @@ def test_a_torn_last_line_goes_wherever_it_was_torn(tmp_path: Path) -> None:
         assert path.read_bytes() == whole, size
 
 
-NO_ROWS = [b"", b"null", b"[]", b"3", b'{"a": 1}', b'{"step": "1"}', b"\xff\xfe"]
+NO_ROWS = [b"", b"null", b"[]", b"3", b'{"a": 1}', b'{"step": "1"}', b"\xff\xfe", b"[" * 100_000]
 
 
 def test_lines_that_are_no_rows_go_and_are_named(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_lines_that_are_no_rows_go_and_are_named(tmp_path: Path) -> None:
         tracking.open(1)
     tracking.close()
     assert [str(warning.message) for warning in said] == [
-        f"{tmp_path / 'metrics.jsonl'}: lines 2 to 8 cannot be read as metrics; the run goes on, and what cannot be read is taken out",
-        f"{tmp_path / 'samples.jsonl'}: 7 of its first 9 lines cannot be read as samples; the run goes on, and what cannot be read is taken out",
+        f"{tmp_path / 'metrics.jsonl'}: lines 2 to 9 cannot be read as metrics; the run goes on, and what cannot be read is taken out",
+        f"{tmp_path / 'samples.jsonl'}: 8 of its first 10 lines cannot be read as samples; the run goes on, and what cannot be read is taken out",
     ]
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert (tmp_path / name).read_bytes() == rows[0] + b"\n" + rows[1] + b"\n"

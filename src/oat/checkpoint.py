@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 
 from oat.checkpoint_files import names_in, place_of, pointed
 from oat.errors import CheckpointError, DirectoryError, warn
-from oat.files import Standing, bytes_free, sync_to_disk, write_atomically
+from oat.files import Standing, bytes_free, parse_json, sync_to_disk, write_atomically
 
 SCHEMA_VERSION = 2
 
@@ -155,7 +155,7 @@ class Checkpoints:
         """
         for name in self._names():
             try:
-                schema = json.loads((self.directory / name / "state.json").read_text(encoding="utf-8"))["schema"]
+                schema = parse_json((self.directory / name / "state.json").read_text(encoding="utf-8"))["schema"]
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # damaged: `load` says so
             if schema != SCHEMA_VERSION:
@@ -375,14 +375,14 @@ class _Damaged(Exception):
 def verify(folder: Path) -> str | None:
     """What is wrong with a checkpoint folder, or None."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = parse_json((folder / "manifest.json").read_text(encoding="utf-8"))
         for name in _FILES:
             file, expected = folder / name, manifest[name]
             if file.stat().st_size != expected["bytes"]:
                 return f"{name} has {file.stat().st_size} bytes, its manifest says {expected['bytes']}"
             if _sha256(file) != expected["sha256"]:
                 return f"{name} does not match the checksum in its manifest"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         what = "" if isinstance(error, OSError) else "manifest.json: "
         return f"{what}{type(error).__name__}: {error}"
     return None
@@ -398,7 +398,7 @@ def _read(folder: Path) -> Loaded:
     if (problem := verify(folder)) is not None:
         raise _Damaged(problem)
     try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        state = parse_json((folder / "state.json").read_text(encoding="utf-8"))
         if state.pop("schema") != SCHEMA_VERSION:
             raise CheckpointError(_OTHER.format(folder))
         state.pop("metrics", None)
@@ -410,7 +410,7 @@ def _read(folder: Path) -> Loaded:
 def _row(folder: Path) -> dict[str, float]:
     """The metrics of the row that a checkpoint stands behind; none where they cannot be read."""
     try:
-        return dict(json.loads((folder / "state.json").read_text(encoding="utf-8"))["metrics"])
+        return dict(parse_json((folder / "state.json").read_text(encoding="utf-8"))["metrics"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

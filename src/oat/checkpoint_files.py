@@ -2,10 +2,11 @@
 newest one says, without torch."""
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
+
+from oat.files import parse_json
 
 _NAME = re.compile(r"step_(\d{8,})(?:\.(\d+))?")
 
@@ -48,9 +49,9 @@ def newest_state(directory: Path, step: int | None = None) -> tuple[str, dict[st
     found = pointed(directory)[0] if step is None else [name for name in names_in(directory) if place_of(name)[0] == step]
     for name in reversed(found):
         try:
-            text, manifest = (directory / name / "state.json").read_bytes(), json.loads((directory / name / "manifest.json").read_bytes())
+            text, manifest = (directory / name / "state.json").read_bytes(), parse_json((directory / name / "manifest.json").read_bytes())
             if hashlib.sha256(text).hexdigest() == manifest["state.json"]["sha256"]:
-                return name, json.loads(text)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                return name, parse_json(text)
+        except (OSError, ValueError, KeyError, TypeError):
             continue  # damaged, or removed meanwhile
     return None

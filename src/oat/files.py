@@ -1,6 +1,7 @@
-"""Files that are whole after a kill, errors of a full disk that say what is free, and where a database may lie."""
+"""Files that are whole after a kill, errors of a full disk that say what is free, JSON that may be damaged, and where a database may lie."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from oat.errors import LedgerError, OatError
 
@@ -15,6 +17,18 @@ _COMPILED = re.compile(r"\(os error (\d+)\)")
 """What the errors of libraries in Rust say of one of the operating system."""
 _MOUNTS = Path("/proc/self/mounts")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs"}
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON of a file that people, or a disk, may have damaged.
+
+    Raises:
+        ValueError: it is none, or is nested so deep that Python cannot read it.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from oat import versions
 from oat.checkpoint import Checkpoints
 from oat.errors import ConfigError
-from oat.files import read_only_address, sync_to_disk, write_atomically
+from oat.files import parse_json, read_only_address, sync_to_disk, write_atomically
 from oat.holdings import refuse_lost
 from oat.inputs import FORK_FILE, GIVEN, recorded
 from oat.ledger import close_unanswered
@@ -135,7 +135,7 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
 def _is_before(row: int, line: bytes) -> bool:
     """Whether a line of a stream may be of an earlier row; what is damaged is left to whoever goes on with it."""
     try:
-        return bool(json.loads(line)["step"] < row)
+        return bool(parse_json(line)["step"] < row)
     except (ValueError, KeyError, TypeError):
         return True
 
@@ -152,7 +152,7 @@ def begins_after(directory: Path) -> int:
 
 def _read(directory: Path) -> Origin | None:
     try:
-        found = json.loads((directory / FORK_FILE).read_text(encoding="utf-8"))
+        found = parse_json((directory / FORK_FILE).read_text(encoding="utf-8"))
         return Origin(Path(found["run"]), found["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

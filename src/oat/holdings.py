@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from oat.checkpoint_files import newest_state, place_of
 from oat.errors import LedgerError, warn
-from oat.files import read_only_address
+from oat.files import parse_json, read_only_address
+from oat.reading import is_step
 from oat.store import Store
 
 HELD = "ledger"
@@ -172,11 +173,11 @@ def _of_last_row(run_dir: Path) -> Iterator[_Claim]:
         return
     for line in reversed(lines):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             step = row["step"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             continue
-        if isinstance(step, int):
+        if is_step(step):
             yield from _of_row(f"row {step} of metrics.jsonl", step, row)
             return
 

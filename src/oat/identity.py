@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from huggingface_hub import try_to_load_from_cache
 
+from oat.files import parse_json
 from oat.lora import WEIGHTS, described_adapter, is_adapter_directory
 from oat.places import seen
 
@@ -166,7 +167,7 @@ def _weight_files(path: str) -> list[Path]:
     single, index = find("model.safetensors"), find("model.safetensors.index.json")
     if single is not None or index is None:
         return [single] if single is not None else []
-    files = [find(name) for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
+    files = [find(name) for name in sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))]
     return [file for file in files if file is not None] if None not in files else []
 
 
@@ -175,7 +176,7 @@ def _tensors(file: Path) -> Iterator[tuple[str, int]]:
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-            head = json.loads(stream.read(size))
+            head = parse_json(stream.read(size))
             head.pop("__metadata__", None)
             for name, tensor in sorted(head.items(), key=lambda entry: entry[1]["data_offsets"]):
                 begin, end = tensor["data_offsets"]

@@ -15,13 +15,13 @@ No path stands in it, so that a run may be moved; `of` is a hash of how the conf
 was made from, so it needs that one no more.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from oat.errors import ConfigError, ModelError, TemplateError, warn
+from oat.files import parse_json
 from oat.identity import adapter_identity, are_same, differences, hash_of, model_identity, readers, tokenizer_identity, weights_identity
 from oat.lm import CausalLM, load_config
 from oat.lora import is_adapter_directory
@@ -61,7 +61,7 @@ def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
     if found is not None:
         return found
     with suppress(OSError, ValueError, AttributeError):
-        return json.loads((run_dir / FORK_FILE).read_text(encoding="utf-8")).get("inputs")
+        return parse_json((run_dir / FORK_FILE).read_text(encoding="utf-8")).get("inputs")
     return None
 
 

@@ -4,7 +4,6 @@ The layers go into the model's own module, so that a model with an adapter is a 
 adapter off. B starts as zero, A as PEFT draws it, from the given seed. No dropout, no biases.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from oat.errors import ConfigError, ModelError
+from oat.files import parse_json
 from oat.lm import CausalLM, is_adapter, is_outlined, load_lm
 from oat.nf4 import functional_of_bitsandbytes, pack, unpack
 from oat.places import seen
@@ -64,7 +64,7 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
         ModelError: there is none, or it is of a kind that is not read here.
     """
     try:
-        found = json.loads((seen(path) / _CONFIG).read_text(encoding="utf-8"))
+        found = parse_json((seen(path) / _CONFIG).read_text(encoding="utf-8"))
         rank, alpha, targets, kind = (found[name] for name in ("r", "lora_alpha", "target_modules", "peft_type"))
         targets = targets if targets == "all-linear" else tuple(sorted(targets)) if isinstance(targets, list) else None
         others = [name for name in _OTHER_KINDS if found.get(name)]

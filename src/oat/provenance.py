@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from oat.errors import ConfigError, printable
-from oat.files import write_atomically
+from oat.files import parse_json, write_atomically
 from oat.places import start
 
 LIBRARIES = (
@@ -56,7 +56,7 @@ def entries(file: Path) -> list[dict[str, Any]]:
         ConfigError: it is no list of entries.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        found = parse_json(file.read_text(encoding="utf-8")) if file.exists() else []
     except ValueError as error:
         raise ConfigError(f"{file}: this is not JSON ({error}); move it away, and run the same command again") from None
     if not isinstance(found, list):

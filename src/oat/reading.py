@@ -14,11 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from oat.config import load_config
 from oat.errors import ConfigError, DataError, warn
+from oat.files import parse_json
 from oat.places import seen
 from oat.settings import Config
 from oat.types import Message
@@ -42,6 +44,11 @@ _ASKED = (
 
 _NAMED = 5
 """Spans of numbers that a message names."""
+_BOUND = 2**63
+"""No whole number of a row reaches it; a longer one fits neither a float nor the ledger."""
+
+_Spans = Sequence[tuple[int, int]]
+"""Ascending numbers, as the first and the last of each stretch without a gap."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):  # what stands behind the last line end is not whole yet
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             raise DataError(f"{file}:{number}: this is not JSON ({error}); take the line out, or `oat train` the run again") from None
         if not isinstance(row, dict):
@@ -184,13 +191,13 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
         elif end is None or row["step"] < end:
             rows.append((number, line, row))
     counts = Counter(row["step"] for *_, row in rows)
-    missing = set(range(max(counts, default=-1) + 1 if end is None else end)) - set(counts)
+    missing = _without(counts, max(counts, default=-1) + 1 if end is None else end)
     if end is not None and not missing:
         strange = [number for number in strange if number < max((place for place, *_ in rows), default=0)]  # others may be of later steps
     twice = [step for step, count in counts.items() if count > 1]
-    found = [f"{_spans('line', strange)} cannot be read as metrics"] if strange else []
-    found += [f"there is no row of {_spans('step', missing)}"] if missing else []
-    found += [f"there are several rows of {_spans('step', twice)}"] if twice else []
+    found = [f"{_said('line', _spans(strange))} cannot be read as metrics"] if strange else []
+    found += [f"there is no row of {_said('step', missing)}"] if missing else []
+    found += [f"there are several rows of {_said('step', _spans(twice))}"] if twice else []
     found += ["the rows are not in the order of their steps"] if not twice and [*counts] != sorted(counts) else []
     return [(line, row) for _, line, row in rows], ", and ".join(found)
 
@@ -198,23 +205,36 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
 def _metrics_row(line: bytes) -> dict[str, Any] | None:
     """A step and numbers by name, or None for a line that is something else."""
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int) or row["step"] < 0:
+    if not isinstance(row, dict) or not is_step(row.get("step")):
         return None
-    return row if all(isinstance(value, int | float) for value in row.values()) else None
+    return row if all(isinstance(value, float) or (isinstance(value, int) and abs(value) < _BOUND) for value in row.values()) else None
 
 
-def _spans(what: str, numbers: Iterable[int]) -> str:
+def is_step(value: Any) -> bool:
+    """Whether this may stand for a step in a file."""
+    return isinstance(value, int) and 0 <= value < _BOUND
+
+
+def _spans(numbers: Iterable[int]) -> _Spans:
+    ordered = sorted(numbers)
+    gaps = [place for place in range(1, len(ordered)) if ordered[place] > ordered[place - 1] + 1]
+    return [(ordered[begin], ordered[end - 1]) for begin, end in pairwise([0, *gaps, len(ordered)])] if ordered else []
+
+
+def _without(numbers: Iterable[int], end: int) -> _Spans:
+    """The numbers from 0 to before `end` that are none of these, all of which lie there."""
+    return [(before + 1, after - 1) for before, after in pairwise([-1, *sorted(numbers), end]) if after > before + 1]
+
+
+def _said(what: str, spans: _Spans) -> str:
     """For example "lines 3 to 5 and 9"."""
-    ordered, some = sorted(numbers), set(numbers)
-    begins, ends = ([number for number in ordered if number + side not in some] for side in (-1, 1))
-    spans = [str(begin) if begin == end else f"{begin} to {end}" for begin, end in zip(begins, ends, strict=True)]
-    if len(spans) > _NAMED:
-        spans = [*spans[:_NAMED], f"{sum(number > ends[_NAMED - 1] for number in ordered)} more"]
-    listed = f"{', '.join(spans[:-1])} and {spans[-1]}" if len(spans) > 1 else spans[0]
-    return f"{what}{'s' if len(ordered) > 1 else ''} {listed}"
+    count, rest = (sum(end - begin + 1 for begin, end in some) for some in (spans, spans[_NAMED:]))
+    said = [str(begin) if begin == end else f"{begin} to {end}" for begin, end in spans[:_NAMED]] + ([f"{rest} more"] if rest else [])
+    listed = f"{', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else said[0]
+    return f"{what}{'s' if count > 1 else ''} {listed}"
 
 
 def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from oat.errors import DirectoryError, printable, warn
-from oat.files import Standing, saying_what_is_free, write_atomically
+from oat.files import Standing, parse_json, saying_what_is_free, write_atomically
 from oat.provenance import Told
 from oat.reading import sound_rows
 from oat.sinks.child import SinkProcess, finish_all
@@ -150,7 +150,7 @@ def _samples_before(content: bytes, end: int) -> tuple[list[bytes], str]:
 
 def _step_of(line: bytes) -> int | None:
     try:
-        step = json.loads(line.decode("utf-8"))["step"]
+        step = parse_json(line.decode("utf-8"))["step"]
     except (ValueError, KeyError, TypeError):
         return None
     return step if isinstance(step, int) else None

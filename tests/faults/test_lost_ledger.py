@@ -122,6 +122,18 @@ def test_what_a_checkpoint_needs_is_not_in_the_ledger(
     figure("1 of 1 lost ledgers refused")
 
 
+@pytest.mark.parametrize("line", ["[" * 100_000, json.dumps({"step": 10**30})], ids=["nested", "far away"])
+def test_a_damaged_last_row_claims_nothing(copied: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The row before it counts."""
+    with (copied / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    assert oat("ledger", copied, "--check") == 0
+    (copied / "ledger.sqlite").unlink()
+    (copied / "checkpoints").rename(copied / "aside")
+    assert oat("ledger", copied, "--check") == 1
+    assert "row 4 of metrics.jsonl" in capsys.readouterr().err
+
+
 def test_a_log_that_is_lost_after_a_kill(run: Path, tmp_path: Path, figure: Figure) -> None:
     """All that a killed process wrote may be in the file ledger.sqlite-wal."""
     run_dir = tmp_path / "run"

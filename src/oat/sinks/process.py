@@ -30,6 +30,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
+from oat.files import parse_json
 from oat.plugins import load_symbol
 from oat.sinks.base import Opening, Row
 from oat.sinks.leftovers import end_all_marked
@@ -106,7 +107,7 @@ class State:
         self.file, self.place = file, place
         before: dict[str, Any] = {}
         with suppress(OSError, ValueError):
-            before = json.loads(file.read_text(encoding="utf-8"))
+            before = parse_json(file.read_text(encoding="utf-8"))
         if not isinstance(before, dict) or before.get("place") != place:
             before = {}
         self.id = before.get("id") if isinstance(before.get("id"), str) else None
@@ -175,7 +176,7 @@ def _lines(folder: Path, name: str, kept: int) -> Iterator[dict[str, Any]]:
     with suppress(FileNotFoundError), (folder / f"{name}.jsonl").open(encoding="utf-8", errors="replace", newline="\n") as file:
         for line in file:
             with suppress(ValueError):
-                record = json.loads(line)
+                record = parse_json(line)
                 if isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] < kept:
                     yield record
 
