@@ -213,6 +213,7 @@ def test_a_run_whose_checkpoint_fails_ends_with_the_message(world: World, tmp_pa
 
 
 def test_nothing_saved(checkpoints: Checkpoints) -> None:
+    assert checkpoints.next_loaded is None
     assert checkpoints.load() is None
     assert [step for step in range(1, 8) if Checkpoints(Path("x"), every=3, keep_last=1).due(step)] == [3, 6]
 
@@ -350,6 +351,7 @@ def test_a_pointer_to_an_older_one_is_followed_aloud(checkpoints: Checkpoints) -
     save(checkpoints, 2, 3)
     pointer = checkpoints.directory / "latest"
     pointer.write_bytes(bytes([*pointer.read_bytes()[:-2], pointer.read_bytes()[-2] ^ 1, ord("\n")]))
+    assert checkpoints.next_loaded == 2
     with pytest.warns(UserWarning, match="latest: names step_00000002, and step_00000003 is there too"):
         assert loaded_step(checkpoints) == 2
     shutil.rmtree(checkpoints.directory)
@@ -366,6 +368,7 @@ def test_a_pointer_to_an_older_one_is_followed_aloud(checkpoints: Checkpoints) -
 def test_a_pointer_that_names_nothing_is_left_aside(checkpoints: Checkpoints, content: bytes) -> None:
     save(checkpoints, 1, 2)
     (checkpoints.directory / "latest").write_bytes(content)
+    assert checkpoints.next_loaded == 2
     with pytest.warns(UserWarning, match=r"checkpoints/latest: .*; trying the newest checkpoint"):
         assert loaded_step(checkpoints) == 2
 

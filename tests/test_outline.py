@@ -93,6 +93,25 @@ def test_how_often_prompts_come(world: World, tmp_path: Path, capsys: pytest.Cap
     assert lines_of(capsys.readouterr().out)["the run"].startswith("1 step: 1 prompt (of 30), 3 responses, ")
 
 
+def test_a_run_that_is_turned_back_is_counted_from_there(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `checkpoints/latest` says; so are the first line of `oat train`, and a fork of the run."""
+    config, run = world.config("grpo", tmp_path, {"evaluation": None, "checkpoint.keep_last": 5}), tmp_path / "grpo"
+    assert oat("train", config) == 0
+    spent = int(json.loads((run / "metrics.jsonl").read_text().splitlines()[2])["oracle/queries"])
+    (run / "checkpoints" / "latest").write_text("step_00000002\n")
+    capsys.readouterr()
+    assert oat("check", config) == 0
+    said = lines_of(capsys.readouterr().out)
+    assert said["the run"].startswith("2 steps after step 2: ")
+    assert f" beside {spent} that are spent, " in said["the run"]
+    assert said["run"] == f"goes on after step 2, in {run}"
+    assert oat("check", config, "--from", run, "--run_dir", tmp_path / "fork") == 0
+    assert f"begins as a fork of {run} after step 2, in " in capsys.readouterr().out
+    with pytest.warns(UserWarning, match="latest: names step_00000002, and step_00000004 is there too"):
+        assert oat("train", config) == 0
+    assert "; the run goes on from its checkpoint after 2 steps\n" in capsys.readouterr().out
+
+
 def test_boxes_are_made_without_weights(world: World, tmp_path: Path) -> None:
     """The very `build` of a run, and no tensor has memory."""
     config = resolve(*load_config(world.config("dpo", tmp_path)))

@@ -204,6 +204,10 @@ class Checkpoints(Protocol):
         """The steps of those on disk, ascending."""
 
     @property
+    def next_loaded(self) -> int | None:
+        """The step of the checkpoint that `load` tries first, None for none."""
+
+    @property
     def oldest(self) -> int | None:
         """The step of the oldest one on disk."""
 

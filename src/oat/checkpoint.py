@@ -80,6 +80,12 @@ class Checkpoints:
         """The step of the oldest checkpoint on disk, None for none. May be read while one is written: at no moment is it newer than what is kept."""
         return min(self.steps, default=None)
 
+    @property
+    def next_loaded(self) -> int | None:
+        """The step of the checkpoint that `load` tries first, None for none: of the one that the pointer names. Whether it verifies is not known."""
+        names, _ = pointed(self.directory)
+        return place_of(names[-1])[0] if names else None
+
     def due(self, step: int) -> bool:
         """Whether one is due after `step` updates.
 

@@ -34,7 +34,7 @@ class Origin:
 
 
 def begin_fork(source: str, directory: Path) -> None:
-    """Say that this directory is a fork of `RUN@STEP`, or of the newest checkpoint of `RUN`. Once it is made, it needs the other run no more.
+    """Say that this directory is a fork of `RUN@STEP`, or of the checkpoint that `RUN` would go on from. Once made, it needs the other run no more.
 
     Raises:
         ConfigError: as `find_origin`.
@@ -64,11 +64,12 @@ def find_origin(source: str, directory: Path) -> Origin:
         return begun
     if any(file.name not in ("lock", GIVEN, f".new-{FORK_FILE}") for file in directory.iterdir()):
         raise ConfigError(f"{directory} is not empty; give a fork a --run_dir of its own")
-    steps = _checkpoints(run).steps
-    if not steps or (step and int(step) not in steps):
+    checkpoints = _checkpoints(run)
+    steps, newest = checkpoints.steps, checkpoints.next_loaded
+    if newest is None or (step and int(step) not in steps):
         listed = ", ".join(map(str, steps)) or "none"
         raise ConfigError(f"--from {source}: there is no such checkpoint; {run} has {listed} (checkpoint.keep_last says how many a run keeps)")
-    return Origin(run.resolve(), int(step or steps[-1]))
+    return Origin(run.resolve(), int(step or newest))
 
 
 def verify_origin(origin: Origin) -> None:

@@ -133,12 +133,17 @@ def _sinks(config: Config) -> _Lines:
 
 def _begun(config: Config, origin: Origin | None) -> tuple[int, int]:
     """Steps that are done, here or where the fork begins, and queries that were spent by then."""
-    stored = Checkpoints(seen(config.run_dir) / "checkpoints", every=1, keep_last=1).steps
-    step, directory = (stored[-1], seen(config.run_dir)) if stored else (origin.step, origin.run) if origin else (0, None)
+    own, stored = seen(config.run_dir), _stored(config)
+    step, directory = (stored, own) if stored is not None else (origin.step, origin.run) if origin else (0, None)
     if directory is None or step == 0:
         return 0, 0
     spent = [row["oracle/queries"] for row in read_metrics(directory / "metrics.jsonl") if row["step"] <= step and "oracle/queries" in row]
     return step, int(spent[-1]) if spent else 0
+
+
+def _stored(config: Config) -> int | None:
+    """The step of the checkpoint that the run in the directory goes on from."""
+    return Checkpoints(seen(config.run_dir) / "checkpoints", every=1, keep_last=1).next_loaded
 
 
 def _step(config: Config, run: Run, around: Surroundings) -> _Lines:
@@ -267,10 +272,10 @@ def _checkpoints(config: Config, learner: Learner, origin: Origin | None, last: 
     directory = seen(config.run_dir)
     kept, free = f"{c.keep_last + c.keep_best} stay, of {_size(size)} each", f"{_size(bytes_free(directory))} are free there"
     yield "checkpoints", f"every {_many(c.every, 'step')} and at the end; {kept}; {free}"
-    stored = Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps
+    stored = _stored(config)
     begins = f"begins as a fork of {origin.run} after step {origin.step}" if origin else "new"
-    is_over = bool(stored) and last is not None and stored[-1] >= last
-    where = f"{'is over' if is_over else 'goes on'} after step {stored[-1]}" if stored else begins
+    is_over = stored is not None and last is not None and stored >= last
+    where = begins if stored is None else f"{'is over' if is_over else 'goes on'} after step {stored}"
     yield "run", f"{where}, in {Path(config.run_dir)}"
 
 

@@ -66,9 +66,9 @@ def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
 
 def opening(run: Run, config: Config) -> list[str]:
     """What people are told before the first step, in lines."""
-    saved = run.checkpoints.steps
-    is_over = bool(saved) and run.stop.steps_done(saved[-1]) is not None
-    where = f"; the run {'stands at' if is_over else 'goes on from'} its checkpoint after {_steps(saved[-1])}" if saved else ""
+    begun = run.checkpoints.next_loaded
+    is_over = begun is not None and run.stop.steps_done(begun) is not None
+    where = "" if begun is None else f"; the run {'stands at' if is_over else 'goes on from'} its checkpoint after {_steps(begun)}"
     return [f"{_steps(run.stop.last) if run.stop.last else 'endless steps'} in {config.run_dir}{where}", *run.notes]
 
 
