@@ -89,6 +89,10 @@ def test_how_often_prompts_come(world: World, tmp_path: Path, capsys: pytest.Cap
     changes = {"prompts.epochs": epochs, "stop": {}, "algorithm.prompts": 1, "oracle.repeats": 0}
     assert oat("check", world.config("grpo", tmp_path, changes)) == 0
     assert f"{30 * epochs} prompts ({times}), " in capsys.readouterr().out
+    said = {32: "each once, 2 of them once more", 10_000: "each 333 times, 10 of them once more", 40_000: "each 1,333 times, 10 of them once more"}
+    for steps, some in said.items():
+        assert oat("check", world.config("grpo", tmp_path, {"stop.max_steps": steps, "algorithm.prompts": 1, "oracle.repeats": 0})) == 0
+        assert f"{steps} prompts ({some}), " in capsys.readouterr().out
     assert oat("check", world.config("grpo", tmp_path, {"stop.max_steps": 1, "algorithm.prompts": 1})) == 0
     assert lines_of(capsys.readouterr().out)["the run"].startswith("1 step: 1 prompt (of 30), 3 responses, ")
 
@@ -105,6 +109,9 @@ def test_a_run_that_is_turned_back_is_counted_from_there(world: World, tmp_path:
     assert said["the run"].startswith("2 steps after step 2: ")
     assert f" beside {spent} that are spent, " in said["the run"]
     assert said["run"] == f"goes on after step 2, in {run}"
+    for steps, some in ((10, "each about once"), (25, "each about 3 times")):
+        assert oat("check", config, "--stop.max_steps", steps) == 0
+        assert f" {4 * (steps - 2)} prompts ({some}), " in capsys.readouterr().out
     assert oat("check", config, "--from", run, "--run_dir", tmp_path / "fork") == 0
     assert f"begins as a fork of {run} after step 2, in " in capsys.readouterr().out
     with pytest.warns(UserWarning, match="latest: names step_00000002, and step_00000004 is there too"):

@@ -195,11 +195,18 @@ def _rest(config: Config, run: Run, around: Surroundings, dearest: Price, begun:
         return
     steps_left, size = max(0, last - begun), around.prompts.size
     prompts = min(steps_left * plan.prompts, max(0, size * config.prompts.epochs - begun * plan.prompts) if config.prompts.epochs else math.inf)
-    times = f"of {size}" if prompts < size else "each once" if prompts == size else f"each {prompts / size:.3g} times"
+    times = f"of {size}" if prompts < size else _each(int(prompts), size, is_exact=begun * plan.prompts % size == 0)
     asked = _queries(int(min(steps_left * queries, left))) + beside
     taken = f"{_many(int(prompts), 'prompt')} ({times}), {_many(int(prompts * samples), 'response')}, {asked}"
     updates = _many(updates_of(config, last) - updates_of(config, min(begun, last)), "optimiser step")
     yield "the run", f"{_many(steps_left, 'step')}{after}: {taken}, {updates}" + (f"; or until {until}" if until else "")
+
+
+def _each(prompts: int, size: int, *, is_exact: bool) -> str:
+    """How often each prompt comes where so many are taken of so many; it can be said exactly where the first one begins an epoch."""
+    times, more = divmod(prompts, size) if is_exact else (round(prompts / size), 0)
+    often = "once" if times == 1 else f"{times:,} times"
+    return f"each {'' if is_exact else 'about '}{often}" + (f", {more} of them once more" if more else "")
 
 
 def _buffered(config: Config, buffer: BufferConfig, questions: int) -> str:
