@@ -71,6 +71,9 @@ def test_a_transient_fault_is_tried_again(client: Any, fault: Reply) -> None:
         assert one.counts["latency_s"] > 0
 
 
+TOKEN = "sesame-4711-sesame"
+
+
 @pytest.mark.parametrize("status", [301, 400, 401, 404, 413, 422])
 def test_a_refusal_is_not(client: Any, status: int) -> None:
     with serving(in_turn(Reply(b"no\x1b[31m way", status=status, headers={"location": "http://127.0.0.1:9/"}))) as server:
@@ -80,6 +83,17 @@ def test_a_refusal_is_not(client: Any, status: int) -> None:
         assert "\x1b" not in str(raised.value)
         assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
         assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize(("token", "asks"), [(None, "; no token was sent"), (TOKEN, "; is the token right?")], ids=["without a token", "with one"])
+def test_why_nobody_is_let_in_is_said_beside_the_token(client: Any, status: int, token: str | None, asks: str) -> None:
+    """The token that was sent is hidden, and so is a key that is seen from its form."""
+    body = b"Country, region, or territory not supported (" + TOKEN.encode() + b", sk-proj-0123456789abcdef)"
+    reply = Reply(body if token else body.replace(TOKEN.encode(), b"[token]"), status=status)
+    with serving(lambda asked: reply) as server, pytest.raises(RefusalError) as raised:
+        ask(client(server.url, token=token))
+    assert f"status {status}: Country, region, or territory not supported ([token], ***){asks}; mend the request" in str(raised.value)
 
 
 LONG = 15_000_000
@@ -239,9 +253,6 @@ def test_what_failed_before_a_pause_is_no_outage(client: Any) -> None:
                 ask(one)
             time.sleep(0.4)
         assert ask(one) == "good"
-
-
-TOKEN = "sesame-4711-sesame"
 
 
 @pytest.mark.fault("R29")

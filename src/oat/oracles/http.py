@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from oat.errors import ConfigError, NoReplyError, OutageError, RefusalError
+from oat.secrets import Hider
 
 T = TypeVar("T")
 
@@ -317,7 +318,9 @@ class HttpClient:
         if status in _AWAY or status in _AGAIN or status >= 500:
             raise _Fault(f"status {status}{self._excerpt(reply)}", is_away=status in _AWAY, status=status)
         if not 200 <= status < 300:
-            said = self._excerpt(reply) if status not in (401, 403) else self._of_token()
+            said = self._excerpt(reply)
+            if status in (401, 403):
+                said = Hider({}).text(said) + self._of_token()
             raise RefusalError(f"{url.address}{path} refused with status {status}{said}; mend the request, or look at the service", status, said)
         try:
             return read(reply)
