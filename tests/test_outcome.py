@@ -155,6 +155,23 @@ def test_a_fork_is_of_its_own_steps(world: World, tmp_path: Path, capsys: pytest
     assert [text[:14] for text in early] == ["after 4 steps:"]
 
 
+@pytest.mark.parametrize(
+    "flags", [[], ["--stop.max_steps", 1], ["--stop.max_steps", 9, "--stop.max_queries", 12]], ids=["at its end", "behind it", "nothing to spend"]
+)
+def test_a_fork_with_nothing_left_to_do_learned_as_much_as_it_should(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[object]
+) -> None:
+    first = world.config("grpo", tmp_path, {"evaluation": None, "stop.max_steps": 2})
+    assert oat("train", first) == 0
+    capsys.readouterr()
+    for _ in range(2):
+        assert oat("train", first, "--from", tmp_path / "grpo", "--run_dir", tmp_path / "fork", *flags) == 0
+        printed = capsys.readouterr().out
+        assert "it had ended before, and nothing was left to do" in printed
+        assert "oat train: finished, " in printed
+        assert "learned nothing" not in printed
+
+
 def test_where_rows_are_missing_nobody_knows(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = world.config("grpo", tmp_path, rewarded(tmp_path, "constant"))
     assert trained(config, capsys)[0].startswith(NOTHING)

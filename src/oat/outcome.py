@@ -58,12 +58,14 @@ class Outcome:
         return [*idle, f"the run learned nothing: {cause}. It ended, since {reason}; {place}"]
 
     def nothing_learned(self) -> str | None:
-        """The likely cause, where no step so far taught the run anything; None where one did, or where its rows are damaged or missing."""
+        """The likely cause, where no step so far taught the run anything; None where one did, where none was due, or where its rows are damaged or
+        missing."""
         file = self.directory / "metrics.jsonl"
         rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
         own = [row for _, row in rows if row["step"] > self.begins]
         last = own[-1]["step"] if own else self.begins
-        if damage or any(step > last for step in self.run.checkpoints.steps):
+        is_none_due = not own and (self.is_idle or self.run.stop.steps_done(self.begins) is not None)
+        if is_none_due or damage or any(step > last for step in self.run.checkpoints.steps):
             return None
         return likely_cause(own, self.run.objectives[0], self.config)
 
