@@ -48,6 +48,9 @@ def test_a_batch_that_does_not_keep_to_the_page_ends_the_run(folder: Path, capsy
     for good, bad, words in (
         ("numbers = np.arange(len(rows))", "numbers = 2 * np.arange(len(rows))", r"unit_of_N is \[0 2 4 6\]; give one whole number a row"),
         ("Batch(rows, numbers", "Batch(rows[1:], numbers", r"there are 3 rows, and unit_of_N has 4 numbers"),
+        ("Batch(rows, numbers, numbers", "Batch(rows, numbers[1:], numbers[1:]", r"there are 4 rows, and unit_of_N has 3 numbers"),
+        ("Batch(rows, numbers, numbers", "Batch(rows, numbers[:-1], numbers", r"unit_of_N is \[0 1 2\]; give one whole number a row, .*\(N is 4\)"),
+        ("Batch(rows, numbers, numbers", "Batch(rows, numbers, numbers[:-1]", r"group_of_N is \[0 1 2\]; give one whole number a row, .*\(N is 4\)"),
         ('{"rewards_N": rewards_N}', '{"rewards_N": rewards_N[1:]}', r"the column rewards_N has shape \(3,\); its axis N has 4 places"),
     ):
         assert good in source

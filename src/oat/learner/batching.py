@@ -11,13 +11,16 @@ from oat.types import Batch
 
 def fault_of(batch: Batch) -> str | None:
     """What is wrong with a batch, and what to do: rows, units, groups and columns that do not agree; None where nothing is."""
+    features = None if batch.rows else batch.columns.get("features_N")
+    count = batch.size
+    if np.shape(batch.unit_of_N) != np.shape(batch.group_of_N):
+        count = len(batch.rows) if features is None else len(features)
+    elif features is None and len(batch.rows) != count:
+        return f"there are {len(batch.rows)} rows, and unit_of_N has {count} numbers; give one a row"
     for name, numbers in (("unit_of_N", batch.unit_of_N), ("group_of_N", batch.group_of_N)):
-        is_array = isinstance(numbers, np.ndarray) and numbers.shape == (batch.size,)
+        is_array = isinstance(numbers, np.ndarray) and numbers.shape == (count,)
         if not is_array or {*numbers.tolist()} != {*range(len({*numbers.tolist()}))}:
-            return f"{name} is {str(numbers)[:60]}; give one whole number a row, from 0 upward, none left out (N is {batch.size})"
-    is_of_features = not batch.rows and "features_N" in batch.columns
-    if not is_of_features and len(batch.rows) != batch.size:
-        return f"there are {len(batch.rows)} rows, and unit_of_N has {batch.size} numbers; give one a row"
+            return f"{name} is {str(numbers)[:60]}; give one whole number a row, from 0 upward, none left out (N is {count})"
     sizes = {"N": batch.size, "U": len(set(batch.unit_of_N.tolist())), "K": sum(int(row.trained.sum()) for row in batch.rows)}
     for name, values in batch.columns.items():
         axis = name[-1]
