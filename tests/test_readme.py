@@ -115,11 +115,12 @@ def claims(figures: str) -> str:
         return found[1], found[3].replace(",", "")
 
     equal = "killed runs equal the unbroken one bitwise, "
-    (synchronous, some), (lagging, others) = of(f"{equal}synchronous"), of(f"{equal}copied sampler")
-    both = f"{synchronous}, and {lagging} where the sampler lags (`sync_every: 2`)"
-    return f"""| {int(some) + int(others)} runs of 60 steps, each killed once with `kill -9` and continued by the same command | |
+    series = [of(f"{equal}{name}") for name in ("synchronous", "copied sampler", "late answers")]
+    synchronous, lagging, late = (found for found, _ in series)
+    all_three = f"{synchronous}, {lagging} where the sampler lags (`sync_every: 2`), {late} where answers come late"
+    return f"""| {sum(int(count) for _, count in series)} runs of 60 steps, each killed once with `kill -9` and continued by the same command | |
 | --- | --- |
-| runs that end bitwise in the run that nobody killed: weights, optimiser, every other state, metrics, ledger | {both} |
+| runs that end bitwise in the run that nobody killed: weights, optimiser, every other state, metrics, ledger | {all_three} |
 | answers in the ledger at a kill that were lost | {of("answers lost")[0]} |
 | questions asked again: those that were in flight, and no others | {of("questions in flight asked once more, and no other")[0]} |
 | questions learned from twice | {of("questions trained twice")[0]} |
