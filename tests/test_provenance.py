@@ -12,8 +12,9 @@ import pytest
 import torch
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.errors import ConfigError
-from oat.provenance import add_entry, command_line, entries, environment_of, git_state, versions
+from oat.errors import ConfigError, DirectoryError
+from oat.files import write_atomically
+from oat.provenance import Told, add_entry, command_line, entries, environment_of, git_state, versions
 from oat.reading import load_run
 
 
@@ -67,6 +68,26 @@ def test_a_file_that_is_not_ours_is_left_alone(world: World, tmp_path: Path, cap
     assert file.read_text() == text
     with pytest.raises(ConfigError, match="move it away"):
         add_entry(file, {})
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+@pytest.mark.parametrize("imports", [False, True])
+def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, how: str, imports: bool) -> None:
+    """What the rows were made from would be lost in silence: nothing writes it a second time."""
+    modules, file = {"reward.py": "1"}, tmp_path / "environment.json"
+    process = Told(file, lambda: {"seed": 0}, {}, lambda: modules)
+    process.begin(0)
+    process.tell()
+    whole = file.read_bytes()
+    file.rename(tmp_path / "other")
+    if how == "replaced":
+        write_atomically(file, whole.decode())
+    if imports:
+        modules["late.py"] = "2"
+    for act in (process.tell, process.amend):
+        with pytest.raises(DirectoryError, match=r"environment\.json: was moved, removed or replaced while a run worked with it"):
+            act()
+    assert file.exists() == (how == "replaced")
 
 
 def test_no_environment_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,7 +294,9 @@ def test_what_is_done_is_not_begun_again(tmp_path: Path, capsys: pytest.CaptureF
     tree = {"seed": 0, "stop": {"max_steps": MAX_STEPS}}
     (tmp_path / "dpo" / "checkpoints" / f"step_{MAX_STEPS:08d}").mkdir(parents=True)
     assert not _is_done(tmp_path, "dpo", tree)
-    (tmp_path / "dpo.yaml").write_text(yaml.safe_dump(tree))
+    (tmp_path / "dpo.yaml").write_bytes(b"stop: {\xff")
+    assert not _is_done(tmp_path, "dpo", tree)
+    (tmp_path / "dpo.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
     assert _is_done(tmp_path, "dpo", tree)
     assert capsys.readouterr().out == "oat quickstart: dpo was done before\n"
     assert not _is_done(tmp_path, "dpo", {**tree, "seed": 1})

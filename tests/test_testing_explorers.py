@@ -155,7 +155,7 @@ def turned(question: Question) -> Question:
         (WithItself, r"compares 'same' with itself; choose another pair, or address it to oat.types.UNASKED"),
         (OtherPrompt, r"speaks of another prompt than its group"),
         (NeverBelieved, r"is for the ensemble; put 'ensemble' in `needs`"),
-        (Twice, r"choose asks 2 questions with the key train/0/0/0/0; ask one a group"),
+        (Twice, r"choose asks more than one question with the key train/0/0/0/0; ask one a group"),
         (NewKeys, r"asks with the key train/0/1/0/0, which it was not given"),
         (Nothing, r"choose returned \[\]; return a list of questions, at least one a round"),
         (Sorting, r"choose changed the scores that it was given; work on copies"),

@@ -17,6 +17,7 @@ from oat.config import Origins, blaming, convert, refuse_misplaced, unknown_fiel
 from oat.errors import ConfigError, did_you_mean
 from oat.explore.base import Explorer
 from oat.explore.rules import NoExploration
+from oat.explorers import Held
 from oat.foreign import bare, guarded
 from oat.lora import described_adapter, is_adapter_directory
 from oat.oracles.registry import oracle_options
@@ -110,7 +111,8 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
     given = [convert(settings, config.explorer.options, ("explorer",), {})] if settings else []
     name = config.explorer.name
     with guarded(name, lambda what: ConfigError(f"the explorer cannot be made: {bare(what)}; repair its constructor (oat/explore/base.py)")):
-        return cls(requires.feedback, *given)
+        explorer = cls(requires.feedback, *given)
+    return Held(explorer, requires.feedback, name)
 
 
 def _options(section: str, component: Component, cls: type, origins: Origins) -> dict[str, Any]:

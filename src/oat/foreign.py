@@ -67,6 +67,11 @@ def raising(refuse: Refuse, place: Place | None = None) -> AbstractContextManage
     return _Raising(refuse, place)
 
 
+def restoring(name: str, refuse: Refuse) -> AbstractContextManager[None, None]:
+    """As `guarded`, of what is left behind alone: what is raised passes through."""
+    return _Restoring(refuse, None, name)
+
+
 def bare(what: str) -> str:
     """What code did, where a sentence says already that it failed."""
     return what.removeprefix("raised ")
@@ -99,6 +104,11 @@ class _Guarded(_Raising):
         super().__exit__(kind, error, trace)
         if error is None and self._kept.lost:
             raise self._refuse(self._kept.lost)
+
+
+class _Restoring(_Guarded):
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        super().__exit__(None, None, None)
 
 
 class _Kept:

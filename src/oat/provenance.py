@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from oat.errors import ConfigError, printable
-from oat.files import parse_json, write_atomically
+from oat.errors import ConfigError, DirectoryError, printable
+from oat.files import Standing, parse_json, write_atomically
 from oat.places import start
 
 LIBRARIES = (
@@ -98,6 +98,7 @@ class Told:
         self.file, self.environment, self.inputs, self.modules = file, environment, inputs, modules
         self.untold: int | None = None
         self.said: dict[str, str] | None = None
+        self.written = Standing()
 
     def begin(self, row: int) -> None:
         """Rows from this one on are of this process.
@@ -109,20 +110,31 @@ class Told:
         self.untold = row
 
     def tell(self) -> None:
-        """Write down what this process is, once."""
+        """Write down what this process is, once.
+
+        Raises:
+            DirectoryError: what was written is not there any more.
+        """
+        self.written.refuse_lost(DirectoryError)
         if self.untold is not None:
             self.said = dict(self.modules())
             now = {**self.inputs, "modules": self.said}
             own = {} if now == recorded_inputs(entries(self.file)) else {"inputs": now}
             add_entry(self.file, {"first_row": self.untold, **self.environment(), **own})
-            self.untold = None
+            self.untold, self.written = None, Standing(self.file)
 
     def amend(self) -> None:
-        """Add to the entry of this process the user's files that it has imported since."""
+        """Add to the entry of this process the user's files that it has imported since.
+
+        Raises:
+            DirectoryError: as `tell`.
+        """
+        self.written.refuse_lost(DirectoryError)
         if self.said is not None and (now := dict(self.modules())) != self.said:
             *before, own = entries(self.file)
             self.said = now
             _write(self.file, [*before, {**own, "inputs": {**self.inputs, "modules": now}}])
+            self.written = Standing(self.file)
 
 
 def _write(file: Path, entries: Sequence[Any]) -> None:

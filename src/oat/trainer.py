@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from oat import plugins
 from oat.build import resolve
 from oat.config import Origins, convert
-from oat.errors import ConfigError, DataError, printable
+from oat.errors import ConfigError, ContractError, DataError, printable
 from oat.export import export_run
 from oat.files import saying_what_is_free
+from oat.foreign import restoring
 from oat.formats import checked
 from oat.inputs import GIVEN
 from oat.interruption import Interrupted, Interruption
@@ -221,11 +223,13 @@ class Trainer:
         """Whether a callback wants the run to end; what one raises says which row it was given."""
         is_enough = False
         for callback in self.callbacks:
+            name = f"the callback {_name_of(callback)}"
             try:
-                is_enough |= callback(step, {"step": step, **metrics}) is True
+                with restoring(name, partial(_failed, name)):
+                    is_enough |= callback(step, {"step": step, **metrics}) is True
             except Exception as error:
                 what = "which is before the first step and has what an evaluation found" if step == 0 else f"that of step {step}"
-                error.add_note(f"oat.Trainer: the callback {getattr(callback, '__name__', callback)} was given row {step}, {what}")
+                error.add_note(f"oat.Trainer: {name} was given row {step}, {what}")
                 raise
         return is_enough
 
@@ -316,6 +320,10 @@ class Trainer:
             if not is_same:
                 what = "another model" if file == "model" else "other records"
                 raise ConfigError(f"{place}: the run in {self.run_dir} was begun with {what}; give the same again, or another run_dir")
+
+
+def _failed(name: str, what: str) -> ContractError:
+    return ContractError(f"oat.Trainer: {name} {what}; mend it, and train again")
 
 
 def _section(given: Any, field: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ OTHERWISE = {
     r"run\.learner\.models\['\w+'\]\.tally\.flops": "counted for a metric of speed",
     r"run\.collector\.actor\.engine\._meters\[.*": "counted for metrics of speed; who reads them subtracts",
     r"run\..*\._?(standing|streams)\._known.*": "which file it is that this process has opened",
-    r"run\.tracking\.told\.(untold|said.*)": "what environment.json tells of the new process comes with its first row",
+    r"run\.tracking\.told\.(untold|said.*|written.*)": "what environment.json tells of the new process comes with its first row",
     r"run\.(ledger\.release\.self\.known|tracking\.told\.modules\.before).*": "what earlier processes were made from, to refuse others",
     r"run\.collector\.prompts\._(turns|pools\[\d\]\._order)\[\d\]": "a cache: the order of the prompts is a function of the seed",
     r"run\.collector\.(actor|prompts\.fit)\.renderer\._last\[.*": "a cache: the prompt that was rendered last, and its tokens",

@@ -68,7 +68,7 @@ def quickstart(out: Path, seed: int = SEED) -> int:
         runs = configurations(out, seed)
         left = [name for name, tree in runs.items() if not _is_done(out, name, tree)]
         for name in left:
-            (out / f"{name}.yaml").write_text(yaml.safe_dump(runs[name], sort_keys=False), encoding="utf-8")
+            (out / f"{name}.yaml").write_text(_text(runs[name]), encoding="utf-8")
         train = {name: [sys.executable, "-m", "oat", "train", str(out / f"{name}.yaml")] for name in left}
         run_all(train, out, at_a_time=2, report=lambda name, seconds: _say(name, seconds, out / name))
         for name in ALGORITHMS:
@@ -150,11 +150,15 @@ def _claim(out: Path) -> str:
 def _is_done(out: Path, name: str, tree: Mapping[str, Any]) -> bool:
     """Whether an earlier call ended a run of this configuration, which is then said."""
     file = out / f"{name}.yaml"
-    is_same = file.exists() and yaml.safe_load(file.read_text(encoding="utf-8")) == tree
+    is_same = file.exists() and file.read_bytes() == _text(tree).encode()
     is_done = is_same and (out / name / "checkpoints" / f"step_{MAX_STEPS:08d}").exists()
     if is_done:
         print(f"oat quickstart: {name} was done before", flush=True)
     return is_done
+
+
+def _text(tree: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(tree, sort_keys=False)
 
 
 def _say(name: str, seconds: float | None, place: Path) -> None:

@@ -1,18 +1,18 @@
 """What an explorer has to keep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from oat import wire
 from oat.explore.base import Explorer
+from oat.explore.contract import needs_faults, plan_faults, question_faults
 from oat.plugins import load_symbol
 from oat.testing.part import Part
 from oat.testing.samples import make_group
-from oat.types import ENSEMBLE, UNASKED, Group, Key, Kind, Plan, Question
+from oat.types import ENSEMBLE, UNASKED, Group, Key, Kind, Plan
 
-_NEEDS = {"sampler", "reference", ENSEMBLE}
 _MEMBERS, _FEATURES = 5, 8
 _STEPS = (0, 1_000)
 
@@ -56,9 +56,11 @@ class _Check(Part):
         return made
 
     def members(self) -> None:
-        needs: Any = getattr(self.fresh(), "needs", None)
-        is_known = isinstance(needs, set | frozenset) and needs <= _NEEDS
-        self.require(is_known, f"needs is {needs!r}; make it a frozenset of {', '.join(sorted(_NEEDS))}, or an empty one")
+        self.none(needs_faults(getattr(self.fresh(), "needs", None)))
+
+    def none(self, faults: Iterator[str], method: str = "") -> None:
+        for fault in faults:
+            self.require(False, method + fault)
 
     def widened(self, plan: Plan) -> Plan:
         """The plan that it makes of one; twice the same, and one that can be asked."""
@@ -67,9 +69,7 @@ class _Check(Part):
         self.require(wire.encode(plan) == before, "widen changed the plan that it was given; return another: dataclasses.replace(plan, ...)")
         is_same = isinstance(one, Plan) and one == two
         self.require(is_same, f"widen returned {one} and then {two} for one plan; return a Plan, a function of the argument")
-        counts = [one.prompts, one.questions, *one.samples.values()]
-        is_whole = all(isinstance(count, int) and count > 0 for count in counts)
-        self.require(is_whole, f"widen returned {one}; prompts, samples and questions are whole numbers above 0")
+        self.none(plan_faults(one), "widen ")
         return one
 
     def choice(self, plan: Plan, step: int) -> None:
@@ -94,36 +94,15 @@ class _Check(Part):
             )
 
     def questions(self, chosen: Any, group_of: Mapping[Key, Group], explorer: Explorer) -> None:
-        is_list = isinstance(chosen, list) and all(isinstance(question, Question) for question in chosen)
-        self.require(is_list and len(chosen) > 0, f"choose returned {str(chosen)[:80]}; return a list of questions, at least one a round")
-        keys = [question.key for question in chosen]
-        for key in keys:
-            self.require(key in group_of, f"choose asks with the key {key}, which it was not given; use the group's own, keys[i] for groups[i]")
-            self.require(keys.count(key) == 1, f"choose asks {keys.count(key)} questions with the key {key}; ask one a group")
+        self.none(question_faults(chosen, group_of, self.kind, explorer.needs), "choose ")
+        self.require(len(chosen) > 0, "choose returned []; return a list of questions, at least one a round")
         for question in chosen:
-            self.question(question, group_of[question.key], explorer)
-
-    def question(self, question: Question, group: Group, explorer: Explorer) -> None:
-        where, size = f"question {question.key}", len(group.trajectories)
-        is_kind = question.kind == self.kind
-        self.require(is_kind, f"{where} is of the kind {question.kind!r}, and {self.kind!r} is wanted; pass on the kind of __init__")
-        in_range = all(isinstance(pick, int) and 0 <= pick < size for pick in question.picks) and len(question.picks) > 0
-        self.require(in_range, f"{where} picks {question.picks} of {size} responses; pick places from 0 to {size - 1}, as plain int")
-        texts = tuple(group.trajectories[pick].text for pick in question.picks)
-        self.require(texts == question.candidates, f"{where} has the candidates {question.candidates}, and its picks are {texts}; use Question.about")
-        prompt = group.prompt
-        own = (question.messages, question.reference, question.columns) == (prompt.messages, prompt.reference, prompt.columns)
-        self.require(own, f"{where} speaks of another prompt than its group; use Question.about(group, key, ...)")
-        if self.kind == "compare":
-            self.require(len(texts) == 2, f"{where} compares {len(texts)} responses; pick 2")
-            is_askable = question.oracle == UNASKED or texts[0] != texts[1]
+            texts, where = question.candidates, f"question {question.key}"
+            is_askable = self.kind != "compare" or question.oracle == UNASKED or texts[0] != texts[1]
             self.require(is_askable, f"{where} compares {texts[0]!r} with itself; choose another pair, or address it to oat.types.UNASKED")
-        if question.oracle == ENSEMBLE:
-            is_known = ENSEMBLE in explorer.needs and len(question.known) == len(texts)
-            self.require(is_known, f"{where} is for the ensemble; put {ENSEMBLE!r} in `needs`, and its belief, one value a candidate, in `known`")
-        if question.features is not None:
-            shape, meant = np.shape(question.features), (len(texts), _FEATURES)
-            self.require(shape == meant, f"{where} has features of shape {shape}; give one row a candidate, {meant}")
+            if question.features is not None:
+                shape, meant = np.shape(question.features), (len(texts), _FEATURES)
+                self.require(shape == meant, f"{where} has features of shape {shape}; give one row a candidate, {meant}")
 
 
 def _scores(groups: Sequence[Group], needs: frozenset[str], generator: np.random.Generator) -> dict[str, list[np.ndarray]]:
