@@ -161,7 +161,7 @@ def turned(question: Question) -> Question:
         (Sorting, r"choose changed the scores that it was given; work on copies"),
         (Annotating, r"choose changed the groups that it was given"),
         (Failing, r"choose raised KeyError: 'sampler' \(.*test_testing_explorers.py:\d+\)"),
-        (Unknown, r"needs is frozenset\(\{'critic'\}\); make it a frozenset of ensemble, reference, sampler"),
+        (Unknown, r"needs is frozenset\(\{'critic'\}\); make it a frozenset of ensemble, policy, reference, sampler"),
         (Growing, r"widen returned Plan\(prompts=9,.* and then Plan\(prompts=10,.* a function of the argument"),
         (Wide, r"widen returned Plan\(prompts=12.0,.* whole numbers above 0"),
         (InPlace, r"widen changed the plan that it was given"),

@@ -8,7 +8,7 @@ import numpy as np
 from oat.errors import shown
 from oat.types import ENSEMBLE, Group, Key, Kind, Plan, Question
 
-SCORED = {"sampler", "reference", ENSEMBLE}
+SCORED = {"policy", "sampler", "reference", ENSEMBLE}
 """What an explorer may need."""
 
 
