@@ -21,9 +21,8 @@ import torch
 from fixtures import World, make_group, make_questions, oat
 
 from oat import plugins
-from oat.errors import MAX_MESSAGE, ConfigError, DataError, OatError, OatWarning, OracleError
+from oat.errors import MAX_MESSAGE, Again, ConfigError, DataError, Interrupted, OatError, OatWarning, OracleError
 from oat.export import digest_run
-from oat.interruption import Again, Interrupted
 from oat.ledger import calling
 from oat.oracles.callables import CallableOracle
 from oat.oracles.isolated import Isolated

@@ -19,9 +19,9 @@ from oat.errors import ConfigError
 from oat.estimates import average, bootstrap_interval, length_controlled_win_rate, wins
 from oat.evaluate import Evaluation, Judge
 from oat.export import take_up_policy
+from oat.files import seen
 from oat.inputs import recorded
 from oat.loop import Run
-from oat.places import seen
 from oat.seeds import Seeds
 from oat.settings import Config, ModelConfig
 from oat.surroundings import Surroundings, refuse_weights, surround

@@ -141,11 +141,6 @@ def whole(asked: Asked, answer: Answer, brought: Mapping[Key, Sequence[Known]] |
     return replace(answer, values=tuple(value.value for value in values), marks=tuple(value.mark for value in values), scores=scores)
 
 
-def nothing(question: Question, mark: Mark, by: str, seconds: float = 0.0) -> Answer:
-    """An answer without a value."""
-    return Answer(question.key, (0.5,) * question.size, (mark,) * question.size, queries=0, by=by, seconds=seconds)
-
-
 def values_of(answer: Answer) -> list[Known]:
     return [Known(value, mark, answer.scores) for value, mark in zip(answer.values, answer.marks, strict=True)]
 

@@ -25,7 +25,7 @@ from oat.errors import ConfigError
 from oat.evaluate import Evaluation, Judge, Mode, Records, Trigger, Wanted
 from oat.explore.base import Explorer
 from oat.features import Scorer
-from oat.files import Standing
+from oat.files import Standing, seen
 from oat.held_out import HeldOutPairs, OnlyPairs
 from oat.holdings import Holdings
 from oat.inputs import OwnFiles, versions_of
@@ -44,7 +44,6 @@ from oat.oracles.answers import load_answers
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.router import OneOracle
-from oat.places import seen
 from oat.prompts import Prompts
 from oat.provenance import Told, environment_of
 from oat.render import Renderer

@@ -11,7 +11,7 @@ from typing import Any
 from oat.accounts import accounts
 from oat.budget import in_money
 from oat.config import to_yaml
-from oat.places import seen
+from oat.files import seen
 from oat.provenance import is_secret, versions
 from oat.reading import read_metrics
 from oat.settings import Config

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from oat.errors import ConfigError, OatError, OatWarning, described, printable
-from oat.interruption import Interrupted, Interruption
-from oat.places import seen, seen_from
+from oat.errors import ConfigError, Interrupted, OatError, OatWarning, described, printable
+from oat.files import seen, seen_from
+from oat.interruption import Interruption
 from oat.plugins import naming, place_of
 from oat.serve import add_serve
 

@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError, did_you_mean
-from oat.places import seen, start
+from oat.files import seen, start
 from oat.settings import Component, Config, TorchEngineConfig
 
 Origins = dict[tuple[str, ...], str]

@@ -142,3 +142,8 @@ def in_words(question: Question) -> str:
     texts = ", ".join(repr(shortened(text, 40)) for text in question.candidates[:_MOST_TEXTS])
     texts += ", ..." if len(question.candidates) > _MOST_TEXTS else ""
     return f"question {question.key} ({question.kind} {texts})"
+
+
+def nothing(question: Question, mark: Mark, by: str, seconds: float = 0.0) -> Answer:
+    """An answer without a value."""
+    return Answer(question.key, (0.5,) * question.size, (mark,) * question.size, queries=0, by=by, seconds=seconds)

@@ -7,12 +7,12 @@ ValueError` works, and each survives pickling (their arguments are their state).
 import difflib
 import json
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-
-from oat.interruption import is_signal
 
 MAX_MESSAGE = 10_000
 """Characters of a message, of whose middle the rest is left out: what to do stands at the end."""
@@ -150,6 +150,22 @@ class ContractError(OatError, AssertionError):
     """An oracle, explorer or algorithm does not keep its protocol."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """The run ends, and where it stood is on disk.
+
+    Attributes:
+        exit_code: 75 for SIGTERM ("try again"), 130 for Ctrl-C.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.name, self.exit_code = signal.Signals(number).name, 75 if number == signal.SIGTERM else 130
+
+
+class Again(KeyboardInterrupt):
+    """A second Ctrl-C: the process ends where it stands."""
+
+
 class OatWarning(UserWarning):
     """What a run says and goes on; the command line prints it as one line on stderr."""
 
@@ -169,6 +185,13 @@ def printable(text: str) -> str:
     """Text for a terminal or a page: what a terminal would obey, or what would change the order of letters (control codes, escapes, marks of
     direction), stands there as JSON writes it, `\\u001b`. Lines stay lines; everything that people can see stays as it is."""
     return "".join(c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] if ord(c) != 0x7F else "\\u007f" for c in text)
+
+
+def is_signal(error: BaseException) -> bool:
+    """Whether an error is a person's Ctrl-C, or a signal to the run; users' code may also raise a KeyboardInterrupt itself."""
+    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+        return False
+    return isinstance(error, Interrupted | Again) or signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def described(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from oat.checkpoint import Checkpoints
 from oat.classifier import save_classifier
 from oat.config import blaming, stored_config
 from oat.errors import CheckpointError, ConfigError, DataError, ExportError
-from oat.files import saying_what_is_free
+from oat.files import saying_what_is_free, seen
 from oat.holdings import HELD
 from oat.inputs import inputs_of_models, inputs_of_template, recorded, refuse_other_models
 from oat.learner.models import RewardModel, frozen_checksum
@@ -25,7 +25,6 @@ from oat.lm import CausalLM, load_tokenizer, save_lm
 from oat.loop import ROW, Run
 from oat.lora import load_model, merged, save_adapter
 from oat.metrics import repeatable
-from oat.places import seen
 from oat.reading import sound_rows
 from oat.render import Renderer
 from oat.settings import Config

@@ -8,7 +8,7 @@ What it leaves is put back, with a warning: whatever the run computes or says af
 | the process | where lines go (`sys.stdout`, `sys.stderr`), who hears SIGTERM and Ctrl-C, and an alarm that is still to come |
 
 What cannot be put back (inference mode, a closed stream) is an error. The generators of torch, numpy and Python decide nothing in a run, and relative
-paths are not seen from the working directory (`places.py`), so these may change.
+paths are not seen from the working directory (`files.py`), so these may change.
 """
 
 import os
@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from oat.errors import OatError, described, warn
-from oat.interruption import is_signal
+from oat.errors import OatError, described, is_signal, warn
 
 _replaced: list[Any] = []
 """Streams that stood in the place of ours: one that goes may close what it writes to."""

@@ -16,12 +16,11 @@ from pathlib import Path
 from oat import versions
 from oat.checkpoint import Checkpoints
 from oat.errors import ConfigError
-from oat.files import parse_json, read_only_address, sync_to_disk, write_atomically
+from oat.files import parse_json, read_only_address, seen, sync_to_disk, write_atomically
 from oat.holdings import refuse_lost
 from oat.inputs import FORK_FILE, GIVEN, recorded
 from oat.ledger import close_unanswered
 from oat.loop import ROW
-from oat.places import seen
 from oat.store import Store
 
 

@@ -25,9 +25,8 @@ from typing import Any
 import numpy as np
 from huggingface_hub import try_to_load_from_cache
 
-from oat.files import parse_json
+from oat.files import parse_json, seen
 from oat.lora import WEIGHTS, described_adapter, is_adapter_directory
-from oat.places import seen
 
 Identity = dict[str, dict[str, Any]]
 """Plain values by section and field."""

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from oat.errors import ConfigError, ModelError, TemplateError, warn
-from oat.files import parse_json
+from oat.files import parse_json, start
 from oat.identity import adapter_identity, are_same, differences, hash_of, model_identity, readers, tokenizer_identity, weights_identity
 from oat.lm import CausalLM, load_config
 from oat.lora import is_adapter_directory
 from oat.oracles.base import Oracle, made_of, version_of
-from oat.places import start
 from oat.plugins import own_files
 from oat.provenance import entries, recorded_inputs
 from oat.render import load_template

@@ -13,21 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-
-class Interrupted(KeyboardInterrupt):
-    """The run ends, and where it stood is on disk.
-
-    Attributes:
-        exit_code: 75 for SIGTERM ("try again"), 130 for Ctrl-C.
-    """
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.name, self.exit_code = signal.Signals(number).name, 75 if number == signal.SIGTERM else 130
-
-
-class Again(KeyboardInterrupt):
-    """A second Ctrl-C: the process ends where it stands."""
+from oat.errors import Again, Interrupted
 
 
 class Interruption:
@@ -94,10 +80,3 @@ class Interruption:
         self._asked = number
         if self._at_once:
             raise Interrupted(number)
-
-
-def is_signal(error: BaseException) -> bool:
-    """Whether an error is a person's Ctrl-C, or a signal to the run; users' code may also raise a KeyboardInterrupt itself."""
-    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
-        return False
-    return isinstance(error, Interrupted | Again) or signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -20,10 +20,10 @@ from threading import RLock
 from types import MappingProxyType
 from typing import Any, Literal
 
-from oat.asked import Asked, Known, nothing, rest, whole
+from oat.asked import Asked, Known, rest, whole
 from oat.budget import Budget
 from oat.cache import Cache
-from oat.contract import calling, checked, pairs_of, tickets_of
+from oat.contract import calling, checked, nothing, pairs_of, tickets_of
 from oat.errors import OracleError
 from oat.oracles.base import Oracle, is_cacheable, metrics_of, price_of, version_of
 from oat.purses import Purses

@@ -24,8 +24,8 @@ from transformers.utils import logging
 
 from oat.attention import NAME, Layout, Packed, pack, pack_groups
 from oat.errors import ModelError, did_you_mean
+from oat.files import located, seen, start
 from oat.layers import Linear, quicken
-from oat.places import located, seen, start
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -13,8 +13,8 @@ import torch
 
 from oat.algorithms.base import Objective, prepared, step_metrics
 from oat.boxes import Alarms, Buffer, Checkpoints, Collector, Evaluation, Holdings, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
-from oat.errors import AlarmError, DirectoryError, LedgerError, OatError, OutageError, warn
-from oat.interruption import Interrupted, Interruption
+from oat.errors import AlarmError, DirectoryError, Interrupted, LedgerError, OatError, OutageError, warn
+from oat.interruption import Interruption
 from oat.metrics import Metrics
 from oat.seeds import Seeds
 from oat.silence import missing

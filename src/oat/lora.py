@@ -16,10 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from oat.errors import ConfigError, ModelError
-from oat.files import parse_json
+from oat.files import parse_json, seen
 from oat.lm import CausalLM, is_adapter, is_outlined, load_lm
 from oat.nf4 import functional_of_bitsandbytes, pack, unpack
-from oat.places import seen
 from oat.settings import LoraConfig, ModelConfig
 
 _CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -6,9 +6,9 @@ from pathlib import Path
 from oat.build import build
 from oat.config import Origins
 from oat.export import take_up_policy
+from oat.files import seen
 from oat.inputs import recorded
 from oat.loop import evaluate
-from oat.places import seen
 from oat.settings import Config
 from oat.surroundings import refuse_weights, surround, warn_of_changes
 

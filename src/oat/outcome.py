@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from oat.algorithms.base import Objective
 from oat.algorithms.registry import ALGORITHMS
 from oat.errors import warn
+from oat.files import seen
 from oat.fork import begins_after
 from oat.loop import Run
-from oat.places import seen
 from oat.progress import way_on
 from oat.reading import sound_rows
 from oat.settings import Config

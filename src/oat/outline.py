@@ -20,7 +20,7 @@ from oat.config import Origins
 from oat.dearest import dearest_question, lines_of_costs, refuse_small_budget
 from oat.defaults import derived
 from oat.errors import TemplateError
-from oat.files import bytes_free
+from oat.files import bytes_free, seen
 from oat.fork import Origin
 from oat.inputs import recorded
 from oat.learner.learner import Learner
@@ -32,7 +32,6 @@ from oat.lora import load_model
 from oat.memory import lengths_of, memory_lines, refuse_short_cache, refuse_too_large
 from oat.nf4 import count
 from oat.oracles.preferences import Preferences
-from oat.places import seen
 from oat.reading import read_metrics
 from oat.render import Renderer
 from oat.rules import BUILTIN, judges_of

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
+from oat.files import seen
 from oat.foreign import bare, guarded
-from oat.places import seen
 
 given: dict[str, Any] = {}
 """What `python:Name` names: objects of this process (`oat.Trainer`)."""

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 from oat.budget import in_money
+from oat.files import seen
 from oat.loop import Report, Run
-from oat.places import seen
 from oat.profile import name_boxes
 from oat.reading import read_metrics
 from oat.settings import Config

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from oat.errors import ConfigError, DirectoryError, printable
-from oat.files import Standing, parse_json, write_atomically
-from oat.places import start
+from oat.files import Standing, parse_json, start, write_atomically
 
 LIBRARIES = (
     *("oat-align", "torch", "transformers", "tokenizers", "safetensors", "numpy", "msgspec", "huggingface-hub"),

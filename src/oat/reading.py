@@ -20,8 +20,7 @@ from typing import Any
 
 from oat.config import load_config
 from oat.errors import ConfigError, DataError, warn
-from oat.files import parse_json
-from oat.places import seen
+from oat.files import parse_json, seen
 from oat.settings import Config
 from oat.types import Message
 

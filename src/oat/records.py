@@ -29,10 +29,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from oat.errors import DataError, described, did_you_mean
+from oat.errors import DataError, described, did_you_mean, is_signal
+from oat.files import located, seen
 from oat.foreign import guarded
-from oat.interruption import is_signal
-from oat.places import located, seen
 from oat.plugins import load_symbol
 
 _MAX_FIELD = 2**31 - 1

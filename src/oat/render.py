@@ -23,7 +23,7 @@ import numpy as np
 
 from oat.encoding import Encoder
 from oat.errors import TemplateError, described, did_you_mean, shortened, warn
-from oat.places import seen
+from oat.files import seen
 from oat.questions import Example, Form
 from oat.templates import CHATML, CHATML_TOKENS
 from oat.types import Message

@@ -19,7 +19,7 @@ from oat.checkpoint import Checkpoints
 from oat.config import Origins, blaming, convert, dump, load_config, stored_config, to_yaml, with_given
 from oat.dearest import dearest_question, refuse_small_budget
 from oat.errors import ConfigError, DirectoryError, warn
-from oat.files import Standing, write_atomically
+from oat.files import Standing, seen, seen_from, write_atomically
 from oat.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
 from oat.holdings import refuse_lost
 from oat.inputs import CHANGEABLE, GIVEN, recorded, refuse_changed_oracles, versions_of, warn_of_other_prompts
@@ -28,7 +28,6 @@ from oat.learner.limits import LiveBytes
 from oat.lm import load_tokenizer, outlines
 from oat.loop import Run
 from oat.memory import lengths_of, refuse_short_cache, refuse_too_large
-from oat.places import seen, seen_from
 from oat.plugins import same_by_file
 from oat.render import reads_date
 from oat.settings import Component, Config

@@ -29,9 +29,9 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError, OatWarning, OracleError, TemplateError
+from oat.files import seen
 from oat.identity import Identity, hash_of, model_identity, tokenizer_identity, weights_identity
 from oat.lm import load_config, load_module, load_tokenizer
-from oat.places import seen
 from oat.render import Renderer, reads_date
 from oat.types import Message
 from oat.vocabulary import check_vocabulary

@@ -15,17 +15,16 @@ from typing import Any
 from oat import plugins
 from oat.build import resolve
 from oat.config import Origins, convert
-from oat.errors import ConfigError, ContractError, DataError, printable
+from oat.errors import ConfigError, ContractError, DataError, Interrupted, printable
 from oat.export import export_run
-from oat.files import saying_what_is_free
+from oat.files import saying_what_is_free, seen, seen_from, start
 from oat.foreign import restoring
 from oat.formats import checked
 from oat.inputs import GIVEN
-from oat.interruption import Interrupted, Interruption
+from oat.interruption import Interruption
 from oat.loop import Report, Run, train
 from oat.once import evaluate_once
 from oat.outcome import Outcome
-from oat.places import seen, seen_from, start
 from oat.progress import opening, shown
 from oat.reading import read_metrics
 from oat.records import is_named, unboxed

@@ -17,8 +17,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from oat.asked import Asked, Awaited, nothing, rest, whole
+from oat.asked import Asked, Awaited, rest, whole
 from oat.budget import Budget
+from oat.contract import nothing
 from oat.store import Store
 from oat.types import UNASKED, Answer, Key, Price, Question, Spent
 

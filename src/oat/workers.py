@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from oat.errors import ConfigError, OracleError
-from oat.places import start
+from oat.files import start
 from oat.worker import HEADER, frame
 
 _START_S = 120.0

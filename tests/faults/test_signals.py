@@ -17,8 +17,9 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 
 from oat.checkpoint import verify
+from oat.errors import Interrupted
 from oat.export import digest_run
-from oat.interruption import Interrupted, Interruption
+from oat.interruption import Interruption
 
 pytestmark = pytest.mark.fault("R4")
 

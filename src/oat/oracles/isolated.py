@@ -15,10 +15,10 @@ from typing import Any
 
 from oat import plugins, wire
 from oat.errors import ConfigError, warn
+from oat.files import start
 from oat.oracles.base import made_of, version_of
 from oat.oracles.callables import CallableOracle, check_needed
 from oat.oracles.registry import build_oracle
-from oat.places import start
 from oat.types import Answer, Kind, Mark, Question
 from oat.workers import Outcome, Workers
 

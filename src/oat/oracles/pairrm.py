@@ -27,10 +27,10 @@ from transformers import DebertaV2Config, DebertaV2Model
 from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError, OracleError
+from oat.files import seen
 from oat.identity import Identity, model_identity, tokenizer_identity, weights_identity
 from oat.lm import load_config, load_tokenizer
 from oat.oracles.local import LocalOracle, Values
-from oat.places import seen
 from oat.scoring import batches, hash_of_files
 from oat.types import Kind, Question
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
+from oat.files import start
 from oat.foreign import bare, guarded
 from oat.oracles.base import Oracle, says_version
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.queries import QueryReward
-from oat.places import start
 from oat.plugins import load_symbol, shown_name
 
 _NAMED = {

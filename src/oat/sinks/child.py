@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from oat.errors import printable, warn
-from oat.places import seen, start
+from oat.files import seen, start
 from oat.secrets import Hider
 from oat.sinks.leftovers import VARIABLE, end_all_marked
 from oat.worker import HEADER, frame

@@ -10,7 +10,7 @@ from typing import Any
 
 from oat.config import Origins, convert, unknown_field, where
 from oat.errors import ConfigError, did_you_mean
-from oat.places import seen
+from oat.files import seen
 from oat.settings import Config, SinkConfig, TrackingConfig
 from oat.sinks.child import Described
 from oat.sinks.mlflow import MlflowConfig

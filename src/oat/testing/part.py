@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import oat
-from oat.errors import ContractError, OatError, described
-from oat.interruption import is_signal
+from oat.errors import ContractError, OatError, described, is_signal
 
 _OURS = Path(oat.__file__).parent
 
