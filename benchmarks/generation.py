@@ -6,7 +6,7 @@
 with mean about 32. Temperature 1, log-probabilities of every token. A side is given all rows at once; transformers at its best batch size of 32,
 64, 128, 256, found in one pass that ends where one is a fifth slower than the best before it; where 32 is the best, 16 and 8 are tried too. vLLM
 compiles the model, where there is a compiler. Sides take turns; medians of tokens a second. The share of the machine is the least time that
-`oat`'s passes could take on it (`oat.roofline`), a token, over the time that a side took.
+`oat`'s passes could take on it (`oat.hardware.roofline`), a token, over the time that a side took.
 """
 
 import argparse

@@ -75,10 +75,10 @@ def make_tokenizer(folder: Path) -> Path:
 
 
 def open_(file: str, kind: str, cache: str, model: str) -> None:
-    from oat.lm import load_tokenizer
-    from oat.prompts import Prompts
-    from oat.render import Renderer
+    from oat.data.prompts import Prompts
+    from oat.models.causal_lm import load_tokenizer
     from oat.seeds import Seeds
+    from oat.text.renderer import Renderer
 
     renderer = Renderer(load_tokenizer(model), template=None)
     before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()

@@ -19,16 +19,16 @@ import numpy as np
 import torch
 import yaml
 
-from oat.build import build, resolve
-from oat.config import load_config
-from oat.ledger import Ledger
-from oat.lm import save_lm
+from oat.build.run import build, resolve
+from oat.config.load import load_config
+from oat.ledger.ledger import Ledger
+from oat.ledger.store import Store
 from oat.loop import train
+from oat.models.causal_lm import save_lm
 from oat.oracles.callables import CallableOracle
 from oat.quickstart import configurations
 from oat.quickstart.task import build_model, build_task, build_tokenizer
 from oat.seeds import Seeds
-from oat.store import Store
 from oat.types import Group, Key, Message, Prompt, Question, Segment, Trajectory
 
 STEPS, ROUND = 50, 64

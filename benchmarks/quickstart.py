@@ -23,7 +23,7 @@ import torch
 import yaml
 
 from oat.cli import main as oat
-from oat.export import digest_run
+from oat.commands.export import digest_run
 from oat.quickstart import configurations, make_start
 
 PAGE = Path(__file__).parent.parent / "docs" / "quickstart.md"

@@ -25,12 +25,12 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen3Config
 
-from oat.build import resolve
-from oat.config import load_config
-from oat.memory import Lengths, estimate
+from oat.build.memory import Lengths, estimate
+from oat.build.run import resolve
+from oat.config.load import load_config
 
 GB = 10**9
-IMPORTS = "import torch, transformers, peft, oat.cli, oat.build, oat.loop, oat.rundir, oat.tracking"
+IMPORTS = "import torch, transformers, peft, oat.cli, oat.build.run, oat.loop, oat.build.open_run, oat.tracking.files"
 REWARD = """import random
 
 

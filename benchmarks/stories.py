@@ -27,16 +27,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from oat.data import Source, read_prompts
+from oat.commands.export import policy_weights, run_config
+from oat.config.settings import Config, TorchEngineConfig
+from oat.data.prompt_set import Source, read_prompts
 from oat.engines.torch import TorchEngine
 from oat.errors import OatError
-from oat.export import policy_weights, run_config
-from oat.lm import CausalLM, load_tokenizer
-from oat.lora import load_model
+from oat.models.causal_lm import CausalLM, load_tokenizer
+from oat.models.lora import load_model
 from oat.oracles.rules.sentiment import cheerful
-from oat.render import Renderer
 from oat.seeds import Seeds
-from oat.settings import Config, TorchEngineConfig
+from oat.text.renderer import Renderer
 from oat.types import Prompt, Request, Sampling
 
 SEED = 64

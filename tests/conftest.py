@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--serialise"):
-        from oat.settings import ComputeConfig
+        from oat.config.settings import ComputeConfig
 
         ComputeConfig.__init__.__defaults__ = ("cpu", None, True, None)
         assert ComputeConfig().serialise

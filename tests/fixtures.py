@@ -19,9 +19,9 @@ import pytest
 import torch
 import yaml
 
-from oat.asked import Asked
 from oat.learner.learner import Learner
-from oat.store import Store
+from oat.ledger.asked import Asked
+from oat.ledger.store import Store
 from oat.types import Group, Key, Kind, Message, Prompt, Question, Segment, Trajectory
 
 ALPHABET = "0123456789+=ab"
@@ -182,8 +182,8 @@ def damage_metrics(run_dir: Path, lines: Mapping[int, bytes | None]) -> None:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     import torch
 
-    from oat.lm import load_lm
-    from oat.roofline import cost_of, rates_of
+    from oat.hardware.roofline import cost_of, rates_of
+    from oat.models.causal_lm import load_lm
 
     folder = tmp_path_factory.mktemp("world")
     make_model(folder / "model")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from fixtures import make_group, make_questions
 
-from oat.ledger import Ledger
+from oat.ledger.ledger import Ledger
 from oat.testing import FakeOracle
 from oat.types import Answer, Feedback, Group, Price, Question, Spent
 

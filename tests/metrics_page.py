@@ -1,10 +1,10 @@
-"""Writes docs/metrics.md from `oat.metrics` and `oat.elsewhere`: `python tests/metrics_page.py`."""
+"""Writes docs/metrics.md from `oat.metrics` and `oat.reports.metric_names`: `python tests/metrics_page.py`."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from oat.elsewhere import PREDECESSOR, TRL, Name
 from oat.metrics import NAMES, UNREPEATABLE, unit
+from oat.reports.metric_names import PREDECESSOR, TRL, Name
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
@@ -21,7 +21,7 @@ process has itself asked since it began. `oat digest` leaves them out, and rows 
 
 {_CHANGING}
 
-Made by `python tests/metrics_page.py` from `src/oat/metrics.py` and `src/oat/elsewhere.py`; a test fails when this page is behind them.
+Made by `python tests/metrics_page.py` from `src/oat/metrics.py` and `src/oat/reports/metric_names.py`; a test fails when this page is behind them.
 
 | name | unit | meaning |
 | --- | --- | --- |

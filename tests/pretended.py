@@ -133,14 +133,14 @@ class _Functions(TorchFunctionMode):
 @contextmanager
 def pretended_gpu() -> Iterator[_Operations]:
     """Within it `compute.profile: gpu` has its device; gives what counted the operations on it."""
-    import oat.models
+    import oat.build.models
 
-    device_of, synchronize, marks = oat.models.device_of, torch.cuda.synchronize, _Marks()
+    device_of, synchronize, marks = oat.build.models.device_of, torch.cuda.synchronize, _Marks()
     operations = _Operations(marks)
-    oat.models.device_of = lambda profile: DEVICE if profile == "gpu" else device_of(profile)
+    oat.build.models.device_of = lambda profile: DEVICE if profile == "gpu" else device_of(profile)
     torch.cuda.synchronize = lambda device=None: None
     try:
         with _Functions(marks), operations:
             yield operations
     finally:
-        oat.models.device_of, torch.cuda.synchronize = device_of, synchronize
+        oat.build.models.device_of, torch.cuda.synchronize = device_of, synchronize

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from oat.algorithms.registry import ALGORITHMS
-from oat.settings import Component, Config, SinkConfig, TorchEngineConfig
-from oat.sinks.registry import SINKS
+from oat.config.settings import Component, Config, SinkConfig, TorchEngineConfig
+from oat.tracking.registry import SINKS
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 INTRODUCTION = """# Settings

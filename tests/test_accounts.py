@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat, recorded
 
-from oat import schema
-from oat.accounts import accounts
-from oat.budget import in_money
-from oat.store import Store
+from oat.ledger import schema
+from oat.ledger.store import Store
+from oat.reports.accounts import accounts
 from oat.types import Answer
+from oat.types.budget import in_money
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_two_oracles_that_were_asked_the_same(tmp_path: Path, capsys: pytest.Cap
 
 def test_what_a_kill_left_unanswered_is_counted(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, log = world.config("grpo", tmp_path), tmp_path / "log"
-    place = named("oat.ledger:Ledger._submit")
+    place = named("oat.ledger.ledger:Ledger._submit")
     assert forked(lambda: kill_at(*place, 4) or oat("train", config), log) == -signal.SIGKILL
     assert forked(lambda: oat("train", config), log) == 0
     again = {row["purpose"]: int(row["again"]) for row in table(tmp_path / "grpo", capsys)}

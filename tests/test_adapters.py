@@ -15,12 +15,12 @@ from fixtures import World, made, make_model, oat
 from test_lora import bend, built, engine_in, learner_in, logits
 from transformers import AutoModelForCausalLM
 
-from oat.build import build, resolve
-from oat.config import load_config
-from oat.export import digest_run
+from oat.build.run import build, resolve
+from oat.commands.export import digest_run
+from oat.config.load import load_config
+from oat.config.settings import LoraConfig, ModelConfig
 from oat.learner.models import Critic, LanguageModel
-from oat.lora import load_model, save_adapter
-from oat.settings import LoraConfig, ModelConfig
+from oat.models.lora import load_model, save_adapter
 
 TARGETS = ("lm_head", "q_proj")
 IDS = torch.tensor([[2, 3, 4, 12, 13, 1]])
@@ -182,7 +182,7 @@ def test_a_run_whose_references_adapter_was_changed_is_refused(
 
 def test_policy_critic_and_reward_model_stand_beside_one_base(world: World, base: str, tmp_path: Path) -> None:
     """Each has an adapter of its own, of its own seed; what they share is in memory once; learning one moves no other."""
-    from oat.models import load_models
+    from oat.build.models import load_models
     from oat.seeds import Seeds
 
     changes = {"model.lora": {"rank": 2}, "learner.sync_every": 2, "evaluation": None}

@@ -10,7 +10,7 @@ import pytest
 from fixtures import World, forked, make_model, oat
 
 from oat.errors import ConfigError
-from oat.estimates import bootstrap_interval
+from oat.evaluation.statistics import bootstrap_interval
 from oat.seeds import Seeds
 
 JUDGES = """
@@ -139,7 +139,7 @@ def test_the_model_that_an_adapter_was_trained_beside(runs: Path, world: World, 
 
 
 def test_it_is_for_python_too(runs: Path) -> None:
-    from oat.against import compare_models
+    from oat.commands.compare import compare_models
 
     with pytest.raises(ConfigError, match=r"oat eval CONFIG --model\.path"):
         compare_models(str(runs / "other"), str(runs / "other"))

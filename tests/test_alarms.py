@@ -14,12 +14,12 @@ import yaml
 from fixtures import World, oat
 from flat_steps import flat_steps
 
-from oat.alarms import LENGTH, METRICS, Alarms, AlarmsConfig, Rule, rules_of
-from oat.build import build, resolve
-from oat.checkpoint import Checkpoints
-from oat.config import load_config, to_yaml
+from oat.build.run import build, resolve
+from oat.config.alarms import LENGTH, METRICS, Alarms, AlarmsConfig, Rule, rules_of
+from oat.config.load import load_config, to_yaml
 from oat.errors import ConfigError
 from oat.loop import LEARNED
+from oat.rundir.checkpoints import Checkpoints
 
 REWARDS = """
 def constant(prompts, completions, **columns):

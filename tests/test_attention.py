@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from oat.attention import Packed, Rows, Span, pack, pack_groups
+from oat.models.attention import Packed, Rows, Span, pack, pack_groups
 
 CPU = torch.device("cpu")
 SCALE = 0.3

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat
 
-from oat.accounts import contradictions
-from oat.budget import Budget
+from oat.commands.export import digest_run
 from oat.errors import OatWarning, OracleError
-from oat.export import digest_run
-from oat.ledger import Ledger
+from oat.ledger.ledger import Ledger
+from oat.ledger.store import Store
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.preferences import Preferences
+from oat.reports.accounts import contradictions
 from oat.seeds import Seeds
-from oat.store import Store
 from oat.types import Answer, Kind, Price, Question, Spent
+from oat.types.budget import Budget
 
 
 class Judge:
@@ -142,7 +142,7 @@ def test_a_killed_run_spends_what_the_unbroken_one_spends(world: World, tmp_path
         (tmp_path / name).mkdir()
         configs.append(world.config("dpo", tmp_path / name, changes))
     assert oat("train", configs[0]) == 0
-    place, log = named("oat.ledger:Ledger._submit"), tmp_path / "log"
+    place, log = named("oat.ledger.ledger:Ledger._submit"), tmp_path / "log"
     assert forked(lambda: kill_at(*place, 10) or oat("train", configs[1]), log) < 0
     assert forked(lambda: oat("train", configs[1]), log) == 0
     runs = [tmp_path / name / "dpo" for name in ("unbroken", "killed")]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat
 
-from oat.accounts import accounts, contradictions
-from oat.budget import Budget
-from oat.export import digest_run
-from oat.ledger import Ledger
+from oat.commands.export import digest_run
+from oat.ledger.ledger import Ledger
+from oat.ledger.store import Store
 from oat.oracles.callables import CallableOracle
+from oat.reports.accounts import accounts, contradictions
 from oat.seeds import Seeds
-from oat.store import Store
 from oat.types import Answer, Kind, Question
+from oat.types.budget import Budget
 
 SLOW = """
 import asyncio

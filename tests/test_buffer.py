@@ -13,10 +13,10 @@ import pytest
 from fixtures import World, forked, kill_at, oat
 from pairs import item
 
-from oat.buffer import Buffer, minibatches, optimiser_steps
-from oat.export import digest_run
-from oat.settings import BufferConfig
-from oat.store import Store
+from oat.commands.export import digest_run
+from oat.config.settings import BufferConfig
+from oat.learner.buffer import Buffer, minibatches, optimiser_steps
+from oat.ledger.store import Store
 from oat.types import Feedback, Item
 
 
@@ -123,14 +123,14 @@ def test_a_run_learns_again_from_the_newest_questions(run: Path) -> None:
 
 
 def test_a_schedule_ends_with_the_steps_that_there_are(run: Path) -> None:
-    from oat.config import load_config
+    from oat.config.load import load_config
 
     config = load_config(run / "config.yaml")[0]
     assert config.learner.schedule_steps == rows_of(run)[-1]["optim/steps"] == 30
 
 
 @pytest.mark.parametrize(
-    ("place", "call"), [("oat.learner.learner:Learner._step", 15), ("oat.store:Store.drop_groups", 2), ("oat.ledger:Ledger.taken", 7)]
+    ("place", "call"), [("oat.learner.learner:Learner._step", 15), ("oat.ledger.store:Store.drop_groups", 2), ("oat.ledger.ledger:Ledger.taken", 7)]
 )
 def test_a_killed_run_is_the_unbroken_one(run: Path, tmp_path: Path, place: str, call: int) -> None:
     from fixtures import named
@@ -235,9 +235,9 @@ def test_a_check_says_what_steps_learn_from(run: Path, world: World, tmp_path: P
 
 def test_memory_counts_the_passes_over_a_buffer(world: World, tmp_path: Path) -> None:
     """What `prepare` computes of the reference goes over all of it at once, where a pass may be so large."""
-    from oat.build import resolve
-    from oat.config import load_config
-    from oat.memory import Lengths, estimate
+    from oat.build.memory import Lengths, estimate
+    from oat.build.run import resolve
+    from oat.config.load import load_config
 
     config = world.config("dpo", tmp_path, {"evaluation": None, "learner.micro_batch_size": 4096})
     small = estimate(resolve(*load_config(config)), Lengths(4))

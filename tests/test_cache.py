@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat
 
-from oat.accounts import accounts
-from oat.export import digest_run
-from oat.ledger import Ledger
+from oat.commands.export import digest_run
+from oat.ledger.ledger import Ledger
+from oat.ledger.store import Store
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.preferences import Preferences
+from oat.reports.accounts import accounts
 from oat.seeds import Seeds
-from oat.store import Store
 from oat.types import Feedback, Group, Kind
 
 
@@ -129,7 +129,7 @@ def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: P
         (tmp_path / name).mkdir()
         configs.append(world.config("grpo", tmp_path / name, changes))
     assert oat("train", configs[0]) == 0
-    place, log = named("oat.ledger:Ledger._record"), tmp_path / "log"
+    place, log = named("oat.ledger.ledger:Ledger._record"), tmp_path / "log"
     assert forked(lambda: kill_at(*place, 9) or oat("train", configs[1]), log) < 0
     assert forked(lambda: oat("train", configs[1]), log) == 0
     runs = [tmp_path / name / "grpo" for name in ("unbroken", "killed")]

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat, recorded
 
-from oat.accounts import accounts, contradictions
-from oat.asked import Awaited
-from oat.budget import Budget
+from oat.commands.export import digest_run
 from oat.errors import OracleError
-from oat.export import digest_run
-from oat.ledger import Ledger
+from oat.ledger.asked import Awaited
+from oat.ledger.ledger import Ledger
+from oat.ledger.store import Store
 from oat.oracles.callables import CallableComparison
 from oat.oracles.preferences import Preferences
+from oat.reports.accounts import accounts, contradictions
 from oat.seeds import Seeds
-from oat.store import Store
 from oat.testing import FakeOracle
 from oat.types import UNASKED, Answer, Feedback, Group, Kind, Price, Question
+from oat.types.budget import Budget
 
 
 def lengths(question: Question) -> list[float]:
@@ -264,7 +264,11 @@ def test_labels_of_equal_pairs_are_drawn_for_each(opened: Opened) -> None:
 CHANGES: dict[str, Any] = {"algorithm.prompts": 4, "prompts.max_prompts": 2, "sampling": {"max_new_tokens": 1, "top_k": 3}, "stop.max_steps": 6}
 AHEAD = {"grpo": 0, "dpo": 8}
 """Two prompts, each twice a step, and answers of a token out of three: most of what is asked is under way already."""
-POINTS = [("oat.ledger:Ledger._submit", 3, False), ("oat.store:Store.add_answers", 6, True), ("oat.ledger:Ledger._record", 5, False)]
+POINTS = [
+    ("oat.ledger.ledger:Ledger._submit", 3, False),
+    ("oat.ledger.store:Store.add_answers", 6, True),
+    ("oat.ledger.ledger:Ledger._record", 5, False),
+]
 
 
 def reward(text: str) -> float:

@@ -14,15 +14,15 @@ import safetensors.torch
 import torch
 from fixtures import World, forked, oat
 
-from oat.build import resolve
-from oat.checkpoint import Checkpoints, verify
-from oat.config import Origins, load_config
+from oat.build.open_run import open_run
+from oat.build.run import resolve
+from oat.commands.export import digest_run
+from oat.config.load import Origins, load_config
+from oat.config.settings import Config
 from oat.errors import CheckpointError, ConfigError
-from oat.export import digest_run
 from oat.files import write_atomically
 from oat.loop import Run, restore, train
-from oat.rundir import open_run
-from oat.settings import Config
+from oat.rundir.checkpoints import Checkpoints, verify
 
 
 @pytest.fixture
@@ -411,7 +411,7 @@ def test_a_state_that_is_nested_too_deep_is_damaged(checkpoints: Checkpoints) ->
 
 
 def test_another_schema_is_refused(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oat.checkpoint.SCHEMA_VERSION", 99)
+    monkeypatch.setattr("oat.rundir.checkpoints.SCHEMA_VERSION", 99)
     save(checkpoints, 1)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="another version of oat"):

@@ -12,9 +12,9 @@ import pytest
 from fixtures import ALPHABET, World, forked, oat
 
 import oat as package
-from oat.config import dump, load_config
+from oat.commands.export import digest_run
+from oat.config.load import dump, load_config
 from oat.errors import ConfigError
-from oat.export import digest_run
 from oat.learner.learner import Learner
 from oat.metrics import NAMES, Metrics
 
@@ -33,7 +33,7 @@ def test_help_comes_at_once() -> None:
 
 
 def test_light_modules_need_no_torch() -> None:
-    code = "import sys, oat, oat.types, oat.config, oat.cli, oat.errors, oat.metrics, oat.oracles.callables; print('torch' in sys.modules)"
+    code = "import sys, oat, oat.types, oat.config.load, oat.cli, oat.errors, oat.metrics, oat.oracles.callables; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
 
 

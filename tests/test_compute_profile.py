@@ -13,11 +13,11 @@ from test_learner import row
 from test_lora import LORA, learner_in
 from tiny_models import build_config, save_model
 
-from oat.build import build, resolve
-from oat.config import load_config
+from oat.build.run import build, resolve
+from oat.config.load import load_config
 from oat.learner.models import Critic
-from oat.lm import load_lm
 from oat.metrics import repeatable
+from oat.models.causal_lm import load_lm
 
 GPU = {"compute.profile": "gpu"}
 HALF = {"engine.dtype": "bfloat16", "learner.autocast": "bfloat16"}
@@ -68,7 +68,7 @@ def test_a_run_on_a_pretended_device(
 ) -> None:
     """Trained, continued from its checkpoint and evaluated; in float32 it is the run on the CPU. No thread count is measured. (Autocast needs a real
     device, and is off here.)"""
-    monkeypatch.setattr("oat.build.choose_threads", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("oat.build.run.choose_threads", lambda *_: pytest.fail("measured"))
     changes = {**CASES[case], **({"algorithm.kl_coef": 0.1} if algorithm == "grpo" else {})}
     (tmp_path / "gpu").mkdir()
     config = world.config(algorithm, tmp_path / "gpu", {**GPU, **changes, "compute.threads": None})

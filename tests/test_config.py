@@ -9,10 +9,10 @@ import pytest
 import yaml
 from fixtures import World, oat
 
-from oat.build import resolve
-from oat.config import dump, load_config, to_yaml
+from oat.build.run import resolve
+from oat.config.load import dump, load_config, to_yaml
 from oat.errors import ConfigError, ModelError
-from oat.lm import load_tokenizer
+from oat.models.causal_lm import load_tokenizer
 
 MINIMAL = """\
 model:

@@ -10,14 +10,14 @@ import pytest
 import torch
 from fixtures import World, oat, write_jsonl
 
-from oat.actor import RecordedActor
-from oat.attention import Packed
-from oat.data import PromptSet, Source
-from oat.fit import Fit
-from oat.formats import Layout
+from oat.data.fit import Fit
+from oat.data.formats import Layout
+from oat.data.prompt_set import PromptSet, Source
 from oat.learner.models import LanguageModel
-from oat.lm import CausalLM, load_lm, load_tokenizer
-from oat.render import Renderer
+from oat.models.attention import Packed
+from oat.models.causal_lm import CausalLM, load_lm, load_tokenizer
+from oat.rollout.actor import RecordedActor
+from oat.text.renderer import Renderer
 from oat.types import Trajectory
 
 EXTENDS = """{% for message in messages %}{{ 'a' if message.role == 'user' else 'b' }}{{ message.content }}{{ eos_token }}{% endfor %}

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from oat import wire
-from oat.config import convert
-from oat.data import Source, read_prompts
+from oat.config.load import convert
+from oat.config.settings import EvaluationConfig, OracleConfig, PromptsConfig, RenderConfig
+from oat.data.prompt_set import Source, read_prompts
 from oat.errors import ConfigError, DataError
-from oat.settings import EvaluationConfig, OracleConfig, PromptsConfig, RenderConfig
 from oat.types import Message
 
 RECORDS = [{"prompt": f'{n}+{n}=\n, "quoted"', "answer": str(2 * n), "note": "é☃"} for n in range(5)]

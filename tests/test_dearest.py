@@ -12,16 +12,16 @@ from fixtures import World, make_group, oat, write_jsonl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from oat.budget import Budget
-from oat.check import resolve
-from oat.config import load_config
-from oat.dearest import dearest_question, longest_responses
+from oat.build.highest_cost import dearest_question, longest_responses
+from oat.build.resolve import resolve
+from oat.build.run_inputs import surround
+from oat.config.load import load_config
 from oat.errors import OatWarning
+from oat.ledger.store import Store
 from oat.oracles.judge import Judge
-from oat.render import Renderer
-from oat.store import Store
-from oat.surroundings import surround
+from oat.text.renderer import Renderer
 from oat.types import Key, Price, Question
+from oat.types.budget import Budget
 
 BY_LENGTH = '''
 from oat.types import Answer, Price

@@ -13,10 +13,10 @@ import yaml
 from fixtures import World, oat
 
 from oat.algorithms.registry import ALGORITHMS
-from oat.build import resolve
-from oat.config import load_config
-from oat.settings import Component, Config, SinkConfig, TorchEngineConfig
-from oat.sinks.registry import SINKS
+from oat.build.run import resolve
+from oat.config.load import load_config
+from oat.config.settings import Component, Config, SinkConfig, TorchEngineConfig
+from oat.tracking.registry import SINKS
 
 DOCS = Path(__file__).parent.parent / "docs"
 ELSEWHERE = {"commands", "data", "extending", "watching"}

@@ -15,17 +15,17 @@ from test_lora import LORA
 from test_weights import Source, held, turn_bit
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 
-from oat.build import build, resolve
-from oat.config import load_config
+from oat.build.run import build, resolve
+from oat.commands.export import digest_run
+from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import ModelError, WeightsError
-from oat.export import digest_run
 from oat.learner.learner import Learner
-from oat.lm import CausalLM, load_lm
 from oat.loop import Run, restore
-from oat.lora import load_model
+from oat.models.causal_lm import CausalLM, load_lm
+from oat.models.lora import load_model
+from oat.runtime.weights import Weights
 from oat.types import Receipt, Request, Sampling
-from oat.weights import Weights
 
 HALF = {"engine.dtype": "bfloat16"}
 
@@ -194,7 +194,7 @@ def test_a_tensor_that_stays_in_float32_is_named(world: World, tmp_path: Path, m
         lm.module.register_buffer("router_bias", torch.zeros(3))
         return lm
 
-    monkeypatch.setattr("oat.models.load_model", with_bias)
+    monkeypatch.setattr("oat.build.models.load_model", with_bias)
     with pytest.raises(ModelError, match=r"a `llama` keeps `router_bias` in float32 when it is loaded in bfloat16; leave engine.dtype at float32"):
         built(world, "dpo", tmp_path, {})
 

@@ -10,11 +10,11 @@ import torch
 from fixtures import gradient_of, make_group, make_questions
 
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
-from oat.build import ensemble_optimiser
+from oat.build.run import ensemble_optimiser
 from oat.errors import ConfigError, OatWarning
 from oat.learner.batching import view_of
-from oat.learner.ensemble import Ensemble
 from oat.learner.learner import Learner
+from oat.models.ensemble import Ensemble
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, Answer, Feedback, Item, Trajectory
 

@@ -13,11 +13,11 @@ from fixtures import oat as oat_command
 from pyarrow import parquet
 
 import oat
-from oat.accounts import _write_parquet, export_answers
 from oat.environments.base import Turn
 from oat.errors import ConfigError, ContractError, OatWarning
 from oat.explore.rules import NoExploration
-from oat.store import Store
+from oat.ledger.store import Store
+from oat.reports.accounts import _write_parquet, export_answers
 from oat.testing import FakeOracle, check_oracle
 from oat.types import UNASKED, Group, Key, Message, Prompt, Segment, Trajectory
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oat.estimates import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
+from oat.evaluation.statistics import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
 
 NAN = math.nan
 QUICK = settings(derandomize=True, deadline=None, max_examples=50)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fixtures import World, forked, kill_at, oat, write_jsonl
 
-from oat.export import digest_run
+from oat.commands.export import digest_run
 from oat.metrics import repeatable
 
 REWARDS = '''
@@ -171,10 +171,10 @@ def test_a_win_rate_needs_references(world: World, tmp_path: Path, rewards: str,
 @pytest.mark.parametrize(
     ("place", "call", "twice"),
     [
-        ("ledger:Ledger._submit", 2, 0),  # asked, nothing answered yet
-        ("ledger:Ledger._record", 1, 12),  # in flight: answered, not yet on disk
-        ("evaluate:Evaluation._write", 1, 0),  # everything on disk
-        ("evaluate:Evaluation._write", 2, 0),  # also of a later one
+        ("ledger.ledger:Ledger._submit", 2, 0),  # asked, nothing answered yet
+        ("ledger.ledger:Ledger._record", 1, 12),  # in flight: answered, not yet on disk
+        ("evaluation.evaluation:Evaluation._write", 1, 0),  # everything on disk
+        ("evaluation.evaluation:Evaluation._write", 2, 0),  # also of a later one
     ],
 )
 def test_a_kill_during_an_evaluation_pays_for_what_was_in_flight_only(

@@ -15,14 +15,14 @@ import yaml
 from evaluations import evaluated, killed_and_continued, records, rows
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.accounts import accounts, contradictions
-from oat.build import build, resolve
-from oat.config import load_config
-from oat.evaluate import Evaluation, Trigger
-from oat.export import digest_run
+from oat.build.run import build, resolve
+from oat.commands.export import digest_run
+from oat.config.load import load_config
+from oat.evaluation.evaluation import Evaluation, Trigger
+from oat.ledger.store import Store
 from oat.loop import Run, evaluate, train
 from oat.metrics import repeatable
-from oat.store import Store
+from oat.reports.accounts import accounts, contradictions
 from oat.types import Price
 
 
@@ -204,11 +204,11 @@ def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: s
     config = world.config("grpo", tmp_path, changes)
     assert oat("train", config, "--run_dir", tmp_path / "unbroken") == 0
     assert evaluated(tmp_path / "unbroken", "eval/skipped").keys() == {2, 4}
-    killed_and_continued(config, tmp_path / "killed", "oat.checkpoint:Checkpoints._publish", 1)
+    killed_and_continued(config, tmp_path / "killed", "oat.rundir.checkpoints:Checkpoints._publish", 1)
     assert digest_run(tmp_path / "killed") == digest_run(tmp_path / "unbroken")
 
 
-@pytest.mark.parametrize(("place", "call"), [("oat.ledger:Ledger._submit", 8), ("oat.evaluate:Evaluation._write", 2)])
+@pytest.mark.parametrize(("place", "call"), [("oat.ledger.ledger:Ledger._submit", 8), ("oat.evaluation.evaluation:Evaluation._write", 2)])
 def test_a_purse_that_a_kill_left_half_empty(world: World, tmp_path: Path, place: str, call: int) -> None:
     """An evaluation that had begun is ended, whatever it has cost; what comes later is decided as in the unbroken run."""
     flags = ("--evaluation.max_queries", "30", "--stop.max_steps", "6")
@@ -324,7 +324,7 @@ def test_an_evaluation_that_failed_fails_in_a_replay_too(world: World, tmp_path:
     were. Nothing that was asked stays open, sets money aside, or is asked again."""
     own, log, run_dir = {"name": f"{judges}:Constant", "fails": fails, "healed": str(tmp_path / "healed")}, tmp_path / "log", tmp_path / "grpo"
     config = world.config("grpo", tmp_path, {f"evaluation.{judge}": own, "checkpoint.every": 10})
-    assert forked(lambda: kill_at(*named("oat.tracking:Tracking.row"), 5, after=True) or oat("train", config), log) == -signal.SIGKILL
+    assert forked(lambda: kill_at(*named("oat.tracking.files:Tracking.row"), 5, after=True) or oat("train", config), log) == -signal.SIGKILL
     written = [repeatable(row) for row in rows(run_dir)]
     files = {file.name: file.read_bytes() for file in (run_dir / "evaluations").glob("*")}
     assert written[2]["eval/failed" if judge == "oracle" else "eval/gold_failed"] == 1.0
@@ -395,7 +395,7 @@ def test_a_kill_while_an_evaluation_fails(world: World, tmp_path: Path, judges: 
     """Before its failure is on record it is made anew; from then on it has failed. Either way nothing stays open."""
     own = {"name": f"{judges}:Constant", "fails": "half", "healed": str(tmp_path / "healed")}
     config, log = world.config("grpo", tmp_path, {"evaluation.oracle": own}), tmp_path / "log"
-    assert forked(lambda: kill_at(*named("oat.ledger:Ledger.give_up"), 1, after=after) or oat("train", config), log) == -signal.SIGKILL
+    assert forked(lambda: kill_at(*named("oat.ledger.ledger:Ledger.give_up"), 1, after=after) or oat("train", config), log) == -signal.SIGKILL
     (tmp_path / "healed").touch()
     assert forked(lambda: oat("train", config), log) == 0, log.read_text()
     assert evaluated(tmp_path / "grpo", "eval/failed") == failed
@@ -436,8 +436,8 @@ def test_an_evaluation_that_is_due_waits_for_queries(world: World, tmp_path: Pat
     ("place", "call", "by"),
     [
         ("oat.learner.learner:Learner.update", 3, signal.SIGKILL),  # due since step 2, and waiting at the checkpoint after it
-        ("oat.evaluate:Evaluation._answer", 3, signal.SIGKILL),
-        ("oat.evaluate:Evaluation._answer", 3, signal.SIGTERM),
+        ("oat.evaluation.evaluation:Evaluation._answer", 3, signal.SIGKILL),
+        ("oat.evaluation.evaluation:Evaluation._answer", 3, signal.SIGTERM),
         ("oat.learner.learner:Learner.update", 5, signal.SIGTERM),
     ],
 )

@@ -18,14 +18,14 @@ from evaluations import evaluated, killed_and_continued, records, rows
 from fixtures import World, forked, kill_at, make_model, named, oat, write_jsonl
 from transformers import AutoTokenizer
 
-from oat.accounts import contradictions
-from oat.build import resolve
-from oat.config import load_config
+from oat.build.run import resolve
+from oat.commands.export import digest_run
+from oat.config.load import load_config
 from oat.errors import ConfigError, OracleError
-from oat.export import digest_run
+from oat.ledger.store import Store
 from oat.metrics import NAMES, Metrics
 from oat.oracles.answers import load_answers
-from oat.store import Store
+from oat.reports.accounts import contradictions
 from oat.types import Price
 
 
@@ -75,7 +75,7 @@ def test_a_record_file_is_whole_or_not_there(world: World, tmp_path: Path, call:
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1})
 
     def action() -> int:
-        from oat.evaluate import Records
+        from oat.evaluation.evaluation import Records
 
         write = Records.write
 
@@ -224,7 +224,8 @@ def test_a_second_opinion_that_fails_or_has_no_purse(world: World, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("place", "call"), [("oat.ledger:Ledger._record", 11), ("oat.ledger:Ledger._submit", 15), ("oat.evaluate:Evaluation._write", 2)]
+    ("place", "call"),
+    [("oat.ledger.ledger:Ledger._record", 11), ("oat.ledger.ledger:Ledger._submit", 15), ("oat.evaluation.evaluation:Evaluation._write", 2)],
 )
 def test_killed_in_a_second_opinion(world: World, tmp_path: Path, judges: str, place: str, call: int) -> None:
     config = world.config("grpo", tmp_path, {"evaluation.gold": f"{judges}:letters"})

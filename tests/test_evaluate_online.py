@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fixtures import World, forked, kill_at, named, oat, write_jsonl
 
-from oat.export import digest_run
-from oat.store import Store
+from oat.commands.export import digest_run
+from oat.ledger.store import Store
 
 SINGLE = {"engine": {"name": "torch", "threads": 1}}
 
@@ -58,7 +58,7 @@ def test_training_is_the_same_without_it(world: World, online: Path, tmp_path: P
     assert digest_run(tmp_path / "dpo")["weights"] == digest_run(online)["weights"]
 
 
-@pytest.mark.parametrize(("place", "call"), [("oat.evaluate:Evaluation._write", 2), ("oat.store:Store.add_answers", 11)])
+@pytest.mark.parametrize(("place", "call"), [("oat.evaluation.evaluation:Evaluation._write", 2), ("oat.ledger.store:Store.add_answers", 11)])
 def test_a_killed_run_makes_the_same_evaluations(online: Path, tmp_path: Path, place: str, call: int) -> None:
     def die() -> int:
         kill_at(*named(place), call)
@@ -107,8 +107,8 @@ def test_an_iterative_run_evaluates_its_newest_weights(world: World, tmp_path: P
 @pytest.mark.inventory(116)
 @pytest.mark.parametrize("algorithm", ["dpo", "sft"])
 def test_an_offline_run_learns_and_starts_no_actor(world: World, tmp_path: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from oat.actor import Actor
     from oat.engines.torch import TorchEngine
+    from oat.rollout.actor import Actor
 
     monkeypatch.setattr(TorchEngine, "generate", lambda *_: pytest.fail("nothing is sampled"))
     monkeypatch.setattr(Actor, "sample", lambda *_: pytest.fail("nobody acts"))

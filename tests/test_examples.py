@@ -12,8 +12,8 @@ from textwrap import dedent
 import pytest
 from fixtures import oat, write_jsonl
 
-from oat.config import load_config
-from oat.plugins import load_symbol
+from oat.config.load import load_config
+from oat.plugins.loading import load_symbol
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LOOP = EXAMPLES / "00_loop.py"

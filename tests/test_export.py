@@ -12,12 +12,12 @@ import yaml
 from fixtures import World, damage_metrics, forked, made, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oat.build import build, resolve
-from oat.checkpoint import Checkpoints
-from oat.config import load_config
+from oat.build.run import build, resolve
+from oat.commands.export import digest_run
+from oat.config.load import load_config
 from oat.errors import OatWarning
-from oat.export import digest_run
-from oat.provenance import command_line
+from oat.rundir.checkpoints import Checkpoints
+from oat.rundir.provenance import command_line
 
 
 @pytest.fixture(scope="module")

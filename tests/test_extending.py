@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oat.errors import ContractError
-from oat.plugins import load_symbol
+from oat.plugins.loading import load_symbol
 from oat.testing import check_oracle, tiny_run
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.accounts import accounts, contradictions
-from oat.checkpoint import Checkpoints
-from oat.export import digest_run
-from oat.fork import begins_after
-from oat.inputs import recorded
-from oat.store import Store
+from oat.build.fingerprints import recorded
+from oat.build.fork import begins_after
+from oat.commands.export import digest_run
+from oat.ledger.store import Store
+from oat.reports.accounts import accounts, contradictions
+from oat.rundir.checkpoints import Checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_fork_goes_its_own_way_from_there_on(parent: Path, tmp_path: Path, cap
     assert oat("train", parent / "grpo.yaml", "--run_dir", tmp_path / "fork", *flags) == 0
 
 
-@pytest.mark.parametrize("place", ["oat.rundir:copy_state", "oat.fork:Store.cut", "oat.rundir:build"])
+@pytest.mark.parametrize("place", ["oat.build.open_run:copy_state", "oat.build.fork:Store.cut", "oat.build.open_run:build"])
 def test_a_fork_whose_making_was_cut_off_is_made_anew(parent: Path, tmp_path: Path, place: str) -> None:
     log = tmp_path / "log"
     assert forked(lambda: kill_at(*named(place), 1) or fork(parent, tmp_path / "fork", "@4"), log) < 0
@@ -184,7 +184,7 @@ def test_a_fork_with_another_judge_does_not_wait_for_the_one_before(world: World
     common = {"checkpoint.every": 1, "checkpoint.background": False, "oracle.repeats": 0, "evaluation.oracle": f"{judges}:has_a"}
     config, log = world.config("grpo", tmp_path, common), tmp_path / "log"
     shorter, longer = ("--stop.max_steps", "3"), ("--stop.max_steps", "6")
-    assert forked(lambda: kill_at(*named("oat.evaluate:Evaluation._ask"), 3, after=True) or oat("train", config, *shorter), log) < 0
+    assert forked(lambda: kill_at(*named("oat.evaluation.evaluation:Evaluation._ask"), 3, after=True) or oat("train", config, *shorter), log) < 0
     assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 2) or oat("train", config, *longer), log) < 0
     with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:
         assert {row.question.key.step for row in store.unanswered() if row.question.key.purpose == "eval"} == {3}
@@ -210,7 +210,7 @@ def test_a_fork_that_is_made_needs_its_origin_no_more(world: World, tmp_path: Pa
     command = ("train", config, "--from", f"{tmp_path / 'grpo'}@4", *last)
     assert oat("train", config, "--run_dir", tmp_path / "unbroken", *last) == 0
     assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 2) or oat(*command, "--run_dir", tmp_path / "made"), log) < 0
-    assert forked(lambda: kill_at(*named("oat.rundir:build"), 1) or oat(*command, "--run_dir", tmp_path / "half"), log) < 0
+    assert forked(lambda: kill_at(*named("oat.build.open_run:build"), 1) or oat(*command, "--run_dir", tmp_path / "half"), log) < 0
     shutil.rmtree(tmp_path / "grpo")
     assert forked(lambda: oat(*command, "--run_dir", tmp_path / "made"), log) == 0, log.read_text()
     assert digest_run(tmp_path / "made") == digest_run(tmp_path / "unbroken")

@@ -12,13 +12,13 @@ import yaml
 from evaluations import JUDGES
 from fixtures import World, oat, write_jsonl
 
-from oat.accounts import contradictions
-from oat.build import resolve
-from oat.config import convert, dump, load_config
+from oat.build.open_run import FREE, open_run
+from oat.build.run import resolve
+from oat.config.load import convert, dump, load_config
+from oat.config.settings import Config
 from oat.errors import ConfigError
-from oat.rundir import FREE, open_run
-from oat.settings import Config
-from oat.store import Store
+from oat.ledger.store import Store
+from oat.reports.accounts import contradictions
 
 FORKED: dict[str, Any] = {
     "seed": 1,

@@ -16,11 +16,11 @@ from test_progress import in_a_terminal
 from tiny_models import build_config, build_tokenizer, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oat.chat import _certain
+from oat.commands.chat import _certain
+from oat.commands.speaker import Manner, load_speaker
 from oat.engines.decoding import Decoding
 from oat.errors import ConfigError
-from oat.speaker import Manner, load_speaker
-from oat.terminal import numbers_table
+from oat.reports.terminal import numbers_table
 from oat.types import Message
 
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant {% endif %}"

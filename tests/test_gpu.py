@@ -19,17 +19,17 @@ from test_weights import turn_bit
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from oat import attention
-from oat.attention import Packed, Span
-from oat.build import build, resolve
-from oat.config import load_config
+from oat.build.run import build, resolve
+from oat.commands.export import policy_weights
+from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
-from oat.export import policy_weights
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optim import OptimiserSettings
-from oat.lm import CausalLM, load_lm
+from oat.models import attention
+from oat.models.attention import Packed, Span
+from oat.models.causal_lm import CausalLM, load_lm
 from oat.seeds import Seeds
 from oat.types import Completion, Request, Sampling
 

@@ -12,22 +12,22 @@ from fixtures import World, forked, kill_at, named, oat, write_jsonl
 from tiny_models import build_config, save_model
 
 from oat import Trainer
-from oat.actor import RecordedActor
 from oat.algorithms.direct import Direct
 from oat.algorithms.registry import ALGORITHMS
-from oat.data import Source
+from oat.commands.export import digest_run
+from oat.data.fit import Fit
+from oat.data.prompt_set import Source
+from oat.data.prompts import Prompts
 from oat.errors import OatWarning
-from oat.export import digest_run
-from oat.fit import Fit
+from oat.evaluation.held_out import HeldOutPairs
 from oat.functional.preference import dpo_loss
-from oat.held_out import HeldOutPairs
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.learner.optim import OptimiserSettings
-from oat.lm import load_lm, load_tokenizer
-from oat.prompts import Prompts
-from oat.render import Renderer
+from oat.models.causal_lm import load_lm, load_tokenizer
+from oat.rollout.actor import RecordedActor
 from oat.seeds import Seeds
+from oat.text.renderer import Renderer
 from oat.types import Message, Segment, Trajectory
 
 TRAIN = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "ab"[: 1 + a % 2] + str(b)} for a in range(1, 5) for b in range(4)]

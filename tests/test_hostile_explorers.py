@@ -15,10 +15,10 @@ from fixtures import World, forked, oat
 from test_trainer_forks import lines
 
 from oat import Trainer
+from oat.build.explorers import Held
+from oat.commands.export import digest_run
 from oat.errors import ContractError, OatWarning
 from oat.explore.rules import NoExploration
-from oat.explorers import Held
-from oat.export import digest_run
 from oat.testing.samples import make_group
 from oat.types import ENSEMBLE, Key, Plan, Question
 

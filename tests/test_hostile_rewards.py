@@ -20,13 +20,13 @@ import pytest
 import torch
 from fixtures import World, make_group, make_questions, oat
 
-from oat import plugins
+from oat.commands.export import digest_run
+from oat.data.sources import open_records
 from oat.errors import MAX_MESSAGE, Again, ConfigError, DataError, Interrupted, OatError, OatWarning, OracleError
-from oat.export import digest_run
-from oat.ledger import calling
+from oat.ledger.ledger import calling
 from oat.oracles.callables import CallableOracle
 from oat.oracles.isolated import Isolated
-from oat.records import open_records
+from oat.plugins import loading as plugins
 from oat.types import Answer
 
 LONG = 20_000_000

@@ -13,7 +13,7 @@ import pytest
 from faulty_server import Asked, Reply, in_turn, serving, until
 
 from oat.errors import ConfigError, NoReplyError, OutageError, RefusalError
-from oat.oracles.http import HttpClient
+from oat.oracles.http_client import HttpClient
 
 FAST: dict[str, Any] = {"timeout_s": 1.0, "backoff_s": 0.01, "max_backoff_s": 0.02, "rest_s": 0.1}
 

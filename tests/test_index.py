@@ -14,14 +14,14 @@ import pyarrow.parquet
 import pytest
 from fixtures import make_model, oat, write_jsonl
 
-from oat import index, index_cache
-from oat.data import PromptSet, Source
+from oat.data import index, index_cache
+from oat.data.fit import Fit
+from oat.data.formats import Layout
+from oat.data.index import Index
+from oat.data.prompt_set import PromptSet, Source
 from oat.errors import DataError, OatWarning
-from oat.fit import Fit
-from oat.formats import Layout
-from oat.index import Index
-from oat.lm import load_tokenizer
-from oat.render import Renderer
+from oat.models.causal_lm import load_tokenizer
+from oat.text.renderer import Renderer
 
 LONG = "x" * 100
 

@@ -17,9 +17,9 @@ from fixtures import oat as command
 from tiny_models import build_config, save_reward_model
 from transformers import AutoTokenizer
 
-from oat import plugins
 from oat.oracles.base import made_of, version_of
 from oat.oracles.registry import build_oracle
+from oat.plugins import loading as plugins
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 REWARD = """
@@ -321,14 +321,14 @@ def test_a_changed_reward_goes_on_only_when_that_is_accepted(copy: Path) -> None
 
 def test_what_a_kill_leaves_of_an_accepted_change(copy: Path, begun: Path) -> None:
     """The change counts from the first question on: no command needs to accept it twice, and the rows are those of the run that nobody killed."""
-    from oat.export import digest_run
+    from oat.commands.export import digest_run
 
     unbroken = Path(shutil.copytree(begun, copy.parent / "unbroken"))
     for folder in (copy, unbroken):
         pay_more(folder)
     flags = ("train", "run.yaml", "--stop.max_steps", 4)
     assert run(unbroken, *flags, "--accept-changed", "reward")[0] == 0
-    code, said = run(copy, *flags, "--accept-changed", "reward", before=lambda: kill_at(*named("oat.ledger:Ledger._record"), 1, after=True))
+    code, said = run(copy, *flags, "--accept-changed", "reward", before=lambda: kill_at(*named("oat.ledger.ledger:Ledger._record"), 1, after=True))
     assert code == -signal.SIGKILL, said
     assert run(copy, *flags)[0] == 0
     assert digest_run(copy / "run") == digest_run(unbroken / "run")

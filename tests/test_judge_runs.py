@@ -12,14 +12,14 @@ from faulty_server import Reply
 from fixtures import World, make_group, make_questions, oat, write_jsonl
 from openai_server import Model, Says, Shown, completion, counts, judging
 
-from oat.accounts import contradictions
-from oat.budget import Budget
-from oat.config import load_config
-from oat.ledger import Ledger
+from oat.config.load import load_config
+from oat.ledger.ledger import Ledger
+from oat.ledger.store import Store
 from oat.oracles.judge import Judge
 from oat.oracles.preferences import Preferences
+from oat.reports.accounts import contradictions
 from oat.seeds import Seeds
-from oat.store import Store
+from oat.types.budget import Budget
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = "sesame-4711-sesame"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fixtures import World, forked, kill_at, oat
 
-from oat.export import digest_run
+from oat.commands.export import digest_run
 from oat.learner.learner import Learner
 
 ADAPTS = {"algorithm.kl_coef": 0.2, "algorithm.kl_horizon": 12, "learner.learning_rate": 0.02, "evaluation": None, "checkpoint.every": 1}

@@ -15,13 +15,13 @@ import pyarrow.parquet
 import pytest
 from fixtures import forked, make_model, write_jsonl
 
-from oat.data import PromptSet, Source, read_prompts
+from oat.data.formats import Layout
+from oat.data.prompt_set import PromptSet, Source, read_prompts
+from oat.data.prompts import Prompts
 from oat.errors import DataError
-from oat.formats import Layout
-from oat.lm import load_tokenizer
-from oat.prompts import Prompts
-from oat.render import Renderer
+from oat.models.causal_lm import load_tokenizer
 from oat.seeds import Seeds
+from oat.text.renderer import Renderer
 
 RECORDS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(5)]
 FUNCTION = "import json\n\ndef records():\n    with open({path!r}) as file:\n        yield from map(json.loads, file)\n"

@@ -10,12 +10,12 @@ import pytest
 from fixtures import World, oat
 from late import Played, Slow, play
 
-from oat.accounts import contradictions
-from oat.budget import Budget
-from oat.export import digest_run
-from oat.ledger import Ledger
+from oat.commands.export import digest_run
+from oat.ledger.ledger import Ledger
+from oat.ledger.store import Store
+from oat.reports.accounts import contradictions
 from oat.seeds import Seeds
-from oat.store import Store
+from oat.types.budget import Budget
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "asked ahead": {},

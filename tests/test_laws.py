@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,16 +15,62 @@ BOXES = ("algorithms", "engines", "explore", "oracles")
 PROTOCOLS = {f"oat.{box}.base" for box in BOXES} | {"oat.oracles.router"}
 """Modules of a box that hold its protocol and simplest form; everybody may know them."""
 
-MAX_LINES, MAX_FUNCTION_LINES = 500, 60
+MAY_IMPORT = {
+    "__init__": "rundir trainer",
+    "__main__": "cli",
+    "algorithms": "errors functional types",
+    "build": (
+        "algorithms collector config control data engines environments errors evaluation "
+        "explore files functional hardware learner ledger loop metrics models oracles plugins "
+        "protocols rollout rundir runtime seeds text tracking types"
+    ),
+    "cli": "build commands config control errors files loop plugins quickstart reports",
+    "collector": "explore oracles protocols seeds types",
+    "commands": (
+        "build config data engines errors evaluation files hardware learner ledger loop "
+        "metrics models oracles reports rollout rundir seeds text tracking types"
+    ),
+    "config": "algorithms control errors files",
+    "control": "errors types",
+    "data": "errors files plugins seeds text types",
+    "engines": "errors functional hardware models seeds types",
+    "environments": "errors plugins types",
+    "evaluation": "algorithms errors explore files protocols rollout seeds types",
+    "explore": "errors types",
+    "files": "errors",
+    "functional": "errors",
+    "hardware": "functional models types",
+    "learner": "algorithms config engines errors functional hardware models seeds types wire",
+    "ledger": "control errors files oracles seeds types wire",
+    "loop": "algorithms control errors metrics protocols seeds types",
+    "metrics": "errors",
+    "models": "config errors files functional text types",
+    "oracles": "config errors files models plugins types wire",
+    "plugins": "errors files",
+    "protocols": "algorithms types",
+    "quickstart": "commands errors files models oracles reports rundir seeds text types",
+    "reports": ("algorithms build config control errors files ledger loop metrics rundir tracking types"),
+    "rollout": "data engines environments errors models plugins seeds text types",
+    "rundir": "config errors files ledger types",
+    "runtime": "engines errors protocols types wire",
+    "testing": ("__init__ algorithms cli data engines environments errors explore learner metrics models oracles plugins rundir seeds types wire"),
+    "text": "errors files types",
+    "tracking": "config errors files plugins rundir types",
+    "trainer": "build commands config control data errors files loop plugins reports rundir",
+    "wire": "errors types",
+}
+"""For each package, and each module of the root, which others it may import."""
+
+MAX_ROOT, MAX_LINES, MAX_FUNCTION_LINES = 13, 500, 60
 ONLY_IN = {
     "ray": "runtime/ray.py",
     "vllm": "engines/vllm.py",
-    "peft": "lora.py",
-    "bitsandbytes": "nf4.py",
-    "rich": "progress.py",
-    "tensorboard": "sinks/tensorboard.py",
-    "wandb": "sinks/wandb.py",
-    "mlflow": "sinks/mlflow.py",
+    "peft": "models/lora.py",
+    "bitsandbytes": "models/nf4.py",
+    "rich": "reports/progress.py",
+    "tensorboard": "tracking/tensorboard.py",
+    "wandb": "tracking/wandb.py",
+    "mlflow": "tracking/mlflow.py",
     "deepspeed": "learner/sharding.py",
     "torch.distributed.fsdp": "learner/sharding.py",
     "torch.distributed._composable": "learner/sharding.py",
@@ -105,36 +151,95 @@ def test_a_box_imports_only(box: str, allowed: tuple[str, ...]) -> None:
     assert {name_of(file): found for file in in_box(box) if (found := foreign(imports(file), *allowed))} == {}
 
 
-@pytest.mark.parametrize("box", ["oracles", "engines", "explore"])
-def test_boxes_do_not_know_each_other(box: str) -> None:
-    others = tuple(f"oat.{other}" for other in ("oracles", "engines", "explore", "algorithms", "learner") if other != box)
-    found = {name_of(file): {name for name in imports(file) if name.startswith(others)} for file in in_box(box)}
-    assert {name: known for name, known in found.items() if known} == {}
+def unit_of(name: str) -> str:
+    """The package, or the module of the root, that a module is of."""
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+def arrows() -> dict[str, dict[str, set[str]]]:
+    """Which units each unit imports, and by which of its modules."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for file in FILES:
+        own = unit_of(name_of(file))
+        for other in {unit_of(name) for name in imports(file) if name.split(".")[0] == "oat"} - {own}:
+            found.setdefault(own, {}).setdefault(other, set()).add(name_of(file))
+    return found
+
+
+def circle(table: Mapping[str, Collection[str]]) -> list[str]:
+    """A way that leads back to where it began; empty where there is none."""
+    done: set[str] = set()
+
+    def walk_from(unit: str, way: list[str]) -> list[str]:
+        if unit in way:
+            return [*way[way.index(unit) :], unit]
+        if unit not in done:
+            for other in sorted(table.get(unit, ())):
+                if found := walk_from(other, [*way, unit]):
+                    return found
+            done.add(unit)
+        return []
+
+    return next((found for unit in sorted(table) if (found := walk_from(unit, []))), [])
+
+
+def test_packages_import_what_the_table_allows_and_nothing_stands_there_unused() -> None:
+    found = arrows()
+    allowed = {unit: set(others.split()) for unit, others in MAY_IMPORT.items()}
+    forbidden = {
+        f"{unit} -> {other}": sorted(modules)
+        for unit, others in found.items()
+        for other, modules in others.items()
+        if other not in allowed.get(unit, set())
+    }
+    assert forbidden == {}
+    assert {f"{unit} -> {other}" for unit, others in allowed.items() for other in others - found.get(unit, {}).keys()} == set()
+
+
+def test_the_table_has_no_circle() -> None:
+    assert circle({unit: others.split() for unit, others in MAY_IMPORT.items()}) == []
+    assert circle({"a": ["b"], "b": ["c"], "c": ["d", "b"]}) == ["b", "c", "b"]
+
+
+def test_rooms_are_few_and_say_what_they_are() -> None:
+    assert len(list(ROOT.glob("*.py"))) <= MAX_ROOT
+    silent = [str(file.relative_to(ROOT)) for file in FILES if file.name == "__init__.py" and not ast.get_docstring(ast.parse(file.read_text()))]
+    assert silent == []
 
 
 @pytest.mark.parametrize("name", ["loop", "collector"])
 def test_the_loop_knows_protocols_only(name: str) -> None:
-    allowed = ("torch", "oat.boxes", "oat.interruption", "oat.metrics", "oat.seeds", "oat.silence", "oat.types", "oat.errors", *PROTOCOLS)
+    allowed = (
+        "torch",
+        "oat.protocols",
+        "oat.control.interruption",
+        "oat.metrics",
+        "oat.seeds",
+        "oat.control.silence",
+        "oat.types",
+        "oat.errors",
+        *PROTOCOLS,
+    )
     assert foreign(imports(ROOT / f"{name}.py"), *allowed) == set()
 
 
 def test_only_check_and_build_know_concrete_parts_of_several_boxes() -> None:
-    """Outside its box a concrete algorithm, engine, explorer or oracle may be used. Whoever holds several against each other is check.py, and whoever
-    puts them together build.py."""
+    """Outside its box a concrete algorithm, engine, explorer or oracle may be used. Whoever holds several against each other is build/resolve.py, and
+    whoever puts them together build/run.py."""
     found = {}
     for file in FILES:
         own = f"oat.{file.relative_to(ROOT).parts[0]}."
         concrete = {n for n in imports(file) if n.startswith(tuple(f"oat.{box}." for box in BOXES)) and n not in PROTOCOLS and not n.startswith(own)}
         if concrete:
             found[name_of(file)] = {name.split(".")[1] for name in concrete}
-    assert found["oat.build"] | found["oat.check"] == set(BOXES)
-    assert {name for name, boxes in found.items() if len(boxes) > 1} == {"oat.build", "oat.check"}
+    assert found["oat.build.run"] | found["oat.build.resolve"] == set(BOXES)
+    assert {name for name, boxes in found.items() if len(boxes) > 1} == {"oat.build.run", "oat.build.resolve"}
 
 
 def test_only_those_who_make_runs_import_build() -> None:
-    knowing = {name_of(file) for file in FILES if "oat.build" in imports(file)}
+    knowing = {name_of(file) for file in FILES if "oat.build.run" in imports(file)}
     assert {name for name in knowing if not name.startswith("oat.quickstart")} == {
-        *("oat.against", "oat.cli", "oat.memory", "oat.once", "oat.rundir", "oat.speaker", "oat.trainer")
+        *("oat.commands.compare", "oat.cli", "oat.build.memory", "oat.commands.eval", "oat.build.open_run", "oat.commands.speaker", "oat.trainer")
     }
 
 
@@ -147,7 +252,7 @@ def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(lib
     assert users(at_import=False) <= {ROOT / place}
 
 
-@pytest.mark.parametrize("name", ["oat", "oat.types", "oat.errors", "oat.config", "oat.cli", "oat.wire", "oat.seeds", "oat.metrics"])
+@pytest.mark.parametrize("name", ["oat", "oat.types", "oat.errors", "oat.config.load", "oat.cli", "oat.wire", "oat.seeds", "oat.metrics"])
 def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
     """Through no chain of imports that run when they are imported; tests/test_cli.py asks Python itself."""
     by_name = {name_of(file): file for file in FILES}

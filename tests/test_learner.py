@@ -19,15 +19,15 @@ from oat.algorithms.direct import BNF, DPO, IPO, BNFConfig, DPOConfig, IPOConfig
 from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig, GRPOConfig
 from oat.algorithms.kto import KTO, KTOConfig
 from oat.algorithms.supervised import SFT, SFTConfig
-from oat.build import resolve
-from oat.config import load_config
+from oat.build.run import resolve
+from oat.config.load import load_config
 from oat.errors import NonFiniteError
 from oat.learner.batching import micro_batches, select_rows, split_units, view_of
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel, kept_sets
 from oat.learner.optim import OptimiserSettings, build_optimiser, learning_rate_factor
 from oat.learner.reduction import Reduction
-from oat.lm import CausalLM, load_lm
+from oat.models.causal_lm import CausalLM, load_lm
 from oat.seeds import Seeds
 from oat.types import Answer, Batch, Feedback, Group, Item, KeptSets, Key, Loss, Message, Prompt, Question, Segment, Trajectory
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from fixtures import make_group, make_questions
 
-from oat import ledger as ledger_module
-from oat.accounts import contradictions
-from oat.budget import Budget
 from oat.errors import OracleError
-from oat.ledger import Ledger
+from oat.ledger import ledger as ledger_module
+from oat.ledger.ledger import Ledger
+from oat.ledger.store import Store
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.preferences import Preferences
+from oat.reports.accounts import contradictions
 from oat.seeds import Seeds
-from oat.store import Store
 from oat.types import UNASKED, Answer, Group, Kind, Question
+from oat.types.budget import Budget
 
 
 class Clock:

@@ -18,23 +18,23 @@ from test_weights import turn_bit
 from tiny_models import CONTEXT, FAMILIES, VOCAB_ROWS, build_config, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oat.build import build, resolve
-from oat.checkpoint import Checkpoints
-from oat.config import load_config
+from oat.build.run import build, resolve
+from oat.commands.export import digest_run
+from oat.config.load import load_config
+from oat.config.settings import LoraConfig, ModelConfig
 from oat.engines.base import checksum
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, ModelError, WeightsError
-from oat.export import digest_run
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optim import OptimiserSettings
-from oat.lm import CausalLM, load_lm, load_tokenizer, save_lm
 from oat.loop import Run, restore
-from oat.lora import add_adapter, load_model, merged
+from oat.models.causal_lm import CausalLM, load_lm, load_tokenizer, save_lm
+from oat.models.lora import add_adapter, load_model, merged
+from oat.rundir.checkpoints import Checkpoints
+from oat.runtime.weights import Weights
 from oat.seeds import Seeds
-from oat.settings import LoraConfig, ModelConfig
 from oat.types import Receipt
-from oat.weights import Weights
 
 PROJECTIONS = {"gpt_neox": "query_key_value", "llama": "q_proj", "qwen3": "q_proj"}
 TARGETS = [(family, "all-linear") for family in FAMILIES] + [(family, (name,)) for family, name in PROJECTIONS.items()]

@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 import metrics_page
 import pytest
 
-from oat.elsewhere import PREDECESSOR, TRL, ours
 from oat.metrics import _UNITS, NAMES, unit
+from oat.reports.metric_names import PREDECESSOR, TRL, ours
 
 GROUPS = {
     "misc": """pi_beta_version global_step policy_sgd_step pi_buffer_len elapse update_interval prompt_epoch gradient_update_elapse lr query_step

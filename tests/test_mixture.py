@@ -9,13 +9,13 @@ import pytest
 from fixtures import World, forked, kill_at, oat, write_jsonl
 from tiny_models import build_config, save_reward_model
 
+from oat.commands.export import digest_run
 from oat.errors import ConfigError, OracleError
-from oat.export import digest_run
+from oat.ledger.store import Store
 from oat.oracles.base import names_cost, names_price, price_of
 from oat.oracles.mixture import Mixture
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle
-from oat.store import Store
 from oat.types import Answer, Key, Message, Price, Question
 
 CODE = '''

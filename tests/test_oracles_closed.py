@@ -13,7 +13,7 @@ from oat import Trainer
 from oat.errors import OatWarning
 from oat.oracles.base import close_oracle
 from oat.oracles.remote.format import decode_request, encode_reply
-from oat.plugins import load_symbol
+from oat.plugins.loading import load_symbol
 
 OWN = """
 from oat.testing import FakeOracle

@@ -16,14 +16,14 @@ from fixtures import World, forked, oat
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oat.build import build, resolve
-from oat.check import make_objective
+from oat.build.memory import SURE, Lengths, _at_most, estimate, free_memory
+from oat.build.models import load_models, shape_of
+from oat.build.resolve import make_objective
+from oat.build.run import build, resolve
 from oat.cli import _parser, main
-from oat.config import dump, load_config
-from oat.lm import outlines
-from oat.memory import SURE, Lengths, _at_most, estimate, free_memory
-from oat.models import load_models, shape_of
-from oat.outline import _seen
+from oat.commands.check import _seen
+from oat.config.load import dump, load_config
+from oat.models.causal_lm import outlines
 from oat.seeds import Seeds
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

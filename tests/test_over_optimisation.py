@@ -9,7 +9,7 @@ import yaml
 from fixtures import oat
 from tiny_models import build_config, save_model
 
-from oat.plugins import load_symbol
+from oat.plugins.loading import load_symbol
 
 ROOT = Path(__file__).parent.parent
 RECIPE, GOLD = (ROOT / "configs" / "over_optimisation" / name for name in ("policy.yaml", "gold.py"))

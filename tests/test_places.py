@@ -12,11 +12,11 @@ import yaml
 from fixtures import World, oat
 
 from oat import Trainer, load_run
+from oat.commands.export import digest_run
 from oat.errors import DirectoryError, LedgerError
-from oat.export import digest_run
 from oat.files import seen_from
 from oat.learner.learner import Learner
-from oat.lora import WEIGHTS
+from oat.models.lora import WEIGHTS
 from oat.oracles.isolated import Isolated
 
 WANDERS = """

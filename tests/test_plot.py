@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fixtures import World, oat
 
-from oat.build import resolve
-from oat.config import load_config, to_yaml
+from oat.build.run import resolve
+from oat.config.load import load_config, to_yaml
 
 Make = Callable[..., Path]
 

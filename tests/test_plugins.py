@@ -7,7 +7,7 @@ import torch
 from fixtures import World, oat
 
 from oat.errors import ConfigError
-from oat.plugins import load_symbol
+from oat.plugins.loading import load_symbol
 
 
 def write(folder, text, name="mine.py"):

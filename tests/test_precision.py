@@ -15,18 +15,18 @@ from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from oat.algorithms.direct import DPOConfig
-from oat.build import build, resolve
-from oat.config import load_config
+from oat.build.run import build, resolve
+from oat.commands.export import digest_run
+from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, ModelError, NonFiniteError
-from oat.export import digest_run
 from oat.learner import limits
 from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
 from oat.learner.limits import GB, LiveBytes, measure_tokens, most_within
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optim import OptimiserSettings, build_optimiser
-from oat.lm import load_lm
+from oat.models.causal_lm import load_lm
 from oat.seeds import Seeds
 from oat.types import Batch, Request, Sampling
 

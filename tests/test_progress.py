@@ -20,10 +20,10 @@ from tiny_models import build_config, save_model
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from oat.evaluate import Evaluation
+from oat.evaluation.evaluation import Evaluation
 from oat.learner.learner import Learner
-from oat.lm import load_lm, load_tokenizer, save_lm
-from oat.progress import counted, course, in_words
+from oat.models.causal_lm import load_lm, load_tokenizer, save_lm
+from oat.reports.progress import counted, course, in_words
 
 CONTROL = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")
 

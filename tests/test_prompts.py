@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from oat.data import Source
+from oat.data.prompt_set import Source
+from oat.data.prompts import Prompts, interleave
 from oat.errors import DataError
-from oat.prompts import Prompts, interleave
-from oat.render import Renderer
 from oat.seeds import Seeds, uniforms
+from oat.text.renderer import Renderer
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=30)
 

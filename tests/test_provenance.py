@@ -14,8 +14,8 @@ from fixtures import World, forked, kill_at, named, oat
 
 from oat.errors import ConfigError, DirectoryError
 from oat.files import write_atomically
-from oat.provenance import Told, add_entry, command_line, entries, environment_of, git_state, versions
-from oat.reading import load_run
+from oat.rundir.provenance import Told, add_entry, command_line, entries, environment_of, git_state, versions
+from oat.rundir.reading import load_run
 
 
 def told(run_dir: Path) -> list[dict[str, Any]]:

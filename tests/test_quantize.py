@@ -18,18 +18,18 @@ from test_lora import bend, built, engine_in, learner_in, logits
 from tiny_models import FAMILIES, VOCAB_ROWS, build_config, save_model
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from oat.commands.export import digest_run
+from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ConfigError
-from oat.export import digest_run
+from oat.hardware.roofline import cost_of
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optim import OptimiserSettings
-from oat.lm import load_lm, outlines
 from oat.loop import restore
-from oat.lora import load_model, merged, share_base
-from oat.nf4 import Nf4Linear, count, functional_of_bitsandbytes
-from oat.roofline import cost_of
+from oat.models.causal_lm import load_lm, outlines
+from oat.models.lora import load_model, merged, share_base
+from oat.models.nf4 import Nf4Linear, count, functional_of_bitsandbytes
 from oat.seeds import Seeds
-from oat.settings import LoraConfig, ModelConfig
 
 QLORA = {"model.lora": {"rank": 4, "alpha": 8}, "model.quantize": "nf4"}
 NF4 = (-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0, 0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0)
@@ -321,12 +321,12 @@ def told_by(code: str, folder: Path) -> tuple[int, str, str]:
 
 
 def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
-    code = "import sys; from oat.nf4 import functional_of_bitsandbytes as load; before = sys.modules.get('kernels'); load(); "
+    code = "import sys; from oat.models.nf4 import functional_of_bitsandbytes as load; before = sys.modules.get('kernels'); load(); "
     assert told_by(code + "print(sys.modules.get('kernels') is before)", tmp_path) == (0, "True", "")
 
 
 def test_an_adapter_alone_fetches_no_code_either(paths: Mapping[str, str], tmp_path: Path) -> None:
     """PEFT imports bitsandbytes wherever it is installed."""
-    code = "import sys; from oat.lora import load_model; from oat.settings import LoraConfig, ModelConfig; "
+    code = "import sys; from oat.models.lora import load_model; from oat.config.settings import LoraConfig, ModelConfig; "
     code += f"load_model(ModelConfig({paths['llama']!r}, lora=LoraConfig())); print('bitsandbytes' in sys.modules)"
     assert told_by(code, tmp_path) == (0, "True", "")

@@ -10,12 +10,12 @@ from fixtures import World, make_model, oat, write_jsonl
 from tiny_models import build_tokenizer
 
 from oat.errors import TemplateError
+from oat.ledger.store import Store
 from oat.oracles.rules.countdown import grade, tagged_answer
 from oat.oracles.rules.gsm8k import gsm8k, gsm8k_marked
 from oat.oracles.rules.math import MathRule
-from oat.questions import FORMS
-from oat.render import Renderer
-from oat.store import Store
+from oat.text.question_forms import FORMS
+from oat.text.renderer import Renderer
 from oat.types import Message
 
 pytestmark = pytest.mark.inventory(88)

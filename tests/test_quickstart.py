@@ -17,13 +17,13 @@ import yaml
 
 from oat.cli import main
 from oat.errors import ConfigError, DataError
-from oat.lm import load_lm, load_tokenizer, save_lm
-from oat.plugins import load_symbol
+from oat.models.causal_lm import load_lm, load_tokenizer, save_lm
+from oat.plugins.loading import load_symbol
 from oat.quickstart import MAX_STEPS, PermutedRewards, _is_done, configurations, quickstart
 from oat.quickstart.processes import ChildError, run_all
 from oat.quickstart.report import Curve, plot, read_curve, table
 from oat.quickstart.task import MAX_NEW_TOKENS, Sum, build_model, build_task, build_tokenizer, supervise
-from oat.render import Renderer
+from oat.text.renderer import Renderer
 from oat.types import Key, Message, Question
 
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "quickstart.py"

@@ -13,8 +13,8 @@ import pytest
 from fixtures import World, damage_metrics, oat
 
 from oat.errors import ConfigError, DataError, OatWarning
-from oat.reading import load_run, read_rows, sound_rows, table
-from oat.store import Store
+from oat.ledger.store import Store
+from oat.rundir.reading import load_run, read_rows, sound_rows, table
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fixtures import make_model, oat
 
+from oat.build.cross_checks import BUILTIN
 from oat.oracles import registry
-from oat.rules import BUILTIN
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "configs" / "oracles").glob("*.yaml"))

@@ -13,17 +13,17 @@ import pytest
 import torch
 from fixtures import World, forked, kill_at, made, make_model, oat
 
-from oat.build import build, resolve
-from oat.checkpoint import Checkpoints
-from oat.config import load_config
+from oat.build.run import build, resolve
+from oat.commands.export import digest_run
+from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError
-from oat.export import digest_run
 from oat.learner.following import Following
 from oat.learner.learner import Learner
-from oat.lm import load_lm
+from oat.ledger.store import Store
 from oat.loop import Run, restore, train
-from oat.store import Store
+from oat.models.causal_lm import load_lm
+from oat.rundir.checkpoints import Checkpoints
 
 FOLLOWS = {"model.reference_update": {"every": 2, "mix": 0.25}, "learner.learning_rate": 0.02, "checkpoint.every": 1, "evaluation": None}
 LORA = {"model.lora": {"rank": 2, "targets": ["q_proj", "lm_head"]}}

@@ -19,9 +19,9 @@ from faulty_server import until
 from reward_server import Served, save_tiny_reward_model, served
 
 from oat.cli import main
+from oat.models.scoring import Scorer
 from oat.oracles.remote.client import RemoteOracle
 from oat.oracles.remote.front import Front, Limits, Workers
-from oat.scoring import Scorer
 from oat.testing import check_oracle, make_question
 from oat.types import Message
 

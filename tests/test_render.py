@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from oat.config import load_config
+from oat.commands.export import digest_run
+from oat.config.load import load_config
 from oat.errors import TemplateError
-from oat.export import digest_run
-from oat.render import Renderer
+from oat.text.renderer import Renderer
 from oat.types import Message
 
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]

@@ -12,15 +12,15 @@ from fixtures import ALPHABET, NO_BITSANDBYTES, World, forked, kill_at, make_mod
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from oat.algorithms.reward_model import RewardModelConfig, calibration_error
-from oat.build import resolve
-from oat.config import load_config
+from oat.build.open_run import open_run
+from oat.build.run import resolve
+from oat.commands.export import export_run
+from oat.config.load import load_config
 from oat.errors import ConfigError
-from oat.export import export_run
 from oat.learner.learner import Learner
 from oat.loop import restore
+from oat.models.scoring import Scorer
 from oat.oracles.registry import build_oracle
-from oat.rundir import open_run
-from oat.scoring import Scorer
 from oat.types import Message
 
 TEMPLATE = "{% for m in messages %}{{ m['role'][0] + '=' + m['content'] + eos_token + '\n' }}{% endfor %}{% if add_generation_prompt %}a={% endif %}"
@@ -228,7 +228,7 @@ def test_options_out_of_bounds_are_refused(options: dict[str, Any]) -> None:
 def test_what_cannot_be_saved_is_refused_before_anything_is_learned(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oat.classifier.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", {})
+    monkeypatch.setattr("oat.models.sequence_classifier.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", {})
     assert oat("train", offline(world, tmp_path)) == 2
     assert "a `llama` has no sequence-classification form" in capsys.readouterr().err
 

@@ -17,12 +17,12 @@ from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, MixtralConfig
 
-from oat.actor import RecordedActor
 from oat.engines.kv import PAGE
+from oat.hardware.roofline import LARGEST, Cost, Rates, Stint, bandwidth, cost_of, matrix_rate, rates_of
 from oat.learner.models import Critic, LanguageModel
-from oat.lm import CausalLM, load_lm
-from oat.lora import add_adapter
-from oat.roofline import LARGEST, Cost, Rates, Stint, bandwidth, cost_of, matrix_rate, rates_of
+from oat.models.causal_lm import CausalLM, load_lm
+from oat.models.lora import add_adapter
+from oat.rollout.actor import RecordedActor
 from oat.types import Request, Sampling, Segment, Trajectory
 
 INFINITE = float("inf")
@@ -78,7 +78,7 @@ def test_of_experts_only_those_that_a_token_goes_through_count(tmp_path: Path) -
 
 def engine_work(monkeypatch: pytest.MonkeyPatch, engine: Any, rates: Rates, requests: list[Request]) -> tuple[float, list[int]]:
     """Least seconds under such rates, and the length of each completion."""
-    monkeypatch.setattr("oat.roofline.rates_of", lambda *_: rates)
+    monkeypatch.setattr("oat.hardware.roofline.rates_of", lambda *_: rates)
     before = engine.work()
     lengths = [len(completion.ids) for completion in run(engine, requests)]
     after = engine.work()
@@ -175,7 +175,7 @@ def test_a_stint_adds_up_what_is_within_it(paths: dict[str, str], monkeypatch: p
     models = [LanguageModel(load_lm(paths["llama"]), num_tokens=NUM_TOKENS, chunk=64, autocast=autocast) for autocast in (False, True)]
     stint, rows = Stint([model.tally for model in models]), prompted(np.arange(4), [3])
     flops = models[0].tally.cost.flops(7, 28, 3, learning=True)
-    monkeypatch.setattr("oat.roofline.matrix_rate", lambda device, threads, dtype: rates[dtype])
+    monkeypatch.setattr("oat.hardware.roofline.matrix_rate", lambda device, threads, dtype: rates[dtype])
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     for _ in range(2):
         for model in models:
@@ -194,13 +194,13 @@ def test_rates_are_measured_once_and_change_nothing(monkeypatch: pytest.MonkeyPa
     assert all(10**6 < rate < 10**16 for rate in found)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
-    monkeypatch.setattr("oat.roofline._least_s", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("oat.hardware.roofline._least_s", lambda *_: pytest.fail("measured again"))
     assert [bandwidth("cpu", 1, 2**20), *(matrix_rate("cpu", 1, dtype) for dtype in (torch.float32, torch.bfloat16))] == found
 
 
 def test_weights_are_read_from_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oat.roofline.bandwidth", lambda device, threads, size: float(size))
-    monkeypatch.setattr("oat.roofline.matrix_rate", lambda device, threads, dtype: 1.0)
+    monkeypatch.setattr("oat.hardware.roofline.bandwidth", lambda device, threads, size: float(size))
+    monkeypatch.setattr("oat.hardware.roofline.matrix_rate", lambda device, threads, dtype: 1.0)
     for elements, size in ((1, 2**20), (2**20, 2**22), (2**20 + 2**19, 2**22), (10**9, LARGEST)):
         cost = Cost(elements, 0, 0, 0, 0, torch.float32)
         assert rates_of(torch.device("cpu"), 1, cost).bandwidth == size

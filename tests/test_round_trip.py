@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fixtures import World, oat, write_jsonl
 
-from oat.store import Store
+from oat.ledger.store import Store
 
 ORACLES = '''
 def shorter(prompts, first, second, **columns):

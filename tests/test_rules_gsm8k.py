@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from oat.data import Source, read_prompts
+from oat.data.prompt_set import Source, read_prompts
 from oat.oracles.registry import build_oracle
 from oat.oracles.rules.gsm8k import gsm8k, gsm8k_marked, last_number, marked_number
-from oat.render import Renderer
+from oat.text.renderer import Renderer
 from oat.types import Key, Prompt, Question
 
 pytestmark = pytest.mark.inventory(85)

@@ -13,9 +13,9 @@ import torch
 from fixtures import World, make_model, oat, write_jsonl
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from oat.asked import Asked
-from oat.export import policy_weights
-from oat.store import Store
+from oat.commands.export import policy_weights
+from oat.ledger.asked import Asked
+from oat.ledger.store import Store
 from oat.types import UNASKED, Answer
 
 Row = dict[str, float]

@@ -10,7 +10,7 @@ import pytest
 from fixtures import World, oat, write_jsonl
 from test_progress import in_a_terminal
 
-from oat.reading import load_run
+from oat.rundir.reading import load_run
 
 COMPARE = """
 def longer(prompts, first, second, **columns):

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from oat.errors import ConfigError, ModelError, OracleError, TemplateError
-from oat.scoring import Encoded, Scorer, batches, hash_of_files, last_attended
+from oat.models.scoring import Encoded, Scorer, batches, hash_of_files, last_attended
 from oat.types import Message
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + eos_token + ' ' }}{% endfor %}"

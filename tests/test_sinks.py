@@ -16,13 +16,13 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat, told
 
 from oat import Trainer
+from oat.commands.export import digest_run
+from oat.config.secrets import Hider
 from oat.errors import ConfigError
-from oat.export import digest_run
 from oat.metrics import repeatable
-from oat.secrets import Hider
-from oat.sinks import child
-from oat.sinks.child import Described, SinkProcess, finish_all
-from oat.sinks.leftovers import VARIABLE, marked
+from oat.tracking import child
+from oat.tracking.child import Described, SinkProcess, finish_all
+from oat.tracking.leftovers import VARIABLE, marked
 
 OWN = Path(__file__).parent / "sinks.py"
 MOMENTS = ("open", "2", "close")
@@ -78,7 +78,7 @@ def test_a_sink_gets_the_rows_the_configuration_and_only_where_asked_the_texts(w
 
 
 @pytest.mark.parametrize(
-    ("place", "call"), [("oat.learner.learner:Learner.update", 1), ("oat.learner.learner:Learner.update", 4), ("oat.tracking:Tracking.row", 4)]
+    ("place", "call"), [("oat.learner.learner:Learner.update", 1), ("oat.learner.learner:Learner.update", 4), ("oat.tracking.files:Tracking.row", 4)]
 )
 def test_each_row_once_over_a_kill_and_a_fork_begins_its_own(world: World, tmp_path: Path, place: str, call: int) -> None:
     config, run_dir, log = world.config("grpo", tmp_path, {"tracking.sinks": [own()]}), tmp_path / "grpo", tmp_path / "log"

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from fixtures import World, oat
 
-from oat.budget import Budget
-from oat.export import digest_run
-from oat.stop import Stop
+from oat.commands.export import digest_run
+from oat.control.stop import Stop
 from oat.types import Price, Spent
+from oat.types.budget import Budget
 
 
 def rows(run: Path) -> list[dict[str, float]]:

@@ -7,10 +7,10 @@ import pytest
 from fixtures import make_group, make_questions, recorded
 
 from oat import files, wire
-from oat.accounts import contradictions
-from oat.asked import Asked, Known
 from oat.errors import LedgerError
-from oat.store import Store
+from oat.ledger.asked import Asked, Known
+from oat.ledger.store import Store
+from oat.reports.accounts import contradictions
 from oat.types import Answer, Price, Question
 
 

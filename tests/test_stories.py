@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from oat.config import load_config
+from oat.config.load import load_config
 from oat.errors import OracleError
 from oat.oracles.registry import build_oracle
 from oat.oracles.rules import sentiment

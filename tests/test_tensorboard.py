@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.settings import TrackingConfig
-from oat.sinks.child import SinkProcess, finish_all
-from oat.sinks.registry import described_sinks
+from oat.config.settings import TrackingConfig
+from oat.tracking.child import SinkProcess, finish_all
+from oat.tracking.registry import described_sinks
 
 ON = {"tracking.tensorboard": True}
 needs_library = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")

@@ -7,14 +7,14 @@ import pytest
 import torch
 from tiny_models import CHARACTERS, build_tokenizer
 
-from oat.actor import Actor
 from oat.engines.base import checksum
 from oat.environments.base import Turn
-from oat.plugins import load_symbol
-from oat.render import Renderer
+from oat.plugins.loading import load_symbol
+from oat.rollout.actor import Actor
 from oat.runtime.local import over_wire
 from oat.seeds import Seeds
 from oat.testing import FakeEngine
+from oat.text.renderer import Renderer
 from oat.types import Message, Prompt, Request, Sampling
 
 END = 0

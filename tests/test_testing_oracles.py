@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from oat.errors import ConfigError, ContractError, OracleError
-from oat.ledger import Ledger
+from oat.ledger.ledger import Ledger
+from oat.ledger.store import Store
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.callables import CallableOracle
 from oat.oracles.preferences import Preferences
 from oat.quickstart import PermutedRewards
 from oat.seeds import Seeds
-from oat.store import Store
 from oat.testing import FakeOracle, check_oracle, make_question
 from oat.testing.samples import make_group
 from oat.types import Answer, Key, Message, Price, Question

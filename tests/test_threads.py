@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from oat.threads import candidates, fastest, on_threads
+from oat.hardware.threads import candidates, fastest, on_threads
 
 
 @pytest.fixture(autouse=True)

@@ -10,15 +10,15 @@ from fixtures import World, oat, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oat.actor import RecordedActor
-from oat.config import load_config
-from oat.data import Source
+from oat.config.load import load_config
+from oat.data.fit import TooLong
+from oat.data.prompt_set import Source
+from oat.data.prompts import Prompts
 from oat.errors import DataError
-from oat.fit import TooLong
-from oat.lm import load_tokenizer
-from oat.prompts import Prompts
-from oat.render import Renderer
+from oat.models.causal_lm import load_tokenizer
+from oat.rollout.actor import RecordedActor
 from oat.seeds import Seeds
+from oat.text.renderer import Renderer
 from oat.types import Trajectory
 
 PAIR = ("chosen", "rejected")

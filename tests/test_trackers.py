@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from fixtures import NO_MLFLOW, NO_WANDB, World, forked, kill_at, named, oat, told
 
-from oat.export import digest_run
+from oat.commands.export import digest_run
 from oat.metrics import repeatable
-from oat.sinks.leftovers import VARIABLE
+from oat.tracking.leftovers import VARIABLE
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 """Of the form that wandb's keys have."""
@@ -197,7 +197,7 @@ def test_wandb_is_killed_with_training_and_goes_on(world: World, tmp_path: Path)
                     time.sleep(0.05)
                 subprocess.run(["sh", "-c", f"grep -l {VARIABLE}= /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3 > {tmp_path}/pids"], check=False)
                 for number in (tmp_path / "pids").read_text().split():
-                    if b"wandb" in (command := Path(f"/proc/{number}/cmdline").read_bytes()) or b"oat.sinks" in command:
+                    if b"wandb" in (command := Path(f"/proc/{number}/cmdline").read_bytes()) or b"oat.tracking" in command:
                         os.kill(int(number), signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
             return update(*args, **kwargs)

@@ -10,7 +10,7 @@ import pytest
 from fixtures import World, damage_metrics, forked, kill_at, make_group, make_questions, oat
 
 from oat.errors import DirectoryError, OatWarning
-from oat.tracking import MAX_COLUMN, Tracking, step_line
+from oat.tracking.files import MAX_COLUMN, Tracking, step_line
 from oat.types import Answer, Feedback, Item
 
 ODD = 'a\u2028b\u0085c\x0bd\x1ce\r\n"ü😀'

@@ -17,11 +17,11 @@ from fixtures import World, make_model, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oat import Trainer
+from oat.commands.export import digest_run
 from oat.errors import ConfigError, DataError, OatWarning
 from oat.explore.rules import NoExploration
-from oat.export import digest_run
 from oat.oracles.callables import CallableOracle
-from oat.plugins import load_symbol
+from oat.plugins.loading import load_symbol
 
 EXACT = {"compute": {"threads": 1}, "engine": {"threads": 1}}
 

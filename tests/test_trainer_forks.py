@@ -9,9 +9,9 @@ from fixtures import World, oat
 from test_trainer import letters, lines, objects
 
 from oat import Trainer
+from oat.commands.export import digest_run
 from oat.errors import ConfigError
-from oat.export import digest_run
-from oat.plugins import load_symbol
+from oat.plugins.loading import load_symbol
 from oat.trainer import Result
 
 HELD_OUT = [{"prompt": "3+9=", "answer": "a"}]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from fixtures import NO_TRL, World, make_model, oat, write_jsonl
 
-from oat.asked import Asked
+from oat.ledger.asked import Asked
+from oat.ledger.store import Store
 from oat.oracles.registry import build_oracle
-from oat.store import Store
 from oat.types import Answer, Key, Message, Question
 
 ROOT = Path(__file__).parent.parent

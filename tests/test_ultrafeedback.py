@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from fixtures import World, oat, write_jsonl
 
-from oat.data import PromptSet, Source
+from oat.data.formats import Layout
+from oat.data.prompt_set import PromptSet, Source
 from oat.errors import DataError
-from oat.formats import Layout
 from oat.types import Message
 
 

@@ -11,11 +11,11 @@ from faulty_server import Reply
 from fixtures import World, forked, kill_at, make_group, make_questions, oat
 from openai_server import Shown, judging
 
-from oat.alarms import Alarms, AlarmsConfig, Rule, rules_of
+from oat.config.alarms import Alarms, AlarmsConfig, Rule, rules_of
+from oat.control.silence import MISSING, WASTED, missing, why
 from oat.learner.learner import Learner
-from oat.oracles.http import HttpClient
-from oat.silence import MISSING, WASTED, missing, why
-from oat.store import Store
+from oat.ledger.store import Store
+from oat.oracles.http_client import HttpClient
 from oat.types import UNASKED, Answer, Item, Mark
 
 

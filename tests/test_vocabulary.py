@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from oat.errors import ModelError, OatWarning
-from oat.render import Renderer
-from oat.vocabulary import check_vocabulary, num_ids
+from oat.text.renderer import Renderer
+from oat.text.vocabulary import check_vocabulary, num_ids
 
 
 def tokenizer_of(*ids: int) -> Any:

@@ -9,9 +9,9 @@ import yaml
 from fixtures import World, forked, oat
 from test_progress import Seen, in_a_terminal
 
-from oat.build import resolve
-from oat.config import load_config
-from oat.sinks.registry import sinks_of
+from oat.build.run import resolve
+from oat.config.load import load_config
+from oat.tracking.registry import sinks_of
 
 PAGE = (Path(__file__).parent.parent / "docs" / "watching.md").read_text(encoding="utf-8")
 

@@ -15,16 +15,16 @@ import pytest
 from fixtures import make_group, make_questions
 from late import MOST, Played, Slow, group, play
 
-from oat.accounts import accounts, contradictions
-from oat.asked import Awaited, rest
-from oat.budget import Budget
 from oat.errors import OracleError
-from oat.ledger import Ledger
+from oat.ledger.asked import Awaited, rest
+from oat.ledger.ledger import Ledger
+from oat.ledger.store import Store
 from oat.oracles.base import Oracle
+from oat.reports.accounts import accounts, contradictions
 from oat.seeds import Seeds
-from oat.store import Store
 from oat.testing import FakeOracle
 from oat.types import Answer, Price, Question
+from oat.types.budget import Budget
 
 
 def opened(store: Store, oracle: Oracle, budget: Budget, **settings: Any) -> Ledger:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from fixtures import World, forked, kill_at, oat
 
+from oat.commands.export import digest_run
 from oat.engines.base import checksum
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
-from oat.export import digest_run
-from oat.lm import load_lm
+from oat.models.causal_lm import load_lm
+from oat.runtime.weights import Weights, prove
 from oat.types import Receipt
-from oat.weights import Weights, prove
 
 
 class Source:

@@ -13,15 +13,15 @@ from task import END, RATE, Memory, Paced, digest, pairs, prompts, ragged, rewar
 
 from oat.algorithms.base import Objective
 from oat.algorithms.group import GRPO, GRPOConfig
-from oat.build import resolve
-from oat.config import load_config
+from oat.build.open_run import open_run
+from oat.build.run import resolve
+from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.learner.optim import OptimiserSettings
-from oat.lm import CausalLM, load_lm
 from oat.loop import train
-from oat.rundir import open_run
+from oat.models.causal_lm import CausalLM, load_lm
 from oat.seeds import Seeds
 from oat.types import Answer, Batch, Feedback, Group, Item, Key, Message, Prompt, Question, Request, Sampling, Segment, Trajectory
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oat.reading import load_run
+    from oat.rundir.reading import load_run
     from oat.trainer import Trainer
 
 __all__ = ["Trainer", "load_run"]
 
-_HOMES = {"Trainer": "oat.trainer", "load_run": "oat.reading"}
+_HOMES = {"Trainer": "oat.trainer", "load_run": "oat.rundir.reading"}
 
 
 def _move_compiler_cache() -> None:

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from oat.commands.serve import add_serve
+from oat.control.interruption import Interruption
 from oat.errors import ConfigError, Interrupted, OatError, OatWarning, described, printable
 from oat.files import seen, seen_from
-from oat.interruption import Interruption
-from oat.plugins import naming, place_of
-from oat.serve import add_serve
+from oat.plugins.loading import naming, place_of
 
 if TYPE_CHECKING:
-    from oat.config import Origins
-    from oat.settings import Config
-    from oat.speaker import Manner
+    from oat.commands.speaker import Manner
+    from oat.config.load import Origins
+    from oat.config.settings import Config
 
 _HELP = "flags over the configuration, for example --learner.learning_rate 1e-4"
 
@@ -167,7 +167,7 @@ def _add_manner(command: argparse.ArgumentParser) -> None:
 
 
 def _manner(arguments: argparse.Namespace) -> "Manner":
-    from oat.speaker import Manner
+    from oat.commands.speaker import Manner
 
     names = ("template", "system", "temperature", "top_p", "max_new_tokens", "dtype", "seed")
     own = {name: getattr(arguments, name) for name in names}
@@ -187,8 +187,8 @@ def _heard() -> Iterator[Interruption]:
 def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
     with _heard() as told:
         with told.at_once():  # a start is over soon, and leaves nothing
-            from oat.check import resolve
-            from oat.config import load_config, to_yaml
+            from oat.build.resolve import resolve
+            from oat.config.load import load_config, to_yaml
 
             if arguments.profile is not None and arguments.profile < 1:
                 raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
@@ -202,11 +202,11 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 def _trained(arguments: argparse.Namespace, config: "Config", origins: "Origins", told: Interruption) -> int:
     with told.at_once():
+        from oat.build.open_run import open_run
         from oat.loop import train
-        from oat.outcome import Outcome
-        from oat.profile import train_traced
-        from oat.progress import opening, shown
-        from oat.rundir import open_run
+        from oat.reports.outcome import Outcome
+        from oat.reports.progress import opening, shown
+        from oat.reports.trace import train_traced
 
     with open_run(config, origins, arguments.source, arguments.accept_changed, told) as run:
         outcome = Outcome(run, config)
@@ -230,15 +230,15 @@ def _trained(arguments: argparse.Namespace, config: "Config", origins: "Origins"
 
 
 def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.check import resolve
-    from oat.config import load_config, to_yaml
+    from oat.build.resolve import resolve
+    from oat.config.load import load_config, to_yaml
 
     config, origins = load_config(arguments.target, flags)
     config = resolve(config, origins)
     if arguments.print_config:
         print(to_yaml(config), end="")
         return 0
-    from oat.outline import outline
+    from oat.commands.check import outline
 
     shown = {"with_tokens": arguments.show_tokens, "with_memory": arguments.memory}
     lines = outline(config, origins, arguments.source, accept_changed=arguments.accept_changed, **shown)
@@ -252,11 +252,11 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 
 def _evaluated(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build import resolve
-    from oat.config import load_config, stored_config
-    from oat.once import evaluate_once
-    from oat.rundir import known_by_file
-    from oat.terminal import numbers_table
+    from oat.build.open_run import known_by_file
+    from oat.build.run import resolve
+    from oat.commands.eval import evaluate_once
+    from oat.config.load import load_config, stored_config
+    from oat.reports.terminal import numbers_table
 
     if arguments.against is not None:
         return _compare(arguments, flags)
@@ -278,8 +278,8 @@ def _evaluated(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 
 def _compare(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.against import compare_models
-    from oat.terminal import numbers_table
+    from oat.commands.compare import compare_models
+    from oat.reports.terminal import numbers_table
 
     found = compare_models(arguments.target, arguments.against, flags)
     if sys.stdout.isatty():
@@ -293,7 +293,7 @@ def _compare(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 
 def _export(arguments: argparse.Namespace, _: list[str]) -> int:
-    from oat.export import export_run
+    from oat.commands.export import export_run
 
     replaced = any(Path(arguments.out, name).exists() for name in ("config.json", "adapter_config.json"))
     step = export_run(Path(arguments.run), Path(arguments.out), _checkpoint(arguments.step), adapter=arguments.adapter)
@@ -322,8 +322,8 @@ def _generate(arguments: argparse.Namespace, _: list[str]) -> int:
 
 
 def _generated(arguments: argparse.Namespace) -> int:
-    from oat.generate import generate, refuse_known, write_lines
-    from oat.speaker import load_speaker
+    from oat.commands.generate import generate, refuse_known, write_lines
+    from oat.commands.speaker import load_speaker
 
     if arguments.n < 1:
         raise ConfigError(f"--n is {arguments.n}; give at least 1 response a prompt")
@@ -341,23 +341,23 @@ def _generated(arguments: argparse.Namespace) -> int:
 
 
 def _chat(arguments: argparse.Namespace, _: list[str]) -> int:
-    from oat.chat import chat
-    from oat.speaker import NO_TEMPLATE, load_speaker
+    from oat.commands.chat import chat
+    from oat.commands.speaker import NO_TEMPLATE, load_speaker
 
     chat(load_speaker(arguments.model, _manner(arguments)), continues=arguments.template == NO_TEMPLATE)
     return 0
 
 
 def _samples(arguments: argparse.Namespace, _: list[str]) -> int:
-    from oat.samples import sample_pages
-    from oat.terminal import show_pages
+    from oat.reports.samples import sample_pages
+    from oat.reports.terminal import show_pages
 
     show_pages(sample_pages(Path(arguments.run), arguments.step, evaluations=arguments.evaluations))
     return 0
 
 
 def _ledger(arguments: argparse.Namespace, _: list[str]) -> int:
-    from oat.accounts import accounts_table, export_answers, problems
+    from oat.reports.accounts import accounts_table, export_answers, problems
 
     run_dir = Path(arguments.run)
     if arguments.check:
@@ -376,7 +376,7 @@ def _ledger(arguments: argparse.Namespace, _: list[str]) -> int:
 
 
 def _plot(arguments: argparse.Namespace, _: list[str]) -> int:
-    from oat.plot import plot_runs
+    from oat.reports.plot import plot_runs
 
     files = plot_runs([Path(run) for run in arguments.runs], Path(arguments.out), arguments.metric, arguments.against)
     print(f"oat plot: {' and '.join(map(str, files))} {'is' if len(files) == 1 else 'are'} written")
@@ -384,7 +384,7 @@ def _plot(arguments: argparse.Namespace, _: list[str]) -> int:
 
 
 def _digest(arguments: argparse.Namespace, _: list[str]) -> int:
-    from oat.export import digest_run
+    from oat.commands.export import digest_run
 
     for name, value in digest_run(Path(arguments.run)).items():
         print(f"{name:<10} {value}")
@@ -392,7 +392,7 @@ def _digest(arguments: argparse.Namespace, _: list[str]) -> int:
 
 
 def _bench(arguments: argparse.Namespace, _: list[str]) -> int:
-    from oat.bench import bench, table
+    from oat.commands.bench import bench, table
 
     found = bench(arguments.model)
     print(json.dumps(found) if arguments.json else table(found))
@@ -400,7 +400,7 @@ def _bench(arguments: argparse.Namespace, _: list[str]) -> int:
 
 
 def _serve(arguments: argparse.Namespace, _: list[str]) -> int:
-    from oat.serve import serve
+    from oat.commands.serve import serve
 
     return serve(arguments)
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from oat.boxes import Actor, Ledger, Plans, PromptSource
 from oat.explore.base import Explorer
 from oat.oracles.router import Router
+from oat.protocols import Actor, Ledger, Plans, PromptSource
 from oat.seeds import Seeds
 from oat.types import Key, Plan, Prompt, Work
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from oat.algorithms.base import Objective, prepared, step_metrics
-from oat.boxes import Alarms, Buffer, Checkpoints, Collector, Evaluation, Holdings, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
+from oat.control.interruption import Interruption
+from oat.control.silence import missing
 from oat.errors import AlarmError, DirectoryError, Interrupted, LedgerError, OatError, OutageError, warn
-from oat.interruption import Interruption
 from oat.metrics import Metrics
+from oat.protocols import Alarms, Buffer, Checkpoints, Collector, Evaluation, Holdings, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
 from oat.seeds import Seeds
-from oat.silence import missing
 from oat.types import ENSEMBLE, Feedback
 
 Report = Callable[[int, dict[str, float]], None]
@@ -31,7 +31,7 @@ LEARNED = ("learner", "objective", ENSEMBLE)
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The boxes of one run, as `oat.build` made them.
+    """The boxes of one run, as `oat.build.run` made them.
 
     Attributes:
         objectives: what is learned each step; the first one owns the plan.

@@ -12,24 +12,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oat import plugins
-from oat.build import resolve
-from oat.config import Origins, convert
+from oat.build.fingerprints import GIVEN
+from oat.build.open_run import as_begun, open_run
+from oat.build.run import resolve
+from oat.commands.eval import evaluate_once
+from oat.commands.export import export_run
+from oat.config.load import Origins, convert
+from oat.config.settings import Config
+from oat.control.interruption import Interruption
+from oat.data.formats import checked
+from oat.data.sources import is_named, unboxed
 from oat.errors import ConfigError, ContractError, DataError, Interrupted, printable
-from oat.export import export_run
 from oat.files import saying_what_is_free, seen, seen_from, start
-from oat.foreign import restoring
-from oat.formats import checked
-from oat.inputs import GIVEN
-from oat.interruption import Interruption
 from oat.loop import Report, Run, train
-from oat.once import evaluate_once
-from oat.outcome import Outcome
-from oat.progress import opening, shown
-from oat.reading import read_metrics
-from oat.records import is_named, unboxed
-from oat.rundir import as_begun, open_run
-from oat.settings import Config
+from oat.plugins import loading as plugins
+from oat.plugins.calls import restoring
+from oat.reports.outcome import Outcome
+from oat.reports.progress import opening, shown
+from oat.rundir.reading import read_metrics
 
 Callback = Callable[[int, dict[str, float]], bool | None]
 """Called with the number of a row and the row as it stands in `metrics.jsonl`; what returns True ends the run there. Row 0 is that of the start: what
@@ -84,7 +84,7 @@ class Trainer:
         source: "RUN@STEP" or "RUN": it begins where that run stood, as `oat train --from`; `fork` fills in the rest.
         accept_changed: what the run goes on with though it has changed since: "reward", whose lines are then asked anew (docs/ledger.md).
         quiet: print nothing; otherwise what `oat train` prints.
-        sections: every other section and field of a configuration (`src/oat/settings.py`): `learner={"learning_rate": 1e-5}`, `seed=1`.
+        sections: every other section and field of a configuration (`src/oat/config/settings.py`): `learner={"learning_rate": 1e-5}`, `seed=1`.
 
     Raises:
         ConfigError: as `oat check`: the field, what was expected, and what to do.
@@ -248,7 +248,7 @@ class Trainer:
         """Write the policy of a checkpoint, by default the newest, as a directory that transformers loads; returns its step.
 
         Raises:
-            ConfigError, CheckpointError: as `oat.export.export_run`.
+            ConfigError, CheckpointError: as `oat.commands.export.export_run`.
         """
         with seen_from(self._start), plugins.naming(self._given):
             return export_run(seen(self.run_dir), seen(out), step)

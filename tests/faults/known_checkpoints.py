@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from oat.checkpoint import Checkpoints
+from oat.rundir.checkpoints import Checkpoints
 
 Content = tuple[dict[str, torch.Tensor], dict[str, Any]]
 

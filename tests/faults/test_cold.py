@@ -18,7 +18,7 @@ import pytest
 from fixtures import World, cold, kill_at, named, oat
 from test_leaves_nothing import ENDS, End, in_session
 
-from oat.export import digest_run
+from oat.commands.export import digest_run
 
 Figure = Callable[[str], None]
 SAMPLE = ("done",)

@@ -11,7 +11,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 from test_leaves_nothing import PLACE
 
-from oat.sinks.leftovers import VARIABLE
+from oat.tracking.leftovers import VARIABLE
 
 OWN = Path(__file__).parent.parent / "sinks.py"
 ENDS = {

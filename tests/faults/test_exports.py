@@ -17,8 +17,8 @@ import pytest
 from fixtures import World, forked, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from oat.commands.export import export_run
 from oat.errors import ExportError
-from oat.export import export_run
 
 Figure = Callable[[str], None]
 Content = dict[str, bytes]
@@ -175,7 +175,7 @@ def prepared(case: str, out: Path) -> tuple[Path, Path]:
         os.chdir(out)
         return Path(), out
     elif case == "no exchange":
-        sys.modules["oat.swap"]._RENAME_EXCHANGE = 1 << 20  # type: ignore[attr-defined] # the kernel refuses what it does not know
+        sys.modules["oat.commands.swap"]._RENAME_EXCHANGE = 1 << 20  # type: ignore[attr-defined] # the kernel refuses what it does not know
     elif case == "a mount":
         mounted(out, "size=10m", keep=True)
     return out, out
@@ -381,7 +381,7 @@ def test_ctrl_c_within_an_export(run_dir: Path, out: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     before = content(out)
-    monkeypatch.setattr("oat.swap._sync", interrupted)
+    monkeypatch.setattr("oat.commands.swap._sync", interrupted)
     assert oat("export", run_dir, out) == 130
     assert (content(out), names(out.parent)) == (before, ["out"])
 

@@ -15,9 +15,9 @@ from fixtures import World, forked, oat
 from known_checkpoints import NEW, OLD, content, loaded_step, save, two_good_ones
 from safetensors import SafetensorError
 
-from oat.checkpoint import Checkpoints, verify
+from oat.commands.export import digest_run
 from oat.errors import CheckpointError
-from oat.export import digest_run
+from oat.rundir.checkpoints import Checkpoints, verify
 
 Figure = Callable[[str], None]
 
@@ -221,7 +221,7 @@ def limited_ledger(pages: int) -> Callable[[pytest.MonkeyPatch], None]:
     """A ledger that may have so many pages more than an empty one."""
 
     def arm(patch: pytest.MonkeyPatch) -> None:
-        from oat.store import Store
+        from oat.ledger.store import Store
 
         opened = Store._bring_up_to_date
 

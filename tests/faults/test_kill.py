@@ -37,35 +37,35 @@ LATE = ("--oracle.name", "late", *AHEAD)
 """Answers to questions that are asked ahead, at times that chance draws."""
 
 MOMENTS = {
-    "run made, its configuration not yet written": Moment("dpo", "oat.rundir:write_atomically", 1),
-    "inside a round's transaction": Moment("dpo", "oat.store:Store.add_round", 4, after=True),
-    "intents on disk, not sent": Moment("grpo", "oat.ledger:Ledger._submit", 5),
-    "answers made, not on disk": Moment("dpo", "oat.ledger:Ledger._record", 9),
-    "inside an answer batch's transaction": Moment("grpo", "oat.store:Store.add_answers", 6, after=True),
-    "answers on disk, the take not recorded": Moment("grpo", "oat.store:Store.add_take", 5),
-    "the take recorded, nothing learned": Moment("dpo", "oat.ledger:Ledger._forget", 6),
+    "run made, its configuration not yet written": Moment("dpo", "oat.build.open_run:write_atomically", 1),
+    "inside a round's transaction": Moment("dpo", "oat.ledger.store:Store.add_round", 4, after=True),
+    "intents on disk, not sent": Moment("grpo", "oat.ledger.ledger:Ledger._submit", 5),
+    "answers made, not on disk": Moment("dpo", "oat.ledger.ledger:Ledger._record", 9),
+    "inside an answer batch's transaction": Moment("grpo", "oat.ledger.store:Store.add_answers", 6, after=True),
+    "answers on disk, the take not recorded": Moment("grpo", "oat.ledger.store:Store.add_take", 5),
+    "the take recorded, nothing learned": Moment("dpo", "oat.ledger.ledger:Ledger._forget", 6),
     "before the first checkpoint": Moment("dpo", "oat.learner.learner:Learner.update", 2),
     "after an optimiser step": Moment("grpo", "torch.optim.adamw:AdamW.step", 3, after=True),
-    "between the two streams of a row": Moment("grpo", "oat.tracking:Tracking._write", 18),
+    "between the two streams of a row": Moment("grpo", "oat.tracking.files:Tracking._write", 18),
     "between two files of a save": Moment("grpo", "safetensors.torch:save_file", 2, after=True),
-    "files of a save written, no manifest": Moment("dpo", "oat.checkpoint:_sha256", 5),
-    "saved under its temporary name": Moment("dpo", "oat.checkpoint:Checkpoints._publish", 2),
-    "saved, before the pointer": Moment("grpo", "oat.checkpoint:Checkpoints._point", 1),
-    "before old checkpoints are removed": Moment("dpo", "oat.checkpoint:Checkpoints._prune", 2),
+    "files of a save written, no manifest": Moment("dpo", "oat.rundir.checkpoints:_sha256", 5),
+    "saved under its temporary name": Moment("dpo", "oat.rundir.checkpoints:Checkpoints._publish", 2),
+    "saved, before the pointer": Moment("grpo", "oat.rundir.checkpoints:Checkpoints._point", 1),
+    "before old checkpoints are removed": Moment("dpo", "oat.rundir.checkpoints:Checkpoints._prune", 2),
     "written in the background, the next step learned": Moment("grpo", "oat.learner.learner:Learner.update", 3, after=True),
-    "while a checkpoint waits for the one before": Moment("dpo", "oat.checkpoint:Checkpoints.wait", 3),
-    "between the modes of the first evaluation": Moment("grpo", "oat.evaluate:Evaluation._answer", 2),
-    "between the modes of a later evaluation": Moment("dpo", "oat.evaluate:Evaluation._answer", 4),
-    "an evaluation's answers made, not on disk": Moment("grpo", "oat.ledger:Ledger._record", 7),
-    "an evaluation taken, its file not written": Moment("dpo", "oat.evaluate:Evaluation._write", 2),
+    "while a checkpoint waits for the one before": Moment("dpo", "oat.rundir.checkpoints:Checkpoints.wait", 3),
+    "between the modes of the first evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._answer", 2),
+    "between the modes of a later evaluation": Moment("dpo", "oat.evaluation.evaluation:Evaluation._answer", 4),
+    "an evaluation's answers made, not on disk": Moment("grpo", "oat.ledger.ledger:Ledger._record", 7),
+    "an evaluation taken, its file not written": Moment("dpo", "oat.evaluation.evaluation:Evaluation._write", 2),
     "inside a weight sync": Moment("grpo", "oat.engines.torch:TorchEngine.load", 6),
     "inside a weight sync of a copy": Moment("dpo", "oat.engines.torch:TorchEngine.load", 3, after=True, flags=AHEAD),
-    "ahead of unanswered questions": Moment("dpo", "oat.ledger:Ledger._submit", 8, flags=AHEAD),
+    "ahead of unanswered questions": Moment("dpo", "oat.ledger.ledger:Ledger._submit", 8, flags=AHEAD),
     "values on a wire, between files": Moment("dpo", "safetensors.torch:save_file", 1, after=True, flags=WIRE),
-    "some late answers on disk, the take not recorded": Moment("dpo", "oat.store:Store.add_take", 6, flags=LATE),
-    "late answers made, not on disk": Moment("dpo", "oat.ledger:Ledger._record", 9, flags=LATE),
-    "ahead of late answers, nothing sent": Moment("dpo", "oat.ledger:Ledger._submit", 5, flags=LATE),
-    "values on a wire, answers not on disk": Moment("grpo", "oat.ledger:Ledger._record", 9, flags=WIRE),
+    "some late answers on disk, the take not recorded": Moment("dpo", "oat.ledger.store:Store.add_take", 6, flags=LATE),
+    "late answers made, not on disk": Moment("dpo", "oat.ledger.ledger:Ledger._record", 9, flags=LATE),
+    "ahead of late answers, nothing sent": Moment("dpo", "oat.ledger.ledger:Ledger._submit", 5, flags=LATE),
+    "values on a wire, answers not on disk": Moment("grpo", "oat.ledger.ledger:Ledger._record", 9, flags=WIRE),
 }
 
 
@@ -80,7 +80,7 @@ def train(config: Path, run_dir: Path, flags: tuple[str, ...], before: Callable[
 
 
 def digest(run_dir: Path) -> dict[str, str]:
-    from oat.export import digest_run
+    from oat.commands.export import digest_run
 
     return digest_run(run_dir)
 
@@ -88,7 +88,7 @@ def digest(run_dir: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, tuple[str, ...]], dict[str, str]]:
     """The digest of the run that nobody kills, by algorithm and flags; each is made once."""
-    import oat.build  # noqa: F401 (so that children start warm)
+    import oat.build.run  # noqa: F401 (so that children start warm)
 
     found: dict[Any, dict[str, str]] = {}
 
@@ -126,7 +126,7 @@ def test_a_run_killed_again_and_again(world: World, tmp_path: Path, unbroken: An
     flags = ("--checkpoint.every", "1")
 
     def arm() -> None:
-        kill_at(*named("oat.checkpoint:_with_own_storage"), 2)
+        kill_at(*named("oat.rundir.checkpoints:_with_own_storage"), 2)
 
     attempts = 0
     while train(config, run_dir, flags, arm) != 0:

@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 from fixtures import World, counting, forked, kill_at, named, oat
 
-from oat.accounts import accounts_table
-from oat.export import digest_run
-from oat.store import Store
+from oat.commands.export import digest_run
+from oat.ledger.store import Store
+from oat.reports.accounts import accounts_table
 from oat.types import Answer, Key
 
 STEPS, KILLS = 60, 100
@@ -44,12 +44,12 @@ class Point:
 
 
 POINTS = {
-    "intents on disk, nothing sent": Point("oat.ledger:Ledger._submit"),
-    "inside an answer batch": Point("oat.store:Store.add_answers", after=True),
+    "intents on disk, nothing sent": Point("oat.ledger.ledger:Ledger._submit"),
+    "inside an answer batch": Point("oat.ledger.store:Store.add_answers", after=True),
     "inside a save": Point("safetensors.torch:save_file", after=True),
-    "saved, before the pointer": Point("oat.checkpoint:Checkpoints._point"),
+    "saved, before the pointer": Point("oat.rundir.checkpoints:Checkpoints._point"),
     "in a weight sync": Point("oat.engines.torch:TorchEngine.load", after=True),
-    "in an evaluation": Point("oat.evaluate:Evaluation._answer"),
+    "in an evaluation": Point("oat.evaluation.evaluation:Evaluation._answer"),
 }
 AT_EACH = -(-KILLS // 2 // len(POINTS))
 """Most kills of a series at one point."""
@@ -141,7 +141,7 @@ def config_of(world: World, folder: Path, series: str, algorithm: str) -> Path:
 @pytest.fixture(scope="module")
 def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Whole]:
     """The unbroken run of a series and an algorithm; each is made once."""
-    importlib.import_module("oat.build")  # so that children start warm
+    importlib.import_module("oat.build.run")  # so that children start warm
     found: dict[tuple[str, str], Whole] = {}
 
     def make(series: str, algorithm: str) -> Whole:

@@ -13,7 +13,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 
 PLACE = "oat.learner.learner:Learner.update"
-EVALUATION = "oat.evaluate:Evaluation._answer"
+EVALUATION = "oat.evaluation.evaluation:Evaluation._answer"
 
 
 @dataclass(frozen=True)

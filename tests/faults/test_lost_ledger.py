@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, named, oat
 
+from oat.commands.export import digest_run
 from oat.errors import LedgerError, OatWarning
-from oat.export import digest_run
-from oat.reading import load_run
+from oat.rundir.reading import load_run
 
 pytestmark = pytest.mark.fault("R8")
 

@@ -13,9 +13,9 @@ import pytest
 from fixtures import World, oat
 
 from oat import wire
-from oat.data import PromptSet, Source
+from oat.data.formats import Layout
+from oat.data.prompt_set import PromptSet, Source
 from oat.errors import DataError
-from oat.formats import Layout
 
 pytestmark = pytest.mark.fault("R19")
 

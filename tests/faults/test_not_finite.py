@@ -15,13 +15,13 @@ from learners import OPTIONS, is_unmoved, prepared, run_of, tensors_of, usual
 
 from oat import wire
 from oat.algorithms.base import Outputs, View
+from oat.commands.export import digest_run
 from oat.errors import NonFiniteError, OracleError
-from oat.export import digest_run
-from oat.ledger import Ledger
+from oat.ledger.ledger import Ledger
+from oat.ledger.store import Store
 from oat.loop import Run
 from oat.oracles.callables import CallableOracle
 from oat.seeds import Seeds
-from oat.store import Store
 from oat.types import Answer, Batch, Loss, Question
 
 BAD = (math.nan, math.inf, -math.inf)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.checkpoint import Checkpoints
+from oat.rundir.checkpoints import Checkpoints
 
 NOBODY = 65534
 Figure = Callable[[str], None]

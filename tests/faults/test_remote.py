@@ -18,10 +18,10 @@ from faulty_server import Asked, FaultyServer, Reply, serving, until
 from fixtures import World, oat
 from reward_server import Served, save_tiny_reward_model, served
 
-from oat.accounts import accounts
-from oat.export import digest_run
+from oat.commands.export import digest_run
+from oat.ledger.store import Store
 from oat.oracles.remote.format import decode_request, encode_reply
-from oat.store import Store
+from oat.reports.accounts import accounts
 from oat.types import UNASKED
 
 Figure = Callable[[str], None]

@@ -13,7 +13,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 from flat_steps import flat_steps
 
-from oat.export import digest_run
+from oat.commands.export import digest_run
 
 KILL, TERM = (signal.SIGKILL,), (signal.SIGTERM,)
 AHEAD = ("--oracle.max_outstanding", "5", "--learner.sync_every", "2")
@@ -34,21 +34,21 @@ class Moment:
 
 
 MOMENTS = {
-    "before the start is saved": Moment("oat.checkpoint:Checkpoints._publish", 1),
-    "the start saved, no row written": Moment("oat.tracking:Tracking.row", 1),
+    "before the start is saved": Moment("oat.rundir.checkpoints:Checkpoints._publish", 1),
+    "the start saved, no row written": Moment("oat.tracking.files:Tracking.row", 1),
     "before the alarm is raised": Moment("oat.loop:heed", 5),
     "raised, nothing taken back": Moment("oat.loop:take_up", 1),
-    "taken back, the sampler not": Moment("oat.weights:Weights.sync", 6),
-    "the sampler too, the row not evaluated": Moment("oat.weights:Weights.sync", 6, after=True),
-    "in the row's evaluation": Moment("oat.evaluate:Evaluation._answer", 3),
-    "the row not written": Moment("oat.tracking:Tracking.row", 6),
+    "taken back, the sampler not": Moment("oat.runtime.weights:Weights.sync", 6),
+    "the sampler too, the row not evaluated": Moment("oat.runtime.weights:Weights.sync", 6, after=True),
+    "in the row's evaluation": Moment("oat.evaluation.evaluation:Evaluation._answer", 3),
+    "the row not written": Moment("oat.tracking.files:Tracking.row", 6),
     "the row written, no checkpoint behind it": Moment("oat.learner.learner:Learner.update", 6),
-    "before the next checkpoint is published": Moment("oat.checkpoint:Checkpoints._publish", 4),
-    "the next checkpoint published, older ones not removed": Moment("oat.checkpoint:Checkpoints._prune", 4),
+    "before the next checkpoint is published": Moment("oat.rundir.checkpoints:Checkpoints._publish", 4),
+    "the next checkpoint published, older ones not removed": Moment("oat.rundir.checkpoints:Checkpoints._prune", 4),
     "after the second roll back": Moment("oat.loop:heed", 8, after=True),
     "told to end between two checkpoints, before the alarm": Moment("oat.collector:Collector.fill", 4, signals=TERM),
     "told to end while the alarm is raised": Moment("oat.loop:take_up", 1, signals=TERM),
-    "told to end in the row's evaluation": Moment("oat.evaluate:Evaluation._answer", 3, signals=TERM),
+    "told to end in the row's evaluation": Moment("oat.evaluation.evaluation:Evaluation._answer", 3, signals=TERM),
     "told to end in the step after it": Moment("oat.collector:Collector.fill", 6, signals=TERM),
     "with a lagging copy of the weights": Moment("oat.learner.learner:Learner.update", 6, algorithm="dpo", flags=AHEAD),
     "told to end, with a lagging copy": Moment("oat.collector:Collector.fill", 8, signals=TERM, algorithm="dpo", flags=AHEAD),
@@ -84,7 +84,7 @@ def train(world: World, folder: Path, moment: Moment, before: Callable[[], None]
 @pytest.fixture(scope="module")
 def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Moment], dict[str, str]]:
     """The digest of the run that nobody ends, by algorithm and flags; each is made once."""
-    import oat.build  # noqa: F401 (so that children start warm)
+    import oat.build.run  # noqa: F401 (so that children start warm)
 
     found: dict[Any, dict[str, str]] = {}
 
@@ -123,7 +123,12 @@ def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(wo
     rows = [json.loads(line) for line in (tmp_path / "unbroken" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows[1:] if row["alarms/rolled_back"]] == [5, 7]
     assert [row["optim/steps"] for row in rows[1:]] == [1, 2, 3, 4, 5, 1, 2, 1]
-    for place, call in (("oat.loop:take_up", 2), ("oat.tracking:Tracking.row", 1), ("oat.checkpoint:Checkpoints._prune", 1), ("oat.loop:heed", 4)):
+    for place, call in (
+        ("oat.loop:take_up", 2),
+        ("oat.tracking.files:Tracking.row", 1),
+        ("oat.rundir.checkpoints:Checkpoints._prune", 1),
+        ("oat.loop:heed", 4),
+    ):
         run_dir, kill, log = tmp_path / f"killed at {place}", functools.partial(kill_at, *named(place), call), tmp_path / "log"
         shutil.copytree(begun, run_dir)
         assert forked(functools.partial(go_on, run_dir, kill), log) == -signal.SIGKILL, log.read_text()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fixtures import World, oat
 
-from oat.export import digest_run
+from oat.commands.export import digest_run
 
 
 def processes_agree(world: World, folder: Path, algorithm: str, changes: dict[str, Any], hashes: Sequence[int] = (1, 2)) -> int:

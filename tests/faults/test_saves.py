@@ -15,9 +15,9 @@ import safetensors.torch
 from fixtures import World, forked, oat
 from known_checkpoints import NEW, OLD, loaded_step, save, two_good_ones
 
-from oat.checkpoint import Checkpoints
+from oat.commands.export import digest_run
 from oat.errors import CheckpointError
-from oat.export import digest_run
+from oat.rundir.checkpoints import Checkpoints
 
 Figure = Callable[[str], None]
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.checkpoint import verify
+from oat.commands.export import digest_run
+from oat.control.interruption import Interruption
 from oat.errors import Interrupted
-from oat.export import digest_run
-from oat.interruption import Interruption
+from oat.rundir.checkpoints import verify
 
 pytestmark = pytest.mark.fault("R4")
 
@@ -42,14 +42,14 @@ OFTEN = ("--checkpoint.every", "1")
 
 MOMENTS = {
     "before the first question": Moment("dpo", "oat.collector:Collector.fill", 1, 0),
-    "while it samples": Moment("grpo", "oat.actor:Actor.sample", 8, 3),
-    "while it asks": Moment("dpo", "oat.ledger:Ledger._record", 11, 3),
+    "while it samples": Moment("grpo", "oat.rollout.actor:Actor.sample", 8, 3),
+    "while it asks": Moment("dpo", "oat.ledger.ledger:Ledger._record", 11, 3),
     "while it learns": Moment("grpo", "oat.learner.learner:Learner.update", 3, 3),
-    "in the first evaluation": Moment("grpo", "oat.evaluate:Evaluation._answer", 1, 0),
-    "in a later evaluation": Moment("dpo", "oat.evaluate:Evaluation._answer", 3, 2),
-    "in the last evaluation": Moment("grpo", "oat.evaluate:Evaluation._write", 3, 4),
-    "in a save": Moment("grpo", "oat.checkpoint:Checkpoints._publish", 1, 2, flags=("--checkpoint.background", "false")),
-    "beside a save": Moment("grpo", "oat.checkpoint:Checkpoints._publish", 1, (1, 2), flags=OFTEN),
+    "in the first evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._answer", 1, 0),
+    "in a later evaluation": Moment("dpo", "oat.evaluation.evaluation:Evaluation._answer", 3, 2),
+    "in the last evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._write", 3, 4),
+    "in a save": Moment("grpo", "oat.rundir.checkpoints:Checkpoints._publish", 1, 2, flags=("--checkpoint.background", "false")),
+    "beside a save": Moment("grpo", "oat.rundir.checkpoints:Checkpoints._publish", 1, (1, 2), flags=OFTEN),
     "by Ctrl-C": Moment("dpo", "oat.learner.learner:Learner.update", 3, 3, (signal.SIGINT,), 130),
     "by Ctrl-C twice": Moment("dpo", "oat.learner.learner:Learner.update", 4, 2, (signal.SIGINT, signal.SIGINT), 130),
     "by SIGTERM twice": Moment("dpo", "oat.learner.learner:Learner.update", 3, 3, (signal.SIGTERM, signal.SIGTERM)),
@@ -57,12 +57,12 @@ MOMENTS = {
 
 
 STARTS = {
-    "while the configuration is read": ("oat.config:_read", signal.SIGTERM, 75),
-    "while data and oracles are made": ("oat.rundir:surround", signal.SIGTERM, 75),
-    "while weights are loaded": ("oat.lm:_from_files", signal.SIGTERM, 75),
-    "while the ledger is opened": ("oat.store:Store.__init__", signal.SIGTERM, 75),
-    "while it is measured": ("oat.build:choose_threads", signal.SIGTERM, 75),
-    "before the configuration is kept": ("oat.rundir:to_yaml", signal.SIGINT, 130),
+    "while the configuration is read": ("oat.config.load:_read", signal.SIGTERM, 75),
+    "while data and oracles are made": ("oat.build.open_run:surround", signal.SIGTERM, 75),
+    "while weights are loaded": ("oat.models.causal_lm:_from_files", signal.SIGTERM, 75),
+    "while the ledger is opened": ("oat.ledger.store:Store.__init__", signal.SIGTERM, 75),
+    "while it is measured": ("oat.build.run:choose_threads", signal.SIGTERM, 75),
+    "before the configuration is kept": ("oat.build.open_run:to_yaml", signal.SIGINT, 130),
     "before its state is taken up": ("oat.loop:restore", signal.SIGTERM, 75),
 }
 
@@ -186,7 +186,7 @@ def test_what_is_being_written_is_on_disk_when_the_process_ends(world: World, tm
     config, run_dir = world.config("grpo", tmp_path), tmp_path / "run"
 
     def slow() -> None:
-        from oat.checkpoint import Checkpoints
+        from oat.rundir.checkpoints import Checkpoints
 
         publish = Checkpoints._publish
 
@@ -211,7 +211,7 @@ def test_ctrl_c_again_does_not_cut_off_what_is_being_written(world: World, tmp_p
     config, run_dir = world.config("grpo", tmp_path), tmp_path / "run"
 
     def slow() -> None:
-        from oat.checkpoint import Checkpoints
+        from oat.rundir.checkpoints import Checkpoints
 
         publish = Checkpoints._publish
 

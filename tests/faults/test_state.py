@@ -18,10 +18,10 @@ import torch
 from fixtures import World
 from object_graph import UnknownTypeError, fingerprints
 
-from oat.build import resolve
-from oat.config import load_config
+from oat.build.open_run import open_run
+from oat.build.run import resolve
+from oat.config.load import load_config
 from oat.loop import Run, restore, train
-from oat.rundir import open_run
 
 MIXED = Path(__file__).parent.parent / "protocol" / "mixed.py"
 ENSEMBLE = {"members": 2, "hidden": 4, "batch": 3, "steps": 2, "buffer": 5}
@@ -180,7 +180,7 @@ def counter(patch: pytest.MonkeyPatch) -> None:
 
 def closure(patch: pytest.MonkeyPatch) -> None:
     """A generator that moves, in the closure of a method."""
-    from oat.actor import Actor
+    from oat.rollout.actor import Actor
 
     sample, generator = Actor.sample, np.random.default_rng(0)
 

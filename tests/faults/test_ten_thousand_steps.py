@@ -14,8 +14,8 @@ import torch
 from fixtures import World, forked
 
 from oat.algorithms.base import Objective
-from oat.build import build, resolve
-from oat.config import load_config
+from oat.build.run import build, resolve
+from oat.config.load import load_config
 from oat.engines.base import checksum
 from oat.loop import Run, train
 from oat.types import Batch, Group, Prompt, Receipt, Sampling, Segment, Trajectory, Work

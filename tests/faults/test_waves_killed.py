@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from fixtures import World, counting, forked, kill_at, named, oat
 
-from oat.accounts import accounts, contradictions
-from oat.export import digest_run
-from oat.store import Store
+from oat.commands.export import digest_run
+from oat.ledger.store import Store
+from oat.reports.accounts import accounts, contradictions
 
 pytestmark = pytest.mark.fault("R13")
 
@@ -71,14 +71,14 @@ CHANGES = {
     "engine": {"name": "torch", "threads": 1},
 }
 POINTS = {
-    "before a wave is formed": ("oat.waves:Waves.next", False),
-    "inside the transaction of a wave": ("oat.waves:Waves._record", True),
-    "a wave on disk, nothing sent": ("oat.ledger:Ledger._submit", False),
-    "a wave sent": ("oat.ledger:Ledger._submit", True),
-    "answers of a wave made, not on disk": ("oat.ledger:Ledger._record", False),
-    "inside the transaction of a wave's answers": ("oat.store:Store.add_answers", True),
-    "some answers of a wave on disk": ("oat.ledger:Ledger._record", True),
-    "all taken, nothing learned": ("oat.store:Store.add_take", True),
+    "before a wave is formed": ("oat.ledger.waves:Waves.next", False),
+    "inside the transaction of a wave": ("oat.ledger.waves:Waves._record", True),
+    "a wave on disk, nothing sent": ("oat.ledger.ledger:Ledger._submit", False),
+    "a wave sent": ("oat.ledger.ledger:Ledger._submit", True),
+    "answers of a wave made, not on disk": ("oat.ledger.ledger:Ledger._record", False),
+    "inside the transaction of a wave's answers": ("oat.ledger.store:Store.add_answers", True),
+    "some answers of a wave on disk": ("oat.ledger.ledger:Ledger._record", True),
+    "all taken, nothing learned": ("oat.ledger.store:Store.add_take", True),
 }
 SERIES = ("ahead", "mixture")
 
@@ -115,7 +115,7 @@ def waves_of(run_dir: Path) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Whole]:
-    importlib.import_module("oat.build")  # so that children start warm
+    importlib.import_module("oat.build.run")  # so that children start warm
     found: dict[str, Whole] = {}
 
     def make(series: str) -> Whole:

@@ -16,8 +16,8 @@ from fixtures import World, oat
 
 from oat.errors import ConfigError, OracleError
 from oat.oracles.isolated import Isolated
+from oat.plugins.pool import Workers
 from oat.types import Key, Message, Question
-from oat.workers import Workers
 
 TIMEOUT_S = 2.0
 HOSTILE = """

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from oat.cli import main
-from oat.plugins import load_symbol
+from oat.plugins.loading import load_symbol
 
 HERE = Path(__file__).parent
 RISE = 0.3

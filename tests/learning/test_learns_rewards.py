@@ -8,7 +8,7 @@ import pytest
 from fixtures import make_model, write_jsonl
 
 from oat.cli import main
-from oat.scoring import Scorer
+from oat.models.scoring import Scorer
 from oat.types import Message
 
 HERE = Path(__file__).parent

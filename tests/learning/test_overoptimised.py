@@ -10,8 +10,8 @@ import torch
 from fixtures import World, oat
 from transformers import AutoModelForCausalLM
 
-from oat.export import digest_run
-from oat.store import Store
+from oat.commands.export import digest_run
+from oat.ledger.store import Store
 
 ORACLES = '''
 def proxy(prompts, completions, **columns):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from oat.export import policy_weights
-from oat.store import Store
+from oat.commands.export import policy_weights
+from oat.ledger.store import Store
 from oat.types import Item, Trajectory
 
 TOLERANCE = 1e-5

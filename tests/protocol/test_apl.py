@@ -8,7 +8,7 @@ import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
 from fixtures import kill_at, oat
 
-from oat.store import Store
+from oat.ledger.store import Store
 
 BETA, PROMPTS, OVERSAMPLE, SAMPLES, STEPS = 0.4, 4, 3, 3, 4
 

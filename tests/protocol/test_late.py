@@ -18,9 +18,9 @@ from bench import HERE, Bench
 from fixtures import forked, kill_at, oat
 from late_oracle import call
 
-from oat.export import digest_run
+from oat.commands.export import digest_run
+from oat.ledger.store import Store
 from oat.metrics import repeatable
-from oat.store import Store
 
 STEPS, PROMPTS, AHEAD, LOST, BETA, DEADLINE_S = 6, 4, 6, 5, 0.3, 3.0
 
@@ -97,7 +97,7 @@ def die_before_an_update() -> None:
 
 
 def die_with_answers_in_hand() -> None:
-    from oat.ledger import Ledger
+    from oat.ledger.ledger import Ledger
 
     kill_at(Ledger, "_record", 5)
 

@@ -12,7 +12,7 @@ import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
 from fixtures import kill_at, oat
 
-from oat.checkpoint import Checkpoints
+from oat.rundir.checkpoints import Checkpoints
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, UNASKED, Item, Trajectory
 
@@ -139,7 +139,7 @@ def die_in_the_ensembles_update() -> None:
 
 
 def die_after_the_intents() -> None:
-    from oat.ledger import Ledger
+    from oat.ledger.ledger import Ledger
 
     kill_at(Ledger, "_submit", 4)
 

@@ -11,7 +11,7 @@ from bench import HERE, LOGIT_ROWS, Bench, assert_a_kill_changes_nothing
 from fixtures import kill_at, oat
 from torch import Tensor
 
-from oat.export import digest_run, policy_weights
+from oat.commands.export import digest_run, policy_weights
 from oat.seeds import Seeds
 from oat.types import Item
 
@@ -188,7 +188,7 @@ def die_in_an_epoch() -> None:
 
 
 def die_in_a_save() -> None:
-    from oat.checkpoint import Checkpoints
+    from oat.rundir.checkpoints import Checkpoints
 
     kill_at(Checkpoints, "_publish", 2)
 

@@ -9,7 +9,7 @@ import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
 from fixtures import kill_at, oat
 
-from oat.export import digest_run
+from oat.commands.export import digest_run
 from oat.types import Item
 
 BETA, SMOOTHING, ALPHA, EPOCHS, MAX_NORM = 0.5, 0.1, 0.05, 2, 1.4
@@ -93,7 +93,7 @@ def test_over_the_wire(config: Path, run: Path) -> None:
 
 def die_behind_a_save() -> None:
     """At step 3, whose sampler holds the weights of step 2."""
-    from oat.checkpoint import Checkpoints
+    from oat.rundir.checkpoints import Checkpoints
 
     kill_at(Checkpoints, "_prune", 1, after=True)
 

@@ -1,0 +1,1 @@
+"""Objectives: what is learned from which feedback, one file a family."""

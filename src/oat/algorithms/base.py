@@ -72,7 +72,7 @@ class Objective(Protocol):
     """What `losses` reads of each trained model: of a language model "raw", "sampled", "entropy"; of a critic "value"."""
     recorded_is_old: bool = False
     """Whether log-probabilities recorded under the policy's own version are its old ones, since engine and learner compute in the same precision;
-    `check.py` knows and says so."""
+    `build/resolve.py` knows and says so."""
     watched: frozenset[str] = OF_RESPONSES
     """Of the metrics of a step, those that `alarms` may watch (docs/alarms.md)."""
     reuses: bool = False

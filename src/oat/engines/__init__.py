@@ -1,0 +1,1 @@
+"""Engines sample responses and compute log-probabilities, for the slots of a run."""

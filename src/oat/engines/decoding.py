@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from oat import seeds
-from oat.attention import Packed, pack
 from oat.engines.kv import Filling, PagedCache, Step
 from oat.errors import EngineError, ModelError, NonFiniteError
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits
-from oat.lm import CausalLM
-from oat.roofline import Meter
+from oat.hardware.roofline import Meter
+from oat.models.attention import Packed, pack
+from oat.models.causal_lm import CausalLM
 from oat.types import KEPT_LIMIT, Completion, FinishReason, KeptSets, Request
 
 PASS_TOKENS = 16_384

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from oat.attention import Packed
+from oat.models.attention import Packed
 
 PAGE = 8
 """Tokens of a page."""

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oat.attention import Packed, pack
 from oat.engines.base import checksum
 from oat.engines.decoding import PASS_TOKENS, Decode, Decoding, blaming_model, cache_dtype, passes
 from oat.engines.kv import PAGE, Filling, PagedCache, Step
 from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
 from oat.functional.logprobs import chunked_head, token_logps
-from oat.lm import CausalLM, is_outlined
-from oat.roofline import Meter
-from oat.threads import candidates, fastest, on_threads
+from oat.hardware.roofline import Meter
+from oat.hardware.threads import candidates, fastest, on_threads
+from oat.models.attention import Packed, pack
+from oat.models.causal_lm import CausalLM, is_outlined
 from oat.types import Completion, Receipt, Request, Sampling, Work
 
 _HEAD_LOGITS = 2**24

@@ -1,0 +1,1 @@
+"""Environments answer the responses within an episode."""

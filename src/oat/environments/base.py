@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from oat.errors import ConfigError
-from oat.foreign import bare, guarded
-from oat.plugins import load_symbol
+from oat.plugins.calls import bare, guarded
+from oat.plugins.loading import load_symbol
 from oat.types import Message, Prompt
 
 

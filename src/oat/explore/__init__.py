@@ -1,0 +1,1 @@
+"""Explorers choose which of the sampled responses the oracle is asked about."""

@@ -1,4 +1,5 @@
-"""What an explorer's needs, plans and questions have to keep: held against every call of a user's (`oat.explorers`), and by `check_explorer`."""
+"""What an explorer's needs, plans and questions have to keep: held against every call of a user's (`oat.build.explorers`), and by
+`check_explorer`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,0 +1,1 @@
+"""The mathematics of losses, advantages and sampling, as pure functions of tensors."""

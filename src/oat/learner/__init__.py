@@ -1,0 +1,1 @@
+"""The learner turns an objective's batch into updates of its models."""

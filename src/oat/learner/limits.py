@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from oat.algorithms.base import Objective
+from oat.config.settings import Config
 from oat.errors import ConfigError
+from oat.hardware.threads import candidates, fastest
 from oat.learner.learner import Learner
-from oat.settings import Config
-from oat.threads import candidates, fastest
 from oat.types import KEPT_LIMIT, KeptSets, Sampling, Segment, Trajectory
 
 GB = 10**9
@@ -31,8 +31,8 @@ _MEASURED_TOKENS, _MEASURED_ROWS = 32, 8
 
 
 class LiveBytes(TorchDispatchMode):
-    """Within it, counts the bytes of tensors that are made and not yet freed, also of those without memory (`oat.lm.outlines`), of whose values
-    every single one that Python asks for is 1.
+    """Within it, counts the bytes of tensors that are made and not yet freed, also of those without memory (`oat.models.causal_lm.outlines`), of
+    whose values every single one that Python asks for is 1.
 
     Attributes:
         peak: the most at once, since it was last set.

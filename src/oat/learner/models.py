@@ -11,8 +11,8 @@ import torch
 from oat.engines.base import checksum
 from oat.functional.head import linear_functionals
 from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, token_logps
-from oat.lm import CausalLM
-from oat.roofline import Tally
+from oat.hardware.roofline import Tally
+from oat.models.causal_lm import CausalLM
 from oat.types import Trajectory
 
 _SHARE_FROM = 1.2

@@ -1,0 +1,1 @@
+"""Oracles answer questions about responses: rules, models, judges, servers, users' functions."""

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Hashable
 
 from oat.errors import ConfigError, OracleError, did_you_mean, shown
-from oat.foreign import guarded
 from oat.oracles.rules.countdown import tagged_answer
 from oat.oracles.rules.gsm8k import last_number, marked_number
-from oat.plugins import load_symbol
+from oat.plugins.calls import guarded
+from oat.plugins.loading import load_symbol
 
 Answers = Callable[[str], Hashable | None]
 """From the text of a response to its answer, or None where it has none. Responses that give equal answers vote for the same."""

@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from oat.errors import OatError, OracleError, shown, warn
-from oat.foreign import bare, raising
-from oat.plugins import given
+from oat.plugins.calls import bare, raising
+from oat.plugins.loading import given
 from oat.types import Answer, Kind, Price, Question
 
 

@@ -24,7 +24,7 @@ from threading import Thread
 from typing import Any
 
 from oat.errors import ConfigError, OracleError, did_you_mean, shortened, shown
-from oat.foreign import guarded
+from oat.plugins.calls import guarded
 from oat.types import Answer, Kind, Mark, Question
 
 

@@ -13,14 +13,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oat import plugins, wire
+from oat import wire
 from oat.errors import ConfigError, warn
 from oat.files import start
 from oat.oracles.base import made_of, version_of
 from oat.oracles.callables import CallableOracle, check_needed
 from oat.oracles.registry import build_oracle
+from oat.plugins import loading as plugins
+from oat.plugins.pool import Outcome, Workers
 from oat.types import Answer, Kind, Mark, Question
-from oat.workers import Outcome, Workers
 
 
 @dataclass

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any
 
 from oat.errors import ConfigError, NoReplyError, OatError, OracleError, RefusalError, warn
-from oat.oracles.http import HttpClient
+from oat.oracles.http_client import HttpClient
 from oat.oracles.judge_config import OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
 from oat.oracles.judge_prompts import TIE, comparison, scoring
 from oat.oracles.judge_replies import Reply, probabilities, read_reply, score_in, verdict_in

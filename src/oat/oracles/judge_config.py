@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from oat.config.ranges import Count, NonNegative, Positive, Share
 from oat.errors import ConfigError
-from oat.fields import Count, NonNegative, Positive, Share
 
 KEYS = ("OAI_KEY", "OPENAI_API_KEY")
 """Variables of the environment that may hold the key."""

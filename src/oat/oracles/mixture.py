@@ -32,7 +32,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from oat.contract import pairs_of, plain_answer
 from oat.errors import ConfigError, OracleError, did_you_mean
 from oat.oracles.base import (
     ChecksColumns,
@@ -49,6 +48,7 @@ from oat.oracles.base import (
     price_of,
     version_of,
 )
+from oat.oracles.contract import pairs_of, plain_answer
 from oat.oracles.registry import build_oracle
 from oat.types import Answer, Kind, Mark, Price, Question
 

@@ -28,10 +28,10 @@ from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError, OracleError
 from oat.files import seen
-from oat.identity import Identity, model_identity, tokenizer_identity, weights_identity
-from oat.lm import load_config, load_tokenizer
+from oat.models.causal_lm import load_config, load_tokenizer
+from oat.models.identity import Identity, model_identity, tokenizer_identity, weights_identity
+from oat.models.scoring import batches, hash_of_files
 from oat.oracles.local import LocalOracle, Values
-from oat.scoring import batches, hash_of_files
 from oat.types import Kind, Question
 
 MARKERS = {"source_prefix_id": "<|source|>", "cand1_prefix_id": "<|candidate1|>", "cand2_prefix_id": "<|candidate2|>"}

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from oat.contract import pairs_of, plain_answer
 from oat.errors import ConfigError, OracleError
 from oat.oracles.base import Oracle, bind, close_oracle, is_cacheable, made_of, metrics_of, names_cost, names_price, price_of, version_of
+from oat.oracles.contract import pairs_of, plain_answer
 from oat.types import Answer, Kind, Mark, Price, Question
 
 

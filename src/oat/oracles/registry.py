@@ -9,11 +9,11 @@ from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
 from oat.files import start
-from oat.foreign import bare, guarded
 from oat.oracles.base import Oracle, says_version
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.queries import QueryReward
-from oat.plugins import load_symbol, shown_name
+from oat.plugins.calls import bare, guarded
+from oat.plugins.loading import load_symbol, shown_name
 
 _NAMED = {
     "exact_match": "oat.oracles.rules.exact:exact_match",

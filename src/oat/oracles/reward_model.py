@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from oat.errors import ConfigError, OracleError, TemplateError
-from oat.identity import Identity
+from oat.models.identity import Identity
+from oat.models.scoring import Scorer
 from oat.oracles.local import LocalOracle, Values
-from oat.scoring import Scorer
 from oat.types import Question
 
 
 class RewardModelOracle(LocalOracle):
-    """See `oat.scoring` for what it reads and where its score stands. Weights are loaded with the first question.
+    """See `oat.models.scoring` for what it reads and where its score stands. Weights are loaded with the first question.
 
     Args:
         path: a directory, or `org/name`.
@@ -23,7 +23,7 @@ class RewardModelOracle(LocalOracle):
         device: by default that of `compute.profile`.
 
     Raises:
-        ConfigError, ModelError: as `oat.scoring.Scorer`, or a setting that has no meaning.
+        ConfigError, ModelError: as `oat.models.scoring.Scorer`, or a setting that has no meaning.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ def quickstart(out: Path, seed: int = SEED) -> int:
     places = _claim(out)
     what = "a tiny model that learns sums from a poor teacher, then DPO and GRPO beside their controls, two at a time"
     print(f"oat quickstart: {what}; a few minutes, all of it in {out}", flush=True)
-    from oat.export import export_run
+    from oat.commands.export import export_run
     from oat.quickstart.processes import interrupted_by_sigterm, run_all
     from oat.quickstart.report import plot, read_curve, table
 
@@ -87,9 +87,9 @@ def make_start(out: Path, seed: int) -> None:
     """The data and, last of all, the finished start model in the folder `out`; on one thread of torch."""
     import torch
 
-    from oat.lm import save_lm
-    from oat.progress import counted
+    from oat.models.causal_lm import save_lm
     from oat.quickstart.task import BATCH, build_model, build_task, build_tokenizer, supervise
+    from oat.reports.progress import counted
 
     _say("start", None, out / "start")
     began, threads = time.monotonic(), torch.get_num_threads()

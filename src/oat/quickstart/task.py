@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from oat.files import write_atomically
-from oat.lm import CausalLM
-from oat.render import Renderer
+from oat.models.causal_lm import CausalLM
 from oat.seeds import Seeds
+from oat.text.renderer import Renderer
 from oat.types import Message
 
 CHARACTERS = "0123456789+="

@@ -1,0 +1,1 @@
+"""How actor and learner are joined, and how new weights reach the engine."""

@@ -13,14 +13,14 @@ from oat import wire
 from oat.algorithms.base import Objective
 from oat.errors import ContractError, OatError
 from oat.learner.batching import fault_of, view_of
-from oat.learner.ensemble import Ensemble
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel, Model, RewardModel
 from oat.learner.optim import OptimiserSettings
 from oat.learner.reduction import Reduction
-from oat.lm import CausalLM
 from oat.metrics import Metrics
-from oat.plugins import load_symbol
+from oat.models.causal_lm import CausalLM
+from oat.models.ensemble import Ensemble
+from oat.plugins.loading import load_symbol
 from oat.seeds import Seeds
 from oat.testing.part import Part
 from oat.testing.samples import END_ID, VOCABULARY, make_group

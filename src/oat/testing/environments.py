@@ -9,11 +9,11 @@ from typing import Any, cast
 import numpy as np
 
 from oat import wire
-from oat.data import Source, read_prompts
+from oat.data.formats import ROLES, checked
+from oat.data.prompt_set import Source, read_prompts
 from oat.environments.base import Environment, Turn, make_environment
 from oat.errors import ContractError, DataError, WireError, did_you_mean
-from oat.formats import ROLES, checked
-from oat.plugins import load_symbol
+from oat.plugins.loading import load_symbol
 from oat.testing.part import Part
 from oat.types import Message, Prompt
 

@@ -8,7 +8,7 @@ import numpy as np
 from oat import wire
 from oat.explore.base import Explorer
 from oat.explore.contract import needs_faults, plan_faults, question_faults
-from oat.plugins import load_symbol
+from oat.plugins.loading import load_symbol
 from oat.testing.part import Part
 from oat.testing.samples import make_group
 from oat.types import ENSEMBLE, UNASKED, Group, Key, Kind, Plan

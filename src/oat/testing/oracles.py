@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from oat import wire
-from oat.budget import Budget
-from oat.contract import checked, in_words, pairs_of, tickets_of
 from oat.errors import ContractError, OracleError
 from oat.oracles.base import Oracle, is_cacheable, names_price, price_of
 from oat.oracles.callables import CallableOracle
+from oat.oracles.contract import checked, in_words, pairs_of, tickets_of
 from oat.oracles.registry import build_oracle, make_oracle
 from oat.testing.part import Part
 from oat.testing.samples import make_question
 from oat.types import Answer, Question
+from oat.types.budget import Budget
 
 _PATIENCE_S = 1.0
 _COPIES = "work on copies of lists, columns and messages"

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
-from oat.contract import nothing
 from oat.errors import ConfigError, NoReplyError, RefusalError, warn
-from oat.oracles.http import HttpClient
+from oat.oracles.contract import nothing
+from oat.oracles.http_client import HttpClient
 from oat.oracles.remote.format import CONTENT_TYPE, ROUTE, decode_reply, encode_request
 from oat.types import Answer, Kind, Mark, Question
 

@@ -29,9 +29,9 @@ import msgspec
 import torch
 
 from oat.errors import ConfigError, OatError, OracleError, did_you_mean
+from oat.models.scoring import Scorer
 from oat.oracles.remote.format import ROUTE
 from oat.oracles.remote.front import Front, Limits, Workers
-from oat.scoring import Scorer
 
 _POLL_S, _GRACE_S = 0.2, 10.0
 
@@ -47,7 +47,7 @@ class ServerConfig:
         host: address to listen on; any but the loopback needs a token.
         port: 0 takes a free one.
         token: that requests have to bear.
-        dtype, label, batch_tokens, max_tokens: as `oat.scoring.Scorer`.
+        dtype, label, batch_tokens, max_tokens: as `oat.models.scoring.Scorer`.
         max_batch_size: most requests that a process scores together.
         max_wait_ms: how long the first of them waits for the others.
     """

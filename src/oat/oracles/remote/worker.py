@@ -21,7 +21,7 @@ from oat.oracles.remote.format import ANSWERED, FAILED, REFUSED, ROUTE, Request,
 from oat.types import Message
 
 if TYPE_CHECKING:
-    from oat.scoring import Encoded
+    from oat.models.scoring import Encoded
 
 WORK, DEVICE = "OAT_SERVE", "OAT_SERVE_DEVICE"
 """Variables of the environment: `Work` as JSON, and of each process its device."""
@@ -56,7 +56,7 @@ class RewardWorker(MosecWorker):
     def __init__(self) -> None:
         import torch  # here, since the process that starts these needs no model
 
-        from oat.scoring import Scorer
+        from oat.models.scoring import Scorer
 
         super().__init__()
         work = msgspec.json.decode(os.environ[WORK], type=Work)

@@ -1,0 +1,1 @@
+"""Rules: rewards that a program works out from the text alone."""

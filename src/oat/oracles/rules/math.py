@@ -12,7 +12,7 @@ before a matrix (`A^{-1} =`) is not read; with anything else there (`2x =`) it i
 element, where the whole is not equal: sets and lists without brackets in any order.
 
 Only the third way reads mathematics by a parser, of LaTeX, whose simplifications may take for ever and whose relatives evaluate what they read. So it
-runs in workers that are confined and killed when they take too long (`workers.py`); answers of more than 300 characters never come there.
+runs in workers that are confined and killed when they take too long (`plugins/pool.py`); answers of more than 300 characters never come there.
 
 An answer that cannot be compared in time is not right (0.0), and not failed: otherwise to write what hangs the parser would be better than to be
 wrong.
@@ -39,7 +39,7 @@ from oat.errors import ConfigError
 from oat.oracles.callables import CallableOracle
 from oat.oracles.rules.gsm8k import last_number
 from oat.oracles.rules.latex import MAX_CHARACTERS, Listed, is_relation, listed, matrix, normalise, unnamed
-from oat.workers import Workers
+from oat.plugins.pool import Workers
 
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:[a-zA-Z]+|.)|[{}]", re.DOTALL)
 _BARE = re.compile(r"\\boxed\s+([^\s${}\\]+)")

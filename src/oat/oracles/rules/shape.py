@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from oat.errors import ConfigError
 from oat.oracles.callables import CallableOracle
-from oat.workers import Workers
+from oat.plugins.pool import Workers
 
 _GAP = "..."
 _TAG = re.compile(r"(<(?:(?!\.\.\.)[^<>])+>)")

@@ -1,0 +1,71 @@
+"""A user's explorer, as a run calls it."""
+
+import zlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from oat.errors import ContractError
+from oat.explore.base import Explorer, Scores
+from oat.explore.contract import needs_faults, plan_faults, question_faults
+from oat.plugins.calls import raising, restoring
+from oat.types import Group, Key, Kind, Plan, Question
+
+
+class Held:
+    """A user's explorer. What it leaves behind is put back, and a question that is none about its groups goes nowhere. What it raises passes through.
+
+    Args:
+        name: as configurations have it, for messages.
+
+    Attributes:
+        config: its settings; None where it has none.
+
+    Raises:
+        ContractError: `needs` names what no actor has.
+    """
+
+    def __init__(self, explorer: Explorer, kind: Kind, name: str):
+        self._explorer, self._kind, self._name = explorer, kind, name
+        self._refuse(needs_faults(getattr(explorer, "needs", None)))
+        self.needs = frozenset(explorer.needs)
+        self.config = getattr(explorer, "config", None)
+
+    def widen(self, plan: Plan) -> Plan:
+        """Raises:
+        ContractError: it returned no plan.
+        """
+        with restoring(self._name, self._failed):
+            widened = self._explorer.widen(plan)
+        self._refuse(plan_faults(widened), "widen ")
+        return widened
+
+    def choose(self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator) -> list[Question]:
+        """Raises:
+        ContractError: it returned something else than questions about these groups, or changed their tokens.
+        """
+        before = _checksum(groups)
+        with restoring(self._name, self._failed):
+            chosen = self._explorer.choose(list(groups), list(keys), scores, generator)
+            questions = list(chosen) if isinstance(chosen, Sequence | Iterator) else chosen
+        self._refuse(question_faults(questions, dict(zip(keys, groups, strict=True)), self._kind, self.needs), "choose ")
+        if _checksum(groups) != before:
+            raise self._failed("choose changed the tokens that it was given")
+        return questions
+
+    def _refuse(self, faults: Iterator[str], method: str = "") -> None:
+        with raising(lambda what: self._failed(f"{method}returned what cannot be looked at: it {what}")):
+            for fault in faults:
+                raise self._failed(method + fault)
+
+    def _failed(self, what: str) -> ContractError:
+        return ContractError(f"explorer {self._name}: {what}; mend it, and run the same command again")
+
+
+def _checksum(groups: Sequence[Group]) -> int:
+    """Of the tokens, with what was recorded of them, that will be learned from."""
+    found = 0
+    for segment in (segment for group in groups for trajectory in group.trajectories for segment in trajectory.segments):
+        for array in (segment.ids, segment.mask, segment.versions, segment.raw_logps, segment.sampled_logps):
+            found = found if array is None else zlib.crc32(np.ascontiguousarray(array).data, found)
+    return found

@@ -1,0 +1,158 @@
+"""A new run that begins where another stood at one of its checkpoints, under settings that may not change within a run.
+
+Its directory gets the checkpoint, the ledger as it was then, and the rows of metrics up to there; the other run is only read. `fork.json` names
+where it came from, and is written first: a fork whose making was cut off is made anew by the same command.
+"""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+
+from oat.ledger import versions
+from oat.rundir.checkpoints import Checkpoints
+from oat.errors import ConfigError
+from oat.files import parse_json, read_only_address, seen, sync_to_disk, write_atomically
+from oat.rundir.holdings import refuse_lost
+from oat.build.fingerprints import FORK_FILE, GIVEN, recorded
+from oat.ledger.ledger import close_unanswered
+from oat.loop import ROW
+from oat.ledger.store import Store
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a fork began: before step `step` of a run."""
+
+    run: Path
+    step: int
+
+
+def begin_fork(source: str, directory: Path) -> None:
+    """Say that this directory is a fork of `RUN@STEP`, or of the checkpoint that `RUN` would go on from. Once made, it needs the other run no more.
+
+    Raises:
+        ConfigError: as `find_origin`.
+    """
+    origin = find_origin(source, directory)
+    if origin != _read(directory):
+        told = {"run": str(origin.run), "step": origin.step, "inputs": recorded(origin.run, origin.step)}
+        write_atomically(directory / FORK_FILE, json.dumps(told) + "\n")
+
+
+def find_origin(source: str, directory: Path) -> Origin:
+    """Where a fork begins, or has begun in its directory. Nothing is written.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, or the directory has another run.
+    """
+    name, at, step = source.rpartition("@")
+    if not (at and step.isdigit()):
+        name, step = source, ""
+    run, before = seen(name), _read(directory)
+    begun = before if before is not None and before.run == run.resolve() and step in ("", str(before.step)) else None
+    if begun and (directory / "config.yaml").exists():
+        return begun
+    if not (run / "config.yaml").exists():
+        raise ConfigError(f"--from {source}: {run} holds no run; give RUN@STEP, a run directory and a step with a checkpoint")
+    if begun:
+        return begun
+    if any(file.name not in ("lock", GIVEN, f".new-{FORK_FILE}") for file in directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty; give a fork a --run_dir of its own")
+    checkpoints = _checkpoints(run)
+    steps, newest = checkpoints.steps, checkpoints.next_loaded
+    if newest is None or (step and int(step) not in steps):
+        listed = ", ".join(map(str, steps)) or "none"
+        raise ConfigError(f"--from {source}: there is no such checkpoint; {run} has {listed} (checkpoint.keep_last says how many a run keeps)")
+    return Origin(run.resolve(), int(step or newest))
+
+
+def verify_origin(origin: Origin) -> None:
+    """Whether its checkpoint can be used; nothing of it is loaded.
+
+    Raises:
+        CheckpointError: it does not verify.
+        LedgerError: the run's ledger lacks what it says.
+    """
+    _checkpoints(origin.run).verify_step(origin.step)
+    refuse_lost(origin.run, origin.step)
+
+
+def origin_of(directory: Path) -> Origin:
+    """What `begin_fork` has said."""
+    origin = _read(directory)
+    assert origin is not None, "begin_fork comes first"
+    return origin
+
+
+def copy_state(directory: Path, *, same_judges: bool) -> None:
+    """Fill a fork's directory with what the other run had at the checkpoint.
+
+    Args:
+        same_judges: the fork evaluates as the other run; otherwise answers to its evaluations are not known to the fork, what they found says
+            nothing of which checkpoint is the best, and nobody waits for those that are still open.
+
+    Raises:
+        CheckpointError: the checkpoint does not verify, or was removed meanwhile.
+        LedgerError: the run's ledger lacks what it says.
+    """
+    origin = origin_of(directory)
+    run, step = origin.run, origin.step
+    for left in directory.iterdir():
+        if left.name == GIVEN:
+            continue
+        if left.is_dir():
+            shutil.rmtree(left)
+        elif left.name not in ("lock", FORK_FILE):
+            left.unlink()
+    theirs = _checkpoints(run)
+    tensors, state = theirs.load_step(step)[1:]
+    refuse_lost(run, step)
+    state["alarms"]["back"] = None  # a roll back leads to checkpoints of this run
+    row = {name: value for name, value in theirs.row(step).items() if same_judges or not name.startswith("eval/")}
+    _checkpoints(directory).save(step, tensors, state, row)
+    read_only = read_only_address(run / "ledger.sqlite")
+    with closing(sqlite3.connect(read_only, uri=True)) as old, closing(sqlite3.connect(directory / "ledger.sqlite")) as new:
+        old.backup(new)
+    with closing(Store(directory / "ledger.sqlite")) as store, store:
+        store.cut(step, evaluated=step > 0 and ROW not in state)
+        versions.cut(store, step)
+        if not same_judges:
+            store.forget_judgements()
+            close_unanswered(store, "eval", "gold")
+    rows = step + (ROW not in state) if step > 0 else 0
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        if (run / name).exists():  # what is missing is said when the fork begins
+            lines = (run / name).read_bytes().splitlines(keepends=True)
+            (directory / name).write_bytes(b"".join(takewhile(partial(_is_before, rows), lines)))
+            sync_to_disk(directory / name)
+
+
+def _is_before(row: int, line: bytes) -> bool:
+    """Whether a line of a stream may be of an earlier row; what is damaged is left to whoever goes on with it."""
+    try:
+        return bool(parse_json(line)["step"] < row)
+    except (ValueError, KeyError, TypeError):
+        return True
+
+
+def _checkpoints(run_dir: Path) -> Checkpoints:
+    return Checkpoints(run_dir / "checkpoints", every=1, keep_last=1, background=False)
+
+
+def begins_after(directory: Path) -> int:
+    """The steps that a run had when it began: of a fork, those of the other run."""
+    origin = _read(directory)
+    return 0 if origin is None else origin.step
+
+
+def _read(directory: Path) -> Origin | None:
+    try:
+        found = parse_json((directory / FORK_FILE).read_text(encoding="utf-8"))
+        return Origin(Path(found["run"]), found["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,225 @@
+"""The language models of a run: which there are, in which precision, and on which device."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from oat.engines.decoding import blaming_model
+from oat.errors import ConfigError, ModelError
+from oat.explore.base import Explorer
+from oat.models.causal_lm import CausalLM, is_adapter, is_outlined, load_tokenizer
+from oat.models.lora import described_adapter, is_adapter_directory, load_model, share_base
+from oat.hardware.allocator import give_back_freed_memory
+from oat.text.renderer import Renderer
+from oat.seeds import Seeds
+from oat.config.settings import Config, ModelConfig
+from oat.hardware.threads import LARGE
+from oat.types import ENSEMBLE, Requires
+from oat.text.vocabulary import check_vocabulary
+
+HALF = {"bfloat16": torch.bfloat16}
+"""Precisions in which the engine has weights of its own (`engine.dtype`)."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is known of a language model without its weights.
+
+    Attributes:
+        device: where it is.
+        weights: numbers of all its matrices.
+        a_token: numbers that go into and come out of them for one token.
+        heads: of attention, in all layers.
+        keys: numbers of the keys and values of one token, in all layers.
+        context_length: tokens, if it has a limit.
+    """
+
+    device: torch.device
+    weights: int
+    a_token: int
+    heads: int
+    keys: int
+    context_length: int | None
+
+
+def shape_of(lm: CausalLM) -> Shape:
+    """The shape of a model; quickest within `outlines`.
+
+    Raises:
+        ModelError: its attention takes no layout.
+    """
+    sizes, config = [parameter.shape for parameter in lm.module.parameters()], lm.module.config.get_text_config()
+    weights, a_token = sum(size.numel() for size in sizes), sum(sum(size[-2:]) for size in sizes)
+    return Shape(lm.device, weights, a_token, config.num_attention_heads * config.num_hidden_layers, _keys_of(lm), lm.context_length)
+
+
+def _keys_of(lm: CausalLM) -> int:
+    keys = _Keys()
+    with torch.no_grad(), blaming_model(lm):
+        one = torch.zeros(1, 1, dtype=torch.long, device=lm.device)
+        lm.hidden(one, positions=one, layout=keys)
+    return keys.numbers
+
+
+class _Keys:
+    """A layout that asks only how many numbers the keys and values of a pass are."""
+
+    def __init__(self) -> None:
+        self.numbers = 0
+
+    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.numbers += key.numel() + value.numel()
+        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+
+
+def device_of(profile: str) -> torch.device:
+    """Where the models of a compute profile live.
+
+    Raises:
+        ConfigError: torch finds no CUDA device.
+    """
+    if profile == "gpu" and not torch.cuda.is_available():
+        raise ConfigError(
+            "compute.profile is 'gpu', and torch finds no CUDA device: use a machine with one and a build of torch for it, or set the field to cpu"
+        )
+    return torch.device("cuda" if profile == "gpu" else "cpu")
+
+
+def device_notes(profile: str) -> tuple[str, ...]:
+    """What people should know about the device, in sentences."""
+    is_idle = profile == "cpu" and torch.cuda.is_available()
+    return ("this machine has a CUDA device, and nothing will run on it; a new run with compute.profile: gpu uses it",) if is_idle else ()
+
+
+def needed_slots(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
+    """Slots of the engine that training or evaluations ask."""
+    e = config.answering
+    return {*requires.slots, *explorer.needs, *([e.slot] if e else []), *(["reference"] if e and e.kl else [])}
+
+
+def needed_models(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
+    """Names of the models that a run has; an ensemble's features are the reference's."""
+    named = {*requires.models, *needed_slots(config, requires, explorer)}
+    return named | {"reference"} if ENSEMBLE in explorer.needs else named
+
+
+def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[str, CausalLM]:
+    """The learner's: the policy, and as far as they are needed a frozen reference and the backbones of critic and reward model. With an adapter they
+    share the frozen weights, and the reference is the policy with the adapter off.
+
+    Raises:
+        ConfigError, ModelError: as `device_of` and `load_model`.
+    """
+    model, device = config.model, device_of(config.compute.profile)
+    policy = load_model(model, seeds.key("init", "policy"), device)
+    if sum(parameter.numel() for parameter in policy.module.parameters()) > LARGE:
+        give_back_freed_memory()
+    lms = {"policy": policy}
+    if "reference" in needs:
+        lms["reference"] = _reference(config, policy, seeds)
+    for name in ("critic", "reward"):
+        if name in needs:
+            lms[name] = _another(config, name, policy, seeds)
+    return lms
+
+
+def load_slots(config: Config, lms: Mapping[str, CausalLM], needs: Collection[str], seeds: Seeds) -> dict[str, CausalLM]:
+    """The engine's: they share the learner's tensors wherever neither version nor precision can differ.
+
+    Args:
+        lms: the learner's.
+        needs: slots beside `sampler` and `policy` that somebody asks.
+
+    Raises:
+        ModelError: a tensor stays in float32 when its model is loaded in `engine.dtype`.
+    """
+    dtype, policy, is_late = config.engine.options["dtype"], lms["policy"], config.learner.sync_every > 1
+    if dtype not in HALF:
+        slots = {"sampler": _another(config, "sampler", policy, seeds) if is_late else policy, "policy": policy}
+        return {**slots, **({"reference": lms["reference"]} if "reference" in lms else {})}
+    own = replace(config, model=replace(config.model, dtype=dtype, reference_dtype=None))
+    lms = load_models(own, set(needs) & {"reference"}, seeds)
+    slots = {"sampler": load_model(own.model, device=policy.device) if is_late else lms["policy"], **lms}
+    for lm in slots.values():
+        for name, tensor in lm.tensors().items():
+            is_unmoved = is_outlined() and is_adapter(name)  # an outline stays in the precision it is made in
+            if tensor.is_floating_point() and tensor.dtype != HALF[dtype] and not is_unmoved:
+                raise ModelError(f"a `{lm.model_type}` keeps `{name}` in float32 when it is loaded in {dtype}; leave engine.dtype at float32")
+    return slots
+
+
+def slot_dtypes(config: Config) -> dict[str, torch.dtype]:
+    """By slot, the precision of weights that are not kept in the learner's."""
+    dtype = config.engine.options["dtype"]
+    return dict.fromkeys(("sampler", "policy", "reference"), HALF[dtype]) if dtype in HALF else {}
+
+
+def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
+    """The ids of the tokenizer are those of the model, as far as numbers can tell.
+
+    Raises:
+        ModelError: as `check_vocabulary`, or no id that the model ends a text with is a token.
+    """
+    check_vocabulary(renderer.tokenizer, lm.vocab_rows, f"the tokenizer of {path}")
+    if lm.eos_ids and not any(id < renderer.num_tokens for id in lm.eos_ids):
+        raise ModelError(
+            f"its generation_config.json ends a text with id {lm.eos_ids[0]}, and its tokenizer has ids below {renderer.num_tokens}; give the "
+            "tokenizer that belongs to the model"
+        )
+
+
+def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
+    """The reference reads the ids that the policy writes. A reference without a tokenizer is believed.
+
+    Raises:
+        ModelError: it has fewer rows than the policy's tokenizer has tokens, or far more (`check_vocabulary`), or its tokenizer gives them other ids.
+    """
+    if renderer.num_tokens > reference.vocab_rows:
+        raise ModelError(
+            f"its embeddings have {reference.vocab_rows} rows, and the policy's tokenizer has {renderer.num_tokens} tokens; give a model of the same "
+            "family"
+        )
+    check_vocabulary(renderer.tokenizer, reference.vocab_rows, "the policy's tokenizer")
+    try:
+        theirs: dict[str, int] = load_tokenizer(path).get_vocab()
+    except ModelError:
+        return
+    ours: dict[str, int] = renderer.tokenizer.get_vocab()
+    others = [token for token in sorted(ours.keys() & theirs.keys()) if ours[token] != theirs[token]]
+    if others:
+        token = others[0]
+        raise ModelError(
+            f"its tokenizer gives {len(others)} of {len(ours)} tokens other ids than the policy's, for example {token!r} {theirs[token]} instead of "
+            f"{ours[token]}; give a model of the same family"
+        )
+
+
+def _reference(config: Config, policy: CausalLM, seeds: Seeds) -> CausalLM:
+    """The policy with its adapter off; another adapter beside its weights, frozen or following; or a model of its own."""
+    model = config.model
+    if not has_own_reference(model):
+        if model.reference is not None and is_adapter_directory(model.reference):
+            adapter = replace(model, adapter=model.reference, lora=described_adapter(model.reference)[0])
+            return _another(replace(config, model=adapter), "policy", policy, seeds, field="model.reference")
+        is_start = model.reference is None and (model.adapter is not None or model.reference_update is not None)
+        return _another(config, "policy", policy, seeds) if is_start else policy.base()
+    device = torch.device(model.reference_device or policy.device)
+    own = ModelConfig(model.reference or model.path, dtype=model.reference_dtype or model.dtype)
+    if model.reference is not None and is_adapter_directory(model.reference):
+        own = replace(own, path=model.path, adapter=model.reference, lora=described_adapter(model.reference)[0])
+    return load_model(own, device=device, field="model.reference")
+
+
+def has_own_reference(model: ModelConfig) -> bool:
+    """Whether a reference has weights of its own, and does not stand beside those that the policy's adapter leaves as they are."""
+    return model.lora is None or not (model.reference in (None, model.path) or is_adapter_directory(model.reference or ""))
+
+
+def _another(config: Config, name: str, policy: CausalLM, seeds: Seeds, *, field: str = "model.adapter") -> CausalLM:
+    """The start of the policy once more; with an adapter of its own, beside the same frozen weights."""
+    lm = load_model(config.model, seeds.key("init", name), policy.device, field=field)
+    if config.model.lora is not None:
+        share_base(lm, policy)
+    return lm

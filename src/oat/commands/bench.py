@@ -1,0 +1,91 @@
+"""`oat bench`: what this machine can do at most, and what that means for a model."""
+
+import math
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oat.hardware.roofline import Cost, bandwidth, cost_of, matrix_rate, rates_of
+from oat.hardware.threads import candidates
+from oat.models.causal_lm import load_lm
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def bench(model: str | None) -> dict[str, Any]:
+    """Rates of this machine on each number of threads that a run may choose from, and those of its GPU.
+
+    Args:
+        model: whose limits are given too: a directory or a hub id.
+    Returns:
+        "machine", "rates" (bytes and operations a second), and "model": None, or its path and its limits at the last of the rates.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    cost = None if model is None else cost_of(load_lm(model))
+    places = [("cpu", threads) for threads in candidates(0)]
+    if torch.cuda.is_available():
+        places.append(("cuda", places[-1][1]))
+    rates = []
+    for device, threads in places:
+        matrix = {name: matrix_rate(device, threads, dtype) for name, dtype in _DTYPES.items()}
+        rates.append({"device": device, "threads": threads, "bandwidth": bandwidth(device, threads), **matrix})
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "gpu": gpu, "torch": torch.__version__},
+        "rates": rates,
+        "model": None if cost is None else {"path": model, **_limits(cost, *places[-1])},
+    }
+
+
+def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
+    """By precision, attention and the cache left out: bytes of the weights; tokens a second of decoding one row, and of any number; rows from which a
+    step takes longer to compute than to read the weights; tokens a second of an update in which every token is trained."""
+    limits: dict[str, Any] = {"elements": cost.backbone + cost.head}
+    for name, dtype in _DTYPES.items():
+        own = replace(cost, dtype=dtype)
+        rates = rates_of(torch.device(device), threads, own)
+        read_s, row_s = own.weight_bytes / rates.bandwidth, own.flops(1, 0, 1) / rates.matrix
+        limits[name] = {
+            "bytes": own.weight_bytes,
+            "decode_one_row": 1 / max(read_s, row_s),
+            "decode": 1 / row_s,
+            "compute_bound_rows": math.ceil(read_s / row_s),
+            "update": rates.matrix / own.flops(1, 0, 1, learning=True),
+        }
+    return limits
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The same for people."""
+    machine, model, last = found["machine"], found["model"], found["rates"][-1]
+    lines = [f"{machine['cpu']}, {machine['cores']} cores; GPU: {machine['gpu'] or 'none'}; torch {machine['torch']}", ""]
+    head = ["device", "threads", "read GB/s", *(f"{name} GFLOP/s" for name in _DTYPES)]
+    lines += _columns(head, [[r["device"], r["threads"], *(f"{r[name] / 1e9:.1f}" for name in ("bandwidth", *_DTYPES))] for r in found["rates"]])
+    if model is not None:
+        where = f"on {last['device']}, threads: {last['threads']}"
+        lines += ["", f"{model['path']}, {model['elements'] / 1e6:.2f} million elements in matrices; tokens a second {where}, at most:", ""]
+        head = ["precision", "weights MB", "decode, 1 row", "decode, many rows", "bound by compute from rows", "update"]
+        names = ("decode_one_row", "decode", "compute_bound_rows", "update")
+        lines += _columns(head, [[n, f"{model[n]['bytes'] / 1e6:.1f}", *(f"{model[n][name]:.0f}" for name in names)] for n in _DTYPES])
+    return "\n".join(lines)
+
+
+def _columns(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+
+
+def _cpu_name() -> str:
+    """As Linux says it, or the architecture."""
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", file.read_text(encoding="utf-8"), re.MULTILINE) if file.exists() else None
+    return found[1] if found else platform.machine()

@@ -1,0 +1,421 @@
+"""`oat check`: a run that is made without weights and not begun, and what it would do.
+
+Every box is made as `oat train` makes it, of tensors that have a shape and no memory, so whatever refuses there refuses here, in the same words. Not
+seen without weights: numbers in them that are not finite, and a model whose attention turns out to be none that this engine's cache can follow.
+"""
+
+import math
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from oat.build.cross_checks import BUILTIN, judges_of
+from oat.build.defaults import derived
+from oat.build.fingerprints import recorded
+from oat.build.fork import Origin
+from oat.build.highest_cost import dearest_question, lines_of_costs, refuse_small_budget
+from oat.build.memory import lengths_of, memory_lines, refuse_short_cache, refuse_too_large
+from oat.build.open_run import outlined, refuse_changes, settled
+from oat.build.resolve import make_objective, updates_of
+from oat.build.run_inputs import Surroundings, refuse_weights, surround
+from oat.config.load import Origins
+from oat.config.secrets import Hider
+from oat.config.settings import BufferConfig, Config
+from oat.errors import TemplateError
+from oat.files import bytes_free, seen
+from oat.learner.learner import Learner
+from oat.learner.limits import GB
+from oat.learner.models import LanguageModel
+from oat.loop import Run
+from oat.models.causal_lm import CausalLM
+from oat.models.lora import load_model
+from oat.models.nf4 import count
+from oat.oracles.preferences import Preferences
+from oat.rollout.actor import RecordedActor
+from oat.rundir.checkpoints import Checkpoints
+from oat.rundir.reading import read_metrics
+from oat.text.renderer import Renderer
+from oat.tracking.registry import refuse_missing, sinks_of
+from oat.types import Price, Prompt, Segment, Trajectory
+
+_MOMENTS = 2
+"""Of AdamW, each as large as the weights that learn."""
+_ENDS_SEEN = 16
+"""Prompts whose ends are shown to the model."""
+_SOON = 8
+_MUCH = 0.25
+_LIKELIEST = 4
+_END_SHOWN = 6
+_SPACE = "\u2423"
+_UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
+
+
+def outline(
+    config: Config,
+    origins: Origins,
+    source: str | None = None,
+    *,
+    accept_changed: Collection[str] = (),
+    with_tokens: bool = False,
+    with_memory: bool = False,
+) -> list[str]:
+    """What a resolved configuration would run, in lines for people.
+
+    Args:
+        source: "RUN@STEP" or "RUN", of which it would be a fork.
+        accept_changed: as for `open_run`.
+        with_tokens: also an example of what is learned from, token by token.
+        with_memory: also how much memory it needs; takes seconds.
+
+    Raises:
+        OatError: `oat train` would refuse it before its first step.
+    """
+    refuse_missing(config, origins)
+    config, origin = settled(config, origins, source)
+    directory, step = (seen(config.run_dir), None) if origin is None else (origin.run, origin.step)
+    around = surround(config, origins, known=recorded(directory, step))
+    lengths = lengths_of(around)
+    refuse_short_cache(config, lengths, origins, around.shape)
+    memory = refuse_too_large(config, lengths, origins, around.shape)
+    refuse_changes(config, origins, around, directory / "ledger.sqlite", accept_changed, step)
+    is_begun = origin is None and (directory / "config.yaml").exists()
+    most = dearest_question(config, around)
+    refuse_small_budget(config, origins, most, make_objective(config).plan(0).questions, is_begun=is_begun)
+    refuse_weights(config, origins, around, is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps))
+    with outlined(config, origins, around) as run:
+        assert isinstance(run.learner, Learner), "nothing goes through the wire here"
+        begun = _begun(config, origin)
+        lines = [*_model(run.learner), *_data(around), *_step(config, run, around), *_rest(config, run, around, most, *begun)]
+        lines += [*_evaluations(config, run, around, begun[0]), *_checkpoints(config, run.learner, origin, run.stop.last)]
+        lines += [
+            *_places(config, run.learner),
+            *_defaults(config, origins),
+            *_sinks(config),
+            ("memory", memory),
+            *(("note", note) for note in run.notes),
+        ]
+    table = [f"  {name:<13}{text}" for name, text in lines]
+    return [*table, *(token_lines(config, around) if with_tokens else []), *(memory_lines(config, lengths) if with_memory else [])]
+
+
+_Lines = Iterator[tuple[str, str]]
+
+
+def _model(learner: Learner) -> _Lines:
+    policy = learner.models["policy"]
+    assert isinstance(policy, LanguageModel)
+    lm = policy.lm
+    parameters = sum(count(lm).values())
+    learning = sum(parameter.numel() for parameter in lm.trainable().values())
+    yield "model", f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, of which {learning / 1e6:.3g} million learn"
+
+
+def _data(around: Surroundings) -> _Lines:
+    held_out = f"; {around.held_out.size} held out" if around.held_out else ""
+    what = " with the longest response" if around.prompts.has_responses else ""
+    yield "prompts", f"{around.prompts.size}, at most {around.prompts.longest} tokens long{what}{held_out}"
+
+
+def _sinks(config: Config) -> _Lines:
+    """Who else gets the rows, and what of a service's is named."""
+    named = []
+    for sink in sinks_of(config.tracking):
+        about = [str(sink.options[name]) for name in ("mode", "tracking_uri") if sink.options.get(name)] + ["with texts"] * sink.samples
+        named.append(f"{sink.name} ({', '.join(about)})" if about else sink.name)
+    if named:
+        yield "sinks", Hider({}).text(", ".join(named))
+
+
+def _begun(config: Config, origin: Origin | None) -> tuple[int, int]:
+    """Steps that are done, here or where the fork begins, and queries that were spent by then."""
+    own, stored = seen(config.run_dir), _stored(config)
+    step, directory = (stored, own) if stored is not None else (origin.step, origin.run) if origin else (0, None)
+    if directory is None or step == 0:
+        return 0, 0
+    spent = [row["oracle/queries"] for row in read_metrics(directory / "metrics.jsonl") if row["step"] <= step and "oracle/queries" in row]
+    return step, int(spent[-1]) if spent else 0
+
+
+def _stored(config: Config) -> int | None:
+    """The step of the checkpoint that the run in the directory goes on from."""
+    return Checkpoints(seen(config.run_dir) / "checkpoints", every=1, keep_last=1).next_loaded
+
+
+def _step(config: Config, run: Run, around: Surroundings) -> _Lines:
+    """The arithmetic of a step."""
+    plan, options, recorded, samples = run.plans(0), config.algorithm.options, bool(config.prompts.responses), _samples(config, run)
+    responses, queries = plan.prompts * samples, plan.questions * _price(config, around, samples)
+    of = "recorded" if recorded else f"of at most {config.sampling.max_new_tokens} tokens"
+    asked = f"{_many(plan.questions, 'question')}, {_queries(queries)}"
+    yield "a step", f"{_many(plan.prompts, 'prompt')} x {samples} = {_many(responses, 'response')} {of}; {asked}"
+    epochs, minibatches = options.get("epochs", 1), options.get("minibatches", 1)
+    is_pair = make_objective(config).requires.feedback == "compare"
+    units, unit = (plan.questions, "pair") if is_pair else (responses, "response")
+    size, tokens = config.learner.micro_batch_size, run.learner.micro_batch_tokens
+    most = " and ".join([*([_many(size, "row")] if size else []), *([_many(tokens, "token")] if tokens else [])])
+    bound = config.learner.max_updates
+    bounded = f", of which {bound} {'is' if bound == 1 else 'are'} done" if bound is not None and bound < epochs * minibatches else ""
+    each = f"{_many(epochs, 'epoch')} x {_many(minibatches, 'mini-batch')} = {_many(epochs * minibatches, 'optimiser step')}{bounded}"
+    yield "", f"{each}, each of {_many(math.ceil(units / minibatches), unit)}, in passes of at most {most}"
+    if (buffer := config.learner.buffer) is not None:
+        yield "a buffer", _buffered(config, buffer, plan.questions)
+
+
+def _rest(config: Config, run: Run, around: Surroundings, dearest: Price, begun: int, spent: int) -> _Lines:
+    """The arithmetic of all steps that are left.
+
+    Args:
+        dearest: question.
+        begun: steps that are done.
+        spent: queries of theirs.
+    """
+    last, stop, plan, samples = run.stop.last, config.stop, run.plans(0), _samples(config, run)
+    queries = plan.questions * _price(config, around, samples)
+    for costs in lines_of_costs(config, around, dearest, plan.questions, None if last is None else max(0, last - begun)):
+        yield "cost", costs
+    limits = {"max_queries": stop.max_queries, "max_tokens": stop.max_tokens, "max_cost": stop.max_cost, "max_hours": stop.max_hours}
+    until = " or ".join(f"stop.{name} {limit:g}" for name, limit in limits.items() if limit is not None)
+    left = math.inf if stop.max_queries is None else max(0, stop.max_queries - spent)
+    after, beside = (f" after step {begun}", f" beside {spent} that are spent") if begun else ("", "")
+    if begun and (over := run.stop.steps_done(begun)) is not None:
+        yield "the run", f"{over}, and nothing is left to do; {spent} queries are spent"
+        return
+    if begun and left == 0:
+        yield "the run", f"{spent} queries are spent (stop.max_queries {stop.max_queries}) after step {begun}, and nothing is left to do"
+        return
+    if last is None:
+        least = _many(math.ceil(left / queries), "more step" if begun else "step") if stop.max_queries and queries else ""
+        steps = f", after {least} at least" if least else ""
+        yield "the run", f"steps{after} until {until}{steps}" + (f"; {spent} queries are spent" if begun else "")
+        return
+    steps_left, size = max(0, last - begun), around.prompts.size
+    prompts = min(steps_left * plan.prompts, max(0, size * config.prompts.epochs - begun * plan.prompts) if config.prompts.epochs else math.inf)
+    times = f"of {size}" if prompts < size else _each(int(prompts), size, is_exact=begun * plan.prompts % size == 0)
+    asked = _queries(int(min(steps_left * queries, left))) + beside
+    taken = f"{_many(int(prompts), 'prompt')} ({times}), {_many(int(prompts * samples), 'response')}, {asked}"
+    updates = _many(updates_of(config, last) - updates_of(config, min(begun, last)), "optimiser step")
+    yield "the run", f"{_many(steps_left, 'step')}{after}: {taken}, {updates}" + (f"; or until {until}" if until else "")
+
+
+def _each(prompts: int, size: int, *, is_exact: bool) -> str:
+    """How often each prompt comes where so many are taken of so many; it can be said exactly where the first one begins an epoch."""
+    times, more = divmod(prompts, size) if is_exact else (round(prompts / size), 0)
+    often = "once" if times == 1 else f"{times:,} times"
+    return f"each {'' if is_exact else 'about '}{often}" + (f", {more} of them once more" if more else "")
+
+
+def _buffered(config: Config, buffer: BufferConfig, questions: int) -> str:
+    """What a step learns from beside its own take, when it has the most."""
+    takes = math.ceil(buffer.questions / questions)
+    fullest = min(takes, buffer.clear_every or takes)
+    cleared = f", cleared every {_many(buffer.clear_every, 'step')}" if buffer.clear_every else ""
+    steps = _many(updates_of(config, fullest) - updates_of(config, fullest - 1), "optimiser step")
+    return f"the newest {_many(min(buffer.questions, fullest * questions), 'question')}{cleared}: up to {steps} a step"
+
+
+def _price(config: Config, around: Surroundings, samples: int) -> int:
+    """The most queries that a question of training may cost."""
+    if config.oracle.name in BUILTIN:
+        return 0
+    (oracle,) = around.asked.values()
+    return samples if oracle.answers == "score" else 2 if isinstance(oracle, Preferences) else 1
+
+
+def _samples(config: Config, run: Run) -> int:
+    """Responses a prompt."""
+    return len(config.prompts.responses) or sum(run.plans(0).samples.values())
+
+
+def _queries(count: int) -> str:
+    return f"at most {'1 query' if count == 1 else f'{count} queries'}" if count else "no queries"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}es" if noun.endswith("ch") else f"{count} {noun}s"
+
+
+def _size(count: int) -> str:
+    """Bytes for people."""
+    unit = next(unit for unit in _UNITS if count >= unit[0])
+    return f"{count / unit[0]:.3g} {unit[1]}"
+
+
+def _evaluations(config: Config, run: Run, around: Surroundings, begun: int) -> _Lines:
+    e, last = config.evaluation, run.stop.last
+    if e is None:
+        return
+    is_rarer = bool(e.every_queries or e.every_hours)
+    when = f"{'' if begun else 'before the first step, '}every {_many(e.every, 'step')}{' at most' if is_rarer else ''}, and at the end"
+    count = None if last is None else max(0, (begun == 0) + last // e.every - begun // e.every + (last % e.every > 0 and last > begun))
+    times = f": {_many(count, 'time')}" if count else ""
+    if around.pairs is not None:
+        yield "evaluation", f"{when}{times}; {_many(around.pairs.size, 'pair')} that are never learned, and nobody is asked"
+    if around.held_out is None:
+        return
+    responses = around.held_out.size * (e.samples + e.greedy)
+    parts = " + ".join([*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])])
+    prompts = _many(around.held_out.size, "prompt")
+    plan, is_pair = run.plans(0), make_objective(config).requires.feedback == "compare"
+    online = plan.questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
+    learned = f", and the step's own {online}" if online else ""
+    yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {_many(responses, 'response')}{learned}"
+    for purpose, (address, _) in around.judges.items():
+        priced = 0 if judges_of(config)[purpose].name in BUILTIN else responses + online
+        total = priced * (count or 0) - (online if priced and not begun else 0)
+        yield "", f"{_queries(priced)} each" + (f", {total} in all" if count and priced else "") + f", of {address}"
+
+
+def _checkpoints(config: Config, learner: Learner, origin: Origin | None, last: int | None) -> _Lines:
+    """Args: last: steps of the run."""
+    c = config.checkpoint
+    sizes = {name: sum(parameter.nbytes for parameter in part.model.trainable().values()) for name, part in learner.trained.items()}
+    copies = (config.learner.sync_every > 1) + (learner.following is not None)  # the sampler's weights, the reference's
+    size = (1 + _MOMENTS) * sum(sizes.values()) + copies * sizes.get("policy", 0)
+    directory = seen(config.run_dir)
+    kept, free = f"{c.keep_last + c.keep_best} stay, of {_size(size)} each", f"{_size(bytes_free(directory))} are free there"
+    yield "checkpoints", f"every {_many(c.every, 'step')} and at the end; {kept}; {free}"
+    stored = _stored(config)
+    begins = f"begins as a fork of {origin.run} after step {origin.step}" if origin else "new"
+    is_over = stored is not None and last is not None and stored >= last
+    where = begins if stored is None else f"{'is over' if is_over else 'goes on'} after step {stored}"
+    yield "run", f"{where}, in {Path(config.run_dir)}"
+
+
+def _places(config: Config, learner: Learner) -> _Lines:
+    """Where each box runs, and in which precision."""
+    device = "a CUDA device" if config.compute.profile == "gpu" else "the CPU"
+    options, c = config.engine.options, config.learner
+
+    def threads(count: int | None) -> str:
+        return "" if config.compute.profile == "gpu" else f", {_many(count, 'thread')}" if count else ", threads as measured at the start"
+
+    synced = f"new weights every {_many(c.sync_every, 'step')}"
+    yield "engine", f"{config.engine.name} on {device}, {options['dtype']}{threads(options['threads'] or config.compute.threads)}; {synced}"
+    precision = f"{config.model.dtype}, products in {c.autocast}" if c.autocast else config.model.dtype
+    frozen = [name for name in learner.models if name not in learner.trained and not (name == "reference" and learner.following)]
+    models = "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
+    if update := config.model.reference_update:
+        models += f"; after every {_many(update.every, 'step')} the reference takes {update.mix:g} of the policy"
+    yield "learner", f"on {device}, {precision}{threads(config.compute.threads)}; {models}"
+    if config.explorer.name != "none":
+        yield "explorer", f"{config.explorer.name}, in this process"
+    yield "oracle", f"{config.oracle.name}, {_where_asked(config)}"
+
+
+def _where_asked(config: Config) -> str:
+    """In which place the oracle of training answers; of an address no user and no token."""
+    options = config.oracle.options
+    urls = options.get("url") or os.environ.get("OAI_URL") if config.oracle.name in ("judge", "remote") else None
+    if urls:
+        model = f"{options['model']} " if config.oracle.name == "judge" else ""
+        return Hider(options).text(f"{model}at {urls if isinstance(urls, str) else ', '.join(urls)}")
+    return "in this process" + (", asks nobody" if config.oracle.name in BUILTIN else "")
+
+
+def _defaults(config: Config, origins: Origins) -> _Lines:
+    """What other settings have decided."""
+    for number, line in enumerate(derived(config, origins)):
+        yield "" if number else "by default", line
+
+
+def token_lines(config: Config, around: Surroundings) -> list[str]:
+    """What is learned from the first prompt of the run, token by token: where responses are sampled, the reference stands for one, and the model
+    itself is asked how it goes on."""
+    prompts, renderer = around.prompts.take(_ENDS_SEEN), around.renderer
+    prompt = prompts[0]
+    if config.prompts.responses:
+        actor = RecordedActor(around.prompts.fit, config.prompts.responses, config.prompts.score_key)
+        rows, names = actor.sample([prompt], {}, ())[0].trajectories, [f"the response {name!r}" for name in config.prompts.responses]
+    else:
+        response = _stand_in(renderer, prompt.reference or "")
+        rows = (Trajectory("sampler", (Segment("context", renderer.prompt(prompt.messages)), *response), "stop", ""),)
+        names = ["the reference stands for a response" if prompt.reference else "a response that ends at once"]
+    lines = []
+    for row, name in zip(rows, names, strict=True):
+        lines += [f"example: row {prompt.row} of the prompts, {name}", "  place      id  author   trained  text"]
+        place = 0
+        for segment in row.segments:
+            masks = segment.mask if segment.mask is not None else [False] * len(segment.ids)
+            for id, is_trained in zip(segment.ids, masks, strict=True):
+                lines.append(f"  {place:>5} {int(id):>7}  {segment.author:<8} {'yes' if is_trained else '-':<8} {_seen(renderer.decode([int(id)]))}")
+                place += 1
+    ends = ", ".join(f"{id} {renderer.decode([id])!r}" for id in sorted(renderer.stop_ids)) or "none"
+    strings = f"; or the text {', '.join(map(repr, renderer.stop))}" if renderer.stop else ""
+    lines.append(f"stop ids: {ends}{strings}")
+    return lines if config.prompts.responses else [*lines, *_after_prompts(load_model(config.model), renderer, prompts)]
+
+
+@dataclass(frozen=True)
+class _GoesOn:
+    """How a model goes on after a prompt.
+
+    Attributes:
+        at_once: probability of a stop id as the first token.
+        likeliest: the first tokens with their probabilities, likeliest first.
+        greedy: its greedy response, of at most `_SOON` tokens.
+        is_ended: whether that ends with a stop id.
+        probability: of that response, all its tokens.
+    """
+
+    prompt: Prompt
+    at_once: float
+    likeliest: list[tuple[int, float]]
+    greedy: list[int]
+    is_ended: bool
+    probability: float
+
+    @property
+    def ends(self) -> float:
+        """Probability of ending at once, or as the greedy response does."""
+        return min(1.0, self.at_once + (self.probability if self.is_ended and len(self.greedy) > 1 else 0.0))
+
+
+@torch.no_grad()
+def _goes_on(lm: CausalLM, renderer: Renderer, prompt: Prompt) -> _GoesOn:
+    stop_ids, response, firsts, probability = sorted(renderer.stop_ids), list[int](), list[torch.Tensor](), 1.0
+    while len(response) < _SOON and not (response and response[-1] in stop_ids):
+        ids = np.concatenate([renderer.prompt(prompt.messages), response]).astype(np.int64)
+        probabilities_V = lm.head(lm.hidden(torch.as_tensor(ids, device=lm.device)[None])[0, -1]).float().softmax(-1)
+        firsts = firsts or [probabilities_V]
+        response.append(int(probabilities_V.argmax()))
+        probability *= float(probabilities_V[response[-1]])
+    likeliest = firsts[0].argsort(descending=True)[:_LIKELIEST].tolist()
+    shares = [(id, float(firsts[0][id])) for id in likeliest]
+    return _GoesOn(prompt, float(firsts[0][stop_ids].sum()), shares, response, response[-1] in stop_ids, probability)
+
+
+def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
+    """What a model does with the ends of prompts: an end that its tokens never have leads it astray, or ends the response at once."""
+    seen = [_goes_on(lm, renderer, prompt) for prompt in prompts]
+    at_once, soon = np.mean([one.at_once for one in seen]), [one for one in seen if one.is_ended]
+    worst = max(seen, key=lambda one: one.ends)
+    tokens = ", ".join(f"{_seen(renderer.decode([id]))} {share:.3f}" for id, share in worst.likeliest)
+    end = renderer.decode(renderer.prompt(worst.prompt.messages)[-_END_SHOWN:].tolist())
+    how = "and ends" if worst.is_ended else "and goes on"
+    share = sum(one.probability for one in soon) / len(seen)
+    remedy = "end prompts as the model's own texts go on (with a blank, or without one), or set render.template"
+    return [
+        f"after the prompt, by the model itself at temperature 1, mean over the first {_many(len(seen), 'prompt')}:",
+        f"  ends at once         {at_once:.3f} of the probability is on the stop ids",
+        f"  ends soon            {share:.3f} of it is on greedy responses that end within {_many(_SOON, 'token')}, {len(soon)} of {len(seen)}",
+        f"  most of it, row {worst.prompt.row:<5}{_seen(end)} -> {tokens}",
+        f"                       greedy: {_seen(renderer.decode(worst.greedy))} {how}, with probability {worst.probability:.3f}",
+        *([f"  otherwise            if responses should be longer: {remedy}"] if at_once > _MUCH or share > _MUCH else []),
+    ]
+
+
+def _seen(text: str) -> str:
+    """A token's text; one of nothing but spaces is seen, too."""
+    return repr(text.replace(" ", _SPACE) if text and not text.strip(" ") else text)
+
+
+def _stand_in(renderer: Renderer, text: str) -> tuple[Segment, ...]:
+    try:
+        ids = renderer.response(text)
+    except TemplateError:  # a template that opens its reasoning, which the text does not close
+        return ()
+    return (Segment("model", ids, mask=ids == ids),)

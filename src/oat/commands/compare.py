@@ -1,0 +1,219 @@
+"""`oat eval A --against B`: which of two models answers held-out prompts better.
+
+Both answer the same prompts under the same random numbers, and response i of one meets response i of the other. An oracle that compares is asked in
+both orders, and the mean of both is taken, so that a liking for whoever stands first cancels; of one that scores the scores are compared. Where both
+are equal it is a tie, half a win.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oat.build.fingerprints import recorded
+from oat.build.run import build, resolve
+from oat.build.run_inputs import Surroundings, refuse_weights, surround
+from oat.commands.export import take_up_policy
+from oat.config.load import Origins, load_config, stored_config
+from oat.config.settings import Config, ModelConfig
+from oat.errors import ConfigError
+from oat.evaluation.evaluation import Evaluation, Judge
+from oat.evaluation.statistics import average, bootstrap_interval, length_controlled_win_rate, wins
+from oat.files import seen
+from oat.loop import Run
+from oat.seeds import Seeds
+from oat.types import Feedback, Group, Key, Prompt, Question
+
+SLOT = "policy"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model that is compared.
+
+    Attributes:
+        name: as it was given.
+        config: the comparison's, with its own model and template.
+        run_dir: of the run whose newest checkpoint it is; None: the model as it lies there.
+    """
+
+    name: str
+    config: Config
+    run_dir: Path | None
+
+
+def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[str, Any]:
+    """The share of prompts and samples in which the first model beats the second.
+
+    Args:
+        first, second: a run directory, a configuration, or a model (a directory or a hub id). Prompts, sampling, seed and oracle are those of the
+            first one that is no bare model.
+        flags: over its configuration.
+
+    Returns:
+        "a", "b", "a_step", "b_step", "prompts", "oracle"; and by mode the win rate of the first with the 95 % interval over prompts, and what it
+        would be at equal lengths; the mean scores of both, or the mean probability of winning and how often both orders agree.
+
+    Raises:
+        OatError: nobody says which prompts and which oracle, or a part cannot be made as configured.
+    """
+    contenders = _contenders(first, second, flags)
+    arounds = [_surrounded(contender) for contender in contenders]
+    prompts = _common(arounds)
+    other_step, others = _answers(contenders[1], arounds[1], prompts)
+    with tempfile.TemporaryDirectory() as scratch:
+        run, step = _made(contenders[0], arounds[0], Path(scratch))
+        evaluation = _evaluation_of(run)
+        feedback = _ask(run, evaluation, _sampled(evaluation, prompts), others)
+        run.ledger.close()
+    found: dict[str, Any] = {
+        "a": first,
+        "b": second,
+        "a_step": step,
+        "b_step": other_step,
+        "prompts": len(prompts),
+        "oracle": evaluation.judge.oracle,
+    }
+    for round, mode in enumerate(evaluation.modes):
+        items = [item for item in feedback.items if item.question.key.round == round]
+        numbers = _scored(items, mode.samples) if evaluation.judge.kind == "score" else _compared(items, mode.samples)
+        found |= _summary(mode.name, *numbers, items, mode.samples, evaluation.seeds)
+    return found
+
+
+def _surrounded(contender: Contender) -> Surroundings:
+    origins: Origins = {(): contender.name}
+    known = None if contender.run_dir is None else recorded(contender.run_dir)
+    around = surround(contender.config, origins, has_opponent=True, known=known)
+    if contender.run_dir is not None:
+        refuse_weights(contender.config, origins, around, is_begun=True)
+    return around
+
+
+def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contender, Contender]:
+    loaded = [_load(name, flags if place == 0 else ()) for place, name in enumerate((first, second))]
+    if loaded[0] is None and loaded[1] is not None:
+        loaded[1] = _load(second, flags)
+    base = loaded[0] or loaded[1]
+    if base is None:
+        raise ConfigError(
+            f"neither {first} nor {second} is a run or a configuration, so nothing says which prompts and which oracle; give a configuration and the "
+            f"first model by a flag: oat eval CONFIG --model.path {first} --against {second}"
+        )
+    if base.answering is None:
+        raise ConfigError(f"{first if loaded[0] else second}: has no held-out prompts; add --evaluation.path PROMPTS.jsonl")
+    evaluation = base.answering
+
+    def contender(name: str, own: Config | None) -> Contender:
+        model = ModelConfig(name) if own is None else replace(own.model, reference=None, reference_update=None)
+        oracle = replace(base.oracle, repeats=0)  # the other order is to be asked, and not to be concluded from the first
+        config = replace(base, model=model, oracle=oracle, render=base.render if own is None else own.render)
+        config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None))  # a comparison has no reference
+        return Contender(name, config, seen(name) if _is_run(name) else None)
+
+    return contender(first, loaded[0]), contender(second, loaded[1])
+
+
+def _load(name: str, flags: Sequence[str]) -> Config | None:
+    """The configuration of a run, or in a file; None for a model."""
+    if _is_run(name):
+        return resolve(stored_config(seen(name), flags)[0], {})
+    return resolve(*load_config(name, flags)) if seen(name).is_file() else None
+
+
+def _is_run(name: str) -> bool:
+    return (seen(name) / "config.yaml").exists()
+
+
+def _common(arounds: Sequence[Surroundings]) -> list[Prompt]:
+    """The held-out prompts that are short enough for both."""
+    (first, second) = (around.held_out for around in arounds)
+    assert first is not None, "a comparison has a section `evaluation`"
+    assert second is not None, "and both have the same"
+    rows = {prompt.row for prompt in second.all()}
+    return [prompt for prompt in first.all() if prompt.row in rows]
+
+
+def _made(contender: Contender, around: Surroundings, scratch: Path) -> tuple[Run, int]:
+    """The run that a contender is of, its policy in the slot that answers, and how many updates it has had."""
+    run = build(contender.config, directory=scratch, around=around, origins={(): contender.name})
+    step = take_up_policy(run, contender.run_dir) if contender.run_dir is not None else 0
+    run.weights.push(SLOT, step, run.learner.tensors("policy"))
+    return run, step
+
+
+def _evaluation_of(run: Run) -> Evaluation:
+    assert isinstance(run.evaluation, Evaluation), "a comparison has a section `evaluation`"
+    return run.evaluation
+
+
+def _answers(contender: Contender, around: Surroundings, prompts: Sequence[Prompt]) -> tuple[int, list[list[Group]]]:
+    """By mode; the model is gone afterwards, so that there is one at a time."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run, step = _made(contender, around, Path(scratch))
+        groups = _sampled(_evaluation_of(run), prompts)
+        run.ledger.close()
+    return step, groups
+
+
+def _sampled(evaluation: Evaluation, prompts: Sequence[Prompt]) -> list[list[Group]]:
+    return [evaluation.actor.sample(prompts, {SLOT: mode.samples}, ("eval", mode.name), mode.sampling) for mode in evaluation.modes]
+
+
+def _ask(run: Run, evaluation: Evaluation, ours: Sequence[Sequence[Group]], theirs: Sequence[Sequence[Group]]) -> Feedback:
+    """About groups in which the responses of both stand one behind the other."""
+    judge = evaluation.judge
+    for round, (mode, mine, others) in enumerate(zip(evaluation.modes, ours, theirs, strict=True)):
+        groups = [replace(a, trajectories=(*a.trajectories, *b.trajectories)) for a, b in zip(mine, others, strict=True)]
+        questions = [question for group in groups for question in _questions(group, judge, round, mode.samples)]
+        run.ledger.ask(0, round, groups, questions, judge.purpose)
+    return run.ledger.take(0, run.ledger.asked(0, len(evaluation.modes), judge.purpose), purpose=judge.purpose)
+
+
+def _questions(group: Group, judge: Judge, round: int, samples: int) -> list[Question]:
+    pairs = [(sample, samples + sample) for sample in range(samples)]
+    picks = [tuple(range(2 * samples))] if judge.kind == "score" else [*pairs, *((b, a) for a, b in pairs)]
+    keys = [Key(judge.purpose, 0, round, group.prompt.occurrence, index) for index in range(len(picks))]
+    return [Question.about(group, key, judge.kind, pick, judge.oracle) for key, pick in zip(keys, picks, strict=True)]
+
+
+def _scored(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, float | None]]:
+    """(B, G) wins, and the mean scores."""
+    values = np.array([_values(item) for item in items])
+    ours_BG, theirs_BG = values[:, :samples], values[:, samples:]
+    return (1.0 + np.sign(ours_BG - theirs_BG)) / 2.0, {"score": average(ours_BG), "other_score": average(theirs_BG)}
+
+
+def _compared(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, float | None]]:
+    """(B, G) wins by the mean of both orders; the mean probability, and the share of pairs of which both orders name the same winner."""
+    values = np.array([_values(item)[0] for item in items]).reshape(-1, 2, samples)
+    first_BG, second_BG = values[:, 0], 1.0 - values[:, 1]
+    mean_BG = (first_BG + second_BG) / 2.0
+    is_known = ~np.isnan(mean_BG)
+    agrees = np.sign(first_BG - 0.5) == np.sign(second_BG - 0.5)
+    return wins(mean_BG), {"probability": average(mean_BG), "same_in_both_orders": float(agrees[is_known].mean()) if is_known.any() else None}
+
+
+def _values(item: Any) -> list[float]:
+    """A tie is one half; NaN where there is no value."""
+    pairs = zip(item.answer.values, item.answer.marks, strict=True)
+    return [0.5 if mark == "tie" else value if mark == "ok" else np.nan for value, mark in pairs]
+
+
+def _summary(
+    mode: str, wins_BG: np.ndarray, others: Mapping[str, float | None], items: Sequence[Any], samples: int, seeds: Seeds
+) -> dict[str, float]:
+    """The numbers of a mode by name; none that nothing is known of."""
+    groups = list({item.question.key.occurrence: item.group for item in items}.values())
+    lengths = np.array([[len(response.text) for response in group.trajectories] for group in groups])
+    ours, theirs = lengths[:, :samples], lengths[:, samples:]
+    rate = f"{mode}_win_rate"
+    found = {rate: average(wins_BG), f"{rate}_lc": length_controlled_win_rate(wins_BG.ravel(), ours.ravel(), theirs.ravel())}
+    if ends := bootstrap_interval(wins_BG, seeds.at("bootstrap", rate)):
+        found |= {f"{rate}_low": ends[0], f"{rate}_high": ends[1]}
+    found |= {f"{mode}_{name}": value for name, value in others.items()}
+    found |= {f"{mode}_characters": float(ours.mean()), f"{mode}_other_characters": float(theirs.mean())}
+    return {name: value for name, value in found.items() if value is not None}

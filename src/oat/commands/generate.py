@@ -1,0 +1,104 @@
+"""`oat generate`: responses to the prompts of a file, one line of JSON a prompt, with all that the record has."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oat.commands.speaker import SLOT, Speaker
+from oat.data.fit import Fit
+from oat.data.formats import Layout
+from oat.data.index_cache import cache_folders
+from oat.data.prompt_set import PromptSet, Source
+from oat.errors import ConfigError, DataError, printable
+from oat.evaluation.evaluation import raw_prompt
+from oat.files import saying_what_is_free, sync_to_disk
+from oat.rollout.actor import Actor
+from oat.types import Group
+
+_PROMPTS = 512
+"""That are answered together and then written."""
+
+
+def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | None = None) -> Iterator[str]:
+    """A line for each prompt, in their order. Equal arguments give equal lines on a machine.
+
+    Args:
+        prompts: what `data/sources.py` lists: a file, a saved dataset or one of the hub.
+        samples: responses a prompt.
+        prompt_key: column of the prompt; None: the run's, or `prompt`.
+
+    Returns:
+        JSON objects: `prompt`, as the data have it; `responses`; `finish`, how each ended ("stop", or "length" where it was cut off); `reference` and
+        `columns` of the record.
+
+    Raises:
+        DataError: the prompts cannot be read, or one leaves no room for a token of its response.
+    """
+    known = speaker.config.prompts if speaker.config is not None else None
+    layout = Layout(prompt_key or (known.prompt_key if known else "prompt"), known.reference_key if known and prompt_key is None else None)
+    room = None if speaker.context is None else speaker.context - 1
+    found = PromptSet(Source(prompts), layout, Fit(speaker.renderer, None, room), caches=cache_folders())
+    if found.index.over:
+        row, tokens = found.index.first_over
+        raise DataError(
+            f"{prompts}: record {row}: the prompt has {tokens} tokens, and the model's context holds {speaker.context}; shorten it, or leave it out "
+            f"(this long: {found.index.over} of {len(found)})"
+        )
+    actor = Actor(speaker.renderer, speaker.engine, speaker.sampling, speaker.seeds)
+    for start in range(0, len(found), _PROMPTS):
+        some = [replace(found[number], occurrence=number) for number in range(start, min(start + _PROMPTS, len(found)))]
+        if not all(prompt.messages for prompt in some):
+            raise DataError(f"{prompts}: its records have texts and no prompts; --prompt-key text continues them")
+        for group in actor.sample(some, {SLOT: samples}, ("generate",)):
+            yield printable(json.dumps(_record(group), ensure_ascii=False))
+
+
+def refuse_known(out: Path) -> None:
+    """
+    Raises:
+        ConfigError: there is such a file, or a folder.
+    """
+    if out.exists():
+        raise ConfigError(f"{out}: is there already, and is not overwritten; give another --out, or move it away")
+
+
+def write_lines(lines: Iterable[str], out: Path) -> int:
+    """Write lines to a new file, which is there whole or not at all, and whose folder is made; returns how many. In a terminal they are counted.
+
+    Raises:
+        ConfigError: it is there already.
+    """
+    new = out.with_name(f".new-{out.name}")
+    count = 0
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            for line in lines:
+                with saying_what_is_free(out):
+                    count += file.write(f"{line}\n") > 0
+                    file.flush()
+                if sys.stderr.isatty():
+                    print(f"\r{count:,} prompts", end="", file=sys.stderr, flush=True)
+        sync_to_disk(new)
+        refuse_known(out)
+        new.replace(out)
+        sync_to_disk(out.parent)
+    finally:
+        new.unlink(missing_ok=True)
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+    return count
+
+
+def _record(group: Group) -> dict[str, Any]:
+    prompt, responses = group.prompt, group.trajectories
+    return {
+        "prompt": raw_prompt(prompt),
+        "responses": [response.text for response in responses],
+        "finish": [response.finish_reason for response in responses],
+        "reference": prompt.reference,
+        "columns": prompt.columns,
+    }

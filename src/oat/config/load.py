@@ -1,0 +1,345 @@
+"""The configuration: a YAML file in, command-line flags over it, a typed tree out.
+
+The tree itself is in `oat.config.settings`. A field nobody reads is an error that names the nearest field that exists.
+"""
+
+import dataclasses
+import datetime
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+import msgspec
+import yaml
+
+from oat.config.settings import Component, Config, TorchEngineConfig
+from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError, did_you_mean
+from oat.files import seen, start
+
+Origins = dict[tuple[str, ...], str]
+"""Where each field was set: "file.yaml:12" or "--learner.learning_rate"."""
+
+
+_MOST = 4
+"""Fields that a message proposes."""
+_FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `5e-4` as a string; people mean a number."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads: the string "5e-4" in quotes, line ends of every kind (of which SafeDumper loses some) as escapes."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
+    """The typed tree of a YAML file with flags over it.
+
+    Args:
+        path: the YAML file.
+        overrides: flags as typed: `--a.b value`, `--a.b=value`, or `--a.b` alone for true;
+            `--model DIR` is short for `--model.path DIR`, `--serialise` for `--compute.serialise`.
+
+    Raises:
+        ConfigError: names file, line or flag, field, what was expected, and the nearest valid name.
+    """
+    path = Path(path)
+    tree, origins = _read(path)
+    for flag, name, text in _flags(overrides):
+        value = _parse(flag, text)
+        place = ["model", "path"] if name == "model" and isinstance(value, str) else name.split(".")
+        _set(tree, place, value, flag, origins)
+    tree.setdefault("run_dir", str(Path("runs") / path.stem))
+    for f in dataclasses.fields(Config):
+        if isinstance(f.default, Component) and isinstance(tree.get(f.name), dict):
+            tree[f.name].setdefault("name", f.default.name)
+    return convert(Config, tree, (), origins), origins
+
+
+def stored_config(run_dir: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
+    """As `load_config`, of a run's directory, which may have been moved since; what was given from Python (`given/`) is found where that is now."""
+    config, origins = load_config(run_dir / "config.yaml", overrides)
+    return with_given(config, load_config(run_dir / "config.yaml")[0].run_dir, str(run_dir)), origins
+
+
+def with_given(config: Config, before: str, now: str) -> Config:
+    """The configuration of a run that was moved from one directory to another, with the places of what was given from Python."""
+
+    def moved(section: Any) -> Any:
+        own, path = f"{before}/given/", getattr(section, "path", None)
+        if not (isinstance(path, str) and path.startswith(own)):
+            return section
+        return dataclasses.replace(section, path=f"{now}/given/{path.removeprefix(own)}")
+
+    return dataclasses.replace(config, **{name: moved(getattr(config, name)) for name in ("model", "prompts", "evaluation")})
+
+
+def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:
+    """A dataclass from a mapping; every key must be a field, unless the class has `options`, which takes the rest. A section that is missing or
+    empty has its defaults.
+
+    Raises:
+        ConfigError: an unknown, missing or ill-typed field.
+    """
+    fields, types = {f.name: f for f in dataclasses.fields(cls)}, get_type_hints(cls, include_extras=True)
+    needed = [f.name for f in fields.values() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    if not isinstance(data, Mapping):
+        is_first = bool(path and needed) and isinstance(data, str)
+        hint = f"`{path[-1]}: {{{needed[0]}: {json.dumps(data)}}}`" if is_first else "`field: value` lines below it"
+        raise ConfigError(f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write {hint}")
+    values: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for key, value in data.items():
+        if key in fields and key != "options":
+            values[key] = _value(types[key], value, (*path, key), origins)
+        elif "options" in fields and isinstance(key, str):
+            options[key] = value
+        else:
+            raise unknown_field((*path, str(key)), fields, origins)
+    if "options" in fields:
+        values["options"] = options
+    for name in needed:
+        if name not in values and dataclasses.is_dataclass(types[name]):
+            values[name] = _value(types[name], None, (*path, name), origins)
+        elif name not in values:
+            field = _dotted((*path, name))
+            raise ConfigError(f"{where(path, origins)}: the field `{field}` is missing; add it, or pass --{field}")
+    return cls(**values)
+
+
+def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str = "") -> ConfigError:
+    """The error for a field that nothing reads; where a field of another section has its name, or nearly, it is that one which is proposed."""
+    names, place = sorted(name for name in valid if name != "options"), where(path, origins)
+    found = _elsewhere(path, names)
+    wrong = f"{place}: nothing reads the field `{_dotted(path)}`{hint}"
+    if not found:
+        return ConfigError(f"{wrong}; {did_you_mean(path[-1], names)}")
+    written = f" (from Python: {_as_argument(found[0])})" if place.startswith("oat.Trainer") else ""
+    return ConfigError(f"{wrong}; did you mean {' or '.join(f'`{name}`' for name in found)}{written}? valid here: {', '.join(names) or 'none'}")
+
+
+def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
+    """The fields of other sections whose last part is that of a path; or nearly is, where none of this section's nearly is."""
+    known = [name for name in dict.fromkeys(_field_names()) if name.rpartition(".")[0] != ".".join(path[:-1])]
+    lasts = [name.rpartition(".")[2] for name in known]
+    nearest = [path[-1]]
+    if path[-1] not in lasts and not difflib.get_close_matches(path[-1], names, n=1):
+        nearest = difflib.get_close_matches(path[-1], lasts, n=1, cutoff=0.75)
+    return [name for name, last in zip(known, lasts, strict=True) if last in nearest][:_MOST]
+
+
+def _field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
+    """Of every field in the tree, with those of our own parts."""
+    from oat.algorithms.registry import ALGORITHMS  # a configuration without a mistake does not need it
+
+    types = get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        name = f"{above}{f.name}"
+        parts = [t for t in (types[f.name], *getattr(types[f.name], "__args__", ())) if dataclasses.is_dataclass(t)]
+        if cls is Config and f.name in ("algorithm", "engine"):
+            parts += [other.Config for other in ALGORITHMS.values()] if f.name == "algorithm" else [TorchEngineConfig]
+        if f.name != "options" and (above or not parts):
+            yield name
+        for part in parts:
+            yield from _field_names(part, f"{name}.")
+
+
+def _as_argument(name: str) -> str:
+    first, *rest = name.split(".")
+    value = "..."
+    for part in reversed(rest):
+        value = f'{{"{part}": {value}}}'
+    return f"{first}={value}"
+
+
+def where(path: tuple[str, ...], origins: Origins) -> str:
+    """The place a field was set, or the nearest place above it."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in origins:
+            return origins[path[:length]]
+    return origins.get((), "the configuration")
+
+
+@contextmanager
+def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
+    """What is refused within it says where the field stands whose value is at fault: the one that it begins with, or else `field`.
+
+    An error about data names file and row first, so there the field comes last. A path that leads nowhere is looked for in the configuration's
+    folder too.
+    """
+    value: Any = config
+    for name in field.split("."):
+        value = getattr(value, name, None)
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error}{_beside(value, origins)} ({field}, {where(tuple(field.split('.')), origins)})") from error
+    except (ConfigError, EngineError, ModelError, TemplateError) as error:
+        if any(str(error).startswith(f"{place}: ") for place in origins.values()):
+            raise
+        named = _FIELD.match(str(error))
+        if named and hasattr(config, named[0].split(".")[0]):
+            raise type(error)(f"{where(tuple(named[0].split('.')), origins)}: {error}") from error
+        is_said = f" is {value!r}" if isinstance(value, str) else ""
+        raise type(error)(f"{where(tuple(field.split('.')), origins)}: {field}{is_said}: {error}{_beside(value, origins)}") from error
+
+
+def refuse_misplaced(path: str | None, origins: Origins) -> None:
+    """A directory that the configuration names as seen from its own folder is found out without asking the hub for it.
+
+    Raises:
+        ModelError: there is none of that name here, and there is one beside the configuration.
+    """
+    if _beside(path, origins):
+        raise ModelError(f"there is no directory {path} in {start()}")
+
+
+def _beside(value: Any, origins: Origins) -> str:
+    """A sentence, if a relative path leads nowhere from here, and somewhere from the configuration's folder."""
+    path = Path(value.partition(":")[0]) if isinstance(value, str) else Path()
+    there = Path(origins.get((), "")).parent / path
+    if path.is_absolute() or seen(path).exists() or not seen(there).exists():
+        return ""
+    return f"; there is {there}, and paths are taken from the working directory, not from the configuration's folder: give that path"
+
+
+def dump(config: Config) -> dict[str, Any]:
+    """The resolved tree as plain data, in the form that `load_config` reads."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            tree = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            options = tree.pop("options", {})
+            return {**tree, **options}
+        if isinstance(value, tuple):
+            return [plain(item) for item in value]
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return value.isoformat() if isinstance(value, datetime.date) else value
+
+    tree: dict[str, Any] = plain(config)
+    return tree
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved tree as text; `load_config` reads an equal one from it."""
+    return yaml.dump(dump(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def _value(annotation: Any, value: Any, path: tuple[str, ...], origins: Origins) -> Any:
+    kinds = (annotation, *getattr(annotation, "__args__", ()))
+    section: Any = next((t for t in kinds if dataclasses.is_dataclass(t)), None)
+    if section is not None and (value is not None or type(None) not in kinds) and not (isinstance(value, str) and str in kinds):
+        return convert(section, {} if value is None else value, path, origins)
+    entry: Any = next((t.__args__[0] for t in kinds if get_origin(t) is tuple), None)
+    if isinstance(value, list) and any(dataclasses.is_dataclass(t) for t in getattr(entry, "__args__", ())):
+        return tuple(_value(entry, part, (*path, str(place)), origins) for place, part in enumerate(value))
+    if value is False and "off" in kinds:  # as YAML 1.1 reads the word
+        value = "off"
+    try:
+        return msgspec.convert(value, annotation)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where(path, origins)}: the field `{_dotted(path)}` is {value!r}: {error}; correct its value") from None
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(path) or "the configuration"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Origins]:
+    try:
+        text = seen(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: the configuration cannot be read ({error}); give the path of a YAML file") from None
+    origins: Origins = {(): str(path)}
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        _mark(node, (), path, origins)
+        tree = loader.construct_document(node) if node is not None else {}
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # a ValueError: a date that no calendar has
+        raise ConfigError(_not_yaml(path, text, error)) from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected `field: value` lines at the top, got {type(tree).__name__}")
+    return tree, origins
+
+
+def _not_yaml(path: Path, text: str, error: Exception) -> str:
+    place, what = str(path), str(error)
+    if isinstance(error, yaml.MarkedYAMLError):
+        marks = [mark for mark in (error.problem_mark, error.context_mark) if mark]
+        place += f":{marks[0].line + 1}" if marks else ""
+        begun = f" (from line {error.context_mark.line + 1})" if error.context and error.context_mark else ""
+        what = ": ".join(part for part in (f"{error.context}{begun}" if error.context else "", error.problem) if part)
+    elif isinstance(error, yaml.reader.ReaderError):
+        place, what = f"{path}:{text.count(chr(10), 0, error.position) + 1}", f"the character {chr(error.character)!r}: {error.reason}"
+    return f"{place}: this is not YAML: {' '.join(what.split())}; correct it"
+
+
+def _mark(node: Any, at: tuple[str, ...], path: Path, origins: Origins) -> None:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        place = (*at, str(key.value))
+        if place in origins:
+            raise ConfigError(f"{path}:{key.start_mark.line + 1}: the field `{_dotted(place)}` stands twice; remove one")
+        origins[place] = f"{path}:{key.start_mark.line + 1}"
+        _mark(value, place, path, origins)
+
+
+_SHORT = {"serialise": "compute.serialise"}
+
+
+def _flags(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
+    flags, rest = [], list(overrides)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--"):
+            raise ConfigError(f"{flag!r} is not a flag; write --section.field value")
+        name, equals, text = flag[2:].partition("=")
+        if not equals:
+            text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        flags.append((f"--{name}", _SHORT.get(name, name), text))
+    return flags
+
+
+def _parse(flag: str, text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError):
+        raise ConfigError(f"{flag}: cannot read the value {text!r}; quote it") from None
+
+
+def _set(tree: dict[str, Any], names: list[str], value: Any, flag: str, origins: Origins) -> None:
+    for depth, name in enumerate(names[:-1]):
+        if tree.get(name) is None:
+            tree[name] = {}
+            origins[tuple(names[: depth + 1])] = flag
+        tree = tree[name]
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{flag}: `{'.'.join(names[: depth + 1])}` is a value and has no fields")
+    tree[names[-1]] = value
+    place = tuple(names)
+    for below in [other for other in origins if other[: len(place)] == place]:
+        del origins[below]
+    _claim(value, place, flag, origins)
+
+
+def _claim(value: Any, at: tuple[str, ...], flag: str, origins: Origins) -> None:
+    origins[at] = flag
+    for name, part in value.items() if isinstance(value, dict) else ():
+        _claim(part, (*at, str(name)), flag, origins)

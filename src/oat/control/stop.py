@@ -1,0 +1,50 @@
+"""When a run ends."""
+
+import time
+from typing import Any
+
+from oat.types import Spent
+from oat.types.budget import Budget
+
+
+class Stop:
+    """The stop rules of a run; the first that is met ends it, at a step boundary.
+
+    Args:
+        last: the number of steps, from `stop.max_steps` or because the prompts are used up; None is no limit.
+        budget: of training; once nothing more can be bought, the run ends with the step that takes the last of what was paid for.
+        max_hours: of running time, over all restarts. Only this rule looks at a clock.
+    """
+
+    def __init__(self, *, last: int | None, budget: Budget | None = None, max_hours: float | None = None):
+        self.last, self.budget, self.max_hours = last, budget or Budget(), max_hours
+        self.before, self.began = 0.0, time.monotonic()
+
+    def reason(self, step: int, spent: Spent) -> str | None:
+        """Why the run ends before step `step`, or None.
+
+        Args:
+            spent: at the take of the step before.
+        """
+        if (done := self.steps_done(step)) is not None:
+            return done
+        if (used_up := self.budget.used_up(spent)) is not None and not spent.open:
+            return used_up
+        if self.max_hours is not None and self.state["seconds"] >= 3600 * self.max_hours:
+            return f"it ran for {self.state['seconds'] / 3600:.2f} hours (stop.max_hours {self.max_hours})"
+        return None
+
+    def steps_done(self, step: int) -> str | None:
+        """Why nothing is left to do after so many steps, or None."""
+        if self.last is None or step < self.last:
+            return None
+        if step > self.last:
+            return f"{step} steps are done, and it was to end after {self.last}"
+        return f"all {step} steps are done" if step > 1 else "its only step is done"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"seconds": self.before + time.monotonic() - self.began}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.before, self.began = state["seconds"], time.monotonic()

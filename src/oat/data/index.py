@@ -1,0 +1,299 @@
+"""The first pass over a source: every record is read, checked and rendered once, so that nothing malformed is met later. What it learned is an index,
+24 bytes a record. A long pass goes on in workers, on all cores; what came of it may be remembered (`data/index_cache.py`)."""
+
+import os
+import tempfile
+import time
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from oat.data.fit import Fit
+from oat.data.formats import Format, Layout, checked, unrendered
+from oat.errors import DataError
+from oat.plugins.pool import Outcome, Workers
+from oat.text.renderer import Renderer
+from oat.types import Prompt
+
+ALONE_S = 3.0
+"""A pass that takes longer goes on in workers, which need about as long to start."""
+_BLOCK = 64
+"""Records that a worker gets at once."""
+_FIRST = 3
+"""Malformed records that a note names."""
+_MAX_WORKERS = 16
+_PATIENCE_S = 600.0
+_NO_LIMIT_GB = 1e5
+
+Item = tuple[int, int, Any]
+"""Place, row and record; a DataError in the stead of a record that cannot be parsed."""
+
+
+@dataclass
+class Index:
+    """What is known of the records of a source, or of some of them.
+
+    Attributes:
+        places, rows, marks: of each prompt that is kept: where its record is, its row, and a checksum.
+        read: well-formed records.
+        skipped: malformed ones that are left out.
+        wrong: row and trouble of the first of them.
+        columns: names of the columns beside the prompt that any prompt has which is kept.
+        unrendered: in how many records something stands that is not rendered, by its name.
+        format: of all of them.
+        longest: tokens of the longest prompt that is kept; with its longest recorded response, if responses are read.
+        over: those that are kept and have no room in the model's context.
+        first_over: row and tokens of the first of them.
+        cut: those that are kept and cut, so that they have room.
+        has_references: any that is kept has one.
+    """
+
+    places: "array[int]" = field(default_factory=lambda: array("q"))
+    rows: "array[int]" = field(default_factory=lambda: array("q"))
+    marks: "array[int]" = field(default_factory=lambda: array("q"))
+    read: int = 0
+    skipped: int = 0
+    wrong: list[tuple[int, str]] = field(default_factory=list)
+    columns: set[str] = field(default_factory=set)
+    unrendered: Counter[str] = field(default_factory=Counter)
+    format: Format | None = None
+    longest: int = 0
+    over: int = 0
+    first_over: tuple[int, int] = (0, 0)
+    cut: int = 0
+    has_references: bool = False
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def add(self, later: "Index") -> None:
+        """Append what is known of the records that follow."""
+        self.places += later.places
+        self.rows += later.rows
+        self.marks += later.marks
+        self.wrong = [*self.wrong, *later.wrong][:_FIRST]
+        self.first_over = self.first_over if self.over else later.first_over
+        self.read, self.skipped, self.over = self.read + later.read, self.skipped + later.skipped, self.over + later.over
+        self.cut += later.cut
+        self.columns |= later.columns
+        self.unrendered.update(later.unrendered)
+        self.longest = max(self.longest, later.longest)
+        self.has_references = self.has_references or later.has_references
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Plain data, bytes included, of which `of` makes it again."""
+        kept = {name: getattr(self, name).tobytes() for name in _ARRAYS}
+        form = self.format and [self.format.name, list(self.format.columns), self.format.prompt]
+        return {**vars(self), **kept, "columns": sorted(self.columns), "unrendered": dict(self.unrendered), "format": form}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Index":
+        """What `plain` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it did not.
+        """
+        found = cls(array("q", plain["places"]), array("q", plain["rows"]), array("q", plain["marks"]))
+        if not len(found.places) == len(found.rows) == len(found.marks):
+            raise ValueError("the arrays of an index have one length")
+        for name in ("read", "skipped", "longest", "over", "cut", "has_references"):
+            setattr(found, name, plain[name])
+        found.wrong, found.first_over = [(row, text) for row, text in plain["wrong"]], (plain["first_over"][0], plain["first_over"][1])
+        found.columns, found.unrendered = set(plain["columns"]), Counter(plain["unrendered"])
+        found.format = plain["format"] and Format(plain["format"][0], tuple(plain["format"][1]), plain["format"][2])
+        return found
+
+
+_ARRAYS = ("places", "rows", "marks")
+
+
+@dataclass
+class Pass:
+    """How records become an index.
+
+    Attributes:
+        name: of the source, for messages.
+        is_array: its records have no lines of their own.
+        is_json: they are what JSON can say, and nothing else.
+        layout: decides the format of all by the first sound record.
+        fit: None renders nothing, and keeps every prompt.
+        skip: malformed records are counted, and are no error.
+    """
+
+    name: str
+    is_array: bool
+    is_json: bool
+    layout: Layout
+    fit: Fit | None = None
+    skip: bool = False
+
+    def place(self, row: int) -> str:
+        """Of a record, for messages."""
+        return f"{self.name}: record {row}" if self.is_array else f"{self.name}:{row}"
+
+    def over(self, items: Iterable[Item]) -> Index:
+        """The index of these records.
+
+        Raises:
+            DataError: one is malformed, and none is to be skipped.
+        """
+        begin, rest, index = time.monotonic(), iter(items), Index()
+        for item in rest:
+            self._add(index, item)
+            is_known = self.fit is not None and self.layout.format is not None
+            if is_known and time.monotonic() - begin > ALONE_S:
+                self._share_out(rest, index)
+        index.format = self.layout.format
+        return index
+
+    def _add(self, index: Index, item: Item) -> None:
+        try:
+            self._enter(index, *item)
+        except DataError as error:
+            if not self.skip:
+                raise
+            index.skipped += 1
+            index.wrong = [*index.wrong, (item[1], str(error))][:_FIRST]
+
+    def _enter(self, index: Index, place: int, row: int, record: Any) -> None:
+        if isinstance(record, DataError):
+            raise record
+        prompt = self.layout.prompt(record, self.place(row), row, 0)
+        size, is_cut = (0, False) if self.fit is None else self.fit.measure(prompt, self.layout, self.place(row))
+        index.read += 1
+        index.unrendered.update(unrendered(record, _reads_none if self.fit is None else self.fit.renderer.reads))
+        if self.fit is not None and not self.fit.keeps(size):
+            return
+        index.cut += is_cut
+        index.columns |= prompt.columns.keys()
+        for values, value in ((index.places, place), (index.rows, row), (index.marks, mark_of(prompt))):
+            values.append(value)
+        index.longest = max(index.longest, size)
+        index.has_references = index.has_references or prompt.reference is not None
+        if self.fit is not None and self.fit.room is not None and size > self.fit.room:
+            index.first_over = index.first_over if index.over else (row, size)
+            index.over += 1
+
+    def _share_out(self, items: Iterator[Item], index: Index) -> None:
+        """The rest of the records, on all cores; what came of each block is added in their order."""
+        assert self.fit is not None, "what needs no rendering is read by one process"
+        cores = min(os.cpu_count() or 1, _MAX_WORKERS)
+        workers = Workers("oat.data.index:worker", [self._order()], count=cores, timeout_s=_PATIENCE_S, memory_gb=_NO_LIMIT_GB)
+        try:
+            for found in _in_order(workers, self._packed_blocks(items), 3 * cores):
+                if found.failure:
+                    raise DataError(f"{self.name}: a process that renders its records {found.failure}; run the same command again")
+                if "error" in found.value:
+                    raise DataError(found.value["error"])
+                index.add(Index.of(found.value))
+        finally:
+            workers.close()
+
+    def _order(self) -> dict[str, Any]:
+        layout, form, fit = self.layout, self.layout.format, self.fit
+        assert form is not None, "a format is known"
+        assert fit is not None, "something is rendered"
+        return {
+            "renderer": packed(fit.renderer),
+            "fit": [fit.max_tokens, fit.room, fit.too_long],
+            "layout": [layout.prompt_key, layout.reference_key, list(layout.responses), layout.score_key, layout.numbers],
+            "format": [form.name, list(form.columns), form.prompt],
+            "source": [self.name, self.is_array],
+            "skip": self.skip,
+        }
+
+    def _packed_blocks(self, items: Iterator[Item]) -> Iterator[bytes | dict[str, Any]]:
+        """Blocks for workers; of one that does not travel (a number beyond 64 bits, half a surrogate) what this process makes of it."""
+        while block := list(islice(items, _BLOCK)):
+            try:
+                yield msgspec.msgpack.encode([self._packed(*item) for item in block])
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                yield self.result(block)
+
+    def result(self, items: Sequence[Item]) -> dict[str, Any]:
+        """The plain index of a block, or {"error": what is wrong with a record}."""
+        index = Index()
+        try:
+            for item in items:
+                self._add(index, item)
+        except DataError as error:
+            return {"error": str(error)}
+        return index.plain
+
+    def _packed(self, place: int, row: int, record: Any) -> tuple[int, int, Any, str | None]:
+        try:
+            if isinstance(record, DataError):
+                raise record
+            return place, row, record if self.is_json else checked(record, self.place(row)), None
+        except DataError as error:
+            return place, row, None, str(error)
+
+
+def worker(order: Mapping[str, Any]) -> Callable[[bytes], dict[str, Any]]:
+    """What a worker calls with a packed block; it returns what `Pass.result` says of it."""
+    layout = Layout(*order["layout"])
+    layout.format = Format(order["format"][0], tuple(order["format"][1]), order["format"][2])
+    renderer = unpacked(order["renderer"])
+    name, is_array = order["source"]
+    own = Pass(name, is_array, True, layout, Fit(renderer, *order["fit"]), order["skip"])
+
+    def block(packed: bytes) -> dict[str, Any]:
+        items = msgspec.msgpack.decode(packed)
+        return own.result([(place, row, record if error is None else DataError(error)) for place, row, record, error in items])
+
+    return block
+
+
+def packed(renderer: Renderer) -> dict[str, Any]:
+    """A renderer as plain data, of which `unpacked` makes another in any process."""
+    with tempfile.TemporaryDirectory(prefix="oat-") as folder:
+        renderer.tokenizer.save_pretrained(folder)
+        files = {str(file.relative_to(folder)): file.read_bytes() for file in sorted(Path(folder).rglob("*")) if file.is_file()}
+    return {"tokenizer": files, **renderer.definition}
+
+
+def unpacked(plain: Mapping[str, Any]) -> Renderer:
+    """What `packed` gave."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory(prefix="oat-") as folder:
+        for name, content in plain["tokenizer"].items():
+            (file := Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return Renderer.of(tokenizer, {name: value for name, value in plain.items() if name != "tokenizer"})
+
+
+def mark_of(prompt: Prompt) -> int:
+    """A checksum of all that a record says."""
+    fields = [message.fields for message in prompt.messages if message.fields]
+    return zlib.crc32(repr((prompt.messages, prompt.reference, prompt.columns, *fields)).encode())
+
+
+def _reads_none(name: str) -> bool:
+    return False
+
+
+def _in_order(workers: Workers, blocks: Iterable[bytes | dict[str, Any]], most: int) -> Iterator[Outcome]:
+    """What came of blocks, in order; so many are under way at once."""
+    rest, found, sent = iter(blocks), dict[str, Outcome](), 0
+    for number in count():
+        for block in islice(rest, most - (sent - number)):
+            if isinstance(block, bytes):
+                workers.send(str(sent), block)
+            else:
+                found[str(sent)] = Outcome(block)
+            sent += 1
+        if number == sent:
+            return
+        while str(number) not in found:
+            found.update(workers.collect(_PATIENCE_S))
+        yield found.pop(str(number))

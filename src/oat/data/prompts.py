@@ -1,0 +1,259 @@
+"""The order in which a run takes its prompts, and the cursor in that order. `data/prompt_set.py` reads them, each when its turn comes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from oat.data.fit import Fit, TooLong
+from oat.data.formats import Layout
+from oat.data.index import Index
+from oat.data.prompt_set import PromptSet, Source
+from oat.data.sources import Records
+from oat.errors import DataError
+from oat.seeds import Seeds, uniforms
+from oat.text.renderer import Renderer
+from oat.types import Prompt
+
+
+class Prompts:
+    """The prompts of one source or of several, in a seeded order, with a cursor.
+
+    The n-th prompt of a run is a function of data, seed and n. Epoch e of the first source is the permutation of the generator at ("prompts", e),
+    of the i-th, from 0, that at ("prompts", e, i); a take that reaches the end of an epoch goes on in the next, so no tail is dropped. Several
+    sources take turns as `interleave` says, each going through its own epochs.
+
+    Args:
+        source: what `data/sources.py` lists: a path, a name, records or a function; or several `Source`.
+        prompt_key, reference_key, responses, score_key, numbers: columns of a record, as `Layout` reads them.
+        on_bad_record: a malformed record is an error, or is left out and counted.
+        max_prompts: read the first so many records of each source.
+        max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None keeps all. Every prompt that is
+            read is rendered, so that what cannot be is known before a run starts.
+        too_long: what becomes of recorded data without room, as in `Fit`.
+        room: most tokens of a prompt that the model's context leaves room for; a longer one is an error. None knows of no context.
+        room_is: how that number comes about, for messages.
+        epochs: the order ends after so many times `size` prompts, and every source then has given its share of them: a source of great weight
+            has come round more often than one of small weight. None never ends.
+        shuffle: False takes the records of a source as they stand, in every epoch.
+        folder: for copies of what can only be read in order, as in `PromptSet`.
+        caches: folders in which what reading a source has found is remembered, as in `PromptSet`.
+        shard: (rank, count): take every `count`-th prompt of the one order, from the `rank`-th. The shards are disjoint and together the order.
+
+    Attributes:
+        fit: what is rendered of each prompt, and how recorded data are cut.
+        size: prompts of all sources together: an epoch.
+        dropped: prompts left out because they are too long.
+        cut: recorded data that are cut, so that they have room.
+        skipped: malformed records left out.
+        longest: tokens of the longest prompt; with its longest recorded response, if responses are read.
+        columns: names of the columns that any prompt has.
+        has_references: any prompt has one.
+        has_responses: lengths are of prompts with their longest recorded response.
+        formats: names of the formats of the sources.
+        notes: for people, one sentence about the format of each source, and about what was left out of it.
+
+    Raises:
+        DataError: a source or a record cannot be used, a prompt cannot be rendered or has no room, or no prompt of a source is left.
+    """
+
+    def __init__(
+        self,
+        source: Records | Sequence[Source],
+        renderer: Renderer,
+        seeds: Seeds,
+        *,
+        prompt_key: str = "prompt",
+        reference_key: str | None = None,
+        responses: Sequence[str] = (),
+        score_key: str | None = None,
+        numbers: Mapping[str, str] | None = None,
+        on_bad_record: Literal["stop", "skip"] = "stop",
+        max_prompts: int | None = None,
+        max_tokens: int | None = None,
+        too_long: TooLong = "leave_out",
+        room: int | None = None,
+        room_is: str = "",
+        epochs: int | None = None,
+        shuffle: bool = True,
+        folder: Path | None = None,
+        caches: Sequence[Path] = (),
+        shard: tuple[int, int] = (0, 1),
+    ):
+        if not 0 <= shard[0] < shard[1]:
+            raise DataError(f"there is no shard {shard[0]} of {shard[1]}; give (rank, count) with 0 <= rank < count")
+        sources = _sources(source)
+        self.fit = Fit(renderer, max_tokens, room, too_long)
+        self.dropped = self.cut = self.skipped = self.longest = 0
+        self.columns: set[str] = set()
+        self.has_references, self.has_responses = False, bool(responses)
+        self.notes: tuple[str, ...] = ()
+        self.formats: set[str] = set()
+        self._pools: list[_Pool] = []
+        for number, one in enumerate(sources):
+            layout = Layout(prompt_key, reference_key, responses, score_key, numbers)
+            own: dict[str, Any] = {"max_prompts": max_prompts, "skip": on_bad_record == "skip", "folder": folder, "caches": caches}
+            found = PromptSet(one, layout, self.fit, **own)
+            index = found.index
+            self.notes += found.notes
+            self._count(one, index, "prompts with their longest response" if responses else "prompts")
+            if index.over and room is not None:
+                raise _no_room(one, index, layout, room, room_is)
+            self.skipped, self.longest = self.skipped + index.skipped, max(self.longest, index.longest)
+            self.columns, self.has_references = self.columns | index.columns, self.has_references or index.has_references
+            self.formats |= {layout.format.name} if layout.format else set()
+            self._pools.append(_Pool(found, seeds, number, shuffle))
+        self.size = sum(len(pool.prompts) for pool in self._pools)
+        self._names, self._weights = [one.name for one in sources], [one.weight for one in sources]
+        self._seeds = seeds
+        self._end = None if epochs is None else epochs * self.size
+        self._shard = shard
+        self._taken = 0
+        self._turns: tuple[np.ndarray, np.ndarray] = interleave(self._weights, 0, seeds)
+
+    def take(self, n: int) -> list[Prompt]:
+        """The next n prompts; fewer, or none, when the epochs are used up. The occurrence of each is its place in the one order."""
+        rank, count = self._shard
+        start = rank + self._taken * count
+        end = start + n * count if self._end is None else min(start + n * count, self._end)
+        places = range(start, end, count)
+        taken = [replace(self._at(place), occurrence=place) for place in places]
+        self._taken += len(taken)
+        return taken
+
+    def all(self) -> list[Prompt]:
+        """Every prompt as the sources have them, for evaluation; the occurrence of each is its place in this list. Does not move the cursor."""
+        prompts = [prompt for pool in self._pools for prompt in pool.prompts]
+        return [replace(prompt, occurrence=place) for place, prompt in enumerate(prompts)]
+
+    def spread(self, count: int) -> list[Prompt]:
+        """At most so many prompts, spread evenly over the sources as they stand. Does not move the cursor."""
+        places = sorted({place * self.size // min(count, self.size) for place in range(min(count, self.size))})
+        ends = np.cumsum([len(pool.prompts) for pool in self._pools])
+        numbers = np.searchsorted(ends, places, side="right")
+        starts = ends - [len(pool.prompts) for pool in self._pools]
+        return [self._pools[number].prompts[int(place - starts[number])] for place, number in zip(places, numbers, strict=True)]
+
+    @property
+    def digests(self) -> list[str]:
+        """Of the prompts of each source."""
+        return [pool.prompts.digest for pool in self._pools]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The cursor: how many prompts were taken, and of which."""
+        return {"taken": self._taken, "data": self.digests}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on after the prompts that another instance, over the same data, seed and shard, had taken.
+
+        Raises:
+            DataError: the data are others.
+        """
+        self.refuse_others(state.get("data", []))
+        self._taken = state["taken"]
+
+    def refuse_others(self, digests: Sequence[str]) -> None:
+        """Hold the prompts of each source against those that a run began with.
+
+        Raises:
+            DataError: the data are others.
+        """
+        for name, before, now in zip(self._names, digests, self.digests, strict=False):
+            if before != now:
+                raise DataError(
+                    f"{name}: expected the prompts that the run began with, got others; put the data back as they were, or begin a new run"
+                )
+
+    def _at(self, place: int) -> Prompt:
+        if len(self._pools) == 1:
+            return self._pools[0].at(place)
+        if place >= len(self._turns[0]):
+            self._turns = interleave(self._weights, max(2 * place, 1024), self._seeds)
+        number, turn = (int(values[place]) for values in self._turns)
+        return self._pools[number].at(turn)
+
+    def _count(self, source: Source, index: Index, what: str) -> None:
+        """What of a source is left out since it is too long, and what is cut."""
+        most, rule, dropped = self.fit.most, self.fit.too_long, index.read - len(index)
+        longer, makes_none = f"of {index.read} {what} are longer than {most} tokens", f"prompts.too_long: {rule} makes no room"
+        if not len(index):
+            all_of = f"{source.name}: all {index.read} {what} are longer than {most} tokens"
+            if rule == "leave_out":
+                raise DataError(f"{all_of}; raise `prompts.max_tokens`, or give shorter ones")
+            raise DataError(f"{all_of}, and {makes_none} for any; cut at the other end, raise `prompts.max_tokens`, or give shorter ones")
+        if dropped:
+            why = "" if rule == "leave_out" else f", since {makes_none} for them"
+            self.notes = (*self.notes, f"{source.name}: {dropped} {longer} and left out{why}")
+        if index.cut:
+            self.notes = (*self.notes, f"{source.name}: {index.cut} {longer} and cut (prompts.too_long: {rule})")
+        self.dropped, self.cut = self.dropped + dropped, self.cut + index.cut
+
+
+class _Pool:
+    """The prompts of one source, each epoch in an order of its own."""
+
+    def __init__(self, prompts: PromptSet, seeds: Seeds, number: int, shuffle: bool):
+        self.prompts = prompts
+        self._seeds, self._number, self._shuffle = seeds, number, shuffle
+        self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
+
+    def at(self, turn: int) -> Prompt:
+        """The prompt that this source gives after `turn` others."""
+        epoch, place = divmod(turn, len(self.prompts))
+        if not self._shuffle:
+            return self.prompts[place]
+        if self._order[0] != epoch:
+            address = (epoch, self._number) if self._number else (epoch,)
+            self._order = (epoch, self._seeds.at("prompts", *address).permutation(len(self.prompts)))
+        return self.prompts[self._order[1][place]]
+
+
+def _no_room(source: Source, index: Index, layout: Layout, room: int, room_is: str) -> DataError:
+    row, size = index.first_over
+    if layout.responses:
+        return DataError(
+            f"{source.place(row)}: the prompt and its longest response have {size} tokens, and the model's context holds {room} "
+            f"({index.over} of {len(index)} records are too long); drop longer ones (prompts.max_tokens: {room}), cut them (prompts.too_long), or "
+            "shorten them"
+        )
+    drop = f"drop longer ones (prompts.max_tokens: {room}), " if room > 0 and index.over < len(index) else ""
+    return DataError(
+        f"{source.place(row)}: the prompt has {size} tokens, and the model's context leaves room for {max(0, room)}{room_is}; "
+        f"{index.over} of {len(index)} prompts are too long; {drop}lower sampling.max_new_tokens, or set sampling.overflow to cut"
+    )
+
+
+def interleave(weights: Sequence[float], n: int, seeds: Seeds) -> tuple[np.ndarray, np.ndarray]:
+    """How several sources take turns, in proportion to their weights and without a pattern.
+
+    Let w be a source's share of the weights. It has one place in each stretch of 1/w, drawn uniformly (at ("mixture", source), the stretch being
+    the position), and the places of all sources are taken in ascending order. So of the first n prompts of a run it has n w, to within
+    1 + w times the number of sources, however large n is; and the beginning of the order does not depend on n.
+
+    Returns:
+        For each of the first n prompts: the number of its source, and how many of that source came before. (n,) int64 each.
+    """
+    shares = np.array(weights) / max(weights)
+    shares /= math.fsum(shares)
+    end = n + len(weights)  # all sources together have n places before it
+    turns, places = [], []
+    for number, share in enumerate(shares):
+        stretches = np.arange(int(end * share) + 2)
+        keys = np.full(len(stretches), seeds.key("mixture", number), dtype=np.uint64)
+        turns.append(stretches)
+        places.append((stretches + uniforms(keys, stretches)) / share)
+    numbers = np.repeat(np.arange(len(weights)), [len(turn) for turn in turns])
+    order = np.argsort(np.concatenate(places), kind="stable")[:n]
+    return numbers[order], np.concatenate(turns)[order]
+
+
+def _sources(given: Records | Sequence[Source]) -> list[Source]:
+    if isinstance(given, list | tuple) and any(isinstance(entry, Source) for entry in given):
+        return list(given)
+    if isinstance(given, list | tuple) and not given:
+        raise DataError("there is no source of prompts in an empty list; name a file, or give records")
+    return [Source(cast(Records, given))]

@@ -1,0 +1,465 @@
+"""The records of files, datasets and Python, in order and by place, with what is wrong with each, since data is hostile.
+
+| source | is | row of a record |
+| --- | --- | --- |
+| `file.jsonl`, or any file of another ending | one JSON object a line, UTF-8; a byte-order mark, CRLF and blank lines are accepted | line |
+| `file.json` | the same, or one array of such objects | line, or place from 1 |
+| `file.csv` | a first line of column names, UTF-8; every value is text | its last line |
+| `file.parquet` | a table | place, from 1 |
+| a directory | what `datasets.save_to_disk` wrote, or a folder of data files as on the hub | place, from 1 |
+| `org/name`, `org/name@config` | a dataset of the hub, or of its cache | place, from 1 |
+| `file.py:function`, `package.module:function` | a function without arguments; it returns the same iterable of records every time | place, from 1 |
+| an iterable of records, a function, a dict of them by split | from Python only | place, from 1 |
+
+Packed files (gz, zip and the like) are refused; unpack them.
+
+No code that comes with a dataset is run: `datasets` runs none since 4.0, and older ones are refused.
+"""
+
+import codecs
+import csv
+import importlib
+import json
+import re
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from oat.errors import DataError, described, did_you_mean, is_signal
+from oat.files import located, seen
+from oat.plugins.calls import guarded
+from oat.plugins.loading import load_symbol
+
+_MAX_FIELD = 2**31 - 1
+_MAX_DEPTH = 100
+"""Beyond it a value is left as it is, for whoever checks depths."""
+_ROWS = 128
+"""Of a Parquet file, that are in memory at once."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
+_ENDINGS = (".jsonl", ".json", ".csv", ".parquet", *_PACKED)
+"""Of files; any other is read as JSONL."""
+
+Records = str | Path | Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]] | Mapping[str, Iterable[Mapping[str, Any]]]
+"""What the head of this file lists."""
+
+
+class Reader(Protocol):
+    """Records with their places.
+
+    Attributes:
+        is_json: what it gives is what JSON can say, and nothing else.
+    """
+
+    is_json: bool
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        """Each record with its place, by which it is found again, and its row. What cannot be parsed is a DataError in the record's stead."""
+
+    def at(self, place: int, row: int) -> Any:
+        """A record that stood there, after all were read, or `prepare`."""
+
+    def prepare(self) -> None:
+        """Do what `at` needs, where nobody reads all records."""
+
+    def files(self) -> Sequence[Path] | None:
+        """The files that decide what it gives, together with its name; None of what is made anew each time."""
+
+
+def open_records(records: Records, name: str, split: str | None = None, folder: Path | None = None) -> Reader:
+    """The reader of a source.
+
+    Args:
+        name: stands in messages.
+        folder: where a copy lies of what can only be read in order; by default where the system keeps temporary files.
+
+    Raises:
+        DataError: it cannot be read.
+        ConfigError: a function cannot be loaded.
+    """
+    given = str(records) if isinstance(records, str | Path) else records
+    if isinstance(given, str) and _is_dataset(given):
+        return _indexed(lambda: _dataset(given, split), given, folder, is_stored=True)
+    if isinstance(given, Mapping):
+        return _indexed(lambda: _of_split(given, name, split), name, folder)
+    if split is not None:
+        raise DataError(f"{name}: expected a dataset, which has splits, and got none; remove `split: {split}`")
+    if not isinstance(given, str):
+        return _indexed(given if callable(given) else lambda: given, name, folder)
+    if ":" in given and not seen(given).exists() and given.rpartition(":")[2].isidentifier():
+        return _indexed(load_symbol(given), given, folder)
+    path = Path(given)
+    if path.suffix.lower() in _PACKED:
+        raise DataError(f"{path}: expected a file of records, got a packed one ({path.suffix}); unpack it, and name what was in it")
+    if path.suffix.lower() == ".parquet":
+        return _Spooled(_parquet(path), given, folder, seen(path))
+    if is_array(path):
+        return _Indexed(_array(path), given, seen(path))
+    lines = _Csv(path) if path.suffix.lower() == ".csv" else _Jsonl(path)
+    return lines if lines.file.is_file() or not lines.file.exists() else _Spooled(((row, record) for _, row, record in lines), given, folder)
+
+
+class _Jsonl:
+    """The lines of a file; their place is the byte where they begin."""
+
+    kind, is_json = "JSONL", True
+
+    def __init__(self, path: Path):
+        self.path, self.file = path, seen(path)
+
+    def prepare(self) -> None:
+        pass
+
+    def files(self) -> Sequence[Path] | None:
+        return [self.file]
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        with self._file() as file:
+            start = 0
+            for row, line in enumerate(file, start=1):
+                if line.strip() and (start or line.strip() != codecs.BOM_UTF8):
+                    yield start, row, self._record(line, start, row)
+                start += len(line)
+
+    def at(self, place: int, row: int) -> Any:
+        with self._file() as file:
+            file.seek(place)
+            return self._at(file, place, row)
+
+    def _at(self, file: BinaryIO, place: int, row: int) -> Any:
+        return self._record(file.readline(), place, row)
+
+    def _record(self, line: bytes, start: int, row: int) -> Any:
+        return _parsed(line if start else line.removeprefix(codecs.BOM_UTF8), f"{self.path}:{row}")
+
+    @contextmanager
+    def _file(self) -> Iterator[BinaryIO]:
+        try:
+            with self.file.open("rb") as file:
+                yield file
+        except OSError as error:
+            raise _unreadable(self.path, self.kind, error) from error
+
+
+class _Csv(_Jsonl):
+    """The records of a file, which may have several lines each; their place is the byte where they begin."""
+
+    kind = "CSV"
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self._names: list[str] = []
+
+    def prepare(self) -> None:
+        next(iter(self), None)
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        with self._file() as file:
+            lines = _Lines(file, self.path)
+            values = self._values(lines, csv.reader(lines, strict=True))
+            for _, row, names in islice(values, 1):
+                if isinstance(names, DataError):
+                    raise names
+                _check_columns(names, f"{self.path}:{row}")
+                self._names = names
+            for start, row, record in values:
+                yield start, row, self._named(record, row)
+
+    def _values(self, lines: "_Lines", reader: Any) -> Iterator[tuple[int, int, Any]]:
+        """The values of each record, or what is wrong with it; after that reading goes on with the next line."""
+        csv.field_size_limit(_MAX_FIELD)
+        while True:
+            start, before = lines.place, lines.row
+            try:
+                values = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                place = f"{self.path}:{before + 1}"
+                values = DataError(f"{place}: expected CSV in the record that begins here, got something else ({error}); mend its quotes")
+            except DataError as error:
+                values = error
+            if values:
+                yield start, lines.row, values
+
+    def _at(self, file: BinaryIO, place: int, row: int) -> Any:
+        lines = _Lines(file, self.path)
+        return next((self._named(values, row) for _, _, values in self._values(lines, csv.reader(lines, strict=True))), None)
+
+    def _named(self, values: Any, row: int) -> Any:
+        if isinstance(values, DataError):
+            return values
+        if len(values) != len(self._names):
+            expected = f"expected {len(self._names)} values as in the first line, got {len(values)}"
+            return DataError(f"{self.path}:{row}: {expected}; quote commas")
+        return dict(zip(self._names, values, strict=True))
+
+
+class _Lines:
+    """The lines of a file as text; `place` is the byte behind the last one."""
+
+    def __init__(self, file: BinaryIO, path: Path):
+        self.file, self.path, self.place, self.row = file, path, file.tell(), 0
+        self._waiting: Iterator[bytes] = iter(())
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._waiting, None)
+        if line is None:
+            self._waiting = iter(next(self.file).splitlines(keepends=True))
+            line = next(self._waiting)
+        start = self.place
+        self.place, self.row = start + len(line), self.row + 1
+        try:
+            return (line if start else line.removeprefix(codecs.BOM_UTF8)).decode()
+        except UnicodeDecodeError as error:
+            raise _no_utf8(f"{self.path}:{self.row}", line[error.start], error.start) from None
+
+
+class _Indexed:
+    """Records that are found by their number.
+
+    Args:
+        file: that they stand in, a JSON array.
+        is_stored: they are a dataset of files, as it stands there.
+    """
+
+    def __init__(self, records: Any, name: str, file: Path | None = None, *, is_stored: bool = False):
+        self.records, self.name, self.file, self.is_json, self.is_stored = records, name, file, file is not None, is_stored
+
+    def prepare(self) -> None:
+        pass
+
+    def files(self) -> Sequence[Path] | None:
+        """Of a dataset those that it maps into memory."""
+        if self.file is not None:
+            return [self.file]
+        return [Path(each["filename"]) for each in self.records.cache_files] if self.is_stored else None
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        return ((number, number + 1, unboxed(record)) for number, record in enumerate(_guarded(lambda: self.records, self.name)))
+
+    def at(self, place: int, row: int) -> Any:
+        return unboxed(next(_guarded(lambda: [self.records[place]], self.name)))
+
+
+class _Spooled:
+    """Records that can only be read in order.
+
+    Args:
+        file: that they stand in; None of what is made anew each time.
+    """
+
+    is_json = False
+
+    def __init__(self, records: Iterable[tuple[int, Any]], name: str, folder: Path | None, file: Path | None = None):
+        self.records, self.name, self.folder, self.file = records, name, folder, file
+
+    def prepare(self) -> None:
+        deque(self, maxlen=0)
+
+    def files(self) -> Sequence[Path] | None:
+        return None if self.file is None else [self.file]
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        try:
+            self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (it stays open as long as this lives)
+            for row, record in self.records:
+                place = self._file.tell()
+                with suppress(TypeError, ValueError, RecursionError):  # such a record is malformed, and never asked for
+                    self._file.write(json.dumps(record).encode() + b"\n")
+                yield place, row, record
+        except OSError as error:
+            where = f"a copy of it in {self.folder or tempfile.gettempdir()}"
+            raise DataError(f"{self.name}: expected room for {where}, got {error.strerror}; make room, or give it as JSONL") from error
+
+    def at(self, place: int, row: int) -> Any:
+        self._file.seek(place)
+        return json.loads(self._file.readline())
+
+
+def _indexed(function: Callable[[], Any], name: str, folder: Path | None, *, is_stored: bool = False) -> Reader:
+    """What people's own code gives, or a dataset: by number where it can be."""
+    (found,) = _guarded(lambda: [_plain(function())], name)
+    if isinstance(found, list | tuple) or (hasattr(found, "with_format") and hasattr(found, "__len__")):
+        return _Indexed(found, name, is_stored=is_stored)
+    return _Spooled(enumerate(map(unboxed, _guarded(lambda: found, name)), start=1), name, folder)
+
+
+def unboxed(value: Any, depth: int = 0) -> Any:
+    """A value from Python with the numbers of numpy and torch as plain ones, and their arrays and tuples as lists."""
+    if depth > _MAX_DEPTH or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {name: unboxed(part, depth + 1) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [unboxed(part, depth + 1) for part in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _guarded(function: Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
+    """What people's own code gives."""
+
+    def refuse(what: str) -> DataError:
+        return DataError(f"{name} {what}; give an iterable of records, or a function without arguments that returns one")
+
+    with guarded(name, refuse):
+        records = iter(function())
+    while True:
+        try:
+            record = next(records)
+        except StopIteration:
+            return
+        except DataError:
+            raise
+        except BaseException as error:  # it raises what it likes
+            if is_signal(error):
+                raise
+            raise refuse(f"raised {described(error)}") from error
+        yield record
+
+
+def is_array(path: Path) -> bool:
+    """Whether a file is one JSON array; otherwise it has one object a line.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if path.suffix.lower() != ".json" or seen(path).is_dir():
+        return False
+    try:
+        with seen(path).open("rb") as file:
+            return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    except OSError as error:
+        raise _unreadable(path, "JSON", error) from error
+
+
+def _array(path: Path) -> list[Any]:
+    content = seen(path).read_bytes()
+    found: list[Any] | DataError = _parsed(content.removeprefix(codecs.BOM_UTF8), str(path), "one JSON array")
+    if isinstance(found, DataError):
+        raise found
+    return found
+
+
+def _parsed(text: bytes, where: str, expected: str = "one complete JSON object a line") -> Any:
+    """The value, or what is wrong with it."""
+    try:
+        return json.loads(text.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        return _no_utf8(where, text[error.start], error.start)
+    except (ValueError, RecursionError) as error:
+        return DataError(f"{where}: expected {expected}, got invalid JSON ({error}); mend it, or write the records anew")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if twice := _twice([name for name, _ in pairs]):
+        raise ValueError(f"the field {twice!r} stands twice in one object")
+    return dict(pairs)
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    """The first name that stands there before, or None."""
+    return None if len(set(names)) == len(names) else next(name for place, name in enumerate(names) if name in names[:place])
+
+
+def _no_utf8(where: str, byte: int, place: int) -> DataError:
+    return DataError(f"{where}: expected UTF-8, got byte 0x{byte:02x} at {place}; save the file as UTF-8")
+
+
+def _check_columns(names: Sequence[str], where: str) -> None:
+    if twice := _twice(names):
+        raise DataError(f"{where}: expected column names that differ, got {twice!r} twice; rename the columns")
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
+    parquet = _library("pyarrow.parquet", path)
+    row = 0
+    try:
+        file = parquet.ParquetFile(seen(path))
+        _check_columns(file.schema_arrow.names, str(path))
+        for batch in file.iter_batches(_ROWS):
+            for record in batch.to_pylist():
+                row += 1
+                yield row, record
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file makes pyarrow raise what it likes
+        raise _unreadable(path, "Parquet", error) from error
+
+
+def _unreadable(path: Path, kind: str, error: Exception) -> DataError:
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+    is_name = len(path.parts) == 1 and path.suffix.lower() not in _ENDINGS
+    hub = f"; a dataset of the hub is named with who owns it, as `org/{path}`" if is_name else ""
+    return DataError(f"{path}: expected a {kind} file, got {reason}; check the path, which is relative to where you are{hub}")
+
+
+def _plain(found: Any) -> Any:
+    """Records as plain values, also of a dataset that was set to give arrays or tensors."""
+    return found.with_format(None) if hasattr(found, "with_format") else found
+
+
+def _of_split(found: Mapping[str, Any], name: str, split: str | None) -> Any:
+    if (split or "train") not in found:
+        raise DataError(f"{name}: expected the split {split or 'train'!r}, got none; set `split` ({did_you_mean(split or 'train', found)})")
+    return found[split or "train"]
+
+
+def _dataset(name: str, split: str | None) -> Any:
+    datasets = _library("datasets", name)
+    if int(datasets.__version__.split(".")[0]) < 4:
+        raise DataError(f"{name}: datasets {datasets.__version__} may run code that comes with a dataset; pip install 'oat-align[data]'")
+    path, _, config = (name, "", "") if seen(name).is_dir() else name.partition("@")
+    try:
+        is_saved = (seen(path) / "dataset_dict.json").exists() or (seen(path) / "state.json").exists()
+        found = datasets.load_from_disk(located(path)) if is_saved else datasets.load_dataset(located(path), config or None)
+    except Exception as error:  # the library's errors share no narrower base
+        raise _no_dataset(name, path, error) from error
+    if isinstance(found, Mapping):
+        found = _of_split(found, name, split)
+    elif split is not None:
+        raise DataError(f"{name}: expected splits, got a saved dataset without any; remove `split: {split}`")
+    return found
+
+
+def _no_dataset(name: str, path: str, error: Exception) -> DataError:
+    reason = " ".join(str(error).split())[:300]
+    if seen(path).is_dir():
+        return DataError(f"{name}: expected a dataset that was saved, or a folder of data files, got neither ({reason}); give another directory")
+    return DataError(
+        f"{name}: there is no such file or directory, and the dataset of that name cannot be had from the hub ({reason}); give another name "
+        "(`org/name@config` where it has several configurations). Without a network: fetch it where there is one, with "
+        f"`hf download --repo-type dataset {path} --local-dir DIR`, and give DIR; or bring the folder HF_HOME of a machine that has loaded it once, "
+        "set HF_HOME to it, and HF_HUB_OFFLINE=1 to read from there only"
+    )
+
+
+def _library(module: str, name: str | Path) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DataError(f"{name}: reading it needs the library {module.split('.')[0]} ({error}); pip install 'oat-align[data]'") from error
+
+
+def is_named(text: str) -> bool:
+    """Whether a text can be the name of a source: of a file, a dataset, or a function."""
+    is_function = text.rpartition(":")[2].isidentifier() and bool(text.rpartition(":")[0])
+    return seen(text).exists() or _is_dataset(text) or is_function or Path(text).suffix.lower() in _ENDINGS
+
+
+def _is_dataset(name: str) -> bool:
+    if seen(name).exists():
+        return seen(name).is_dir()
+    start = name.partition("@")[0]
+    return seen(start).is_dir() or (bool(_HUB_ID.fullmatch(start)) and Path(start).suffix.lower() not in _ENDINGS)

@@ -1,0 +1,1 @@
+"""Held-out prompts and pairs, measured."""

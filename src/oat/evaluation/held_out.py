@@ -1,0 +1,103 @@
+"""Recorded pairs that are never learned, and what the objective says of them: its loss, how often it prefers the chosen response, and by how much.
+
+No oracle is asked and nothing is sampled. The loss is the objective's own, over all pairs at once, under the weights as they are; nothing of it
+reaches training. The reference's log-probabilities are computed when they are first needed, and again only where the reference has changed.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from oat.algorithms.base import Objective, prepared
+from oat.evaluation.evaluation import Trigger
+from oat.explore.rules import NoExploration
+from oat.protocols import Learner
+from oat.rollout.actor import RecordedActor
+from oat.seeds import Seeds
+from oat.types import UNASKED, Answer, Feedback, Item, Key, Mark, Prompt, Question, Trajectory
+
+HELD_OUT = "eval/pairs/"
+"""Names of its metrics begin with it."""
+_OF_PAIRS = "pairs/"
+
+
+class HeldOutPairs:
+    """Measures an objective on recorded pairs.
+
+    Args:
+        objective: of the run, which learns from comparisons; it is left as it is.
+        prompts: records with both responses.
+    """
+
+    def __init__(self, objective: Objective, prompts: Sequence[Prompt], actor: RecordedActor, learner: Learner, seeds: Seeds):
+        self.objective, self.prompts, self.actor, self.learner, self.seeds = objective, prompts, actor, learner, seeds
+        self._feedback: Feedback | None = None
+        self._reference: tuple[int, dict[int, torch.Tensor]] = (-1, {})
+
+    def measure(self) -> dict[str, float]:
+        """Metrics under the weights that the learner has. Pairs of which neither response is the better one, such as two equal ones, do not count."""
+        objective = copy.deepcopy(self.objective)
+        batch = prepared(objective, self._items(), self._forward, self.seeds.at("prepare", objective.name, "held_out"))
+        count = len(set(batch.unit_of_N.tolist()))
+        if not count:
+            return {f"{HELD_OUT}count": 0.0}
+        found = self.learner.measure(objective, batch)
+        named = {HELD_OUT + name.removeprefix(_OF_PAIRS): value for name, value in found.items() if name.startswith(_OF_PAIRS)}
+        named |= {HELD_OUT + name.removeprefix("logps/"): found[name] for name in ("logps/reference_gap",) if name in found}
+        return {f"{HELD_OUT}count": float(count), f"{HELD_OUT}loss": found["loss/total"], **named}
+
+    def _items(self) -> Feedback:
+        if self._feedback is None:
+            groups = self.actor.sample(self.prompts, {}, ())
+            keys = [Key("held_out", 0, 0, prompt.occurrence) for prompt in self.prompts]
+            asked = NoExploration("compare", reads_text=False).choose(groups, keys, {}, self.seeds.at("explore", "held_out"))
+            items = [Item(group, question, _answer(question), _label(question)) for group, question in zip(groups, asked, strict=True)]
+            self._feedback = Feedback(0, tuple(item for item in items if item.label is not None), 0)
+        return self._feedback
+
+    def _forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+        """As the learner's; the reference's raw log-probabilities are kept by row."""
+        if model != "reference" or wants != {"raw"}:
+            return self.learner.forward(model, rows, wants)
+        if self._reference[0] != self.learner.version(model):
+            own = [item.group.trajectories[pick] for item in self._items().items for pick in item.question.picks]
+            parts = self.learner.forward(model, own, wants)["raw"].split([int(row.trained.sum()) for row in own])
+            self._reference = self.learner.version(model), {id(row): part for row, part in zip(own, parts, strict=True)}
+        known: Mapping[int, torch.Tensor] = self._reference[1]
+        return {"raw": torch.cat([known[id(row)] for row in rows])}
+
+
+class OnlyPairs:
+    """The evaluation of a run that has held-out pairs and no held-out prompts: nobody answers, and nobody is asked."""
+
+    slot = ""
+
+    def __init__(self, pairs: HeldOutPairs, trigger: Trigger):
+        self.measure, self.trigger = pairs.measure, trigger
+
+    def due(self, step: int, queries: int) -> bool:
+        return self.trigger.due(step, queries)
+
+    def run(self, step: int, queries: int = 0, feedback: Feedback | None = None) -> dict[str, float]:
+        self.trigger.begin(step, queries)
+        return {}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.trigger.state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.trigger.load_state(state)
+
+
+def _label(question: Question) -> int | None:
+    first, second = question.known
+    return None if question.oracle == UNASKED or first == second else 0 if first > second else 1
+
+
+def _answer(question: Question) -> Answer:
+    label = _label(question)
+    mark: Mark = "tie" if label is None else "ok"
+    return Answer(question.key, (0.5 if label is None else float(label == 0),), (mark,), queries=0, by="recorded")

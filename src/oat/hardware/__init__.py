@@ -1,0 +1,1 @@
+"""What the machine is, and how its memory and threads are used."""

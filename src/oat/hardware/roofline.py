@@ -1,0 +1,259 @@
+"""What share of this machine's limits a computation reached: the roofline model (Williams, Waterman, Patterson 2009, doi:10.1145/1498765.1498785).
+
+A pass through a model takes no less than the bytes it must read over the bandwidth, and no less than its operations over the rate of matrix products.
+The least time of many passes is the sum of each one's larger bound; the share reached is that over the time they took.
+
+1. Bandwidth is that of summing a float32 tensor again and again: bytes read over seconds, nothing is written. The tensor is as large as the model's
+   weights, up to 256 MiB, because weights that fit into a cache are read from there. The matrix rate is 2 n^3 over the seconds of a product of two
+   n x n matrices, n doubled until a product takes 2 ms. Both are the best of several rounds: whatever disturbs a round only slows it.
+2. Operations counted: 2 a token and element of every matrix that the token is multiplied with; 4 x head width for every head, layer, token and token
+   that it sees. Bytes counted: matrices, and keys and values that a step sees, each once however many rows share it. Of a mixture of experts the
+   share of the experts that a token goes through counts.
+3. Not counted: embeddings that are looked up, norms, activations, softmax, sampling, what is written, padding, the optimiser; and what is computed a
+   second time in the backward pass. So a share can be below 1 where nothing is left to gain, but not above it, except where the machine was busier
+   when it was measured than later.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from oat.functional.products import product
+from oat.hardware.threads import on_threads
+from oat.models.causal_lm import CausalLM, is_adapter
+from oat.models.nf4 import count
+from oat.types import Work
+
+LARGEST = 2**28
+"""Bytes of the largest tensor that is read to measure a bandwidth: far more than any cache."""
+_SMALLEST = 2**20
+_ROUNDS, _SECONDS = 3, 0.05
+"""A measurement has at least so many rounds after one to warm up, and goes on for so long."""
+_PRODUCT_S, _WIDEST = 0.002, 8192
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a machine can do at most.
+
+    Attributes:
+        bandwidth: bytes a second.
+        matrix: floating-point operations a second.
+    """
+
+    bandwidth: float
+    matrix: float
+
+
+@functools.cache
+def bandwidth(device: str, threads: int, size: int = LARGEST) -> float:
+    """Bytes a second that so many threads read from a tensor of `size` bytes; measured once a process, in about a tenth of a second and the time
+    to make the tensor."""
+    with on_threads(threads):
+        tensor = torch.ones(size // 4, device=device)
+        return tensor.nbytes / _least_s(tensor.sum, device)
+
+
+@functools.cache
+def matrix_rate(device: str, threads: int, dtype: torch.dtype) -> float:
+    """Operations a second of so many threads in products of matrices, with the settings that torch has now; measured once a process, in about a
+    tenth of a second."""
+    with on_threads(threads):
+        width, seconds, best = 256, 0.0, 0.0
+        while seconds < _PRODUCT_S and width < _WIDEST:
+            width *= 2
+            matrix = torch.linspace(-1, 1, width * width, device=device).view(width, width).to(dtype)
+            seconds = _least_s(functools.partial(product, matrix, matrix), device)
+            best = max(best, 2 * width**3 / seconds)
+        return best
+
+
+def synchronise(device: torch.device | str) -> None:
+    """Wait until the device has done what it was given."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _least_s(work: Callable[[], object], device: str) -> float:
+    """Seconds of the fastest round."""
+    times: list[float] = []
+    with torch.inference_mode():
+        while len(times) <= _ROUNDS or sum(times[1:]) < _SECONDS:
+            begin = time.perf_counter()
+            work()
+            synchronise(device)
+            times.append(time.perf_counter() - begin)
+    return min(times[1:])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model must read and compute.
+
+    Attributes:
+        backbone, head: elements of the matrices that a token is multiplied with.
+        trained_backbone, trained_head: those among them that learning changes.
+        attention: operations for one token that sees one token, in all layers.
+        dtype: of the weights.
+    """
+
+    backbone: int
+    head: int
+    trained_backbone: int
+    trained_head: int
+    attention: int
+    dtype: torch.dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        return (self.backbone + self.head) * self.dtype.itemsize
+
+    def flops(self, tokens: int, pairs: int, heads: int, *, learning: bool = False) -> int:
+        """Operations of one pass.
+
+        Args:
+            tokens: that go through the backbone.
+            pairs: of a token and one that it sees, itself included.
+            heads: tokens that go through the head.
+            learning: with the backward pass. The gradient of what a matrix was given takes as much as the forward pass; that of the matrix as much
+                again, where learning changes it.
+        """
+        matrices, attention = 2 * (self.backbone * tokens + self.head * heads), self.attention * pairs
+        if not learning:
+            return matrices + attention
+        return 2 * matrices + 2 * (self.trained_backbone * tokens + self.trained_head * heads) + 3 * attention
+
+
+def cost_of(lm: CausalLM) -> Cost:
+    """What the model costs as it is seen: with its adapter, or without."""
+    config = lm.module.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", 0)
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    experts_share = config.num_experts_per_tok / experts if experts else 1.0
+    of_head = set(map(id, lm.module.get_output_embeddings().parameters()))
+    looked_up = {id(module.weight) for module in lm.module.modules() if isinstance(module, torch.nn.Embedding)} - of_head
+    in_head, elements, numbers = set(), {}, count(lm)
+    for name, parameter in lm.module.named_parameters():
+        if parameter.ndim > 1 and id(parameter) not in looked_up and not (lm.is_base and is_adapter(name)):
+            elements[name] = round(numbers[name] * (experts_share if ".experts." in name else 1.0))
+            in_head |= {name} if id(parameter) in of_head else set()
+
+    def total(names: Iterable[str]) -> int:
+        return sum(elements[name] for name in names)
+
+    backbone, trained = elements.keys() - in_head, elements.keys() & lm.trainable().keys()
+    return Cost(
+        backbone=total(backbone),
+        head=total(in_head),
+        trained_backbone=total(backbone & trained),
+        trained_head=total(in_head & trained),
+        attention=4 * config.num_hidden_layers * heads * head_width,
+        dtype=next(lm.module.parameters()).dtype,
+    )
+
+
+def rates_of(device: torch.device, threads: int, cost: Cost) -> Rates:
+    """What the machine can do for a model: its weights are read from where they fit."""
+    size = min(LARGEST, max(_SMALLEST, 1 << cost.weight_bytes.bit_length() - 1))
+    return Rates(bandwidth(str(device), threads, size), matrix_rate(str(device), threads, cost.dtype))
+
+
+class Meter:
+    """Adds up what an engine computes with one model.
+
+    Args:
+        key_bytes: of the keys and values of one token, in all layers.
+
+    Attributes:
+        rates: of the machine; nothing is counted as long as they are None.
+    """
+
+    def __init__(self, lm: CausalLM, key_bytes: float):
+        self.cost, self.key_bytes, self.device = cost_of(lm), key_bytes, lm.device
+        self.rates: Rates | None = None
+        self._done = Work()
+
+    def work(self, threads: int) -> Work:
+        """What was counted so far; from now on it is, by the rates of so many threads."""
+        self.rates = rates_of(self.device, threads, self.cost)
+        return self._done
+
+    def backbone(self, tokens: int, pairs: int, *, seen: int = 0, keys: int = 0) -> None:
+        """A pass through the backbone, in which rows see so many cached keys, of `keys` that it computes with; the rest as in `Cost.flops`."""
+        self._add(self.cost.backbone * self.cost.dtype.itemsize + seen * self.key_bytes, self.cost.flops(tokens, pairs, 0))
+        self._count(Work(keys=keys, padded_keys=keys - seen))
+
+    def head(self, tokens: int) -> None:
+        """So many tokens through the head."""
+        self._add(self.cost.head * self.cost.dtype.itemsize, self.cost.flops(0, 0, tokens))
+
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """The time of its body is counted."""
+        begin = time.perf_counter()
+        yield
+        self._count(Work(seconds=time.perf_counter() - begin))
+
+    def _add(self, size: float, flops: int) -> None:
+        if self.rates is not None:
+            self._count(Work(least_s=max(size / self.rates.bandwidth, flops / self.rates.matrix)))
+
+    def _count(self, work: Work) -> None:
+        if self.rates is not None:
+            self._done += work
+
+
+class Tally:
+    """Counts the operations of a learner's passes through one model.
+
+    Attributes:
+        flops: so far, the backward pass included where gradients are on.
+    """
+
+    def __init__(self, lm: CausalLM, *, autocast: bool):
+        self.cost, self.device, self.flops = cost_of(lm), lm.device, 0
+        self.dtype = torch.bfloat16 if autocast else self.cost.dtype
+
+    def add(self, places: Sequence[np.ndarray], heads: int) -> None:
+        """A pass over sequences whose tokens lie at these places; a token that several have in common lies at one.
+
+        Args:
+            heads: tokens that go through the head.
+        """
+        seen_T = np.zeros(1 + max(int(place[-1]) for place in places), dtype=np.int64)
+        for place in places:
+            seen_T[place] = np.arange(1, len(place) + 1)
+        self.flops += self.cost.flops(int(np.count_nonzero(seen_T)), int(seen_T.sum()), heads, learning=torch.is_grad_enabled())
+
+
+class Stint:
+    """What is computed within it, `with` by `with`, until it ends and the next begins."""
+
+    def __init__(self, tallies: Sequence[Tally]):
+        self.tallies = tallies
+        self._seconds = self._least_s = self._begin = 0.0
+
+    def __enter__(self) -> None:
+        for tally in self.tallies:
+            tally.flops = 0
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        for tally in self.tallies:
+            synchronise(tally.device)
+        self._seconds += time.perf_counter() - self._begin
+        for tally in self.tallies:
+            if tally.flops:
+                self._least_s += tally.flops / matrix_rate(str(tally.device), torch.get_num_threads(), tally.dtype)
+
+    def end(self) -> float | None:
+        """The share of the machine's limit that was reached; None: no pass was counted."""
+        share = self._least_s / self._seconds if self._least_s else None
+        self._seconds = self._least_s = 0.0
+        return share

@@ -1,0 +1,1 @@
+"""Language models, their adapters, and the networks beside them."""

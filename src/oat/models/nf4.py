@@ -1,0 +1,181 @@
+"""Frozen linear layers in four bits (QLoRA, arXiv:2305.14314, Section 3): NF4 in blocks of 64, and the blocks' scales in eight bits ("double
+quantisation"), 4.13 bits a weight. bitsandbytes packs and unpacks; the product is ours, of weights that exist only while it is computed, forwards and
+backwards, in the precision of what comes in.
+
+Departures:
+1. The head and the embeddings stay as they are, as in the paper's code; so do layers that are not plainly linear.
+2. Weights are unpacked before every product, also of one row: there is no kernel of its own for decoding, which would round otherwise than learning.
+3. A model is read whole and packed on the CPU, before it moves to its device; the mean of the scales is rounded once.
+"""
+
+import logging
+import math
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oat.errors import ConfigError
+from oat.functional.products import linear
+from oat.models.causal_lm import CausalLM, is_outlined
+from oat.models.linear import Linear
+
+_BLOCK, _SCALES = 64, 256
+"""Weights of one scale, and scales of one scale of scales."""
+
+
+class Nf4Linear(torch.nn.Linear):
+    """A linear layer whose weight is packed: `weight` are two numbers a byte, (n / 2, 1), and the other parameters its scales. All are frozen."""
+
+    scales: torch.nn.Parameter
+    scale_scales: torch.nn.Parameter
+    offset: torch.nn.Parameter
+    code: Tensor
+    scale_code: Tensor
+
+    def __init__(self, layer: torch.nn.Linear):
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, layer.weight.dtype
+        packed, codes = _outlined(layer.weight) if is_outlined() else _packed(layer.weight.detach())
+        for name, tensor in packed.items():
+            self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+        self.bias = layer.bias
+        for name, tensor in codes.items():
+            self.register_buffer(name, tensor, persistent=False)
+
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        """The weight, (O, I)."""
+        if is_outlined():
+            return self.scale_scales.new_empty(self.out_features, self.in_features, dtype=dtype)
+        functional = functional_of_bitsandbytes()
+        of_scales = functional.QuantState(self.scale_scales, code=self.scale_code, blocksize=_SCALES, dtype=torch.float32)
+        shape = torch.Size((self.out_features, self.in_features))
+        options = {"shape": shape, "code": self.code, "blocksize": _BLOCK, "quant_type": "nf4", "dtype": dtype}
+        weight_OI: Tensor = functional.dequantize_4bit(
+            self.weight, functional.QuantState(self.scales, offset=self.offset, state2=of_scales, **options)
+        )
+        return weight_OI
+
+    def plain(self) -> Linear:
+        """An ordinary layer of the unpacked weights."""
+        with torch.device("meta"):
+            layer = Linear(self.in_features, self.out_features, bias=False)
+        layer.weight = torch.nn.Parameter(self.unpacked(self.dtype), requires_grad=False)
+        layer.bias = self.bias
+        return layer
+
+    def forward(self, input: Tensor) -> Tensor:
+        device = input.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else input.dtype
+        made: Tensor = _Product.apply(input.to(dtype), self)
+        return made if self.bias is None else made + self.bias.to(dtype)
+
+
+def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A weight's packed parts, and the tables that they are looked up in. The scales' mean does not depend on the number of threads."""
+    functional = functional_of_bitsandbytes()
+    packed, found = functional.quantize_4bit(weight_OI, blocksize=_BLOCK, compress_statistics=False, quant_type="nf4")
+    offset = found.absmax.new_tensor([math.fsum(found.absmax.tolist()) / found.absmax.numel()])
+    scales, second = functional.quantize_blockwise(found.absmax - offset, blocksize=_SCALES)
+    return {"weight": packed, "scales": scales, "scale_scales": second.absmax, "offset": offset}, {"code": found.code, "scale_code": second.code}
+
+
+def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The same of a weight that has no memory."""
+    functional_of_bitsandbytes()
+    scales = -(-weight_OI.numel() // _BLOCK)
+    shapes = {"weight": (-(-weight_OI.numel() // 2), 1), "scales": (scales,), "scale_scales": (-(-scales // _SCALES),), "offset": (1,)}
+    dtypes = {"weight": torch.uint8, "scales": torch.uint8}
+    parts = {name: weight_OI.new_empty(shape, dtype=dtypes.get(name, torch.float32)) for name, shape in shapes.items()}
+    return parts, {name: weight_OI.new_empty(size, dtype=torch.float32) for name, size in {"code": 16, "scale_code": 256}.items()}
+
+
+class _Product(torch.autograd.Function):
+    """x @ weight.T. What is kept for the backward pass is the packed weight alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Nf4Linear) -> Tensor:
+        ctx.layer = layer
+        return linear(x, layer.unpacked(x.dtype))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        return linear(slope.contiguous(), ctx.layer.unpacked(slope.dtype).T), None
+
+
+def pack(lm: CausalLM, device: torch.device | str) -> None:
+    """Pack every linear layer but the head, one after the other, and bring the model to a device. It is packed on the CPU, so that an export, or a
+    continued run, on another device packs the same.
+
+    Raises:
+        ConfigError: bitsandbytes is not installed, or cannot do that here; or the model has no linear layer.
+    """
+    head = lm.module.get_output_embeddings()
+    places = [(parent, name) for parent, name in _places(lm.module, Linear) if getattr(parent, name) is not head]
+    if not places:
+        raise ConfigError(f"model.quantize: a {lm.model_type} has no linear layer besides its head; leave it out")
+    try:
+        for parent, name in places:
+            setattr(parent, name, Nf4Linear(getattr(parent, name)))
+        lm.module.to(device)
+    except (RuntimeError, NotImplementedError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"model.quantize is nf4, and bitsandbytes cannot pack weights here ({reason}); leave it out") from error
+
+
+def unpack(lm: CausalLM) -> None:
+    """Replace every packed layer by an ordinary one."""
+    for parent, name in _places(lm.module, Nf4Linear):
+        setattr(parent, name, getattr(parent, name).plain())
+
+
+def count(lm: CausalLM) -> dict[str, int]:
+    """How many numbers of the model each parameter stands for, by name: a packed weight for as many as it was packed of, its scales for none."""
+    packed = [module for module in lm.module.modules() if isinstance(module, Nf4Linear)]
+    stands = {id(scale): 0 for module in packed for scale in (module.scales, module.scale_scales, module.offset)}
+    stands |= {id(module.weight): module.in_features * module.out_features for module in packed}
+    return {name: stands.get(id(parameter), parameter.numel()) for name, parameter in lm.module.named_parameters()}
+
+
+def shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
+    """Those of a module's state by name, of packed weights as they were before, without their scales."""
+    found = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    for place, layer in module.named_modules():
+        if isinstance(layer, Nf4Linear):
+            for scale in ("scales", "scale_scales", "offset"):
+                del found[f"{place}.{scale}"]
+            found[f"{place}.weight"] = torch.Size((layer.out_features, layer.in_features))
+    return found
+
+
+def _places(module: torch.nn.Module, kind: type[torch.nn.Module]) -> list[tuple[torch.nn.Module, str]]:
+    """Where layers of exactly a kind are: the module that has each, and its name there."""
+    return [(parent, name) for parent in module.modules() for name, child in parent.named_children() if type(child) is kind]
+
+
+def functional_of_bitsandbytes() -> Any:
+    """Its module `functional`.
+
+    On some processors it fetches compiled code from the hub when it is imported, where a package `kernels` is there to do so; it is not let.
+
+    Raises:
+        ConfigError: it is not installed, or cannot be imported.
+    """
+    if "bitsandbytes" not in sys.modules:
+        fetcher = sys.modules.get("kernels")
+        sys.modules["kernels"] = None  # type: ignore[assignment]
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+        try:
+            import bitsandbytes  # noqa: F401
+        except (ImportError, OSError, RuntimeError) as error:
+            sys.modules.pop("bitsandbytes", None)
+            raise ConfigError(f"model.quantize needs bitsandbytes ({error}): pip install 'oat-align[quantize]', or leave it out") from None
+        finally:
+            del sys.modules["kernels"]
+            if fetcher is not None:
+                sys.modules["kernels"] = fetcher
+    from bitsandbytes import functional
+
+    return functional

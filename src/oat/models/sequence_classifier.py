@@ -1,0 +1,59 @@
+"""A language model's backbone with a score, as a sequence-classification model of transformers."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+from oat.errors import ModelError
+from oat.models.causal_lm import CausalLM, is_outlined, save_module
+from oat.models.nf4 import shapes
+from oat.text.renderer import Renderer
+
+
+def check_backbone(lm: CausalLM) -> None:
+    """Whether transformers has such a model: the same backbone under a linear score of its hidden states.
+
+    Raises:
+        ModelError: it has none, so that what is learned could not be saved.
+    """
+    cls = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(lm.module.config), None)
+    if cls is not None and is_outlined():
+        return
+    if cls is not None:
+        with torch.device("meta"):
+            module = cls(_config(lm))
+        names = {name: shape for name, shape in shapes(lm.module.base_model).items() if "lora_" not in name}
+        like = {name.replace(".base_layer.", "."): shape for name, shape in names.items()}
+        if isinstance(getattr(module, "score", None), torch.nn.Linear) and module.score.bias is None and like == shapes(module.base_model):
+            return
+    raise ModelError(f"a `{lm.model_type}` has no sequence-classification form that a reward model could be saved in; give another model")
+
+
+def save_classifier(lm: CausalLM, weight: torch.Tensor, tokenizer: Any, renderer: Renderer, out: Path) -> None:
+    """Write a model that `AutoModelForSequenceClassification` and the oracle `reward_model` load, with the template that it has learned with.
+
+    Where a row ends with the id that pads, the model is left without a pad id: transformers would look for its score one token too early, and now
+    refuses batches instead.
+
+    Args:
+        weight: (1, D), of the score.
+        renderer: of the run.
+    """
+    config = _config(lm)
+    ends = {*renderer.stop_ids, *renderer.trailing.tolist()}
+    config.pad_token_id = None if tokenizer.pad_token_id in ends else tokenizer.pad_token_id
+    module = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)](config).to(next(lm.module.parameters()).dtype)
+    module.base_model.load_state_dict(lm.module.base_model.state_dict())
+    with torch.no_grad():
+        module.score.weight.copy_(weight)
+    tokenizer.chat_template = renderer.source or None
+    save_module(module, tokenizer, str(out))
+
+
+def _config(lm: CausalLM) -> Any:
+    config = deepcopy(lm.module.config)
+    config.num_labels = 1
+    return config

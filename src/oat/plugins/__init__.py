@@ -1,0 +1,1 @@
+"""Code of users: how it is found, called and kept apart."""

@@ -1,0 +1,146 @@
+"""One worker: a process that makes a function once and then answers calls of it, until its input ends. `plugins/pool.py` starts it and may kill it.
+
+Both sides speak in frames: the length in four bytes, then MessagePack of plain data; nothing is pickled. The first frame that comes says what to make
+and within which limits, and the first that goes back says that it is made. Each later one is an argument, and its answer one of
+
+    {"value": ...}      what the function returned
+    {"error": text}     it says itself that somebody must repair something (`OracleError`)
+    {"failure": text}   it raised anything else
+
+What a function prints goes to stderr, so that it cannot be taken for an answer.
+
+Limits of every worker: memory, seconds and processor seconds of a call; no core files. They are kept by the kernel: past the seconds of a call
+SIGALRM ends the process, whether or not whoever started it still lives.
+
+Confined, for code of ours that reads what models write, a worker also has no network (a namespace of its own, where the system lets it have one),
+writes no files and starts no processes (limits of the kernel, and an audit hook). The hook is no sandbox: it stops what a parser may be talked
+into, and not native code.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, BinaryIO
+
+import msgspec
+
+HEADER = struct.Struct(">I")
+_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
+_REFUSED = ("socket.", "subprocess.", "ctypes.", "shutil.", "tempfile.", "pty.")
+_LOOKS = ("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.getxattr", "os.listxattr")
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def frame(value: Any) -> bytes:
+    """The bytes of one message.
+
+    Raises:
+        TypeError: something in it is no plain data.
+    """
+    body = msgspec.msgpack.encode(value)
+    return HEADER.pack(len(body)) + body
+
+
+def main() -> None:
+    """Serve the process at the other end of stdin and stdout."""
+    asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that a KeyboardInterrupt is only what the function raises
+    order = read_frame(asked)
+    if order is None:
+        return
+    sys.path[:] = order["path"]
+    if order["is_confined"]:
+        _leave_network()
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, int(order["memory_gb"] * 1e9))
+    made = _attempt(partial(_made, order["target"], order["arguments"]), is_call=False)
+    call = made.pop("value", None)
+    if order["is_confined"]:
+        _confine()
+    _tell(told, {"value": getattr(call, "about", None)} if call else made)
+    while call and (argument := read_frame(asked)) is not None:
+        _begin(order["timeout_s"])
+        answer = _attempt(partial(call, *argument))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _tell(told, answer)
+
+
+def _made(target: str, arguments: list[Any]) -> Callable[..., Any]:
+    from oat.plugins.loading import load_symbol  # behind the limits
+
+    function: Callable[..., Any] = load_symbol(target)(*arguments)
+    return function
+
+
+def _attempt(action: Callable[[], Any], *, is_call: bool = True) -> dict[str, Any]:
+    from oat.errors import OatError
+
+    try:
+        return {"value": action()}
+    except OatError as error:
+        if is_call and isinstance(error.__cause__, MemoryError | RecursionError | SystemExit):
+            return {"failure": f"raised {type(error.__cause__).__name__}"}
+        return {"error": str(error)}
+    except BaseException as error:
+        return {"failure": f"raised {type(error).__name__[:80]}"}
+
+
+def _begin(seconds: float) -> None:
+    """Let the kernel end this process when the call takes longer, unless the function takes the signal; processor seconds it cannot take."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + seconds) + 2, is_final=False)
+
+
+def _limit(what: int, most: int, *, is_final: bool = True) -> None:
+    _, hard = resource.getrlimit(what)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(what, (most, most if is_final else hard))
+
+
+def _leave_network() -> None:
+    """Into namespaces of its own, with no network in them; this also takes away what root may do. Some systems forbid it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).unshare(_NEW_USER | _NEW_NETWORK)
+
+
+def _confine() -> None:
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_NPROC, 0)
+    sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    is_writing = event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & _WRITES)
+    if is_writing or event.startswith(_REFUSED) or (event.startswith("os.") and event not in _LOOKS):
+        raise PermissionError(f"a confined worker may not do {event}")
+
+
+def read_frame(file: BinaryIO) -> Any:
+    """The next message; None where the other side has gone."""
+    head = file.read(HEADER.size)
+    body = file.read(HEADER.unpack(head)[0]) if len(head) == HEADER.size else b""
+    return msgspec.msgpack.decode(body) if body else None
+
+
+def _tell(file: BinaryIO, value: dict[str, Any]) -> None:
+    try:
+        data = frame(value)
+    except (TypeError, ValueError, OverflowError):
+        data = frame({"failure": "returned what is no plain data"})
+    file.write(data)
+    file.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Workers: calls of code that may hang, crash or fill the memory, in processes that are killed and replaced when it does.
+
+A worker is an interpreter of its own, started anew and never forked from this process, whose threads and models it must not have. What it may do
+is said at the head of `plugins/child.py`, and what cannot be promised in SECURITY.md.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from oat.errors import ConfigError, OracleError
+from oat.files import start
+from oat.plugins.child import HEADER, frame
+
+_START_S = 120.0
+"""Most seconds until a worker is ready: what it imports may be large."""
+_GRACE = 1.5
+"""Where a worker did not end by itself after `timeout_s`, it is killed after so many times that."""
+_MAX_BYTES = 64 * 2**20
+"""Of an answer."""
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
+"""Of the environment, to confined workers; keys stay here."""
+
+
+class Outcome(NamedTuple):
+    """What came of a call.
+
+    Attributes:
+        value: what it returned.
+        failure: what happened instead, as the end of a sentence about it; "" where nothing did.
+    """
+
+    value: Any
+    failure: str = ""
+
+
+class Workers:
+    """Processes that call one function, each one call at a time.
+
+    Args:
+        target: `path/to/file.py:Name` or `package.module:Name` of what makes the function; it is loaded and called in each worker.
+        arguments: that it is made with; plain data.
+        count: most workers at once. They start when there is work for them, the first one now.
+        timeout_s: seconds of a call, after which it has failed.
+        memory_gb: most that a worker may address, 10^9 bytes, shared libraries included.
+        is_confined: without network, keys, written files and processes; for code of ours.
+
+    Attributes:
+        about: what the made function says of itself, its attribute `about`, or None.
+
+    Raises:
+        ConfigError: the function cannot be made, or a number is not above 0.
+    """
+
+    def __init__(
+        self, target: str, arguments: Sequence[Any] = (), *, count: int = 1, timeout_s: float = 5.0, memory_gb: float = 4.0, is_confined: bool = False
+    ):
+        for name, number in (("workers", count), ("timeout_s", timeout_s), ("memory_gb", memory_gb)):
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 1e6:
+                raise ConfigError(f"`{name}` of an oracle that runs in workers must be a number above 0, not {number!r}; correct it")
+        self.target, self.count, self.timeout_s = target, int(count), float(timeout_s)
+        self._order = {"target": target, "arguments": list(arguments), "timeout_s": self.timeout_s, "memory_gb": float(memory_gb)}
+        self._order |= {"is_confined": is_confined, "path": sys.path}
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._done: list[tuple[str, Outcome]] = []
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[_Worker] = []
+        self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
+        first = self._start()
+        try:
+            while not first.is_ready:
+                self._wait(first.deadline)
+        except OracleError as error:
+            self.close()
+            raise ConfigError(str(error)) from error
+        self.about = first.about
+
+    def send(self, ticket: str, *arguments: Any) -> None:
+        """Call the function with these arguments, plain data, as soon as a worker is free; what does not travel (half a surrogate) has failed."""
+        try:
+            self._waiting.append((ticket, frame(arguments)))
+        except (TypeError, ValueError, OverflowError):
+            self._done.append((ticket, Outcome(None, "was asked about what is no plain data")))
+        self._dispatch()
+
+    def collect(self, seconds: float) -> list[tuple[str, Outcome]]:
+        """The calls that have ended since, each with its ticket; where there are none, those that end first within `seconds`. Only here is
+        noticed what a worker said, or that it must be killed.
+
+        Raises:
+            OracleError: the function says that it cannot be used, or no worker can be started any more.
+        """
+        end = time.monotonic() + seconds
+        while not self._done and (self._waiting or any(worker.ticket is not None for worker in self._workers)):
+            self._dispatch()
+            self._wait(end)
+            if time.monotonic() >= end:
+                break
+        done, self._done = self._done, []
+        return done
+
+    def map(self, calls: Sequence[Sequence[Any]]) -> list[Outcome]:
+        """The outcomes of calls, one for each list of arguments, in order.
+
+        Raises:
+            OracleError: as `collect`.
+        """
+        for number, arguments in enumerate(calls):
+            self.send(str(number), *arguments)
+        found: dict[str, Outcome] = {}
+        while len(found) < len(calls):
+            found.update(self.collect(self.timeout_s))
+        return [found[str(number)] for number in range(len(calls))]
+
+    def close(self) -> None:
+        """End all workers; also done when this is no longer used, and at the end of the process."""
+        self._end()
+
+    def _dispatch(self) -> None:
+        for worker in [worker for worker in self._workers if worker.is_ready and worker.ticket is None][: len(self._waiting)]:
+            ticket, message = self._waiting.popleft()
+            try:
+                worker.call(ticket, message, self.timeout_s)
+            except OSError:  # it has died while it had nothing to do
+                self._waiting.appendleft((ticket, message))
+                self._drop(worker)
+        starting = sum(not worker.is_ready for worker in self._workers)
+        for _ in range(min(self.count - len(self._workers), len(self._waiting) - starting)):
+            self._start()
+
+    def _start(self) -> "_Worker":
+        worker = _Worker(self._order)
+        self._workers.append(worker)
+        self._selector.register(worker.output, selectors.EVENT_READ, worker)
+        return worker
+
+    def _wait(self, end: float) -> None:
+        """For the next thing that a worker says, at most until `end`, or the moment when one is late."""
+        late = min((worker.deadline for worker in self._workers if worker.deadline), default=end)
+        for key, _ in self._selector.select(max(0.0, min(end, late) - time.monotonic())):
+            self._hear(key.data)
+        for worker in [worker for worker in self._workers if worker.deadline and time.monotonic() >= worker.deadline]:
+            self._lose(worker, f"ran past {self.timeout_s:g} s" if worker.is_ready else f"was not ready after {_START_S:g} s")
+
+    def _hear(self, worker: "_Worker") -> None:
+        if not worker.read():
+            self._mourn(worker, _ending(self._drop(worker, 1.0), self.timeout_s))
+            return
+        message = worker.message()
+        if message is None:
+            return
+        if not isinstance(message, dict) or len(message) != 1:
+            self._lose(worker, "answered what is no answer")
+            return
+        ((kind, said),) = message.items()
+        if kind == "error":
+            self._drop(worker)
+            raise OracleError(str(said))
+        if kind == "failure":
+            self._lose(worker, str(said))
+        elif not worker.is_ready:
+            worker.is_ready, worker.about, worker.deadline = True, said, 0.0
+        elif worker.ticket is not None:
+            self._done.append((worker.ticket, Outcome(said)))
+            worker.ticket, worker.deadline = None, 0.0
+
+    def _lose(self, worker: "_Worker", failure: str) -> None:
+        """A worker must go."""
+        self._drop(worker)
+        self._mourn(worker, failure)
+
+    def _mourn(self, worker: "_Worker", failure: str) -> None:
+        """A worker is gone; whatever it was called for has failed."""
+        if not worker.is_ready:
+            raise OracleError(f"a worker for {self.target} {failure} while it was started; its message stands above, repair what it loads")
+        if worker.ticket is not None:
+            self._done.append((worker.ticket, Outcome(None, failure)))
+
+    def _drop(self, worker: "_Worker", patience: float = 0.0) -> int:
+        self._selector.unregister(worker.output)
+        self._workers.remove(worker)
+        return worker.end(patience)
+
+
+class _Worker:
+    """One process.
+
+    Attributes:
+        ticket: of the call that it works on; None: it has none.
+        deadline: when it is killed; 0.0: it may take its time.
+    """
+
+    def __init__(self, order: Mapping[str, Any]):
+        kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} if order["is_confined"] else dict(os.environ)
+        package = str(Path(__file__).parent.parent.parent)
+        one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "oat.plugins.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if order["is_confined"] else None,
+            env={**kept, **one, "PYTHONPATH": package},
+            cwd=start(),
+            process_group=0,  # so that what it starts is ended with it
+        )
+        assert self.process.stdin is not None, "a pipe was asked for"
+        assert self.process.stdout is not None, "a pipe was asked for"
+        self.input, self.output = self.process.stdin, self.process.stdout
+        os.set_blocking(self.output.fileno(), False)
+        self.is_ready, self._heard = False, bytearray()
+        self.about: Any = None
+        self.ticket: str | None = None
+        self.deadline = time.monotonic() + _START_S
+        with suppress(OSError):  # where it is dead already, its output says so
+            self._write(frame(order))
+
+    def call(self, ticket: str, message: bytes, seconds: float) -> None:
+        """Have it call the function.
+
+        Raises:
+            OSError: it is dead.
+        """
+        self._write(message)
+        self.ticket, self.deadline = ticket, time.monotonic() + _GRACE * seconds + 0.1
+
+    def read(self) -> bool:
+        """Take what it has said so far; False where it will say nothing more."""
+        with suppress(BlockingIOError):
+            said = os.read(self.output.fileno(), 2**20)
+            self._heard += said
+            return bool(said)
+        return True
+
+    def message(self) -> Any:
+        """The message that it has said; None while it is not whole, something that is no message where it cannot be one."""
+        if len(self._heard) < HEADER.size:
+            return None
+        (size,) = HEADER.unpack_from(self._heard)
+        if size > _MAX_BYTES:
+            return size
+        if len(self._heard) < HEADER.size + size:
+            return None
+        body = bytes(self._heard[HEADER.size : HEADER.size + size])
+        del self._heard[: HEADER.size + size]
+        try:
+            return msgspec.msgpack.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return body
+
+    def end(self, patience: float = 0.0) -> int:
+        """Kill it and what it started, and wait; the exit code, or minus the signal that ended it.
+
+        Args:
+            patience: seconds in which it may end in its own way.
+        """
+        end = time.monotonic() + patience
+        while time.monotonic() < end and os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            time.sleep(0.002)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # before it is waited for, and another group may have its number
+        with suppress(OSError):
+            self.input.close()
+        self.output.close()
+        return self.process.wait()
+
+    def _write(self, message: bytes) -> None:
+        self.input.write(message)
+        self.input.flush()
+
+
+def _ending(code: int, seconds: float) -> str:
+    if code == -signal.SIGALRM:
+        return f"ran past {seconds:g} s"
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended its process (exit code {code})"
+
+
+def _end_all(workers: list[_Worker], owner: int) -> None:
+    if os.getpid() == owner:  # a forked child has no say
+        for worker in workers:
+            worker.end()
+        workers.clear()

@@ -1,0 +1,364 @@
+"""What a run's ledger says to people: who was asked, what it cost, whether the file is sound; and its answers as data for others.
+
+    preference    {"prompt", "chosen", "rejected"}, lists of messages: a pair for each comparison that has a winner, and for each question with scores
+                  its highest against its lowest, where they differ
+    scored        {"prompt", "completion", "score"}: a row for each candidate with a score
+
+Both are layouts that TRL's trainers read. A recorded response is written as the data give it, with all of its messages. Of a sampled episode of
+several turns the ledger has no messages but the last, so answers about such episodes are left out, and counted. An empty response is written as it
+is: it ended at once, and is read so.
+"""
+
+import hashlib
+import importlib
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import combinations, zip_longest
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from oat.config.load import load_config
+from oat.config.settings import Config
+from oat.errors import ConfigError, LedgerError, printable, warn
+from oat.files import replacing, write_atomically
+from oat.ledger import schema
+from oat.ledger.asked import Asked, text_name
+from oat.ledger.store import Store
+from oat.ledger.versions import changes_of
+from oat.rundir.holdings import lacking, refuse_lost
+from oat.types import Answer, Group
+from oat.types.budget import in_money
+
+Layout = Literal["preference", "scored"]
+
+
+@dataclass(frozen=True)
+class Account:
+    """What was asked of one oracle for one purpose: numbers of questions, but for `queries` (priced items), `cost` and `seconds`.
+
+    Attributes:
+        pending: those without an answer yet.
+        taken: those that steps learned from, or evaluations read.
+        tied, abstained, failed, unpaid: with such a mark on any of their values.
+        cached: those of which at least one value was known from an earlier answer.
+        again: how often one was asked once more after a kill.
+    """
+
+    purpose: str
+    oracle: str
+    asked: int
+    answered: int
+    pending: int
+    taken: int
+    tied: int
+    abstained: int
+    failed: int
+    unpaid: int
+    cached: int
+    again: int
+    queries: int
+    tokens: int
+    cost: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often two oracles judged alike what both were asked.
+
+    Attributes:
+        judged: comparisons that both decided, and pairs of responses to one prompt that both scored, differently from each other.
+        agreed: those with the same winner.
+    """
+
+    first: str
+    second: str
+    judged: int
+    agreed: int
+
+
+_UNREADABLE = (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, LookupError)
+"""What damaged rows raise in those who read them."""
+
+_COLUMNS = tuple(f.name for f in fields(Account))
+
+
+def accounts_table(run_dir: Path) -> str:
+    """A line for each purpose and oracle, and one for each two oracles that were asked about the same.
+
+    Raises:
+        LedgerError: the directory has no ledger, or it cannot be opened.
+    """
+    with _opened(run_dir) as store:
+        rows, alike, history = [list(_COLUMNS), *(_cells(account) for account in accounts(store))], agreements(store), changes_of(store)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = [
+        "  ".join(_justified(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows
+    ]
+    lines += [f"{' and '.join(change['before'])} had changed before step {change['train'] + 1} took its answers" for change in history]
+    return "\n".join(lines + [f"{a.first} and {a.second} agree on {a.agreed:,} of {a.judged:,} pairs" for a in alike])
+
+
+def problems(run_dir: Path) -> list[str]:
+    """What is wrong with a run's ledger, by itself and beside the run's checkpoints and rows, in sentences.
+
+    Raises:
+        LedgerError: as for `accounts_table`.
+    """
+    found = lacking(run_dir)
+    if found and not (run_dir / "ledger.sqlite").exists():
+        return found
+    with _opened(run_dir) as store:
+        return [*found, *contradictions(store)]
+
+
+def accounts(store: Store) -> list[Account]:
+    """What was asked of whom and what came back, by purpose and oracle."""
+    marked = ", ".join(f"""COALESCE(SUM(a.marks LIKE '%"{mark}"%'), 0)""" for mark in ("tie", "abstain", "failed", "unpaid"))
+    numbers = "COUNT(*), COUNT(a.question), COUNT(*) - COUNT(a.question), COUNT(t.question)"
+    sql = f"""SELECT q.purpose, q.oracle, {numbers}, {marked}, SUM(q.cached LIKE '%"%'), SUM(q.again),
+        COALESCE(SUM(a.queries), 0), COALESCE(SUM(a.tokens), 0), COALESCE(SUM(a.cost), 0.0), COALESCE(SUM(a.seconds), 0.0)
+        FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
+        GROUP BY q.purpose, q.oracle ORDER BY q.purpose DESC, q.oracle"""
+    return [Account(*row) for row in store.db.execute(sql)]
+
+
+def agreements(store: Store) -> list[Agreement]:
+    """For each two oracles that were asked about the same responses to the same prompt; of what one was asked twice, the first."""
+    once = "(SELECT MIN(id) AS id, oracle, kind, prompt, candidates FROM questions GROUP BY oracle, kind, prompt, candidates)"
+    sql = f"""SELECT f.oracle, s.oracle, f.kind, a.vals, a.marks, b.vals, b.marks
+        FROM {once} f JOIN {once} s ON (s.kind, s.prompt, s.candidates) = (f.kind, f.prompt, f.candidates) AND f.oracle < s.oracle
+        JOIN answers a ON a.question = f.id JOIN answers b ON b.question = s.id"""
+    found: dict[tuple[str, str], list[bool]] = {}
+    for first, second, kind, *answers in store.db.execute(sql):
+        found.setdefault((first, second), []).extend(_alike(kind, *map(json.loads, answers)))
+    return [Agreement(*oracles, len(alike), sum(alike)) for oracles, alike in sorted(found.items()) if alike]
+
+
+def contradictions(store: Store) -> list[str]:
+    """What is wrong with the file, in sentences; empty for a sound ledger."""
+    checks: dict[str, Callable[[Store], Iterator[str]]]
+    checks = {"the file": _damage, "trajectories": _other_blobs, "texts": _other_texts, "what is known from earlier answers": _made_up}
+    checks |= {what: partial(_rows, sql, what) for sql, what in schema.CONTRADICTIONS.items()}
+    found: list[str] = []
+    for what, check in checks.items():
+        try:
+            found.extend(check(store))
+        except _UNREADABLE as error:
+            found.append(f"{what}: cannot be checked ({type(error).__name__}: {error})")
+    return found
+
+
+def _damage(store: Store) -> Iterator[str]:
+    for (line,) in store.db.execute("PRAGMA integrity_check"):
+        if line != "ok":
+            yield f"SQLite says: {line}"
+    for table, row, to, _ in store.db.execute("PRAGMA foreign_key_check"):
+        yield f"table {table}, row {row}: points to a row of {to} that is not there"
+
+
+def _other_blobs(store: Store) -> Iterator[str]:
+    for name, data in store.db.execute("SELECT hash, data FROM blobs"):
+        if hashlib.sha256(data).hexdigest() != name:
+            yield f"blob {name[:12]}: its content has another hash"
+
+
+def _other_texts(store: Store) -> Iterator[str]:
+    for name, text in store.db.execute("SELECT hash, text FROM texts"):
+        if text_name(text) != name:
+            yield f"text {name[:12]}: its content has another hash"
+
+
+def _made_up(store: Store) -> Iterator[str]:
+    """Known values of which the step that is said to have brought them took none, or fewer, from the oracle. Which response each is of is in a hash
+    that also has the oracle's version, so that is not looked at."""
+    given: Counter[tuple[Any, ...]] = Counter()
+    sql = """SELECT t.purpose, t.step, q.oracle, q.kind, q.candidates, q.cached, a.vals, a.marks
+        FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id"""
+    for *place, kind, texts, cached, values, marks in store.db.execute(sql):
+        names, known, answer = json.loads(texts), json.loads(cached), list(zip(json.loads(values), json.loads(marks), strict=False))
+        is_turned = kind == "compare" and names[0] > names[1]
+        fresh = [one for one, before in zip_longest(answer, known) if before is None]
+        given.update((*place, 1.0 - value if is_turned else value, mark) for value, mark in fresh)
+    for *place, value, mark, item, number in store.db.execute("SELECT purpose, step, oracle, value, mark, item, number FROM cache"):
+        given[*place, value, mark] -= 1
+        if given[*place, value, mark] < 0:
+            yield f"what is known of {item[:12]} ({number}) is no answer that step {place[1]} took"
+
+
+def _rows(sql: str, what: str, store: Store) -> Iterator[str]:
+    for row in store.db.execute(sql):
+        yield f"{what}: {' '.join(map(str, row))}"
+
+
+def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train") -> int:
+    """Write the answers of a purpose as a data set, JSONL or Parquet by the file's name, whose folder is made; returns its number of rows.
+
+    Raises:
+        ConfigError: an unknown layout or ending, a folder that cannot be made, no config.yaml beside the ledger, what Parquet cannot hold, or pyarrow
+            is missing.
+        LedgerError: as for `accounts_table`, or the ledger lacks what the run's checkpoints and rows say that it holds.
+    """
+    if layout not in get_args(Layout):
+        raise ConfigError(f"no layout {layout!r}; give one of {', '.join(get_args(Layout))}")
+    if out.suffix not in (".jsonl", ".parquet"):
+        raise ConfigError(f"{out}: give a name that ends in .jsonl or .parquet")
+    make, config = _preferences if layout == "preference" else _scored, load_config(run_dir / "config.yaml")[0]
+    refuse_lost(run_dir)
+    with _opened(run_dir) as store:
+        responses, rows, left_out = _Responses(store, config), [], 0
+        answered = [asked for asked in store.answered() if asked.question.key.purpose == purpose]
+        prompted = [asked for asked in answered if asked.question.messages]
+        for asked in prompted:
+            try:
+                rows += list(make(responses.of(asked), asked, *store.answer(asked)))
+            except _SeveralTurns:
+                left_out += 1
+    if left_out:
+        warn(
+            f"{left_out} answers about episodes of an environment are left out: only the last response of an episode is in the ledger, and those had "
+            "several turns, or their trajectories are dropped (tracking.keep_trajectories: true keeps them)"
+        )
+    if len(prompted) < len(answered):
+        warn(f"{len(answered) - len(prompted)} answers about texts without a prompt are left out: both layouts have one")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {out.parent} cannot be made ({error.strerror}); give a --export FILE where you may write") from error
+    if out.suffix == ".jsonl":
+        write_atomically(out, "".join(printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows))
+    else:
+        _write_parquet(rows, out)
+    return len(rows)
+
+
+@contextmanager
+def _opened(run_dir: Path) -> Iterator[Store]:
+    """The ledger of a run; what cannot be read in it is an error that says so."""
+    path = run_dir / "ledger.sqlite"
+    if not path.exists():
+        raise LedgerError(f"{run_dir}: has no ledger.sqlite; give the directory that `oat train` named")
+    with closing(Store(path, read_only=True)) as store:
+        try:
+            yield store
+        except _UNREADABLE as error:
+            raise LedgerError(
+                f"{path}: cannot be read ({type(error).__name__}: {error}); `oat ledger {run_dir} --check` says where, and a copy may help"
+            ) from error
+
+
+def _alike(kind: str, values: list[float], marks: list[str], others: list[float], their_marks: list[str]) -> list[bool]:
+    """For each pair that both answers decide, whether they decide alike."""
+    sound = [place for place, both in enumerate(zip(marks, their_marks, strict=True)) if both == ("ok", "ok")]
+    if kind == "compare":
+        pairs = [(values[place] - 0.5, others[place] - 0.5) for place in sound]
+    else:
+        pairs = [(values[i] - values[j], others[i] - others[j]) for i, j in combinations(sound, 2)]
+    return [(mine > 0) == (theirs > 0) for mine, theirs in pairs if mine and theirs]
+
+
+def _cells(account: Account) -> list[str]:
+    values = {column: getattr(account, column) for column in _COLUMNS} | {"cost": in_money(account.cost), "seconds": f"{account.seconds:,.2f}"}
+    return [value if isinstance(value, str) else f"{value:,}" for value in values.values()]
+
+
+def _justified(cell: str, width: int, column: int) -> str:
+    return cell.ljust(width) if _COLUMNS[column] in ("purpose", "oracle") else cell.rjust(width)
+
+
+_Messages = list[dict[str, Any]]
+
+
+class _SeveralTurns(Exception):
+    """A response is not known whole."""
+
+
+class _Responses:
+    """The responses of a run as messages."""
+
+    def __init__(self, store: Store, config: Config):
+        self.store, self.columns, self.has_turns = store, config.prompts.responses, config.sampling.environment is not None
+        self.round: tuple[Any, ...] = ()
+        self.groups: list[Group] = []
+
+    def of(self, asked: Asked) -> list[_Messages]:
+        """Those that a question is about.
+
+        Raises:
+            _SeveralTurns: one of them has others before it, or it is not known whether it has.
+        """
+        question = asked.question
+        if self.columns:
+            said = [question.columns[self.columns[pick]] for pick in question.picks]
+            return [_reply(response) if isinstance(response, str) else response for response in said]
+        if self.has_turns and not all(self._is_whole(asked, pick) for pick in question.picks):
+            raise _SeveralTurns
+        return [_reply(text) for text in question.candidates]
+
+    def _is_whole(self, asked: Asked, pick: int) -> bool:
+        key = asked.question.key
+        if (place := (key.purpose, key.step, key.round)) != self.round:
+            try:
+                self.round, self.groups = place, self.store.groups(*place)
+            except LedgerError:
+                self.groups = []
+        return bool(self.groups) and sum(part.author == "model" for part in self.groups[asked.member].trajectories[pick].segments) == 1
+
+
+def _preferences(responses: list[_Messages], asked: Asked, answer: Answer, label: int | None) -> Iterator[dict[str, Any]]:
+    if asked.question.kind == "compare":
+        if label is not None:
+            yield {"prompt": _prompt(asked), "chosen": responses[label], "rejected": responses[1 - label]}
+        return
+    sound = [(value, number) for number, (value, mark) in enumerate(zip(answer.values, answer.marks, strict=True)) if mark == "ok"]
+    if sound and max(sound)[0] > min(sound)[0]:
+        (_, best), (_, worst) = max(sound), min(sound)
+        yield {"prompt": _prompt(asked), "chosen": responses[best], "rejected": responses[worst]}
+
+
+def _scored(responses: list[_Messages], asked: Asked, answer: Answer, label: int | None) -> Iterator[dict[str, Any]]:
+    if asked.question.kind == "score":
+        for response, value, mark in zip(responses, answer.values, answer.marks, strict=True):
+            if mark == "ok":
+                yield {"prompt": _prompt(asked), "completion": response, "score": value}
+
+
+def _prompt(asked: Asked) -> _Messages:
+    return [message.plain for message in asked.question.messages]
+
+
+def _reply(text: str) -> _Messages:
+    return [{"role": "assistant", "content": text}]
+
+
+def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError(f"{out}: writing Parquet needs the library pyarrow ({error}); pip install 'oat-align[data]'") from error
+    try:
+        made = arrow.Table.from_pylist(rows)
+        is_same = _without_nulls(made.to_pylist()) == _without_nulls(rows)
+        if is_same:
+            with replacing(out) as new:
+                parquet.write_table(made, new)
+    except arrow.ArrowException:
+        is_same = False
+    if not is_same:
+        raise ConfigError(
+            f"{out}: a field of the messages, such as `tool_calls`, has no one type in all rows, as Parquet wants; write .jsonl instead"
+        )
+
+
+def _without_nulls(rows: list[dict[str, Any]]) -> str:
+    """Rows as text, without the fields that some of their messages do not have and others do."""
+
+    def bare(value: Any) -> Any:
+        return [{name: field for name, field in message.items() if field is not None} for message in value] if isinstance(value, list) else value
+
+    return json.dumps([{column: bare(value) for column, value in row.items()} for row in rows], sort_keys=True)

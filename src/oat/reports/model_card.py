@@ -1,0 +1,147 @@
+"""The model card of an exported run: what was learned, from whom, what it cost, how it went, and how to load it."""
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oat.config.load import to_yaml
+from oat.config.settings import Config
+from oat.files import seen
+from oat.ledger.store import Store
+from oat.reports.accounts import accounts
+from oat.rundir.provenance import is_secret, versions
+from oat.rundir.reading import read_metrics
+from oat.types import UNASKED
+from oat.types.budget import in_money
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SHOWN = (
+    "eval/sampled",
+    "eval/greedy",
+    "eval/gold_sampled",
+    "eval/pairs/accuracy",
+    "reward/mean",
+    "pairs/accuracy",
+    "kl/reference",
+    "response/length",
+    "oracle/queries",
+    "oracle/changes",
+)
+_ROWS = 12
+_PURPOSES = {"train": "in training", "eval": "in evaluations", "gold": "in evaluations, as the gold oracle"}
+
+_LOAD = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{place}")
+tokenizer = AutoTokenizer.from_pretrained("{place}")
+```
+
+or with vLLM: `vllm serve {place}`
+"""
+_LOAD_ADAPTER = """```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{place}")
+tokenizer = AutoTokenizer.from_pretrained("{place}")
+```
+
+or with vLLM: `vllm serve {base} --enable-lora --lora-modules policy={place}`
+"""
+
+
+_LOAD_REWARD = """```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+model = AutoModelForSequenceClassification.from_pretrained("{place}")
+tokenizer = AutoTokenizer.from_pretrained("{place}")
+```
+
+or as an oracle of oat: `oracle: {{name: reward_model, path: {place}}}`
+"""
+
+
+def model_card(run_dir: Path, config: Config, step: int, out: Path, *, is_adapter: bool, is_reward: bool = False) -> str:
+    """The text of a README.md for a model directory.
+
+    Directories of this machine are named by their last part only; ids of a hub stay.
+
+    Args:
+        config: of the run.
+        step: of the checkpoint that is exported.
+        out: where the model goes.
+        is_reward: it is a reward model.
+    """
+    base, name, algorithm = _public(config.model.path), out.resolve().name, _public(config.algorithm.name)
+    task = "text-classification" if is_reward else "text-generation"
+    front = {"library_name": "peft" if is_adapter else "transformers", "pipeline_tag": task, "tags": ["oat", algorithm]}
+    if _HUB_ID.fullmatch(config.model.path) and not seen(config.model.path).exists():
+        front |= {"base_model": config.model.path, "base_model_relation": "adapter" if is_adapter else "finetune"}
+    sections = {
+        "How to load it": (_LOAD_REWARD if is_reward else _LOAD_ADAPTER if is_adapter else _LOAD).format(place=name, base=base),
+        "What it learned from": _sources(run_dir, config),
+        "How it went": _curve(run_dir, step),
+        "Configuration": f"```yaml\n{to_yaml(_without_places(config))}```\n",
+        "Versions": "".join(f"* {name} {version}\n" for name, version in versions().items()),
+    }
+    head = "\n".join(f"{field}: {json.dumps(value)}" for field, value in front.items())
+    kind = "begun as" if is_reward else "a LoRA adapter of" if is_adapter else "aligned online from"
+    what = "reward model" if is_reward else "policy"
+    parts = [f"---\n{head}\n---\n\n# {name}\n\nThe {what} after {step} steps of {algorithm}, {kind} `{base}`, by oat.\n"]
+    return "\n".join(parts + [f"## {title}\n\n{text}" for title, text in sections.items()])
+
+
+def _sources(run_dir: Path, config: Config) -> str:
+    paths = [config.prompts.path] if isinstance(config.prompts.path, str) else [p if isinstance(p, str) else p.path for p in config.prompts.path]
+    lines = [f"* Prompts: {', '.join(f'`{_public(path)}`' for path in paths)}"]
+    with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
+        for account in [account for account in accounts(store) if account.oracle != UNASKED]:
+            cost = f", at a cost of {in_money(account.cost)}" if account.cost else ""
+            work = _PURPOSES.get(account.purpose, account.purpose)
+            took = f"{account.queries:,} queries in {account.answered - account.unpaid:,} questions{cost}"
+            lines.append(f"* Oracle `{_public(account.oracle)}`, {work}: {took}")
+    return "\n".join(lines) + "\n"
+
+
+def _curve(run_dir: Path, last: int) -> str:
+    """A table of the rows up to a step, at most so many, evaluated ones first."""
+    rows = {row["step"]: row for row in read_metrics(run_dir / "metrics.jsonl") if row["step"] <= last}
+    evaluated = [step for step, row in rows.items() if any(name.startswith("eval/") for name in row)]
+    steps = _spread(evaluated if len(evaluated) > 1 else list(rows), _ROWS)
+    names = [name for name in _SHOWN if any(name in rows[step] for step in steps)]
+    table = [["step", *names], ["---"] * (len(names) + 1)]
+    table += [[str(step), *(f"{rows[step][name]:,.4g}" if name in rows[step] else "" for name in names)] for step in steps]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in table)
+
+
+def _spread(steps: Sequence[int], most: int) -> list[int]:
+    """At most so many of them, the first and the last among them."""
+    if len(steps) <= most:
+        return list(steps)
+    return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
+
+
+def _without_places(config: Config) -> Config:
+    """The configuration with directories of this machine by their last part, and without what is called like a secret."""
+
+    def cut(value: Any) -> Any:
+        if hasattr(value, "__dataclass_fields__"):
+            return replace(value, **cut(vars(value)))
+        if isinstance(value, dict):
+            return {name: "***" if is_secret(name) and item is not None else cut(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(cut(item) for item in value)
+        return _public(value) if isinstance(value, str) else value
+
+    without: Config = cut(config)
+    return without
+
+
+def _public(name: str) -> str:
+    place, colon, rest = name.partition(":")
+    return Path(place).name + colon + rest if Path(place).is_absolute() else name

@@ -1,0 +1,173 @@
+"""What a run came to, in its last lines. One that learned nothing says that, and the likely cause, instead of that it finished; and it says so
+already after its first steps, while most of its budget is there.
+
+It is read from the rows of metrics, and so is the same whoever made them: one process, or many that were killed. Where rows are missing nobody knows.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from oat.algorithms.base import Objective
+from oat.algorithms.registry import ALGORITHMS
+from oat.build.fork import begins_after
+from oat.config.settings import Config
+from oat.control.silence import CAUSES, MISSING, why
+from oat.errors import warn
+from oat.files import seen
+from oat.loop import Run
+from oat.reports.progress import way_on
+from oat.rundir.reading import sound_rows
+
+FIRST_STEPS = 2
+"""Steps after which a run that has learned nothing says so."""
+SPREAD, TIED = "reward/zero_spread_frac", "answers/tied_frac"
+MARKED_BIAS = 0.25
+"""A position bias from which a judge's verdict depends on the place of a response rather than on what it says; 0.5 is the most."""
+
+Rows = Sequence[Mapping[str, float]]
+
+
+class Outcome:
+    """Watches a run from its start.
+
+    Args:
+        config: resolved, as the run has it.
+    """
+
+    def __init__(self, run: Run, config: Config):
+        self.run, self.config = run, config
+        self.directory = seen(config.run_dir)
+        self.begins = begins_after(self.directory)
+        self.is_idle = True
+
+    def hear(self, step: int) -> None:
+        """A step has been reported."""
+        self.is_idle = False
+        if step == self.begins + FIRST_STEPS and step != self.run.stop.last and (cause := self.nothing_learned()) is not None:
+            warn(f"after {step} steps: the run has learned nothing yet: {cause}")
+
+    def lines(self, reason: str, cause: str | None, way_to_export: str = "") -> list[str]:
+        """What is said at the end.
+
+        Args:
+            reason: why it ended.
+            cause: why it learned nothing, as `nothing_learned` has it.
+        """
+        place, idle = f"the run lies in {self.config.run_dir}", [way_on(self.run, self.config, reason)] if self.is_idle else []
+        if cause is None:
+            return [f"finished, {reason}; {place}{way_to_export}", *idle]
+        return [*idle, f"the run learned nothing: {cause}. It ended, since {reason}; {place}"]
+
+    def nothing_learned(self) -> str | None:
+        """The likely cause, where no step so far taught the run anything; None where one did, where none was due, or where its rows are damaged or
+        missing."""
+        file = self.directory / "metrics.jsonl"
+        rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
+        own = [row for _, row in rows if row["step"] > self.begins]
+        last = own[-1]["step"] if own else self.begins
+        is_none_due = not own and (self.is_idle or self.run.stop.steps_done(self.begins) is not None)
+        if is_none_due or damage or any(step > last for step in self.run.checkpoints.steps):
+            return None
+        return likely_cause(own, self.run.objectives[0], self.config)
+
+
+def likely_cause(rows: Rows, objective: Objective, config: Config) -> str | None:
+    """Why nothing was learned in the steps of these rows; None where something was.
+
+    Nothing is learned without an optimiser step, where the gradient was 0 in each, or the learning rate. An algorithm of ours that sets the rewards
+    of a group against each other learns nothing from them where those of every group are equal, whatever gradient its tie to the reference has.
+    """
+    if not rows:
+        return "it made no step"
+    norms, rates = (_names(objective.wants, end) for end in ("grad_norm", "learning_rate"))
+    if not _any(rows, norms):
+        return _cause_of_no_step(rows, config) if not any(name in row for name in norms for row in rows) else _cause_of_no_gradient(rows, objective)
+    if not _any(rows, rates):
+        return f"the learning rate was 0 in every step ({_rate_settings(config)})"
+    is_of_groups = config.algorithm.name in ALGORITHMS and SPREAD in objective.watched
+    return _equal_rewards(rows) if is_of_groups and _is_flat(rows) else None
+
+
+def _names(trained: Collection[str], end: str) -> list[str]:
+    """What the learner calls a number of the model that the run is about; of each that is trained where that one is not."""
+    return [f"optim/{end}"] if {"policy", "reward"} & {*trained} else [f"optim/{name}_{end}" for name in trained]
+
+
+def _any(rows: Rows, names: Collection[str]) -> bool:
+    """Whether one of these is not 0 somewhere."""
+    return any(row.get(name, 0.0) != 0.0 for name in names for row in rows)
+
+
+def _rate_settings(config: Config) -> str:
+    c = config.learner
+    if c.learning_rate == 0:
+        return "learner.learning_rate is 0"
+    return f"learner.warmup_steps is {c.warmup_steps}, and it rises from 0"
+
+
+def _is_flat(rows: Rows) -> bool:
+    """Whether the rewards of each group were equal wherever there were any."""
+    known = [row[SPREAD] for row in rows if SPREAD in row]
+    return bool(known) and min(known) == 1.0
+
+
+def _equal_rewards(rows: Rows) -> str:
+    means = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    value = f"all of them {low:g}" if low == high else f"their mean from {low:.4g} to {high:.4g}"
+    look = "see in samples.jsonl whether every prompt is solved, or hopeless, or the reward is a constant"
+    return f"the rewards of every group were equal in every step ({value}); {look}"
+
+
+def _cause_of_no_gradient(rows: Rows, objective: Objective) -> str:
+    if _is_flat(rows) and SPREAD in objective.watched:
+        return _equal_rewards(rows)
+    if _has_only_empty(rows):
+        return "the gradient was 0 in every step, since every response was empty; look at samples.jsonl"
+    return "the gradient was 0 in every step; look at loss/total and rows/trained in metrics.jsonl, and at what the loss leaves out"
+
+
+def _cause_of_no_step(rows: Rows, config: Config) -> str:
+    """Why there was no optimiser step: what holds of most of what was asked."""
+    none = "no optimiser step was made"
+    if _any(rows[-1:], ["optim/skipped"]):
+        return f"every optimiser step was left out, since a number was not finite (learner.on_nonfinite: skip); {none}"
+    if not any(name in row for name in (MISSING, TIED) for row in rows) or _mean(rows, MISSING) >= 0.5:
+        shares = {mark: _mean(rows, metric) for mark, metric in CAUSES.items()}
+        most = max(shares, key=shares.__getitem__)
+        is_mute = most == "unpaid" and not _any(rows, ["oracle/queries"])
+        found = "nobody was asked" if is_mute else f"of the questions, {config.oracle.name} left {shares[most]:.0%} without a value"
+        if shares[most]:
+            return f"{none}; {found}: {why(most, config.oracle.name)}"
+    if _any(rows, ["sft/accepted_frac"]):
+        return f"{none}: every accepted response had been learned before (algorithm.duplicates), or was empty"
+    if any("sft/accepted_frac" in row for row in rows):
+        return f"{none}: no response reached algorithm.threshold, {config.algorithm.options.get('threshold')}"
+    if _any(rows, ["pairs/empty_frac"]) and _mean(rows, "pairs/empty_frac") >= _mean(rows, TIED):
+        return f"{none}: in every pair a response was empty; look at samples.jsonl"
+    if _mean(rows, TIED) >= 0.5:
+        return f"{none}: {_equal_rewards(rows) if _is_flat(rows) else _cause_of_ties(rows)}"
+    if _any(rows, ["answers/expired"]):
+        return f"{none}: answers came too late to learn from (oracle.max_answer_age)"
+    if _has_only_empty(rows):
+        return f"{none}: every response was empty; look at samples.jsonl"
+    return f"{none}: no step had a row to learn from; look at samples.jsonl, and at what the algorithm leaves out"
+
+
+def _cause_of_ties(rows: Rows) -> str:
+    bias = rows[-1].get("oracle/position_bias", 0.0)
+    if abs(bias) >= MARKED_BIAS:
+        place = "first" if bias > 0 else "last"
+        return (
+            f"pairs were ties: the judge finds the response that it is shown {place} better, whichever that is (oracle/position_bias is {bias:.2f}), "
+            "so its two orders contradict each other; ask another model, or with another rubric (docs/oracles/judge.md)"
+        )
+    return "pairs were ties: their responses were equal, or the oracle found neither better; look at samples.jsonl and sampling.temperature"
+
+
+def _has_only_empty(rows: Rows) -> bool:
+    return any("response/length" in row for row in rows) and not _any(rows, ["response/length"])
+
+
+def _mean(rows: Rows, name: str) -> float:
+    values = [row[name] for row in rows if name in row]
+    return sum(values) / max(1, len(values))

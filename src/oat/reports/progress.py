@@ -1,0 +1,212 @@
+"""What people see of a run while it goes on: in a terminal a few lines that stay where they are, anywhere else one line a step.
+
+The lines in a terminal are drawn by a thread of rich, four times a second. It only reads what the last report left, so the run does not wait for it.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+from oat.config.settings import Config
+from oat.files import seen
+from oat.loop import Report, Run
+from oat.reports.terminal import is_terminal
+from oat.reports.trace import name_boxes
+from oat.rundir.reading import read_metrics
+from oat.tracking.files import step_line
+from oat.types.budget import in_money
+
+WATCHED = ("reward/mean", "eval/sampled_win_rate", "eval/sampled", "eval/greedy", "eval/pairs/accuracy", "pairs/accuracy", "loss/total")
+"""The first two of these that a run reports are shown, with their course."""
+
+_SHOWN = 2
+_RECENT = 30
+"""Rows that the time to the end is estimated from."""
+_CELLS = 24
+_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+_DOING = {
+    "sample": "sampling and asking",
+    "take": "waiting for answers",
+    "prepare": "preparing the update",
+    "update": "learning",
+    "sync": "handing over the weights",
+    "evaluate": "evaluating",
+    "save": "saving",
+}
+
+
+@contextmanager
+def shown(run: Run, config: Config) -> Iterator[Report]:
+    """The report for `loop.train`, which tells people about each step. In a terminal they also see what the run is doing until this ends."""
+    if not is_terminal():
+        yield lambda step, values: print(step_line(step, run.stop.last, values), flush=True)
+        return
+    display = Display(run, config, read_metrics(seen(config.run_dir) / "metrics.jsonl"))
+    name_boxes(run, display.doing)
+    with display.drawn():
+        yield display.report
+
+
+@contextmanager
+def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
+    """Steps that are no run's: within it, call what it gives after each. In a terminal one line counts them, anywhere else one line says how many."""
+    if not is_terminal():
+        print(f"{what}: {steps:,} steps", flush=True)
+        yield lambda step: None
+        return
+    try:
+        yield lambda step: print(f"\r{what}: step {step:,} of {steps:,}", end="", flush=True)
+    finally:
+        print(flush=True)
+
+
+def opening(run: Run, config: Config) -> list[str]:
+    """What people are told before the first step, in lines."""
+    begun = run.checkpoints.next_loaded
+    is_over = begun is not None and run.stop.steps_done(begun) is not None
+    where = "" if begun is None else f"; the run {'stands at' if is_over else 'goes on from'} its checkpoint after {_steps(begun)}"
+    return [f"{_steps(run.stop.last) if run.stop.last else 'endless steps'} in {config.run_dir}{where}", *run.notes]
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def way_on(run: Run, config: Config, reason: str) -> str:
+    """How to go on with a run that had ended when it was asked to go on."""
+    is_used_up = run.stop.last != config.stop.max_steps and reason == run.stop.steps_done(run.stop.last or 0)
+    raised = "" if is_used_up else "raise what ended it (stop.max_steps or another field of stop), or "
+    used_up = "its prompts are used up (prompts.epochs); " if is_used_up else ""
+    return f"it had ended before, and nothing was left to do; {used_up}to go on {raised}begin another run in a run_dir of its own"
+
+
+class Display:
+    """The lines of a run in a terminal.
+
+    Args:
+        rows: of the metrics of earlier processes.
+    """
+
+    def __init__(self, run: Run, config: Config, rows: Sequence[Mapping[str, float]] = ()):
+        from rich.console import Console
+
+        self.run, self.config = run, config
+        self.rows = list(rows)
+        self.console = Console(markup=False, highlight=False, emoji=False)
+        self.cells: list[tuple[str, Any, Any]] = []
+        self.done = 0.0
+        self.left_s: float | None = None
+        self.reported = time.monotonic()
+        self.now: tuple[str, float] | None = ("starting", self.reported)
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Draw within it. The cursor is never hidden, so that even a kill leaves the terminal as it was."""
+        from rich.live import Live
+
+        live = Live(console=self.console, get_renderable=self.lines, redirect_stderr=sys.stderr.isatty())
+        with live:
+            self.console.show_cursor(True)
+            try:
+                yield
+            finally:
+                self.now = None
+
+    @contextmanager
+    def doing(self, name: str) -> Iterator[None]:
+        """A box is at work within it."""
+        before, self.now = self.now, (_DOING[name], time.monotonic())
+        try:
+            yield
+        finally:
+            self.now = before
+
+    def report(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the state after a step; evaluations also leave a line of their own."""
+        while self.rows and self.rows[-1]["step"] >= step:
+            self.rows.pop()
+        self.rows.append({"step": step, **values})
+        if any(name.startswith("eval/") for name in values):
+            self.console.print(step_line(step, self.run.stop.last, values), soft_wrap=True)
+        spent = self.run.ledger.spent_before(step).price
+        used = {"queries": spent.queries, "tokens": spent.tokens, "cost": spent.cost}
+        limits = {name: getattr(self.config.stop, f"max_{name}") for name in used}
+        self._plan(step, used, limits)
+        named = [name for name in WATCHED if any(name in row for row in self.rows)][:_SHOWN]
+        self.cells = [
+            *(self._budget(name, used[name], limits[name]) for name in used if name == "queries" or limits[name] is not None),
+            *(self._course(name) for name in named),
+            *self._changes(),
+        ]
+        self.reported, self.now = time.monotonic(), None
+
+    def lines(self) -> Any:
+        """What stands in the terminal now."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 2), pad_edge=False)
+        for style, width in (("bold", None), ("", max(map(len, _DOING.values()))), ("cyan", None)):
+            grid.add_column(style=style, min_width=width, no_wrap=True)
+        since, now = time.monotonic() - self.reported, self.now
+        if self.rows:
+            step, last = int(self.rows[-1]["step"]), self.run.stop.last
+            grid.add_row("step", f"{step:,} of {last:,}" if last else f"{step:,}", ProgressBar(total=1.0, completed=self.done, width=_CELLS))
+        for cells in self.cells:
+            grid.add_row(*cells)
+        if self.left_s is not None and now is not None:
+            grid.add_row("left", f"about {in_words(max(0.0, self.left_s - since))}", "")
+        if now is not None:
+            grid.add_row("now", now[0], in_words(time.monotonic() - now[1]))
+        return grid
+
+    def _plan(self, step: int, used: Mapping[str, float], limits: Mapping[str, float | None]) -> None:
+        """How much is done, and the seconds to the end, by the limit that comes first; rates are those of the last rows."""
+        recent = [row for row in self.rows[-_RECENT:] if row["step"] > 0]
+        per_row = sum(sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in recent) / max(1, len(recent))
+        bounds: list[tuple[float, float | None, float]] = [(step, self.run.stop.last, per_row)]
+        for name, limit in limits.items():
+            bounds.append((used[name], limit, per_row * step / used[name] if used[name] else math.inf))
+        hours = self.config.stop.max_hours
+        bounds.append((self.run.parts["stop"].state["seconds"], None if hours is None else 3600 * hours, 1.0))
+        self.done = max((min(1.0, spent / most) for spent, most, _ in bounds if most), default=0.0)
+        ends = [max(0.0, most - spent) * cost for spent, most, cost in bounds if most]
+        self.left_s = min(ends) if recent and ends and min(ends) < math.inf else None
+
+    def _budget(self, name: str, used: float, limit: float | None) -> tuple[str, str, str]:
+        number = in_money if name == "cost" else "{:,}".format
+        return (name, number(used), "") if limit is None else (name, f"{number(used)} of {number(limit)}", f"{number(limit - used)} left")
+
+    def _changes(self) -> list[tuple[str, str, str]]:
+        """Since when two rewards are in one curve."""
+        rows = [row for row in self.rows if "oracle/changes" in row]
+        return [("oracle", f"changed {rows[-1]['oracle/changes']:.0f}x", f"first before step {rows[0]['step']:.0f}")] if rows else []
+
+    def _course(self, name: str) -> tuple[str, str, str]:
+        values = [row[name] for row in self.rows if name in row]
+        return name, f"{values[-1]:.4g}", course(values, _ASCII if self.console.options.ascii_only else _BLOCKS)
+
+
+def course(values: Sequence[float], blocks: str = _BLOCKS) -> str:
+    """Values as a line of at most 24 blocks, between the lowest and the highest of them; of many, each block is a mean."""
+    known = [value for value in values if math.isfinite(value)]
+    count = min(_CELLS, len(known))
+    ends = [round(place * len(known) / count) for place in range(count + 1)] if count else [0]
+    means = [sum(known[begin:end]) / (end - begin) for begin, end in pairwise(ends)]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    return "".join(blocks[round((mean - low) / (high - low) * (len(blocks) - 1)) if high > low else 0] for mean in means)
+
+
+def in_words(seconds: float) -> str:
+    """A time for people: 42 s, 3 min, 2 h 05 min, 4 d 2 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"

@@ -1,0 +1,1 @@
+"""Prompts become trajectories: sampled by an engine, played in an environment, or recorded."""

@@ -1,0 +1,45 @@
+"""The actor's side of an ensemble: a frozen backbone that turns samples into features, and the ensemble's weights as they were last synced."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from oat.engines.base import checksum
+from oat.models.causal_lm import CausalLM
+from oat.models.ensemble import Ensemble
+from oat.types import Group, Receipt, Trajectory
+
+_ROWS = 64
+"""Rows of one forward pass of the backbone."""
+
+
+class Scorer:
+    """Rewards of samples under every member of the ensemble.
+
+    The feature of a sample is the backbone's last hidden state at its last token, (D,).
+    """
+
+    def __init__(self, backbone: CausalLM, ensemble: Ensemble):
+        self.backbone, self.ensemble = backbone, ensemble.requires_grad_(False)
+
+    @torch.no_grad()
+    def score(self, groups: Sequence[Group]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """For each group its rewards, (M, G), and its features, (G, D), float32."""
+        rows = [trajectory for group in groups for trajectory in group.trajectories]
+        features_ND = torch.cat([self._features(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS)])
+        rewards_MN = self.ensemble(features_ND).T.numpy()
+        bounds = np.cumsum([len(group.trajectories) for group in groups])[:-1]
+        return np.split(rewards_MN, bounds, axis=1), np.split(features_ND.numpy(), bounds)
+
+    def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
+        """Copy the ensemble's weights and read back what it scores with."""
+        held = self.ensemble.tensors()
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                held[name].copy_(tensor)
+        return Receipt(slot, version, {name: checksum(tensor) for name, tensor in held.items()})
+
+    def _features(self, rows: Sequence[Trajectory]) -> torch.Tensor:
+        hidden_TD, places = self.backbone.hidden_of([row.ids for row in rows])
+        return hidden_TD[[place[-1] for place in places]].float().cpu()

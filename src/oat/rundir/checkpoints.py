@@ -1,0 +1,443 @@
+"""Checkpoints: everything that decides the future, written so that a kill at any moment leaves a good one.
+
+A save holds its caller while tensors are copied and the rest becomes text. One thread then writes, one checkpoint at a time: a new directory, its
+files, fsync, the manifest (SHA-256 and size of each file), fsync, fsync of the directory, rename, fsync of the parent, the pointer last. What was
+written is read back and verified, and only then others are removed. safetensors and JSON only.
+
+    checkpoints/step_00000010/{tensors.safetensors, state.json, manifest.json}
+    checkpoints/step_00000010.1   of a step that is saved again; it stands beside the first one until it is verified
+    checkpoints/latest            the name of the newest
+"""
+
+import hashlib
+import json
+import math
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from oat.errors import CheckpointError, DirectoryError, warn
+from oat.files import Standing, bytes_free, parse_json, sync_to_disk, write_atomically
+from oat.rundir.checkpoint_files import names_in, place_of, pointed
+
+SCHEMA_VERSION = 2
+
+Loaded = tuple[int, dict[str, torch.Tensor], dict[str, Any]]
+"""Step, tensors and state of a checkpoint."""
+
+_FILES = ("tensors.safetensors", "state.json")
+_GB = 10**9
+_OTHER = "{}: written by another version of oat; continue the run with that version"
+
+
+class Checkpoints:
+    """The checkpoints of one run directory.
+
+    Args:
+        directory: the run's `checkpoints` folder.
+        every: steps between two saves.
+        background: False: `save` returns when the checkpoint is on disk.
+        keep_last: so many of the newest stay.
+        keep_best: so many of those whose row had the highest `best_metric` stay too; of equal ones the newer.
+        max_gb: most that all together may take, 10^9 bytes; the oldest go first, and the newest stays whatever it takes.
+        standing: what must still be there when one is written, so that none is written beside its run.
+
+    Attributes:
+        saved: the step of the newest one that this process has begun to write, or read; 0 for none.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        every: int,
+        keep_last: int,
+        background: bool = True,
+        keep_best: int = 0,
+        best_metric: str = "eval/sampled",
+        max_gb: float | None = None,
+        standing: Standing | None = None,
+    ):
+        self.directory, self.every, self.background, self.saved = directory, every, background, 0
+        self.keep_last, self.keep_best, self.best_metric, self.max_gb = keep_last, keep_best, best_metric, max_gb
+        self._standing, self._is_made = standing or Standing(), directory.exists()
+        self._writer: tuple[threading.Thread, threading.Event] | None = None  # and whether it is done
+        self._error: CheckpointError | DirectoryError | None = None  # of the writer
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints on disk, ascending; whether they verify is not known."""
+        return sorted({place_of(name)[0] for name in self._names()})
+
+    @property
+    def oldest(self) -> int | None:
+        """The step of the oldest checkpoint on disk, None for none. May be read while one is written: at no moment is it newer than what is kept."""
+        return min(self.steps, default=None)
+
+    @property
+    def next_loaded(self) -> int | None:
+        """The step of the checkpoint that `load` tries first, None for none: of the one that the pointer names. Whether it verifies is not known."""
+        names, _ = pointed(self.directory)
+        return place_of(names[-1])[0] if names else None
+
+    def due(self, step: int) -> bool:
+        """Whether one is due after `step` updates.
+
+        Raises:
+            CheckpointError: the last one could not be written.
+        """
+        if self._writer is not None and self._writer[1].is_set():
+            self.wait()
+        return step % self.every == 0
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        state: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+        *,
+        keep: int | None = None,
+        is_last: bool = False,
+    ) -> None:
+        """Have the state before step `step` written; what is given may change as soon as this returns.
+
+        Args:
+            tensors: by name, on any device, contiguous or not, also several of one storage.
+            state: plain JSON data.
+            metrics: of the row that the checkpoint stands behind, if it is closed; what `best_metric` is looked up in.
+            keep: the step of an older one that stays, however many come after it.
+            is_last: the tensors change only after a `wait`, so that they need no copy.
+
+        Raises:
+            CheckpointError: the one before could not be written.
+        """
+        self.wait()
+        content = {"schema": SCHEMA_VERSION, "step": step, "metrics": dict(metrics or {}), **state}
+        text = json.dumps(content, indent=1, sort_keys=True).encode()
+        own = _with_own_storage(tensors, copy=self.background and not is_last)
+        done = threading.Event()
+        writer = threading.Thread(target=self._write, args=(step, own, text, keep, done), name="checkpoint writer")
+        writer.start()
+        self._writer = writer, done
+        self.saved = step
+        if not self.background:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when nothing is being written, however often Ctrl-C asks for less.
+
+        Raises:
+            CheckpointError: the last one could not be written; said once.
+            KeyboardInterrupt: it came meanwhile, and what was being written is on disk.
+        """
+        ended: KeyboardInterrupt | None = None
+        if self._writer is not None:
+            writer, done = self._writer
+            while not done.is_set():  # not `join`: Python 3.11 forgets a thread whose `join` was interrupted
+                try:
+                    done.wait()
+                except KeyboardInterrupt as again:
+                    ended = again
+            writer.join()
+            self._writer = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        if ended is not None:
+            raise ended
+
+    def refuse_others(self) -> None:
+        """Whether this program wrote them is asked before anything else of a run is touched.
+
+        Raises:
+            CheckpointError: another version of it did.
+        """
+        for name in self._names():
+            try:
+                schema = parse_json((self.directory / name / "state.json").read_text(encoding="utf-8"))["schema"]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # damaged: `load` says so
+            if schema != SCHEMA_VERSION:
+                raise CheckpointError(_OTHER.format(self.directory / name))
+
+    def load(self) -> Loaded | None:
+        """The newest checkpoint that verifies, up to the one that the pointer names; None for a run without any.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be used.
+        """
+        self.wait()
+        names = self._pointed()
+        if not names:
+            return None
+        loaded = self._newest(
+            names,
+            "put one back, or begin anew in another run_dir; a run with tracking.keep_trajectories is replayed from its ledger once the folder "
+            "`checkpoints` is removed",
+        )
+        self.saved = loaded[0]
+        return loaded
+
+    def load_back(self, step: int) -> Loaded:
+        """The checkpoint of a step or, where it cannot be used, the newest one before it that verifies.
+
+        Raises:
+            CheckpointError: there is none, so that a run cannot go back so far.
+        """
+        self.wait()
+        names = [name for name in self._names() if place_of(name)[0] <= step]
+        hint = "no earlier one is there to go back to; put one back, or let the alarm warn instead (`action: warn`)"
+        if not any(place_of(name)[0] == step for name in names):
+            missing = f"{self.directory}: has none of step {step}"
+            if not names:
+                raise CheckpointError(f"{missing}; {hint}")
+            warn(f"{missing}; trying the checkpoint before it")
+        return self._newest(names, hint)
+
+    def load_step(self, step: int) -> Loaded:
+        """The checkpoint of one step.
+
+        Raises:
+            CheckpointError: there is none, or it cannot be used; the message lists the steps that exist.
+        """
+        folder = self._of(step)
+        try:
+            return _read(folder)
+        except _Damaged as damage:
+            raise CheckpointError(f"{folder}: {damage}; {self._listed}") from damage
+
+    def verify_step(self, step: int) -> None:
+        """Nothing is loaded.
+
+        Raises:
+            CheckpointError: as `load_step`.
+        """
+        folder = self._of(step)
+        if (problem := verify(folder)) is not None:
+            raise CheckpointError(f"{folder}: {problem}; {self._listed}")
+
+    def _of(self, step: int) -> Path:
+        self.wait()
+        names = [name for name in self._names() if place_of(name)[0] == step]
+        if not names:
+            raise CheckpointError(f"{self.directory}: has none of step {step}; {self._listed}")
+        return self.directory / names[-1]
+
+    @property
+    def _listed(self) -> str:
+        return f"there are checkpoints of the steps {', '.join(map(str, self.steps)) or 'none'} (checkpoint.keep_last says how many a run keeps)"
+
+    def row(self, step: int) -> dict[str, float]:
+        """The metrics of the row that a step's checkpoint stands behind; none of one that is still to be closed."""
+        return _row(self.directory / [name for name in self._names() if place_of(name)[0] == step][-1])
+
+    def best(self) -> int:
+        """The step of the checkpoint whose row had the highest `best_metric`.
+
+        Raises:
+            CheckpointError: none had one.
+        """
+        ranked = self._ranked(self._names())
+        if not ranked:
+            raise CheckpointError(
+                f"{self.directory}: no checkpoint has a value of {self.best_metric}; give a step ({', '.join(map(str, self.steps)) or 'none'})"
+            )
+        return place_of(ranked[-1])[0]
+
+    def _newest(self, names: Sequence[str], hint: str) -> Loaded:
+        """The last of these that verifies.
+
+        Args:
+            hint: what to do where none does.
+        """
+        problems = []
+        for name in reversed(names):
+            try:
+                return _read(self.directory / name)
+            except _Damaged as damage:
+                problems.append(f"{self.directory / name}: {damage}")
+                warn(f"{problems[-1]}; trying the checkpoint before it")
+        raise CheckpointError(f"{'; '.join(problems)}; {hint}")
+
+    def _write(self, step: int, tensors: Mapping[str, torch.Tensor], text: bytes, keep: int | None, done: threading.Event) -> None:
+        """What the thread does."""
+        new = self.directory / f".new-step_{step:08d}"
+        try:
+            self._stand()
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            safetensors.torch.save_file(dict(tensors), new / "tensors.safetensors")
+            (new / "state.json").write_bytes(text)
+            for name in _FILES:
+                sync_to_disk(new / name)
+            manifest = {name: {"sha256": _sha256(new / name), "bytes": (new / name).stat().st_size} for name in _FILES}
+            (new / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+            sync_to_disk(new / "manifest.json")
+            sync_to_disk(new)
+            self._standing.refuse_lost(DirectoryError)
+            self._prune(self._publish(new, step), keep)
+        except Exception as error:  # whatever it is, the caller learns of it
+            self._error = self._failure(error, step, len(text) + sum(tensor.nbytes for tensor in tensors.values()))
+            if new.exists():
+                shutil.rmtree(new, ignore_errors=True)
+        finally:
+            done.set()
+
+    def _failure(self, error: Exception, step: int, needed: int) -> CheckpointError | DirectoryError:
+        """What to say of an error of the writer."""
+        try:
+            self._standing.refuse_lost(DirectoryError)
+        except DirectoryError as lost:
+            return lost
+        if isinstance(error, CheckpointError | DirectoryError):
+            return error
+        failure = CheckpointError(
+            f"{self.directory}: the checkpoint of step {step} could not be written ({type(error).__name__}: {error}); it needs {needed:,} bytes, "
+            f"and {bytes_free(self.directory):,} bytes are free there. The checkpoints before it are whole: make room, or mend what is wrong, "
+            "and the same command goes on"
+        )
+        failure.__cause__ = error
+        return failure
+
+    def _stand(self) -> None:
+        """Make the folder for the first checkpoint, and never again.
+
+        Raises:
+            DirectoryError: what must be there is not.
+        """
+        self._standing.refuse_lost(DirectoryError)
+        if self._is_made and not self.directory.exists():
+            raise DirectoryError(
+                f"{self.directory}: was moved or removed while a run worked with it, and no checkpoint is written; put it back, and the same command "
+                "goes on from the last one in it"
+            )
+        if not self._is_made:
+            self.directory.mkdir(exist_ok=True)
+            sync_to_disk(self.directory.parent)
+            self._is_made = True
+
+    def _publish(self, new: Path, step: int) -> Path:
+        again = [place_of(name)[1] for name in self._names() if place_of(name)[0] == step]
+        final = self.directory / (f"step_{step:08d}.{max(again) + 1}" if again else f"step_{step:08d}")
+        new.rename(final)
+        sync_to_disk(self.directory)
+        self._point(final.name)
+        return final
+
+    def _point(self, name: str) -> None:
+        write_atomically(self.directory / "latest", name + "\n")
+
+    def _prune(self, newest: Path, keep: int | None) -> None:
+        if (problem := verify(newest)) is not None:
+            raise CheckpointError(f"{newest}: does not verify right after it was written ({problem}); older checkpoints are kept. Check the disk")
+        kept = self._kept(newest.name, keep)
+        for name in [*self._names(), *(folder.name for folder in self.directory.glob(".new-step_*"))]:
+            if name not in kept:
+                shutil.rmtree(self.directory / name)
+
+    def _kept(self, newest: str, keep: int | None) -> set[str]:
+        """Which stay beside the newest: none of a later step, one a step; `keep` whatever it takes."""
+        behind = list({place_of(name)[0]: name for name in self._names() if place_of(name) <= place_of(newest)}.values())
+        best = self._ranked(behind)[-self.keep_best :] if self.keep_best else []
+        needed = {newest, *(name for name in behind if place_of(name)[0] == keep)}
+        chosen = {*behind[-self.keep_last :], *best, *needed}
+        sizes = {name: sum(file.stat().st_size for file in (self.directory / name).iterdir()) for name in behind if name in chosen}
+        most = math.inf if self.max_gb is None else self.max_gb * _GB
+        while sum(sizes.values()) > most and len(sizes) > len(needed):
+            del sizes[next(name for name in sizes if name not in needed)]
+        if (taken := sum(sizes.values())) > most:
+            warn(
+                f"{self.directory}: the checkpoints that are needed take {taken / _GB:.3g} GB, more than checkpoint.max_gb {self.max_gb:g}; no "
+                "others are kept"
+            )
+        return set(sizes)
+
+    def _ranked(self, names: list[str]) -> list[str]:
+        """Those that have a value of the metric, the best last."""
+        values = {name: value for name in names if (value := _metric(self.directory / name, self.best_metric)) is not None}
+        return sorted(values, key=lambda name: (values[name], place_of(name)))
+
+    def _names(self) -> list[str]:
+        return names_in(self.directory)
+
+    def _pointed(self) -> list[str]:
+        found, problem = pointed(self.directory)
+        if problem is not None:
+            warn(problem)
+        return found
+
+
+class _Damaged(Exception):
+    """Says what is wrong with a checkpoint."""
+
+
+def verify(folder: Path) -> str | None:
+    """What is wrong with a checkpoint folder, or None."""
+    try:
+        manifest = parse_json((folder / "manifest.json").read_text(encoding="utf-8"))
+        for name in _FILES:
+            file, expected = folder / name, manifest[name]
+            if file.stat().st_size != expected["bytes"]:
+                return f"{name} has {file.stat().st_size} bytes, its manifest says {expected['bytes']}"
+            if _sha256(file) != expected["sha256"]:
+                return f"{name} does not match the checksum in its manifest"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = "" if isinstance(error, OSError) else "manifest.json: "
+        return f"{what}{type(error).__name__}: {error}"
+    return None
+
+
+def _read(folder: Path) -> Loaded:
+    """A checkpoint that verifies.
+
+    Raises:
+        _Damaged: it does not.
+        CheckpointError: it is of another schema.
+    """
+    if (problem := verify(folder)) is not None:
+        raise _Damaged(problem)
+    try:
+        state = parse_json((folder / "state.json").read_text(encoding="utf-8"))
+        if state.pop("schema") != SCHEMA_VERSION:
+            raise CheckpointError(_OTHER.format(folder))
+        state.pop("metrics", None)
+        return state.pop("step"), safetensors.torch.load_file(folder / "tensors.safetensors"), state
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise _Damaged(f"{type(error).__name__}: {error}") from error
+
+
+def _row(folder: Path) -> dict[str, float]:
+    """The metrics of the row that a checkpoint stands behind; none where they cannot be read."""
+    try:
+        return dict(parse_json((folder / "state.json").read_text(encoding="utf-8"))["metrics"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _metric(folder: Path, name: str) -> float | None:
+    """A metric of the row that a checkpoint stands behind; None without a finite one."""
+    value = _row(folder).get(name)
+    return value if isinstance(value, float) and math.isfinite(value) else None
+
+
+def _with_own_storage(tensors: Mapping[str, torch.Tensor], *, copy: bool) -> dict[str, torch.Tensor]:
+    """Contiguous tensors on the CPU of which no two share storage, as safetensors wants them; copies of all, or of those that have to be."""
+    seen: set[int] = set()
+    own = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.detach().to("cpu", copy=copy or place in seen).contiguous()
+        seen.add(place)
+    return own
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

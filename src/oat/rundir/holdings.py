@@ -1,0 +1,191 @@
+"""What a run's ledger must at least hold, so that nothing goes on beside a missing, older or half one and pays again for what was learned from.
+
+A checkpoint says of each purpose how many takes there were, what all answers had cost at the last of them, and a checksum of what that one took. All
+of it follows from takes recorded before its step, and nothing from what came since: equal runs say the same, and a ledger that is ahead (after a
+kill, of a run that was turned back, of a fork's origin) has it. A row of `metrics.jsonl` says that the take before it was made, so that what is lost
+behind the newest checkpoint is seen too.
+
+Covered: a ledger that is gone, that lacks its end (an older copy, a lost or cut `-wal`), or that is another run's. Not covered: rows that were
+changed within, which `accounts.contradictions` looks for; answers that no step had taken.
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from oat.errors import LedgerError, warn
+from oat.files import parse_json, read_only_address
+from oat.ledger.store import Store
+from oat.rundir.checkpoint_files import newest_state, place_of
+from oat.rundir.reading import is_step
+
+HELD = "ledger"
+"""In a checkpoint, beside the parts."""
+
+_NUMBERS = ("queries", "tokens", "cost")
+_TAIL = 2**20
+"""Bytes at the end of `metrics.jsonl` in which its last row is looked for."""
+
+
+class Holdings:
+    """What one ledger holds, for the checkpoints of its run."""
+
+    def __init__(self, store: Store):
+        self.store = store
+
+    def before(self, step: int, *, evaluated: bool) -> dict[str, Any]:
+        """What a checkpoint keeps of the takes before a step of training.
+
+        Args:
+            evaluated: the evaluation after so many steps is over.
+
+        Raises:
+            LedgerError: the ledger is no longer the file that was opened.
+        """
+        self.store.standing.refuse_lost(LedgerError)
+        sql = "SELECT purpose, COUNT(*), MAX(step) FROM takes WHERE step < ? OR (step = ? AND purpose != 'train' AND ?) GROUP BY purpose"
+        db, held = self.store.db, {}
+        for purpose, count, last in db.execute(sql, (step, step, evaluated)).fetchall():
+            take = _take(db, _NUMBERS, purpose, last)
+            assert take is not None, "it has just been counted"
+            held[purpose] = {"takes": count, "last": last, **take, "sha256": _sum(db, purpose, last)}
+        return {HELD: held}
+
+
+class _Claim(NamedTuple):
+    """That a ledger has the take of a step, or of an evaluation.
+
+    Attributes:
+        by: who says so.
+        held: as `Holdings.before` gives it of a purpose, or a part of that.
+    """
+
+    by: str
+    purpose: str
+    held: Mapping[str, Any]
+
+    @property
+    def said(self) -> str:
+        return f"{self.by} was written when {_taker(self.purpose, self.held['last'])} had taken its answers"
+
+
+def refuse_lost(run_dir: Path, step: int | None = None) -> None:
+    """Whether a run's ledger can be gone on with; nothing of it is changed.
+
+    Args:
+        step: of the checkpoint that is gone on with; None: the newest, up to the one that the pointer names, and the rows behind it count too.
+
+    Raises:
+        LedgerError: it lacks what they say, or cannot be read.
+    """
+    if found := lacking(run_dir, step):
+        raise LedgerError(
+            f"{run_dir / 'ledger.sqlite'}: {found[0]}. What is lost would be asked and paid again: put back the ledger that the run wrote, "
+            "with the files -wal and -shm beside it; or turn the run back to a checkpoint that this ledger reaches (checkpoints/latest), and take "
+            "the rows behind that out of metrics.jsonl; or begin anew in another run_dir"
+        )
+
+
+def lacking(run_dir: Path, step: int | None = None) -> list[str]:
+    """What a run's ledger lacks, in sentences."""
+    claims = [*_of_checkpoint(run_dir, step), *(_of_last_row(run_dir) if step is None else ())]  # first, since a run may be working on all of it
+    path = run_dir / "ledger.sqlite"
+    if claims and not path.exists():
+        return [f"it is missing, and {claims[0].said}"]
+    if not claims:
+        return []
+    try:
+        with closing(sqlite3.connect(read_only_address(path, at_a_glance=True), uri=True)) as db:
+            return [sentence for claim in claims if (sentence := _lack(db, claim))]
+    except (sqlite3.DatabaseError, ValueError) as error:
+        return [f"what it holds cannot be read ({type(error).__name__}: {error})"]
+
+
+def _lack(db: sqlite3.Connection, claim: _Claim) -> str | None:
+    purpose, held, last = claim.purpose, claim.held, claim.held["last"]
+    takes = "SELECT COUNT(*) FILTER (WHERE step <= ?), MAX(step) FROM takes WHERE purpose = ?"
+    is_blank = db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+    count, newest = (0, None) if is_blank else db.execute(takes, (last, purpose)).fetchone()
+    if newest is None:
+        return f"{claim.said}, and the ledger has none of that kind"
+    if newest < last:
+        return f"{claim.said}, and the ledger ends with those of {_taker(purpose, newest)}"
+    names = [name for name in _NUMBERS if name in held]
+    take = _take(db, names, purpose, last)
+    if take is None or count < held.get("takes", 0):
+        return f"{claim.said}, and the ledger lacks some that were taken by then"
+    for name in names:
+        if take[name] < held[name] - 1e-9 * abs(held[name]):  # beyond what the order of a sum can change
+            return f"{claim.said} and {held[name]:,g} {name} were spent, and the ledger counts {take[name]:,g}"
+    if "sha256" in held and _sum(db, purpose, last) != held["sha256"]:
+        return f"{claim.said}, and those in the ledger are others; it is another run's"
+    return None
+
+
+def _taker(purpose: str, step: int) -> str:
+    return f"step {step + 1}" if purpose == "train" else f"the evaluation after {step} steps ({purpose})"
+
+
+def _take(db: sqlite3.Connection, names: Sequence[str], purpose: str, step: int) -> dict[str, Any] | None:
+    """What all answers had taken when a step took its own, by these names; None where it has not."""
+    row = db.execute(f"SELECT {', '.join(['step', *names])} FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)).fetchone()
+    return dict(zip(names, row[1:], strict=True)) if row else None
+
+
+def _sum(db: sqlite3.Connection, purpose: str, step: int) -> str:
+    """SHA-256 of what a step took, in its order: no row numbers or clock times."""
+    sql = """SELECT t.position, q.step, q.round, q.occurrence, q.number, q.kind, q.oracle, q.prompt, q.candidates, a.vals, a.marks, a.label
+        FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id
+        WHERE (t.purpose, t.step) = (?, ?) ORDER BY t.position"""
+    digest = hashlib.sha256()
+    for row in db.execute(sql, (purpose, step)):
+        digest.update(json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()
+
+
+def _of_checkpoint(run_dir: Path, step: int | None) -> Iterator[_Claim]:
+    found = newest_state(run_dir / "checkpoints", step)
+    if found is None:
+        return
+    name, state = found
+    by, number = f"the checkpoint {name}", place_of(name)[0]
+    if HELD in state:
+        yield from (_Claim(by, purpose, held) for purpose, held in sorted(state[HELD].items(), key=lambda item: item[0] != "train"))
+    elif number > 0:
+        warn(
+            f"{run_dir / 'checkpoints' / name}: an earlier version of oat wrote it, without what its ledger must hold; only the queries of its row "
+            "are held against the ledger"
+        )
+        yield from _of_row(by, number, {**state.get("metrics", {}), **state.get("row", {})})  # `loop.ROW`
+
+
+def _of_last_row(run_dir: Path) -> Iterator[_Claim]:
+    """The last whole row that was written, whether or not a checkpoint stands behind it."""
+    try:
+        with (run_dir / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return
+    for line in reversed(lines):
+        try:
+            row = parse_json(line)
+            step = row["step"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if is_step(step):
+            yield from _of_row(f"row {step} of metrics.jsonl", step, row)
+            return
+
+
+def _of_row(by: str, step: int, row: Mapping[str, Any]) -> Iterator[_Claim]:
+    """What a row of metrics says: the take of the step before it, and that of an evaluation with a result."""
+    queries = row.get("oracle/queries")
+    if step > 0:
+        yield _Claim(by, "train", {"last": step - 1, **({"queries": queries} if isinstance(queries, int | float) else {})})
+    if "eval/sampled" in row or "eval/greedy" in row:
+        yield _Claim(by, "eval", {"last": step})

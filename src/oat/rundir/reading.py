@@ -1,0 +1,253 @@
+"""What a run left, read back as tables. Nothing is written, and the run may still be going on.
+
+    run = oat.load_run("runs/mine")
+    run.metrics["eval/sampled"]
+
+A table is a pandas data frame where pandas is installed (`oat-align[data]` brings it), and otherwise a dict of lists, one a column: `table["step"]`
+is a column of either. What a row does not have is NaN in the one and None in the other. Columns that every row has are
+there without rows too.
+"""
+
+import importlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from oat.config.load import load_config
+from oat.config.settings import Config
+from oat.errors import ConfigError, DataError, warn
+from oat.files import parse_json, seen
+from oat.types import Message
+
+Table = Any
+"""A pandas DataFrame, or dict[str, list]."""
+
+_QUESTIONS = """SELECT q.purpose, q.step, q.round, q.occurrence, q.number, q.kind, q.oracle, x.text, q.candidates, q.again,
+    a.vals, a.marks, a.label, a.answered_by, a.queries, a.tokens, a.cost, a.seconds, t.step, t.position
+    FROM questions q JOIN texts x ON x.hash = q.prompt LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
+    ORDER BY q.id"""
+
+_METRICS = ("step",)
+_SAMPLES = ("step", "row", "prompt", "responses", "finish", "reference", "columns", "asked", "oracle", "values", "marks", "label")
+_EVALUATED = ("output", "reference", "generator", "mode", "sample", "value", "mark")
+_ASKED = (
+    *("purpose", "step", "round", "occurrence", "number", "kind", "oracle", "prompt", "reference", "columns", "candidates"),
+    *("values", "marks", "label", "by", "queries", "tokens", "cost", "seconds", "learned", "again"),
+)
+"""Columns that a table has without a row too; of evaluations, behind `step` and the prompt's two."""
+
+_NAMED = 5
+"""Spans of numbers that a message names."""
+_BOUND = 2**63
+"""No whole number of a row reaches it; a longer one fits neither a float nor the ledger."""
+
+_Spans = Sequence[tuple[int, int]]
+"""Ascending numbers, as the first and the last of each stretch without a gap."""
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run directory. Every attribute but `path` reads its files anew, so a run that goes on shows what it has by then.
+
+    Attributes:
+        path: the run directory, absolute: whatever the working directory becomes, it stays this one.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return load_config(self.path / "config.yaml")[0]
+
+    @property
+    def environment(self) -> list[dict[str, Any]]:
+        """With what its rows were made: one entry for each process that worked on it, the first one first (docs/watching.md)."""
+        from oat.rundir.provenance import entries
+
+        return entries(self.path / "environment.json")
+
+    @property
+    def metrics(self) -> Table:
+        """One row a step, from row 0, the start; the columns are `step` and the names of docs/metrics.md. Damage is warned of (`read_metrics`)."""
+        return table(read_metrics(self.path / "metrics.jsonl"), _METRICS)
+
+    @property
+    def samples(self) -> Table:
+        """One row for each group of `samples.jsonl`: `step`, `prompt`, `responses`, `values` and so on."""
+        return table(read_rows(self.path / "samples.jsonl"), _SAMPLES)
+
+    @property
+    def evaluations(self) -> Table:
+        """One row for each response of each evaluation: `step`, and the fields of docs/evaluation.md."""
+        files = sorted((self.path / "evaluations").glob("step_*.jsonl"))
+        rows = ({"step": int(file.stem.removeprefix("step_")), **row} for file in files for row in read_rows(file))
+        prompt = self.config.prompts.prompt_key
+        return table(rows, ("step", prompt, f"format_{prompt}", *_EVALUATED))
+
+    @property
+    def questions(self) -> Table:
+        """One row for each question of the ledger, in the order they were asked, with its answer.
+
+        Columns:
+            purpose, step, round, occurrence, number: its address; purposes are `train`, `eval` and `gold`.
+            kind, oracle: `score` or `compare`, and whom it was addressed to.
+            prompt, reference, columns, candidates: what it was about; the prompt as a list of messages.
+            values, marks, label, by, queries, tokens, cost, seconds: its answer; none of them while there is none.
+            learned: the step that learned from it, or the evaluation that read it; none where that has not happened, or it came too late.
+            again: how often it was asked once more after a kill.
+
+        Raises:
+            LedgerError: the ledger cannot be opened, or lacks what the run's checkpoints and rows say that it holds.
+        """
+        from oat.ledger.store import Store
+        from oat.rundir.holdings import refuse_lost
+
+        refuse_lost(self.path)
+        file = self.path / "ledger.sqlite"
+        if not file.exists():
+            return table([], _ASKED)
+        with closing(Store(file, read_only=True)) as store:
+            found = store.db.execute(_QUESTIONS).fetchall()
+            texts = dict(store.db.execute("SELECT hash, text FROM texts"))
+        return table((_question(row, texts) for row in found), _ASKED)
+
+
+def load_run(path: str | Path) -> LoadedRun:
+    """A run directory, to be read from Python.
+
+    Raises:
+        ConfigError: the directory holds no run.
+    """
+    if not (Path(path) / "config.yaml").exists():
+        raise ConfigError(f"{path}: holds no run (config.yaml is missing); give the directory that `oat train` named")
+    return LoadedRun(seen(path))
+
+
+def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:
+    """Rows as columns, in the order in which they first occur.
+
+    Args:
+        names: of columns that are there without a row too.
+    """
+    rows = list(rows)
+    names = list(dict.fromkeys(name for row in (dict.fromkeys(names), *rows) for name in row))
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError:
+        return columns
+    return pandas.DataFrame(columns)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file, none if there is no file; a last line that is still being written is left out.
+
+    Raises:
+        DataError: another line is no JSON object.
+    """
+    if not file.exists():
+        return []
+    rows = []
+    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):  # what stands behind the last line end is not whole yet
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise DataError(f"{file}:{number}: this is not JSON ({error}); take the line out, or `oat train` the run again") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{file}:{number}: expected an object, got {line[:40]!r}; take the line out, or `oat train` the run again")
+        rows.append(row)
+    return rows
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The sound rows of a `metrics.jsonl`, none if there is no file. What else stands there, and what is missing, is warned of with its numbers."""
+    rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
+    if damage:
+        warn(f"{file}: {damage}; the others are read")
+    return [row for _, row in rows]
+
+
+def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes, dict[str, Any]]], str]:
+    """The rows of a `metrics.jsonl`, each with its line, and what is wrong with the file; a last line that is still being written is left out.
+
+    Args:
+        end: so many rows have to be there, of which those are given; None: as many as the last one says.
+    Returns:
+        Rows in the order of the file; a sentence about lines that are no rows, steps without a row or with two, and rows that are not in the order
+        of their steps; empty if nothing is wrong.
+    """
+    rows, strange = [], []
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        row = _metrics_row(line)
+        if row is None:
+            strange.append(number)
+        elif end is None or row["step"] < end:
+            rows.append((number, line, row))
+    counts = Counter(row["step"] for *_, row in rows)
+    missing = _without(counts, max(counts, default=-1) + 1 if end is None else end)
+    if end is not None and not missing:
+        strange = [number for number in strange if number < max((place for place, *_ in rows), default=0)]  # others may be of later steps
+    twice = [step for step, count in counts.items() if count > 1]
+    found = [f"{_said('line', _spans(strange))} cannot be read as metrics"] if strange else []
+    found += [f"there is no row of {_said('step', missing)}"] if missing else []
+    found += [f"there are several rows of {_said('step', _spans(twice))}"] if twice else []
+    found += ["the rows are not in the order of their steps"] if not twice and [*counts] != sorted(counts) else []
+    return [(line, row) for _, line, row in rows], ", and ".join(found)
+
+
+def _metrics_row(line: bytes) -> dict[str, Any] | None:
+    """A step and numbers by name, or None for a line that is something else."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not is_step(row.get("step")):
+        return None
+    return row if all(isinstance(value, float) or (isinstance(value, int) and abs(value) < _BOUND) for value in row.values()) else None
+
+
+def is_step(value: Any) -> bool:
+    """Whether this may stand for a step in a file."""
+    return isinstance(value, int) and 0 <= value < _BOUND
+
+
+def _spans(numbers: Iterable[int]) -> _Spans:
+    ordered = sorted(numbers)
+    gaps = [place for place in range(1, len(ordered)) if ordered[place] > ordered[place - 1] + 1]
+    return [(ordered[begin], ordered[end - 1]) for begin, end in pairwise([0, *gaps, len(ordered)])] if ordered else []
+
+
+def _without(numbers: Iterable[int], end: int) -> _Spans:
+    """The numbers from 0 to before `end` that are none of these, all of which lie there."""
+    return [(before + 1, after - 1) for before, after in pairwise([-1, *sorted(numbers), end]) if after > before + 1]
+
+
+def _said(what: str, spans: _Spans) -> str:
+    """For example "lines 3 to 5 and 9"."""
+    count, rest = (sum(end - begin + 1 for begin, end in some) for some in (spans, spans[_NAMED:]))
+    said = [str(begin) if begin == end else f"{begin} to {end}" for begin, end in spans[:_NAMED]] + ([f"{rest} more"] if rest else [])
+    listed = f"{', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else said[0]
+    return f"{what}{'s' if count > 1 else ''} {listed}"
+
+
+def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:
+    purpose, step, round, occurrence, number, kind, oracle, prompt, candidates, again, values, marks, *answer, learned, place = row
+    content = json.loads(prompt)
+    return {
+        **{"purpose": purpose, "step": step, "round": round, "occurrence": occurrence, "number": number, "kind": kind, "oracle": oracle},
+        "prompt": [Message(*message).plain for message in content["messages"]],
+        "reference": content["reference"],
+        "columns": content["columns"],
+        "candidates": [texts[name] for name in json.loads(candidates)],
+        "values": None if values is None else json.loads(values),
+        "marks": None if marks is None else json.loads(marks),
+        **dict(zip(("label", "by", "queries", "tokens", "cost", "seconds"), answer, strict=True)),
+        "learned": learned if place is not None and place >= 0 else None,
+        "again": again,
+    }

@@ -1,0 +1,108 @@
+"""Weights from the learner to those who answer with them, with proof.
+
+After every load the holder reads back the tensors it works with; their checksums must be those of the learner's. One flipped bit in a holder's
+copy stops the run.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from oat.engines.base import checksum
+from oat.errors import WeightsError
+from oat.protocols import Learner
+from oat.types import Receipt
+
+MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "reference": "reference", "ensemble": "ensemble"}
+"""The learner's model whose weights a slot holds. `policy` is loaded for evaluation only, `reference` whenever that has moved."""
+
+
+class Holder(Protocol):
+    """An engine, or whoever else answers with weights of the learner."""
+
+    def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt: ...
+
+
+class Weights:
+    """Keeps every slot at the version it should hold.
+
+    Args:
+        holders: those who hold a slot, by slot; of the slot `reference` only where it follows the policy.
+        sync_every: steps between two syncs.
+        dtypes: precision of the slots that are not kept in the learner's; weights are cast to it before they are sent.
+    """
+
+    def __init__(self, holders: Mapping[str, Sequence[Holder]], sync_every: int, dtypes: Mapping[str, torch.dtype] | None = None):
+        self.holders, self.sync_every, self.dtypes = dict(holders), sync_every, dict(dtypes or {})
+        self.synced = [slot for slot in self.holders if slot not in ("policy", "reference")]
+        self.sampler_version = self.reference_version = 0
+        self.kept: dict[str, dict[str, torch.Tensor]] = {}
+
+    def due(self, step: int) -> bool:
+        return (step + 1) % self.sync_every == 0
+
+    def sync(self, learner: Learner, version: int) -> None:
+        """Give every synced slot the learner's weights, as `version`."""
+        self.sampler_version = version
+        for slot in self.synced:
+            tensors = learner.tensors(MODEL_OF_SLOT[slot])
+            if self.sync_every > 1:
+                self.kept[slot] = {name: tensors[name].clone() for name in learner.trainable(MODEL_OF_SLOT[slot])}
+            self.push(slot, version, tensors)
+
+    def follow(self, learner: Learner) -> None:
+        """Give the slot `reference` the learner's, if that has moved, forwards or with a roll back."""
+        version = learner.version("reference")
+        if "reference" in self.holders and version != self.reference_version:
+            self.push("reference", version, learner.tensors("reference"))
+            self.reference_version = version
+
+    def restore(self, learner: Learner) -> None:
+        """After a load of the learner: give every slot the version of the checkpoint, also before step 0."""
+        self.follow(learner)
+        if not self.kept:
+            self.sync(learner, self.sampler_version)
+        for slot, tensors in self.kept.items():
+            self.push(slot, self.sampler_version, {**learner.tensors(MODEL_OF_SLOT[slot]), **tensors})
+
+    def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load a slot of every holder, cast to its precision, and compare what it holds with what was sent.
+
+        Raises:
+            WeightsError: a holder has other weights.
+        """
+        if slot in self.dtypes:
+            tensors = {name: tensor.to(self.dtypes[slot]) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+        sent = {name: checksum(tensor) for name, tensor in tensors.items()}
+        for number, holder in enumerate(self.holders[slot]):
+            prove(holder.load(slot, version, tensors), Receipt(slot, version, sent), number)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The slots' weights, where they may differ from the learner's, and their version; what is never trained is not kept."""
+        tensors = {f"{slot}/{name}": tensor for slot, kept in self.kept.items() for name, tensor in kept.items()}
+        return {"version": self.sampler_version, **tensors}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.sampler_version = state["version"]
+        self.kept = {}
+        for place, tensor in state.items():
+            slot, slash, name = place.partition("/")
+            if slash and self.sync_every > 1:
+                self.kept.setdefault(slot, {})[name] = tensor
+
+
+def prove(held: Receipt, sent: Receipt, number: int) -> None:
+    """Compare two receipts.
+
+    Raises:
+        WeightsError: names the tensors that differ.
+    """
+    names = sent.checksums.keys() | held.checksums.keys()
+    wrong = sorted(name for name in names if sent.checksums.get(name) != held.checksums.get(name))
+    if wrong or (held.slot, held.version) != (sent.slot, sent.version):
+        raise WeightsError(
+            f"holder {number}, slot {sent.slot}, version {sent.version}: after the load it holds version {held.version}, and {len(wrong)} tensors "
+            f"differ from those sent ({', '.join(wrong[:3])}); do not trust this run's newest samples, and check the machine's memory"
+        )

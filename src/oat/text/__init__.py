@@ -1,0 +1,1 @@
+"""Messages become tokens, and tokens text."""

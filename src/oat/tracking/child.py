@@ -1,0 +1,237 @@
+"""The side of training: starts the process of a sink, hands it rows, and ends it.
+
+Training never waits for a sink while it goes on: what the process has not taken yet stays here, up to a bound. A sink that fails in any way is told
+of once, its process is killed, and the run goes on without it. At the end every sink has `wait_s` to take what is left; then nothing of it remains.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from oat.config.secrets import Hider
+from oat.errors import printable, warn
+from oat.files import seen, start
+from oat.plugins.child import HEADER, frame
+from oat.tracking.leftovers import VARIABLE, end_all_marked
+
+_MOST_ROWS, _MOST_BYTES = 10_000, 64 * 2**20
+"""Rows, and their bytes, that a sink may lag behind."""
+_TICK_S = 0.02
+_SHOWN = 300
+"""Characters of what a sink raised."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A sink as it is configured.
+
+    Attributes:
+        key: what it is called in messages, and its files in `RUN/sinks`.
+        symbol: `package.module:Class` or `path/to/file.py:Class`.
+        options: that the class is made with; plain data.
+        place: those that say where its rows go.
+        samples: whether it gets texts.
+        wait_s: seconds that it has at the end.
+    """
+
+    key: str
+    symbol: str
+    options: Mapping[str, Any]
+    place: Mapping[str, Any]
+    samples: bool
+    wait_s: float
+
+
+class SinkProcess:
+    """A sink of one run.
+
+    Args:
+        folder: the run directory.
+        config: the resolved configuration as plain data; it leaves here without secrets.
+    """
+
+    def __init__(self, sink: Described, folder: Path, config: Mapping[str, Any]):
+        self.sink, self.folder = sink, seen(folder)
+        self._hider = Hider(config)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._scratch, self._mark = "", ""
+        self._pending, self._heard = bytearray(), bytearray()
+        self._given: deque[tuple[int, int]] = deque()
+        self._lag, self._next, self._is_closed = 0, 0, False
+
+    def open(self, kept: int) -> None:
+        """Start it; it first takes those rows before this one that it has not had."""
+        sink, place = self.sink, self.folder / "sinks"
+        self._mark = uuid.uuid4().hex
+        try:
+            place.mkdir(exist_ok=True)
+            self._scratch = tempfile.mkdtemp(prefix="oat-sink-")
+            with (place / f"{sink.key}.log").open("wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "oat.tracking.process"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=self._environment(),
+                    cwd=start(),
+                    process_group=0,  # so that Ctrl-C in a terminal is for training alone
+                )
+        except OSError as error:
+            self._fail(f"could not be started: {error}")
+            return
+        _open.add(self)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None, "pipes were asked for"
+            os.set_blocking(pipe.fileno(), False)
+        order = {"sink": sink.symbol, "options": dict(sink.options), "place": dict(sink.place), "samples": sink.samples, "wait_s": sink.wait_s}
+        order |= {"folder": str(self.folder), "state": str(place / f"{sink.key}.json"), "scratch": self._scratch, "mark": self._mark}
+        self._pending += frame({**order, "config": self._hider.tree, "kept": kept, "now": time.time(), "path": sys.path})
+        self._pump()
+
+    def row(self, step: int, metrics: str, samples: Sequence[str]) -> None:
+        """Hand over a row: its line of `metrics.jsonl`, and those of `samples.jsonl`."""
+        if self._process is None:
+            return
+        texts = [self._hider.text(line) for line in samples] if self.sink.samples else []
+        message = frame({"metrics": metrics, "samples": texts, "seconds": time.time()})
+        self._pending += message
+        self._given.append((step, len(message)))
+        self._lag += len(message)
+        self._pump()
+        if self._process is not None and (len(self._given) > _MOST_ROWS or self._lag > _MOST_BYTES):
+            self._fail(f"has not taken the row of step {self._given[0][0]} yet, and {len(self._given):,} rows wait")
+
+    def is_done(self, since: float) -> bool:
+        """No more rows come since then (monotonic seconds), and it has `wait_s` to take what is left and to end in its own way: whether it has, or
+        had its time. What is missing then is said, unless the sink had closed and only its libraries linger.
+        """
+        if self._process is not None:
+            self._pump()
+        if self._process is None:
+            return True
+        if not self._pending and self._process.stdin is not None:
+            self._process.stdin.close()
+        is_late = time.monotonic() - since > self.sink.wait_s
+        if is_late and not self._is_closed:
+            self._fail(f"was not done {self.sink.wait_s:g} s after the last row (its wait_s)")
+        return is_late or (self._is_closed and self._process is not None and self._process.poll() is not None)
+
+    def end(self) -> None:
+        """Kill what is left of it, and take away its folder."""
+        process, self._process = self._process, None
+        if process is not None:
+            _open.discard(self)
+            if process.poll() is None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):
+                        pipe.close()
+            process.wait()
+            end_all_marked(self._mark)
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def let_go(self) -> None:
+        """In a forked child, which must not keep the pipe of a sink open."""
+        process, self._process = self._process, None
+        for pipe in (process.stdin, process.stdout) if process is not None else ():
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+    def _environment(self) -> dict[str, str]:
+        one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")}
+        package = str(Path(__file__).parent.parent.parent)
+        return {**os.environ, **one, "PYTHONPATH": package, "TMPDIR": self._scratch, VARIABLE: self._mark}
+
+    def _pump(self) -> None:
+        """Write and read what can be without waiting."""
+        assert self._process is not None, "it runs"
+        reading, writing = self._process.stdout, self._process.stdin
+        assert reading is not None, "pipes were asked for"
+        if writing is not None and not writing.closed:
+            with suppress(BlockingIOError, BrokenPipeError):  # of its death its output tells
+                while self._pending:
+                    del self._pending[: os.write(writing.fileno(), memoryview(bytes(self._pending[: 2**16])))]
+        is_over = False
+        with suppress(BlockingIOError):
+            while not is_over:
+                said = os.read(reading.fileno(), 2**16)
+                self._heard += said
+                is_over = not said
+        while self._process is not None and (message := self._message()) is not None:
+            self._take(message)
+        if is_over and self._process is not None and not self._is_closed:
+            self._fail(f"lost its process ({_ending(self._process.wait())})")
+
+    def _message(self) -> dict[str, Any] | None:
+        if len(self._heard) < HEADER.size:
+            return None
+        (size,) = HEADER.unpack_from(self._heard)
+        if len(self._heard) < HEADER.size + size:
+            return None
+        body = bytes(self._heard[HEADER.size : HEADER.size + size])
+        del self._heard[: HEADER.size + size]
+        message: dict[str, Any] = msgspec.msgpack.decode(body)
+        return message
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "failed" in message:
+            self._fail(str(message["failed"]))
+        self._is_closed = self._is_closed or "closed" in message
+        self._next = message.get("next", self._next)
+        while self._given and self._given[0][0] < self._next:
+            self._lag -= self._given.popleft()[1]
+
+    def _fail(self, what: str) -> None:
+        self.end()
+        said = printable(" ".join(self._hider.text(what).split()))[:_SHOWN]
+        warn(
+            f"the sink {self.sink.key} {said}; the run goes on without it, and rows from step {self._next} on may be missing there "
+            f"({self.folder / 'sinks' / self.sink.key}.log has what it wrote)"
+        )
+
+
+def finish_all(sinks: Sequence[SinkProcess]) -> None:
+    """End the sinks of a run in their own way, all at once; afterwards nothing is left of them, also where this is interrupted."""
+    begin = time.monotonic()
+    try:
+        waiting = list(sinks)
+        while waiting := [sink for sink in waiting if not sink.is_done(begin)]:
+            time.sleep(_TICK_S)
+    finally:
+        for sink in sinks:
+            sink.end()
+
+
+def _ending(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+_open: "weakref.WeakSet[SinkProcess]" = weakref.WeakSet()
+"""Sinks of this process that have one."""
+
+
+def _let_go() -> None:
+    for sink in list(_open):
+        sink.let_go()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)

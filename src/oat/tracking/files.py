@@ -1,0 +1,179 @@
+"""The files people read while a run goes on: one line a step in `metrics.jsonl`, some groups a step in `samples.jsonl`, and with what they were made
+in `environment.json`. The sinks (`sinks/`) get the same lines."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from oat.errors import DirectoryError, printable, warn
+from oat.files import Standing, parse_json, saying_what_is_free, write_atomically
+from oat.rundir.provenance import Told
+from oat.rundir.reading import sound_rows
+from oat.tracking.child import SinkProcess, finish_all
+from oat.types import Feedback
+
+MAX_COLUMN = 4000
+"""Characters of a column of the data in `samples.jsonl`. The texts beside it are bounded by the tokens of prompts and responses."""
+
+
+class Tracking:
+    """Writes the run's two streams; row `step` is the state after `step` updates, so row 0 is the start.
+
+    Args:
+        samples: groups written a step.
+        told: writes `environment.json`; None: nobody does.
+        sinks: who else gets the rows.
+        standing: what must still be there when something is written.
+    """
+
+    def __init__(self, run_dir: Path, *, samples: int, told: Told | None = None, sinks: Sequence[SinkProcess] = (), standing: Standing | None = None):
+        self.paths = {"metrics": run_dir / "metrics.jsonl", "samples": run_dir / "samples.jsonl"}
+        self.samples, self.told, self.sinks, self.standing = samples, told, sinks, standing or Standing()
+        self.files: dict[str, TextIO] = {}
+        self._streams = Standing()
+
+    def open(self, step: int, *, is_closed: bool = True) -> None:
+        """Cut both streams back to the cursor and go on behind it; a run that begins at step 0 writes row 0 anew, so it keeps none.
+
+        Args:
+            is_closed: whether the cursor's own row is behind us; otherwise it comes next.
+
+        Raises:
+            ConfigError: `environment.json` is not what was written there.
+            DirectoryError: as `row`.
+        """
+        self.standing.refuse_lost(DirectoryError)
+        kept_rows = step + is_closed if step > 0 else 0
+        if self.told is not None:
+            self.told.begin(kept_rows)
+        for name, path in self.paths.items():
+            before = path.read_bytes() if path.exists() else b""
+            kept, damage = _metrics_before(before, kept_rows) if name == "metrics" else _samples_before(before, kept_rows)
+            if damage:
+                warn(f"{path}: {damage}; the run goes on, and what cannot be read is taken out")
+            if path.exists():
+                write_atomically(path, b"".join(line + b"\n" for line in kept).decode("utf-8"))
+            self.files[name] = path.open("a", encoding="utf-8")
+        self._streams = Standing(*self.paths.values())
+        for sink in self.sinks:
+            sink.open(kept_rows)
+        if step == 0 and self.told is not None:
+            self.told.tell()
+
+    def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
+        """Raises:
+        DirectoryError: the run's directory, or one of its two files, is not what it was, so that nobody would find the row.
+        """
+        self._refuse_lost()
+        if self.told is not None:
+            self.told.tell()
+        shown = [_line({"step": step, **_readable(item)}) for item in (feedback.items[: self.samples] if feedback else ())]
+        for line in shown:
+            self._write("samples", line)
+        metrics = _line({"step": step, **dict(sorted(values.items()))})
+        self._write("metrics", metrics)
+        for sink in self.sinks:
+            sink.row(step, metrics, shown)
+
+    def flush(self) -> None:
+        """Bring both streams to disk; called before a checkpoint that stands behind their last row.
+
+        Raises:
+            DirectoryError: as `row`.
+        """
+        self._refuse_lost()
+        if self.told is not None:
+            self.told.amend()
+        for name, file in self.files.items():
+            with saying_what_is_free(self.paths[name]):
+                file.flush()
+                os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """What could not be written was said when it was written, so that closing says nothing over it. Sinks have their time to end."""
+        for file in self.files.values():
+            with suppress(OSError):
+                file.close()
+        finish_all(self.sinks)
+
+    def _refuse_lost(self) -> None:
+        self.standing.refuse_lost(DirectoryError)
+        self._streams.refuse_lost(DirectoryError)
+
+    def _write(self, name: str, line: str) -> None:
+        with saying_what_is_free(self.paths[name]):
+            self.files[name].write(line + "\n")
+            self.files[name].flush()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return printable(json.dumps(record, ensure_ascii=False))
+
+
+_SHOWN = (
+    "eval/sampled",
+    "eval/greedy",
+    "reward/mean",
+    "pairs/accuracy",
+    "loss/total",
+    "response/length",
+    "oracle/queries",
+    "oracle/cost",
+    "oracle/changes",
+    "time/step_s",
+)
+
+
+def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
+    """One line about a step for people."""
+    return "  ".join([f"step {step}" + (f"/{last}" if last else ""), *(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)])
+
+
+def _metrics_before(content: bytes, end: int) -> tuple[list[bytes], str]:
+    """The lines of the first rows, and what is wrong with them."""
+    rows, damage = sound_rows(content, end)
+    return [line for line, _ in rows], damage
+
+
+def _samples_before(content: bytes, end: int) -> tuple[list[bytes], str]:
+    """The lines of the first steps, and how many others stand before the last of them. How many a step has is not known."""
+    lines = content.split(b"\n")[:-1]
+    steps = [_step_of(line) for line in lines]
+    last = max((place for place, step in enumerate(steps) if step is not None and step < end), default=-1)
+    strange = sum(step is None for step in steps[:last])
+    damage = f"{strange} of its first {last + 1} lines cannot be read as samples" if strange else ""
+    return [line for line, step in zip(lines, steps, strict=True) if step is not None and step < end], damage
+
+
+def _step_of(line: bytes) -> int | None:
+    try:
+        step = parse_json(line.decode("utf-8"))["step"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def _readable(item: Any) -> dict[str, Any]:
+    prompt = item.group.prompt
+    return {
+        "row": prompt.row,
+        "prompt": [message.plain for message in prompt.messages],
+        "responses": [trajectory.text for trajectory in item.group.trajectories],
+        "finish": [trajectory.finish_reason for trajectory in item.group.trajectories],
+        "reference": prompt.reference,
+        "columns": {name: _bounded(value) for name, value in prompt.columns.items()},
+        "asked": list(item.question.picks),
+        "oracle": item.answer.by,
+        "values": list(item.answer.values),
+        "marks": list(item.answer.marks),
+        "label": item.label,
+    }
+
+
+def _bounded(value: Any) -> Any:
+    """A value of a record as it is; of one that is long as JSON its beginning, which ends with how long it is."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= MAX_COLUMN else f"{text[:MAX_COLUMN]}... ({len(text):,} characters)"

@@ -1,0 +1,208 @@
+"""The process that a sink lives in; `child.py` starts it, and may kill it.
+
+The first frame that comes on stdin (`plugins/child.py` has their form) says which sink to make of which options, and for which run; each later one
+is a row. What goes back on stdout is one of
+
+    {"next": step}      every row before this one is taken
+    {"failed": text}    the sink raised; nothing follows
+    {"closed": true}    the sink is closed; the libraries may still take leave
+
+Whatever else the process writes goes to `RUN/sinks/NAME.log`. When no more rows can come, also because training was killed, the sink is closed; a
+process that takes too long for that ends itself. So nothing is lost or said twice when training is killed: rows that are on their way are taken, and
+the process of the next life waits until this one has gone.
+
+`RUN/sinks/NAME.json` has the run's id, and the step of the next row. That is moved before the sink gets a row, and back where the sink raises: so a
+sink whose own process is killed gets no row twice, and may lack one.
+"""
+
+import atexit
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+from oat.files import parse_json
+from oat.plugins.child import frame, read_frame
+from oat.plugins.loading import load_symbol
+from oat.tracking.base import Opening, Row
+from oat.tracking.leftovers import end_all_marked
+
+_CALL_S = 600
+"""Most seconds of a call of the sink; then the kernel ends this process, whatever the sink holds."""
+
+
+def main() -> None:
+    """Serve the process at the other end of stdin and stdout."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # meant for training, whose end is ours
+    asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    order = read_frame(asked)
+    if order is None:
+        return
+    sys.path[:] = order["path"]
+    atexit.register(_leave_nothing, order)  # behind those of the sink's library, which come later
+    rows: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_hear, args=(asked, rows, order), daemon=True).start()
+    serve(order, rows, told)
+
+
+def serve(order: Mapping[str, Any], rows: "SimpleQueue[Any]", told: BinaryIO) -> None:
+    """Give a sink the rows of its run, until there are no more.
+
+    Args:
+        rows: those to come; None ends them.
+    """
+    doing = "be opened"
+    try:
+        with _alone(Path(order["state"]).with_suffix(".lock")):
+            sink = load_symbol(order["sink"])(**order["options"])
+            state = State(Path(order["state"]), order["place"], begins_anew=getattr(sink, "begins_anew", False))
+            with _limited():
+                state.keep(sink.open(Opening(Path(order["folder"]), order["config"], state.id)))
+            doing = "take a row"
+            for row in _rows(order, state.next, rows):
+                if row.step >= state.next:
+                    state.begin(row.step)
+                    try:
+                        with _limited():
+                            sink.row(row)
+                    except BaseException:
+                        state.take_back(row.step)
+                        raise
+                _tell(told, {"next": row.step + 1})
+            doing = "be closed"
+            with _limited():
+                sink.close()
+    except BaseException as error:  # also what a library's exit raises
+        _tell(told, {"failed": f"could not {doing}: {type(error).__name__}: {error}"[:2000]})
+        return
+    _tell(told, {"closed": True})
+
+
+class State:
+    """What this process leaves for the next one of the run: `RUN/sinks/NAME.json`.
+
+    Args:
+        place: the options that say where the rows go; where they are others than before, all rows go there.
+        begins_anew: the sink wants all rows in any case.
+
+    Attributes:
+        id: as the sink gave it; None where it has given none.
+        next: the step of the first row that the sink has not had.
+    """
+
+    def __init__(self, file: Path, place: Mapping[str, Any], *, begins_anew: bool):
+        self.file, self.place = file, place
+        before: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            before = parse_json(file.read_text(encoding="utf-8"))
+        if not isinstance(before, dict) or before.get("place") != place:
+            before = {}
+        self.id = before.get("id") if isinstance(before.get("id"), str) else None
+        self.next = before["next"] if isinstance(before.get("next"), int) and not begins_anew else 0
+
+    def keep(self, id: str | None) -> None:
+        self.id = id
+        self._write()
+
+    def begin(self, step: int) -> None:
+        self.next = step + 1
+        self._write()
+
+    def take_back(self, step: int) -> None:
+        self.next = step
+        self._write()
+
+    def _write(self) -> None:
+        new = self.file.with_name(f".new-{self.file.name}")
+        new.write_text(json.dumps({"id": self.id, "next": self.next, "place": self.place}), encoding="utf-8")
+        new.replace(self.file)
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Within it no other process has this sink of the run; one of an earlier life is waited for."""
+    with file.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Within it the kernel ends this process after `_CALL_S`."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, _CALL_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _rows(order: Mapping[str, Any], first: int, rows: "SimpleQueue[Any]") -> Iterator[Row]:
+    """Those that the run has kept, from a step on, and then those that come."""
+    folder, kept = Path(order["folder"]), order["kept"]
+    seconds = {row["step"]: sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in _lines(folder, "metrics", kept)}
+    now = order["now"] - sum(seconds.values())
+    samples = _lines(folder, "samples", kept) if order["samples"] else iter(())
+    sample = next(samples, None)
+    for values in _lines(folder, "metrics", kept):
+        step, own = values.pop("step"), []
+        now += seconds[step]
+        while sample is not None and sample["step"] <= step:
+            own += [sample] if sample["step"] == step else []
+            sample = next(samples, None)
+        if step >= first:
+            yield Row(step, values, now, own)
+    while (message := rows.get()) is not None:
+        values = json.loads(message["metrics"])
+        step = values.pop("step")
+        yield Row(step, values, message["seconds"], [json.loads(line) for line in message["samples"]])
+
+
+def _lines(folder: Path, name: str, kept: int) -> Iterator[dict[str, Any]]:
+    """The records of the rows before a step; what cannot be read has been said by the run."""
+    with suppress(FileNotFoundError), (folder / f"{name}.jsonl").open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
+            with suppress(ValueError):
+                record = parse_json(line)
+                if isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] < kept:
+                    yield record
+
+
+def _hear(asked: BinaryIO, rows: "SimpleQueue[Any]", order: Mapping[str, Any]) -> None:
+    """Take what comes at once, whatever the sink does; when nothing more can come, this process has its time, in which training would kill it if it
+    could, and a little more."""
+    with suppress(Exception):
+        while (message := read_frame(asked)) is not None:
+            rows.put(message)
+    rows.put(None)
+    time.sleep(1.5 * order["wait_s"] + 2.0)
+    _leave_nothing(order)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leave_nothing(order: Mapping[str, Any]) -> None:
+    shutil.rmtree(order["scratch"], ignore_errors=True)
+    end_all_marked(order["mark"])
+
+
+def _tell(file: BinaryIO, message: dict[str, Any]) -> None:
+    with suppress(OSError):  # training has gone
+        file.write(frame(message))
+        file.flush()
+
+
+if __name__ == "__main__":
+    main()

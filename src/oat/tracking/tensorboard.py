@@ -1,0 +1,54 @@
+"""The metrics of a run for TensorBoard, in `RUN/tensorboard`, by its own library.
+
+It is a copy of `metrics.jsonl`, written anew when a run is continued: so each point stands there once, also after a kill or a fork, and a run that is
+told late to write it has all of its points.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oat.tracking.base import Opening, Row
+
+
+@dataclass(frozen=True)
+class TensorBoardConfig:
+    pass
+
+
+class TensorBoard:
+    begins_anew = True
+
+    def open(self, run: Opening) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder = run.folder / "tensorboard"
+        for older in folder.glob("events.out.tfevents.*"):
+            older.unlink()
+        self._writer = EventFileWriter(str(folder), flush_secs=10)
+
+    def row(self, row: Row) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
+        points += [_text(f"samples/{number}", sample) for number, sample in enumerate(row.samples)]
+        self._writer.add_event(Event(wall_time=row.seconds, step=row.step, summary=Summary(value=points)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _text(tag: str, sample: Mapping[str, Any]) -> Any:
+    """A sample for the page of texts, as a block of code, in which nothing is a mark of its own."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+
+    lines = json.dumps(sample, ensure_ascii=False, indent=1).splitlines()
+    text = "\n".join(f"    {line}" for line in lines)
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()], tensor_shape=shape)
+    about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    return Summary.Value(tag=tag, metadata=about, tensor=tensor)

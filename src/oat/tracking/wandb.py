@@ -1,0 +1,74 @@
+"""Weights & Biases, by its own library: `oat-align[wandb]`.
+
+By default offline: its files lie in `RUN/wandb`, one folder for each process of the run, and `wandb sync` uploads them. All processes of a run are
+one run there, by an id that is kept in `RUN/sinks/wandb.json`; a fork is another one. It gets metrics, the configuration without secrets, and samples
+where they are asked for: no code, no git state, no command line, no names of machines or users, no list of packages, no console, no load.
+"""
+
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oat.tracking.base import Opening, Row
+
+_OFF = {"disable_code": True, "disable_git": True, "disable_job_creation": True, "save_code": False, "console": "off", "silent": True}
+_OFF_X = {"x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True, "x_save_requirements": False}
+_FLUSH_S = 1.0
+"""Between two writes to the file of an offline run: what is lost when its process is killed."""
+
+
+@dataclass(frozen=True)
+class WandbConfig:
+    project: str = "oat"
+    """The project that the run is in."""
+    entity: str | None = None
+    """The user or team whose project it is; None: as the account has it."""
+    run_name: str | None = None
+    """What the run is called; None: as its directory."""
+    group: str | None = None
+    """Runs of a group are shown together."""
+    tags: tuple[str, ...] = ()
+    """Of the run."""
+    mode: Literal["offline", "online"] = "offline"
+    """`online` sends while the run goes on; the key is WANDB_API_KEY, or what `wandb login` left."""
+
+
+class Wandb:
+    def __init__(self, **options: Any):
+        self.config = WandbConfig(**options)
+
+    def open(self, run: Opening) -> str:
+        os.environ["WANDB_ERROR_REPORTING"] = "false"  # or errors of the library are sent to its makers, offline too
+        import wandb
+
+        c, id = self.config, run.id or uuid.uuid4().hex[:12]
+        self._run = wandb.init(
+            project=c.project,
+            entity=c.entity,
+            id=id,
+            name=c.run_name or run.folder.name,
+            group=c.group,
+            tags=list(c.tags),
+            resume="allow" if c.mode == "online" and run.id else None,
+            mode=c.mode,
+            dir=str(run.folder),
+            config=dict(run.config),
+            allow_val_change=True,
+            settings=wandb.Settings(**_OFF, **_OFF_X, x_transaction_log_flush_interval=_FLUSH_S),
+        )
+        return id
+
+    def row(self, row: Row) -> None:
+        import wandb
+
+        values: dict[str, Any] = dict(row.values)
+        if row.samples:
+            names = sorted({name for sample in row.samples for name in sample})
+            cells = [[json.dumps(sample.get(name), ensure_ascii=False) for name in names] for sample in row.samples]
+            values["samples"] = wandb.Table(columns=names, data=cells)
+        self._run.log(values, step=row.step, commit=True)
+
+    def close(self) -> None:
+        self._run.finish()
