@@ -15,8 +15,9 @@ from fixtures import World, oat
 from flat_steps import flat_steps
 
 from oat.build.run import build, resolve
-from oat.config.alarms import LENGTH, METRICS, Alarms, AlarmsConfig, Rule, rules_of
+from oat.config.alarm_settings import AlarmsConfig
 from oat.config.load import load_config, to_yaml
+from oat.control.alarms import LENGTH, METRICS, Alarms, Rule, rules_of
 from oat.errors import ConfigError
 from oat.loop import LEARNED
 from oat.rundir.checkpoints import Checkpoints

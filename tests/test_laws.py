@@ -30,8 +30,8 @@ MAY_IMPORT = {
         "build config data engines errors evaluation files hardware learner ledger loop "
         "metrics models oracles reports rollout rundir seeds text tracking types"
     ),
-    "config": "algorithms control errors files",
-    "control": "errors types",
+    "config": "algorithms errors files",
+    "control": "config errors types",
     "data": "errors files plugins seeds text types",
     "engines": "errors functional hardware models seeds types",
     "environments": "errors plugins types",

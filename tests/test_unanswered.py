@@ -11,7 +11,8 @@ from faulty_server import Reply
 from fixtures import World, forked, kill_at, make_group, make_questions, oat
 from openai_server import Shown, judging
 
-from oat.config.alarms import Alarms, AlarmsConfig, Rule, rules_of
+from oat.config.alarm_settings import AlarmsConfig
+from oat.control.alarms import Alarms, Rule, rules_of
 from oat.control.silence import MISSING, WASTED, missing, why
 from oat.learner.learner import Learner
 from oat.ledger.store import Store

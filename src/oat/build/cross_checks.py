@@ -4,7 +4,8 @@ import dataclasses
 import math
 from collections.abc import Collection
 
-from oat.config.alarms import GOLD, METRICS, AlarmsConfig
+from oat.config.alarm_settings import AlarmsConfig
+from oat.control.alarms import GOLD, METRICS
 from oat.algorithms.base import OF_RESPONSES, Objective
 from oat.types.budget import Budget
 from oat.config.load import Origins, where

@@ -11,7 +11,7 @@ import torch
 
 from oat import protocols as boxes
 from oat.rollout.actor import Actor, RecordedActor
-from oat.config.alarms import Alarms, rules_of
+from oat.control.alarms import Alarms, rules_of
 from oat.algorithms.base import Objective
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
 from oat.learner.buffer import Buffer

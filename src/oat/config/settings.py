@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from oat.config.alarms import AlarmsConfig
+from oat.config.alarm_settings import AlarmsConfig
 from oat.config.ranges import Count, Decay, NonNegative, Positive, Share, Whole
 
 
@@ -383,7 +383,7 @@ class Config:
     tracking: TrackingConfig = TrackingConfig()
     compute: ComputeConfig = ComputeConfig()
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
-    """When a run says that it collapses, and what follows; the fields stand in `oat/config/alarms.py`."""
+    """When a run says that it collapses, and what follows; the fields stand in `oat/config/alarm_settings.py`."""
 
     @property
     def answering(self) -> EvaluationConfig | None:
