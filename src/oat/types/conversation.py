@@ -1,0 +1,55 @@
+"""Conversations, as data have them and as runs ask them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation.
+
+    Attributes:
+        fields: what the data say of it beside role and text (`name`, `tool_calls`, `reasoning_content`, `weight`), none of it null; templates and
+            reward functions get it.
+    """
+
+    role: str
+    content: str
+    fields: dict[str, Any] = field(default_factory=dict, hash=False, repr=False)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As data, templates and reward functions have it."""
+        return {"role": self.role, "content": self.content, **self.fields}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Message":
+        """The message that has this `plain` form."""
+        return cls(plain["role"], plain["content"], {name: value for name, value in plain.items() if name not in ("role", "content")})
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """As it is stored: what `Message` takes, without fields where it has none."""
+        return (self.role, self.content, self.fields) if self.fields else (self.role, self.content)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as taken by a run.
+
+    Attributes:
+        row: line of the record in its file, from 1.
+        occurrence: how many prompts the run had taken before this one; the same record taken twice has two occurrences.
+        messages: the raw conversation; what oracles see.
+        reference: the reference answer or response, if the data has one.
+        columns: every further column of the record, by name.
+        is_chat: the data give messages, and so reward functions get messages too.
+    """
+
+    row: int
+    occurrence: int
+    messages: tuple[Message, ...]
+    reference: str | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
+    is_chat: bool = False

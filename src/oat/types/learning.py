@@ -1,0 +1,106 @@
+"""What is learned from answers: what a step collects, its batch and its losses, and the receipt for new weights."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from oat.types.sampling import Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+Per = Literal["token", "sequence", "sequence_sum", "prompt", "constant", "pair", "step"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one step collects.
+
+    Attributes:
+        prompts: prompts a round.
+        samples: responses a prompt, by the slot that produces them, for example {"sampler": 8}.
+        questions: questions the step trains on.
+    """
+
+    prompts: int
+    samples: dict[str, int]
+    questions: int
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What an objective needs from the house.
+
+    Attributes:
+        feedback: the kind of answers, or "none".
+        slots: engine slots it samples from.
+        models: learner models it reads or trains.
+        ratio_based: its loss divides by the probability of sampling, so it needs the sampled distribution exactly.
+    """
+
+    feedback: Literal["compare", "score", "none"]
+    slots: frozenset[str] = frozenset({"sampler"})
+    models: frozenset[str] = frozenset({"policy"})
+    ratio_based: bool = False
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What an engine holds after a load, read back from the tensors it generates with.
+
+    Attributes:
+        version: the version it now calls this slot.
+        checksums: CRC-32 of the bytes of every tensor, by name.
+    """
+
+    slot: str
+    version: int
+    checksums: dict[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What `prepare` hands to the learner: the rows of one step and their columns.
+
+    Attributes:
+        rows: N trajectories, whose trained tokens, in row order, are the K axis; none where the models read features only.
+        unit_of_N: (N,) from 0 upward; rows of one unit stay in one forward pass, in their order.
+        group_of_N: (N,) from 0 upward.
+        columns: by name; the last letter of a name is its axis.
+        epochs: passes over the rows.
+        minibatches: optimiser steps a pass.
+        metrics: numbers about the batch, by metric name.
+        shuffle: whether each pass takes the units in a new order; otherwise as they stand.
+    """
+
+    rows: tuple[Trajectory, ...]
+    unit_of_N: np.ndarray
+    group_of_N: np.ndarray
+    columns: dict[str, "torch.Tensor"] = field(default_factory=dict)
+    epochs: int = 1
+    minibatches: int = 1
+    metrics: dict[str, float] = field(default_factory=dict)
+    shuffle: bool = True
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return len(self.unit_of_N)
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """Unreduced terms of one part of an objective; the learner masks, weights and reduces them (see `learner/reduction.py`).
+
+    Attributes:
+        terms: (K,) for token, sequence, sequence_sum, prompt and constant; (U,) for pair; () for step.
+        per: the reduction.
+        coef: multiplies the reduced value.
+        constant: the length that `per="constant"` divides by.
+    """
+
+    terms: "torch.Tensor"
+    per: Per
+    coef: float = 1.0
+    constant: float | None = None

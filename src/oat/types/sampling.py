@@ -1,0 +1,176 @@
+"""What is sampled: how, of what, and what came."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from oat.types.conversation import Prompt
+
+FinishReason = Literal["stop", "length", "aborted"]
+KEPT_LIMIT = 1024
+"""Most ids of a recorded kept set."""
+_NOTHING = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: divide by `temperature` (0 is greedy), then top-k, top-p and min-p, each over what the one before it left.
+
+    Attributes:
+        max_new_tokens: most tokens of a response.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of most probable tokens whose probability reaches p; 1 keeps all.
+        min_p: keep tokens at least `min_p` times as probable as the most probable one; 0 keeps all.
+        stop: strings that end a response when they appear in it; their tokens stay.
+        keep_sets: record the kept set of every token (needed for ratios under truncation).
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    keep_sets: bool = False
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class KeptSets:
+    """The tokens that could be drawn, for each of T tokens: `ids[offsets[t]:offsets[t + 1]]`."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One response wanted from an engine.
+
+    Attributes:
+        ids: (L,) int32 prompt ids, at least one.
+        key: 64-bit address of its random numbers, from `Seeds.key`.
+    """
+
+    ids: np.ndarray
+    sampling: Sampling
+    key: int
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """What an engine returns for `requests[index]`.
+
+    Attributes:
+        ids: (T,) int32; a stop id or the tokens of a stop string are kept.
+        raw_logps, sampled_logps: (T,) float32.
+        kept: the kept sets when they were asked for and the sampling truncates.
+        version: the weights' version that produced every token.
+    """
+
+    index: int
+    ids: np.ndarray
+    raw_logps: np.ndarray
+    sampled_logps: np.ndarray
+    kept: KeptSets | None
+    finish_reason: FinishReason
+    version: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a box has computed so far.
+
+    Attributes:
+        seconds: that it took.
+        least_s: seconds that the machine needs for it at least (`oat.hardware.roofline`).
+        keys: cached keys that decoding computed with, a layer.
+        padded_keys: those among them that belong to no token.
+    """
+
+    seconds: float = 0.0
+    least_s: float = 0.0
+    keys: int = 0
+    padded_keys: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.seconds + other.seconds, self.least_s + other.least_s, self.keys + other.keys, self.padded_keys + other.padded_keys)
+
+    def since(self, before: "Work") -> "Work":
+        """What came after a moment."""
+        return Work(self.seconds - before.seconds, self.least_s - before.least_s, self.keys - before.keys, self.padded_keys - before.padded_keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A run of tokens by one author. A `context` segment has ids only.
+
+    Attributes:
+        mask: (T,) bool, which tokens may be trained.
+        versions: (T,) int32, the weights' version of each token.
+    """
+
+    author: Literal["context", "model"]
+    ids: np.ndarray
+    mask: np.ndarray | None = None
+    versions: np.ndarray | None = None
+    raw_logps: np.ndarray | None = None
+    sampled_logps: np.ndarray | None = None
+    kept: KeptSets | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """One sampled (or recorded) sequence, never padded; what the learner trains on, id by id.
+
+    Attributes:
+        slot: whose weights produced the model segments.
+        text: the decoded response for oracles and people, cut before a stop string.
+        temperature: of the sampled distribution.
+        reward: known without asking: of the episode in an environment, or recorded with the data.
+    """
+
+    slot: str
+    segments: tuple[Segment, ...]
+    finish_reason: FinishReason
+    text: str
+    temperature: float = 1.0
+    reward: float | None = None
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        return np.concatenate([segment.ids for segment in self.segments])
+
+    @property
+    def completion(self) -> np.ndarray:
+        """(T,) int32: the ids behind the prompt, which is the first segment."""
+        return self.segments[1].ids if len(self.segments) == 2 else self.ids[len(self.segments[0].ids) :] if self.segments else _NOTHING
+
+    @cached_property
+    def trained(self) -> np.ndarray:
+        """(T,) bool: model tokens that may be trained. The first token has no predecessor and never is."""
+        masks = [s.mask if s.mask is not None else np.zeros(len(s.ids), dtype=bool) for s in self.segments]
+        trained = np.concatenate(masks)
+        trained[:1] = False
+        return trained
+
+    def recorded(self, name: Literal["raw_logps", "sampled_logps", "versions"]) -> np.ndarray:
+        """The recorded values of the trained tokens, (K,)."""
+        parts = []
+        for segment in self.segments:
+            values = getattr(segment, name)
+            parts.append(values if values is not None else np.zeros(len(segment.ids), dtype=np.float32))
+        return np.concatenate(parts)[self.trained]
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The samples of one prompt; they stay together from the actor to the loss."""
+
+    prompt: Prompt
+    trajectories: tuple[Trajectory, ...]
