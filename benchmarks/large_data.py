@@ -76,7 +76,7 @@ def make_tokenizer(folder: Path) -> Path:
 
 def open_(file: str, kind: str, cache: str, model: str) -> None:
     from oat.data.prompts import Prompts
-    from oat.models.causal_lm import load_tokenizer
+    from oat.models.loading import load_tokenizer
     from oat.seeds import Seeds
     from oat.text.renderer import Renderer
 

@@ -24,7 +24,7 @@ from oat.config.load import load_config
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.loop import train
-from oat.models.causal_lm import save_lm
+from oat.models.loading import save_lm
 from oat.oracles.callables import CallableOracle
 from oat.quickstart import configurations
 from oat.quickstart.task import build_model, build_task, build_tokenizer

@@ -32,7 +32,8 @@ from oat.config.settings import Config, TorchEngineConfig
 from oat.data.prompt_set import Source, read_prompts
 from oat.engines.torch import TorchEngine
 from oat.errors import OatError
-from oat.models.causal_lm import CausalLM, load_tokenizer
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_tokenizer
 from oat.models.lora import load_model
 from oat.oracles.rules.sentiment import cheerful
 from oat.seeds import Seeds

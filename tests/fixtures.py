@@ -183,7 +183,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     import torch
 
     from oat.hardware.roofline import cost_of, rates_of
-    from oat.models.causal_lm import load_lm
+    from oat.models.loading import load_lm
 
     folder = tmp_path_factory.mktemp("world")
     make_model(folder / "model")

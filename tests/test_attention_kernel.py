@@ -13,7 +13,8 @@ from torch import Tensor
 
 from oat.models import attention
 from oat.models.attention import Bounds, Packed, Span
-from oat.models.causal_lm import CausalLM, load_lm
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_lm
 
 GROUPED = [Span(0, 4), Span(4, 6, prefix=0), Span(6, 7, prefix=0), Span(7, 12), Span(12, 15, prefix=3), Span(15, 16)]
 

@@ -17,7 +17,7 @@ from oat.build.run import build, resolve
 from oat.config.load import load_config
 from oat.learner.models import Critic
 from oat.metrics import repeatable
-from oat.models.causal_lm import load_lm
+from oat.models.loading import load_lm
 
 GPU = {"compute.profile": "gpu"}
 HALF = {"engine.dtype": "bfloat16", "learner.autocast": "bfloat16"}

@@ -12,7 +12,7 @@ from fixtures import World, oat
 from oat.build.run import resolve
 from oat.config.load import dump, load_config, to_yaml
 from oat.errors import ConfigError, ModelError
-from oat.models.causal_lm import load_tokenizer
+from oat.models.loading import load_tokenizer
 
 MINIMAL = """\
 model:

@@ -10,7 +10,7 @@ from fixtures import World, forked, oat, write_jsonl
 from oat.build.defaults import derived
 from oat.build.run import build, resolve
 from oat.config.load import load_config
-from oat.models.causal_lm import outlines
+from oat.models.loading import outlines
 
 
 def said_of(config: Path, *flags: object) -> dict[str, str]:

@@ -22,7 +22,8 @@ from oat.engines.torch import TorchEngine
 from oat.errors import ModelError, WeightsError
 from oat.learner.learner import Learner
 from oat.loop import Run, restore
-from oat.models.causal_lm import CausalLM, load_lm
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_lm
 from oat.models.lora import load_model
 from oat.runtime.weights import Weights
 from oat.types import Receipt, Request, Sampling

@@ -11,7 +11,7 @@ from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from oat.engines.decoding import Decoding
 from oat.engines.kv import PAGE, PagedCache, Pages, Storage
 from oat.errors import EngineError
-from oat.models.causal_lm import load_lm
+from oat.models.loading import load_lm
 from oat.types import Request, Sampling
 
 

@@ -12,7 +12,7 @@ from oat import seeds
 from oat.engines.base import checksum
 from oat.engines.torch import TorchEngine
 from oat.errors import EngineError, ModelError, NonFiniteError, WeightsError
-from oat.models.causal_lm import load_lm, load_tokenizer, save_lm
+from oat.models.loading import load_lm, load_tokenizer, save_lm
 from oat.types import Request, Sampling
 from oat.wire import roundtrip
 

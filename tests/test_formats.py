@@ -10,7 +10,7 @@ from oat.data.formats import Layout, scores_of
 from oat.data.prompt_set import PromptSet, Source, read_prompts
 from oat.errors import DataError
 from oat.ledger.blobs import pack, unpack
-from oat.models.causal_lm import load_tokenizer
+from oat.models.loading import load_tokenizer
 from oat.text.renderer import Renderer
 from oat.types import Group, Message
 

@@ -29,7 +29,8 @@ from oat.learner.models import Critic, LanguageModel
 from oat.learner.optim import OptimiserSettings
 from oat.models import attention
 from oat.models.attention import Packed, Span
-from oat.models.causal_lm import CausalLM, load_lm
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_lm
 from oat.seeds import Seeds
 from oat.types import Completion, Request, Sampling
 

@@ -24,7 +24,7 @@ from oat.functional.preference import dpo_loss
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.learner.optim import OptimiserSettings
-from oat.models.causal_lm import load_lm, load_tokenizer
+from oat.models.loading import load_lm, load_tokenizer
 from oat.rollout.actor import RecordedActor
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer

@@ -20,7 +20,7 @@ from oat.data.formats import Layout
 from oat.data.index import Index
 from oat.data.prompt_set import PromptSet, Source
 from oat.errors import DataError, OatWarning
-from oat.models.causal_lm import load_tokenizer
+from oat.models.loading import load_tokenizer
 from oat.text.renderer import Renderer
 
 LONG = "x" * 100

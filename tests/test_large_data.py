@@ -19,7 +19,7 @@ from oat.data.formats import Layout
 from oat.data.prompt_set import PromptSet, Source, read_prompts
 from oat.data.prompts import Prompts
 from oat.errors import DataError
-from oat.models.causal_lm import load_tokenizer
+from oat.models.loading import load_tokenizer
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 

@@ -27,7 +27,8 @@ from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel, kept_sets
 from oat.learner.optim import OptimiserSettings, build_optimiser, learning_rate_factor
 from oat.learner.reduction import Reduction
-from oat.models.causal_lm import CausalLM, load_lm
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_lm
 from oat.seeds import Seeds
 from oat.types import Answer, Batch, Feedback, Group, Item, KeptSets, Key, Loss, Message, Prompt, Question, Segment, Trajectory
 

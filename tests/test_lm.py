@@ -8,7 +8,7 @@ from tiny_models import CONTEXT, FAMILIES, NUM_TOKENS, VOCAB_ROWS, build_config,
 from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, MistralConfig, MptConfig, T5Config
 
 from oat.errors import ModelError
-from oat.models.causal_lm import load_lm, load_tokenizer, save_lm
+from oat.models.loading import load_lm, load_tokenizer, save_lm
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,8 @@ from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optim import OptimiserSettings
 from oat.loop import Run, restore
-from oat.models.causal_lm import CausalLM, load_lm, load_tokenizer, save_lm
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_lm, load_tokenizer, save_lm
 from oat.models.lora import add_adapter, load_model, merged
 from oat.rundir.checkpoints import Checkpoints
 from oat.runtime.weights import Weights

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from oat.build.memory import Lengths, estimate
 from oat.build.run import resolve
 from oat.config.load import load_config
-from oat.models.causal_lm import load_lm, outlines
+from oat.models.loading import load_lm, outlines
 
 BENCHMARKS = str(Path(__file__).parent.parent / "benchmarks")
 BESIDE_GB = 0.15

@@ -23,7 +23,7 @@ from oat.build.run import build, resolve
 from oat.cli import _parser, main
 from oat.commands.check import _seen
 from oat.config.load import dump, load_config
-from oat.models.causal_lm import outlines
+from oat.models.loading import outlines
 from oat.seeds import Seeds
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 from oat.engines.torch import TorchEngine
 from oat.functional import products
 from oat.functional.head import linear_functionals
-from oat.models.causal_lm import load_lm
 from oat.models.linear import quicken
+from oat.models.loading import load_lm
 from oat.models.lora import add_adapter
 from oat.seeds import Seeds
 from oat.types import Request, Sampling

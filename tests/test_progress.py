@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from oat.evaluation.evaluation import Evaluation
 from oat.learner.learner import Learner
-from oat.models.causal_lm import load_lm, load_tokenizer, save_lm
+from oat.models.loading import load_lm, load_tokenizer, save_lm
 from oat.reports.progress import counted, course, in_words
 
 CONTROL = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")

@@ -26,7 +26,7 @@ from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optim import OptimiserSettings
 from oat.loop import restore
-from oat.models.causal_lm import load_lm, outlines
+from oat.models.loading import load_lm, outlines
 from oat.models.lora import load_model, merged, share_base
 from oat.models.nf4 import Nf4Linear, count, functional_of_bitsandbytes
 from oat.seeds import Seeds

@@ -17,7 +17,7 @@ import yaml
 
 from oat.cli import main
 from oat.errors import ConfigError, DataError
-from oat.models.causal_lm import load_lm, load_tokenizer, save_lm
+from oat.models.loading import load_lm, load_tokenizer, save_lm
 from oat.plugins.loading import load_symbol
 from oat.quickstart import MAX_STEPS, PermutedRewards, _is_done, configurations, quickstart
 from oat.quickstart.processes import ChildError, run_all

@@ -22,7 +22,7 @@ from oat.learner.following import Following
 from oat.learner.learner import Learner
 from oat.ledger.store import Store
 from oat.loop import Run, restore, train
-from oat.models.causal_lm import load_lm
+from oat.models.loading import load_lm
 from oat.rundir.checkpoints import Checkpoints
 
 FOLLOWS = {"model.reference_update": {"every": 2, "mix": 0.25}, "learner.learning_rate": 0.02, "checkpoint.every": 1, "evaluation": None}

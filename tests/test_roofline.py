@@ -20,7 +20,8 @@ from transformers import GPT2Config, MixtralConfig
 from oat.engines.kv import PAGE
 from oat.hardware.roofline import LARGEST, Cost, Rates, Stint, bandwidth, cost_of, matrix_rate, rates_of
 from oat.learner.models import Critic, LanguageModel
-from oat.models.causal_lm import CausalLM, load_lm
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_lm
 from oat.models.lora import add_adapter
 from oat.rollout.actor import RecordedActor
 from oat.types import Request, Sampling, Segment, Trajectory

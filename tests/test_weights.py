@@ -14,7 +14,7 @@ from oat.commands.export import digest_run
 from oat.engines.base import checksum
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
-from oat.models.causal_lm import load_lm
+from oat.models.loading import load_lm
 from oat.runtime.weights import Weights, prove
 from oat.types import Receipt
 

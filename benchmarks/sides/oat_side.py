@@ -21,7 +21,8 @@ from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.learner.optim import OptimiserSettings
 from oat.loop import train
-from oat.models.causal_lm import CausalLM, load_lm
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_lm
 from oat.seeds import Seeds
 from oat.types import Answer, Batch, Feedback, Group, Item, Key, Message, Prompt, Question, Request, Sampling, Segment, Trajectory
 

@@ -16,7 +16,7 @@ import torch
 
 from oat.engines.torch import TorchEngine
 from oat.functional import products
-from oat.models.causal_lm import load_lm, load_tokenizer
+from oat.models.loading import load_lm, load_tokenizer
 from oat.seeds import Seeds
 from oat.types import Request, Sampling
 

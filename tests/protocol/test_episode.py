@@ -9,7 +9,7 @@ import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
 from fixtures import kill_at, oat
 
-from oat.models.causal_lm import load_tokenizer
+from oat.models.loading import load_tokenizer
 from oat.seeds import Seeds
 
 CLIP, STEPS, SAMPLES, SEED = 0.2, 4, 4, 3

@@ -1,6 +1,6 @@
 """How much memory a run needs, before it begins: `oat check CONFIG --memory`, and the refusal of what clearly does not fit.
 
-The run's own models, learner and engine are made of tensors that have a shape and no memory (`oat.models.causal_lm.outlines`), and do what a step does with its
+The run's own models, learner and engine are made of tensors that have a shape and no memory (`oat.models.loading.outlines`), and do what a step does with its
 longest rows; what is alive at once is counted. Nothing is loaded, so the answer takes seconds for any model.
 
 Counted in bytes of tensors, beyond what the process holds after its imports. Not counted: the interpreter and its libraries; scratch memory within an
@@ -32,7 +32,8 @@ from oat.functional.sampling import inverse_cdf
 from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
 from oat.learner.limits import GB, LiveBytes, row_of
-from oat.models.causal_lm import CausalLM, outlines
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import outlines
 from oat.build.models import Shape, load_models, load_slots, needed_models, needed_slots, shape_of
 from oat.seeds import Seeds
 from oat.config.settings import Config, LoraConfig, TorchEngineConfig

@@ -9,7 +9,8 @@ from torch import Tensor
 from oat.engines.decoding import blaming_model
 from oat.errors import ConfigError, ModelError
 from oat.explore.base import Explorer
-from oat.models.causal_lm import CausalLM, is_adapter, is_outlined, load_tokenizer
+from oat.models.causal_lm import CausalLM, is_adapter
+from oat.models.loading import is_outlined, load_tokenizer
 from oat.models.lora import described_adapter, is_adapter_directory, load_model, share_base
 from oat.hardware.allocator import give_back_freed_memory
 from oat.text.renderer import Renderer

@@ -25,7 +25,7 @@ from oat.rundir.holdings import refuse_lost
 from oat.build.fingerprints import CHANGEABLE, GIVEN, recorded, refuse_changed_oracles, versions_of, warn_of_other_prompts
 from oat.control.interruption import Interruption
 from oat.learner.limits import LiveBytes
-from oat.models.causal_lm import load_tokenizer, outlines
+from oat.models.loading import load_tokenizer, outlines
 from oat.loop import Run
 from oat.build.memory import lengths_of, refuse_short_cache, refuse_too_large
 from oat.plugins.loading import same_by_file

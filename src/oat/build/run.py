@@ -37,7 +37,8 @@ from oat.learner.limits import choose_threads, measure_tokens
 from oat.learner.models import Critic, LanguageModel, Model, RewardModel
 from oat.learner.optim import OptimiserSettings
 from oat.ledger.ledger import Ledger
-from oat.models.causal_lm import CausalLM, is_outlined
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import is_outlined
 from oat.loop import Run
 from oat.build.models import check_reference, device_notes, load_models, load_slots, needed_models, needed_slots, slot_dtypes
 from oat.oracles.answers import load_answers

@@ -29,7 +29,8 @@ from oat.build.fingerprints import (
     warn_of_other_prompts,
     weights_read,
 )
-from oat.models.causal_lm import CausalLM, load_tokenizer, outlines
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_tokenizer, outlines
 from oat.build.models import Shape, check_tokenizer, load_models, needed_models, shape_of
 from oat.oracles.base import ChecksColumns, Oracle, bind, close_oracle, is_relative, names_cost, names_price, outage_of
 from oat.oracles.builtin import KnownOracle

@@ -13,7 +13,7 @@ import torch
 
 from oat.hardware.roofline import Cost, bandwidth, cost_of, matrix_rate, rates_of
 from oat.hardware.threads import candidates
-from oat.models.causal_lm import load_lm
+from oat.models.loading import load_lm
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -23,7 +23,8 @@ from oat.learner.models import RewardModel, frozen_checksum
 from oat.ledger.store import Store
 from oat.loop import ROW, Run
 from oat.metrics import repeatable
-from oat.models.causal_lm import CausalLM, load_tokenizer, save_lm
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_tokenizer, save_lm
 from oat.models.lora import load_model, merged, save_adapter
 from oat.models.sequence_classifier import save_classifier
 from oat.reports.model_card import model_card

@@ -16,7 +16,8 @@ from oat.commands.export import load_learned, run_config
 from oat.config.settings import Config, ModelConfig, SamplingConfig, TorchEngineConfig
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, OatWarning
-from oat.models.causal_lm import CausalLM, load_tokenizer
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_tokenizer
 from oat.models.lora import described_adapter, is_adapter_directory, load_model
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer

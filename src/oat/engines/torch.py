@@ -26,7 +26,8 @@ from oat.functional.logprobs import chunked_head, token_logps
 from oat.hardware.roofline import Meter
 from oat.hardware.threads import candidates, fastest, on_threads
 from oat.models.attention import Packed, pack
-from oat.models.causal_lm import CausalLM, is_outlined
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import is_outlined
 from oat.types import Completion, Receipt, Request, Sampling, Work
 
 _HEAD_LOGITS = 2**24

@@ -31,7 +31,7 @@ _MEASURED_TOKENS, _MEASURED_ROWS = 32, 8
 
 
 class LiveBytes(TorchDispatchMode):
-    """Within it, counts the bytes of tensors that are made and not yet freed, also of those without memory (`oat.models.causal_lm.outlines`), of
+    """Within it, counts the bytes of tensors that are made and not yet freed, also of those without memory (`oat.models.loading.outlines`), of
     whose values every single one that Python asks for is 1.
 
     Attributes:

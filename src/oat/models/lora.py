@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ConfigError, ModelError
 from oat.files import parse_json, seen
-from oat.models.causal_lm import CausalLM, is_adapter, is_outlined, load_lm
+from oat.models.causal_lm import CausalLM, is_adapter
+from oat.models.loading import is_outlined, load_lm
 from oat.models.nf4 import functional_of_bitsandbytes, pack, unpack
 
 _CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

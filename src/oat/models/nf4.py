@@ -18,8 +18,9 @@ from torch import Tensor
 
 from oat.errors import ConfigError
 from oat.functional.products import linear
-from oat.models.causal_lm import CausalLM, is_outlined
+from oat.models.causal_lm import CausalLM
 from oat.models.linear import Linear
+from oat.models.loading import is_outlined
 
 _BLOCK, _SCALES = 64, 256
 """Weights of one scale, and scales of one scale of scales."""

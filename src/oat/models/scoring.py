@@ -30,8 +30,8 @@ from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError, OatWarning, OracleError, TemplateError
 from oat.files import seen
-from oat.models.causal_lm import load_config, load_module, load_tokenizer
 from oat.models.identity import Identity, hash_of, model_identity, tokenizer_identity, weights_identity
+from oat.models.loading import load_config, load_module, load_tokenizer
 from oat.text.renderer import Renderer, reads_date
 from oat.text.vocabulary import check_vocabulary
 from oat.types import Message

@@ -8,7 +8,8 @@ import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from oat.errors import ModelError
-from oat.models.causal_lm import CausalLM, is_outlined, save_module
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import is_outlined, save_module
 from oat.models.nf4 import shapes
 from oat.text.renderer import Renderer
 

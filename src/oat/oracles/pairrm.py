@@ -28,8 +28,8 @@ from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError, OracleError
 from oat.files import seen
-from oat.models.causal_lm import load_config, load_tokenizer
 from oat.models.identity import Identity, model_identity, tokenizer_identity, weights_identity
+from oat.models.loading import load_config, load_tokenizer
 from oat.models.scoring import batches, hash_of_files
 from oat.oracles.local import LocalOracle, Values
 from oat.types import Kind, Question

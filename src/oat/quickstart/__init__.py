@@ -87,7 +87,7 @@ def make_start(out: Path, seed: int) -> None:
     """The data and, last of all, the finished start model in the folder `out`; on one thread of torch."""
     import torch
 
-    from oat.models.causal_lm import save_lm
+    from oat.models.loading import save_lm
     from oat.quickstart.task import BATCH, build_model, build_task, build_tokenizer, supervise
     from oat.reports.progress import counted
 

@@ -1,0 +1,83 @@
+"""Whether a model of transformers can be followed: its logits are its head applied to its hidden states, and its attention may be ours."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from oat.errors import ModelError
+from oat.models.attention import NAME, Packed, pack
+from oat.models.causal_lm import CausalLM
+
+LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
+"""What transformers, and what it calls, may raise over a model."""
+_HEAD_TOLERANCE, _HALF_TOLERANCE = 1e-4, 5e-2
+
+
+@torch.no_grad()
+def check_head(lm: CausalLM, path: str) -> None:
+    """The logits that we compute are the model's own."""
+    _check_has_head(lm, path)
+    ids = torch.arange(min(8, lm.vocab_rows), device=lm.device)[None]
+    try:
+        difference = (lm.head(lm.hidden(ids)) - lm.module(input_ids=ids).logits).abs().max().item()
+    except LIBRARY_ERRORS as error:
+        raise ModelError(f"a `{lm.model_type}` cannot be followed ({error}); give a plain causal language model") from error
+    _refuse_other_logits(lm, path, difference)
+
+
+@torch.no_grad()
+def check_outlined_head(lm: CausalLM, path: str) -> None:
+    """The same without weights: the backbone gives hidden states of ours, and the head is a small one."""
+    _check_has_head(lm, path)
+    head, ids = lm.module.get_output_embeddings(), torch.zeros(1, 2, dtype=torch.long, device=lm.device)
+    with unset_fake_temporarily():
+        hidden = torch.linspace(-4, 4, 2 * head.in_features).view(1, 2, -1)
+        small = torch.nn.Linear(head.in_features, 3, bias=False)
+        torch.nn.init.ones_(small.weight)
+
+        def ours(module: Any, given: Any, made: Any) -> Any:
+            made.last_hidden_state = hidden
+            return made
+
+        hook = lm.module.base_model.register_forward_hook(ours)
+        lm.module.set_output_embeddings(small)
+        try:
+            difference = (lm.module(input_ids=ids, use_cache=False).logits - small(hidden)).abs().max().item()
+        except LIBRARY_ERRORS:  # whether it can be followed is seen with its weights
+            return
+        finally:
+            hook.remove()
+            lm.module.set_output_embeddings(head)
+    _refuse_other_logits(lm, path, difference)
+
+
+def _check_has_head(lm: CausalLM, path: str) -> None:
+    if lm.module.get_output_embeddings() is None:
+        raise ModelError(f"{path} is a `{lm.model_type}` without output embeddings; give a model that generates text")
+
+
+def _refuse_other_logits(lm: CausalLM, path: str, difference: float) -> None:
+    if not difference <= _HEAD_TOLERANCE:
+        raise ModelError(
+            f"the logits of a `{lm.model_type}` are not its head applied to its last hidden states (they differ by {difference:.3g}): it scales "
+            f"or caps them, or its weights are not finite; give another model than {path}"
+        )
+
+
+@torch.no_grad()
+def give_layouts(lm: CausalLM) -> None:
+    """Our own attention, if the model's code lets it in and two sequences then do not see each other; otherwise the one it has."""
+    sequences = [np.arange(count) % lm.vocab_rows for count in (5, 3)]
+    ids_1T, positions_1T, spans = pack(sequences, lm.device)
+    plain = torch.cat([lm.hidden(torch.from_numpy(ids)[None].to(lm.device))[0] for ids in sequences])
+    lm.module.set_attn_implementation(NAME)
+    try:
+        difference = (lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0] - plain).abs().max() / plain.abs().max().clamp(min=1e-6)
+        lm.takes_layouts = bool(difference <= (_HEAD_TOLERANCE if plain.dtype == torch.float32 else _HALF_TOLERANCE))
+    except (*LIBRARY_ERRORS, ModelError):
+        lm.takes_layouts = False
+    if not lm.takes_layouts:
+        lm.module.set_attn_implementation("sdpa")
