@@ -28,23 +28,30 @@ Not handled: images; texts to continue online without `prompt_key: text`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise, takewhile
+from itertools import islice, takewhile
 from typing import Any
 
+from oat.data.messages import (
+    KINDS,
+    OWN_FIELDS,
+    as_prompt,
+    conversation_of,
+    ending,
+    first_learned,
+    is_conversation,
+    kind_of,
+    listed,
+    messages_of,
+    response_of,
+    role_of,
+)
 from oat.errors import DataError, did_you_mean
 from oat.types import Message, Prompt
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-_SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant", **{role: role for role in ROLES}}
-_OWN_FIELDS = frozenset({"role", "content", "from", "value"})
-"""Of a message: its role and its text, by the names that they may have."""
 _CONVERSATIONS = ("messages", "conversations")
-_INSTEAD = ("tool_calls", "reasoning_content", "reasoning", "thinking")
-"""Fields of an assistant's message that do for its text."""
 _MAX_DEPTH = 64
-_KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
 _TRUTHS = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
 
 PROMPT_ONLY, PREFERENCE, UNPAIRED, IMPLICIT, CONVERSATION, TEXT = (
@@ -111,7 +118,7 @@ class Layout:
         form = self.format or self._recognised(record, where)
         messages, columns = self._split(record, form, where)
         for name in self.responses:
-            columns[name] = _response(_field(columns, name, where, "prompts.responses"), messages, f"{where}: field {name!r}")
+            columns[name] = response_of(_field(columns, name, where, "prompts.responses"), messages, f"{where}: field {name!r}")
         if self.responses:
             if form.name == UNPAIRED and len(self.responses) == 1 and self.score_key is None:
                 _field(columns, "label", where, "prompts.score_key")
@@ -124,7 +131,7 @@ class Layout:
             columns[name] = number
         reference = self._reference(columns, messages, where)
         self.format = form
-        return Prompt(row, occurrence, messages, reference, columns, any(_is_conversation(record.get(name)) for name in form.columns))
+        return Prompt(row, occurrence, messages, reference, columns, any(is_conversation(record.get(name)) for name in form.columns))
 
     @property
     def _pair(self) -> tuple[str, str]:
@@ -144,11 +151,11 @@ class Layout:
         if found is None or (key is None and self.prompt_key != "prompt"):
             nearest = max(known, key=lambda f: len({*f.columns} & record.keys()) - len({*f.columns} - record.keys()))
             raise DataError(
-                f"{where}: field {self.prompt_key!r}: expected in every record, got the columns {_listed(record)}; the nearest format is "
+                f"{where}: field {self.prompt_key!r}: expected in every record, got the columns {listed(record)}; the nearest format is "
                 f"{nearest.name} ({', '.join(nearest.columns)}): set `prompt_key` or add the field ({_hint(self.prompt_key, record)})"
             )
         whole: Any = None if key in (None, "prompt") else record[key]
-        is_answered = _is_conversation(whole) and _role(whole[-1]) == "assistant"
+        is_answered = is_conversation(whole) and role_of(whole[-1]) == "assistant"
         return Format(CONVERSATION, found.columns, key) if found.name == PROMPT_ONLY and is_answered else found
 
     def _split(self, record: dict[str, Any], form: Format, where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
@@ -159,22 +166,22 @@ class Layout:
         if form.prompt is not None:
             value, place = _field(record, form.prompt, where, "prompt_key"), f"{where}: field {form.prompt!r}"
             if form.name != CONVERSATION:
-                return _as_prompt(value, place), columns
-            messages = _conversation(value, place)
+                return as_prompt(value, place), columns
+            messages = conversation_of(value, place)
             if messages[-1].role != "assistant":
                 raise DataError(
                     f"{place}: expected the last message from assistant, as in the first record, got {messages[-1].role}; remove the record"
                 )
-            start = _first_learned(messages) if self.responses else len(messages) - 1
+            start = first_learned(messages) if self.responses else len(messages) - 1
             columns[self._single] = [message.plain for message in messages[start:]]
-            return _ending(messages[:start], place), columns
+            return ending(messages[:start], place), columns
         if form.name == TEXT:
             if not self.responses:
                 raise DataError(f"{where}: field 'text': expected a prompt, got a whole text; set `prompt_key: text` to have texts continued")
             text = columns.pop("text", None)
             if not isinstance(text, str) or not text.strip():
                 raise DataError(
-                    f"{where}: field 'text': expected text, got {_kind(text) if not isinstance(text, str) else 'none'}; remove the record"
+                    f"{where}: field 'text': expected text, got {kind_of(text) if not isinstance(text, str) else 'none'}; remove the record"
                 )
             return (), {**columns, self._single: text}
         return self._implicit(columns, where)
@@ -183,7 +190,9 @@ class Layout:
         """Whether both responses of a preference are conversations that begin before the assistant's turn, beside a prompt that is a text."""
         pair = [record.get(name) for name in self._pair]
         is_beside = form.name == PREFERENCE and self.responses == self._pair and isinstance(record.get(form.prompt or ""), str)
-        return is_beside and all(isinstance(value, list) and _is_conversation(value) and _role(value[0]) not in (None, "assistant") for value in pair)
+        return is_beside and all(
+            isinstance(value, list) and is_conversation(value) and role_of(value[0]) not in (None, "assistant") for value in pair
+        )
 
     def _implicit(self, columns: dict[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
         """As TRL's `extract_prompt`: of texts a blank before the first difference belongs to the responses."""
@@ -196,21 +205,21 @@ class Layout:
             if not first[:size].strip():
                 raise DataError(f"{place}: expected texts that begin with a common prompt, got none; write the prompt as a field of its own")
             return (Message("user", first[:size]),), {**columns, self._pair[0]: first[size:], self._pair[1]: second[size:]}
-        first, second = (_conversation(value, f"{where}: field {name!r}") for name, value in zip(self._pair, pair, strict=True))
+        first, second = (conversation_of(value, f"{where}: field {name!r}") for name, value in zip(self._pair, pair, strict=True))
         size = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(first[:-1], second[:-1], strict=False)))
         if not size:
             raise DataError(f"{place}: expected conversations that begin with a common prompt, got none; write the prompt as a field of its own")
         rest = {name: [message.plain for message in messages[size:]] for name, messages in zip(self._pair, (first, second), strict=True)}
-        return _ending(first[:size], place), {**columns, **rest}
+        return ending(first[:size], place), {**columns, **rest}
 
     def _reference(self, columns: Mapping[str, Any], messages: tuple[Message, ...], where: str) -> str | None:
         if self.reference_key is None:
             return None
         value, place = _field(columns, self.reference_key, where, "reference_key"), f"{where}: field {self.reference_key!r}"
-        if isinstance(value, dict) or _is_conversation(value):
-            value = _messages_of(value, messages, place)[-1].content
+        if isinstance(value, dict) or is_conversation(value):
+            value = messages_of(value, messages, place)[-1].content
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise DataError(f"{place}: expected a string or a number, got {_kind(value)}; write the answer as a string")
+            raise DataError(f"{place}: expected a string or a number, got {kind_of(value)}; write the answer as a string")
         return str(value)
 
 
@@ -220,8 +229,8 @@ def unrendered(record: Mapping[str, Any], reads: Callable[[str], bool]) -> set[s
     Args:
         reads: whether the template reads a field.
     """
-    messages = [entry for value in record.values() if _is_conversation(value) for entry in value if _role(entry)]
-    names = {name for entry in messages for name, value in entry.items() if value is not None} - _OWN_FIELDS - {"weight"}
+    messages = [entry for value in record.values() if is_conversation(value) for entry in value if role_of(entry)]
+    names = {name for entry in messages for name, value in entry.items() if value is not None} - OWN_FIELDS - {"weight"}
     return {name for name in names if not reads(name)} | ({"tools"} if record.get("tools") else set())
 
 
@@ -277,7 +286,7 @@ def checked(record: Any, where: str) -> dict[str, Any]:
         DataError: it is none; names the field.
     """
     if not isinstance(record, Mapping):
-        raise DataError(f"{where}: expected a JSON object, got {_kind(record)}; write {{...}} with the prompt as a field")
+        raise DataError(f"{where}: expected a JSON object, got {kind_of(record)}; write {{...}} with the prompt as a field")
     for name, value in record.items():
         trouble = (_trouble(name) if isinstance(name, str) else "a name that is no text") or _trouble(value)
         if trouble:
@@ -289,7 +298,7 @@ def _trouble(value: Any, depth: int = 0) -> str | None:
     """What in a value cannot be stored, or None."""
     if depth > _MAX_DEPTH:
         return f"values nested deeper than {_MAX_DEPTH}"
-    if type(value) not in _KINDS:
+    if type(value) not in KINDS:
         return f"a value of the type {type(value).__name__}"
     if isinstance(value, str):
         if "\0" in value:
@@ -312,139 +321,5 @@ def _field(record: Mapping[str, Any], key: str, where: str, setting: str) -> Any
     return record[key]
 
 
-def _as_prompt(value: Any, where: str) -> tuple[Message, ...]:
-    return _ending(_conversation([{"role": "user", "content": value}] if isinstance(value, str) else value, where), where)
-
-
-def _conversation(value: Any, where: str) -> tuple[Message, ...]:
-    if not isinstance(value, list):
-        raise DataError(f"{where}: expected a string or a list of messages, got {_kind(value)}; write the prompt as text")
-    if not value:
-        raise DataError(f"{where}: expected a prompt, got an empty list; write at least one message or remove the record")
-    messages = tuple(_message(entry, f"{where}, message {number}") for number, entry in enumerate(value, start=1) if not _is_empty_system(entry))
-    if not messages:
-        raise DataError(f"{where}: expected a prompt, got nothing but an empty system message; write at least one message or remove the record")
-    return messages
-
-
-def _first_learned(messages: tuple[Message, ...]) -> int:
-    """The number of the assistant's first answer that is learned; of the last message where none is."""
-    answers = (n for n in range(1, len(messages)) if messages[n].role == "assistant" and messages[n - 1].role in ("user", "tool"))
-    return next((number for number in answers if messages[number].fields.get("weight", 1)), len(messages) - 1)
-
-
-def _is_empty_system(entry: Any) -> bool:
-    """As tables have it in conversations without a system message."""
-    said = entry.get("value" if entry.get("from") is not None else "content", "?") if _role(entry) == "system" else "?"
-    return said is None or (isinstance(said, str) and not said.strip())
-
-
-def _ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
-    last = messages[-1].role if messages else "none"
-    if last not in ("user", "tool"):
-        raise DataError(f"{where}: expected the last message from user or tool, got {last}; end the prompt with what is to be answered")
-    return messages
-
-
-def _response(value: Any, prompt: tuple[Message, ...], where: str) -> str | list[dict[str, Any]]:
-    """A response as text, or as messages from the assistant's first to its last, without the prompt where they repeat it. One that ends at once is
-    empty: as a text, or as one message with nothing but an empty text."""
-    if isinstance(value, str):
-        return value
-    messages = _messages_of(value, prompt, where)
-    if len(messages) == 1 and not messages[0].fields:
-        return [messages[0].plain]
-    if not all(message.content.strip() or message.role == "tool" or _says_otherwise(message.fields) for message in messages):
-        raise DataError(f"{where}: expected text in every message of a response, got none; remove the record")
-    if not any(message.fields.get("weight", 1) for message in messages if message.role == "assistant"):
-        raise DataError(f"{where}: expected a message of weight 1, got weight 0 on all of the assistant's; remove the record, or the weights")
-    if any(first.role == second.role == "assistant" for first, second in pairwise(messages)):
-        raise DataError(f"{where}: expected that somebody answers the assistant, got two of its messages in a row; join them")
-    return [message.plain for message in messages]
-
-
-def _messages_of(value: Any, prompt: tuple[Message, ...], where: str) -> tuple[Message, ...]:
-    messages = _conversation([value] if isinstance(value, dict) else value, where)
-    messages = messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
-    if not messages or messages[0].role != "assistant" or messages[-1].role != "assistant":
-        got = ", ".join(message.role for message in messages) or "the prompt alone"
-        raise DataError(f"{where}: expected a response, or messages that end with an assistant's, got {got}; name another column")
-    return messages
-
-
-def _message(entry: Any, where: str) -> Message:
-    """Fields that are null do not count: tables write so what a message lacks."""
-    keys = ("from", "value") if isinstance(entry, dict) and entry.get("from") is not None else ("role", "content")
-    said = _without_null(entry) if isinstance(entry, dict) else {}
-    fields = {name: value for name, value in said.items() if name not in keys}
-    role, needs_none = _role(entry), _role(entry) == "assistant" and _says_otherwise(fields)
-    if not isinstance(entry, dict) or keys[0] not in entry or (keys[1] not in entry and not needs_none) or fields.keys() & _OWN_FIELDS:
-        got = f"the fields {_listed(entry)}" if isinstance(entry, dict) else _kind(entry)
-        raise DataError(f'{where}: expected {{"role": ..., "content": ...}}, got {got}; write role and text in these two fields')
-    if role is None:
-        valid = ROLES if keys[0] == "role" else _SHAREGPT
-        found = entry[keys[0]]
-        raise DataError(f"{where}: expected a role, got {repr(found)[:80]}; {did_you_mean(str(found)[:80], valid)}")
-    content = "" if needs_none and entry.get(keys[1]) is None else _text(entry[keys[1]], where)
-    if not content.strip() and role not in ("assistant", "tool"):
-        raise DataError(f"{where}: expected text, got an empty message; write the prompt or remove the record")
-    weight = fields.get("weight", 0)
-    if weight not in (0, 1) or (weight and role != "assistant"):
-        raise DataError(f"{where}: expected weight 0, or 1 on an assistant's message, got {repr(weight)[:40]} on {role}'s; remove it")
-    return Message(role, content, fields)
-
-
-def _says_otherwise(fields: Mapping[str, Any]) -> bool:
-    """Whether an assistant's message has tool calls or reasoning, so that it needs no text."""
-    return any(fields.get(name) for name in _INSTEAD)
-
-
-def _text(content: Any, where: str) -> str:
-    """Content as text; of a list of parts their texts, with nothing between them."""
-    if isinstance(content, list):
-        return "".join(_part(part, f"{where}, part {number}") for number, part in enumerate(content, start=1))
-    if not isinstance(content, str):
-        raise DataError(f"{where}: expected a string as content, got {_kind(content)}; write the message as text")
-    return content
-
-
-def _part(part: Any, where: str) -> str:
-    given = _without_null(part)
-    if not isinstance(given, dict) or given.keys() != {"type", "text"} or given["type"] != "text" or not isinstance(given["text"], str):
-        kind = given.get("type") if isinstance(given, dict) else None
-        got = f"a part of the type {repr(kind)[:40]}" if kind not in (None, "text") else _kind(part)
-        raise DataError(f'{where}: expected {{"type": "text", "text": ...}}, got {got}; only text is read: remove the part, or the record')
-    return given["text"]
-
-
-def _without_null(value: Any) -> Any:
-    """Tables fill in nulls at every depth."""
-    if isinstance(value, dict):
-        return {name: _without_null(part) for name, part in value.items() if part is not None}
-    return [_without_null(part) for part in value] if isinstance(value, list) else value
-
-
-def _role(entry: Any) -> str | None:
-    """Of a message, or None where it has none that we know."""
-    if not isinstance(entry, dict):
-        return None
-    sender = entry.get("from")
-    name = entry.get("role") if sender is None else _SHAREGPT.get(sender) if isinstance(sender, str) else None
-    return name if isinstance(name, str) and name in ROLES else None
-
-
-def _is_conversation(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Names for a message; data may have long ones, and many."""
-    return ", ".join(repr(name)[:80] for name in islice(names, 20)) or "none"
-
-
 def _hint(name: str, record: Mapping[str, Any]) -> str:
     return did_you_mean(name, (each[:80] for each in islice(record, 20)))
-
-
-def _kind(value: Any) -> str:
-    return _KINDS.get(type(value), f"a value of the type {type(value).__name__}")

@@ -26,7 +26,7 @@ MAX_BYTES = 2**30
 """Of all indexes in one folder; the one that was used longest ago goes first."""
 _ENDING = ".index"
 _CODE = (
-    *("data/fit", "data/formats", "data/index", "data/index_cache", "data/sources"),
+    *("data/fit", "data/formats", "data/index", "data/index_cache", "data/messages", "data/sources", "data/text_files"),
     *("text/question_forms", "text/renderer", "text/templates"),
 )
 """Modules that decide what an index holds."""

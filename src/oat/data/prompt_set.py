@@ -15,7 +15,8 @@ from oat.data.fit import Fit
 from oat.data.formats import Layout
 from oat.data.index import Pass, mark_of
 from oat.data.index_cache import IndexCache
-from oat.data.sources import Records, is_array, open_records
+from oat.data.sources import Records, open_records
+from oat.data.text_files import is_array
 from oat.errors import DataError
 from oat.types import Prompt
 

@@ -16,33 +16,27 @@ Packed files (gz, zip and the like) are refused; unpack them.
 No code that comes with a dataset is run: `datasets` runs none since 4.0, and older ones are refused.
 """
 
-import codecs
-import csv
 import importlib
 import json
 import re
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import islice
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
+from oat.data.text_files import ENDINGS, PACKED, Csv, Jsonl, array_of, check_columns, is_array, unreadable
 from oat.errors import DataError, described, did_you_mean, is_signal
 from oat.files import located, seen
 from oat.plugins.calls import guarded
 from oat.plugins.loading import load_symbol
 
-_MAX_FIELD = 2**31 - 1
 _MAX_DEPTH = 100
 """Beyond it a value is left as it is, for whoever checks depths."""
 _ROWS = 128
 """Of a Parquet file, that are in memory at once."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
-_ENDINGS = (".jsonl", ".json", ".csv", ".parquet", *_PACKED)
-"""Of files; any other is read as JSONL."""
 
 Records = str | Path | Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]] | Mapping[str, Iterable[Mapping[str, Any]]]
 """What the head of this file lists."""
@@ -93,133 +87,14 @@ def open_records(records: Records, name: str, split: str | None = None, folder: 
     if ":" in given and not seen(given).exists() and given.rpartition(":")[2].isidentifier():
         return _indexed(load_symbol(given), given, folder)
     path = Path(given)
-    if path.suffix.lower() in _PACKED:
+    if path.suffix.lower() in PACKED:
         raise DataError(f"{path}: expected a file of records, got a packed one ({path.suffix}); unpack it, and name what was in it")
     if path.suffix.lower() == ".parquet":
         return _Spooled(_parquet(path), given, folder, seen(path))
     if is_array(path):
-        return _Indexed(_array(path), given, seen(path))
-    lines = _Csv(path) if path.suffix.lower() == ".csv" else _Jsonl(path)
+        return _Indexed(array_of(path), given, seen(path))
+    lines = Csv(path) if path.suffix.lower() == ".csv" else Jsonl(path)
     return lines if lines.file.is_file() or not lines.file.exists() else _Spooled(((row, record) for _, row, record in lines), given, folder)
-
-
-class _Jsonl:
-    """The lines of a file; their place is the byte where they begin."""
-
-    kind, is_json = "JSONL", True
-
-    def __init__(self, path: Path):
-        self.path, self.file = path, seen(path)
-
-    def prepare(self) -> None:
-        pass
-
-    def files(self) -> Sequence[Path] | None:
-        return [self.file]
-
-    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        with self._file() as file:
-            start = 0
-            for row, line in enumerate(file, start=1):
-                if line.strip() and (start or line.strip() != codecs.BOM_UTF8):
-                    yield start, row, self._record(line, start, row)
-                start += len(line)
-
-    def at(self, place: int, row: int) -> Any:
-        with self._file() as file:
-            file.seek(place)
-            return self._at(file, place, row)
-
-    def _at(self, file: BinaryIO, place: int, row: int) -> Any:
-        return self._record(file.readline(), place, row)
-
-    def _record(self, line: bytes, start: int, row: int) -> Any:
-        return _parsed(line if start else line.removeprefix(codecs.BOM_UTF8), f"{self.path}:{row}")
-
-    @contextmanager
-    def _file(self) -> Iterator[BinaryIO]:
-        try:
-            with self.file.open("rb") as file:
-                yield file
-        except OSError as error:
-            raise _unreadable(self.path, self.kind, error) from error
-
-
-class _Csv(_Jsonl):
-    """The records of a file, which may have several lines each; their place is the byte where they begin."""
-
-    kind = "CSV"
-
-    def __init__(self, path: Path):
-        super().__init__(path)
-        self._names: list[str] = []
-
-    def prepare(self) -> None:
-        next(iter(self), None)
-
-    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        with self._file() as file:
-            lines = _Lines(file, self.path)
-            values = self._values(lines, csv.reader(lines, strict=True))
-            for _, row, names in islice(values, 1):
-                if isinstance(names, DataError):
-                    raise names
-                _check_columns(names, f"{self.path}:{row}")
-                self._names = names
-            for start, row, record in values:
-                yield start, row, self._named(record, row)
-
-    def _values(self, lines: "_Lines", reader: Any) -> Iterator[tuple[int, int, Any]]:
-        """The values of each record, or what is wrong with it; after that reading goes on with the next line."""
-        csv.field_size_limit(_MAX_FIELD)
-        while True:
-            start, before = lines.place, lines.row
-            try:
-                values = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                place = f"{self.path}:{before + 1}"
-                values = DataError(f"{place}: expected CSV in the record that begins here, got something else ({error}); mend its quotes")
-            except DataError as error:
-                values = error
-            if values:
-                yield start, lines.row, values
-
-    def _at(self, file: BinaryIO, place: int, row: int) -> Any:
-        lines = _Lines(file, self.path)
-        return next((self._named(values, row) for _, _, values in self._values(lines, csv.reader(lines, strict=True))), None)
-
-    def _named(self, values: Any, row: int) -> Any:
-        if isinstance(values, DataError):
-            return values
-        if len(values) != len(self._names):
-            expected = f"expected {len(self._names)} values as in the first line, got {len(values)}"
-            return DataError(f"{self.path}:{row}: {expected}; quote commas")
-        return dict(zip(self._names, values, strict=True))
-
-
-class _Lines:
-    """The lines of a file as text; `place` is the byte behind the last one."""
-
-    def __init__(self, file: BinaryIO, path: Path):
-        self.file, self.path, self.place, self.row = file, path, file.tell(), 0
-        self._waiting: Iterator[bytes] = iter(())
-
-    def __iter__(self) -> "_Lines":
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._waiting, None)
-        if line is None:
-            self._waiting = iter(next(self.file).splitlines(keepends=True))
-            line = next(self._waiting)
-        start = self.place
-        self.place, self.row = start + len(line), self.row + 1
-        try:
-            return (line if start else line.removeprefix(codecs.BOM_UTF8)).decode()
-        except UnicodeDecodeError as error:
-            raise _no_utf8(f"{self.path}:{self.row}", line[error.start], error.start) from None
 
 
 class _Indexed:
@@ -325,69 +200,12 @@ def _guarded(function: Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
         yield record
 
 
-def is_array(path: Path) -> bool:
-    """Whether a file is one JSON array; otherwise it has one object a line.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    if path.suffix.lower() != ".json" or seen(path).is_dir():
-        return False
-    try:
-        with seen(path).open("rb") as file:
-            return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
-    except OSError as error:
-        raise _unreadable(path, "JSON", error) from error
-
-
-def _array(path: Path) -> list[Any]:
-    content = seen(path).read_bytes()
-    found: list[Any] | DataError = _parsed(content.removeprefix(codecs.BOM_UTF8), str(path), "one JSON array")
-    if isinstance(found, DataError):
-        raise found
-    return found
-
-
-def _parsed(text: bytes, where: str, expected: str = "one complete JSON object a line") -> Any:
-    """The value, or what is wrong with it."""
-    try:
-        return json.loads(text.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
-    except UnicodeDecodeError as error:
-        return _no_utf8(where, text[error.start], error.start)
-    except (ValueError, RecursionError) as error:
-        return DataError(f"{where}: expected {expected}, got invalid JSON ({error}); mend it, or write the records anew")
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if twice := _twice([name for name, _ in pairs]):
-        raise ValueError(f"the field {twice!r} stands twice in one object")
-    return dict(pairs)
-
-
-def _twice(names: Sequence[str]) -> str | None:
-    """The first name that stands there before, or None."""
-    return None if len(set(names)) == len(names) else next(name for place, name in enumerate(names) if name in names[:place])
-
-
-def _no_utf8(where: str, byte: int, place: int) -> DataError:
-    return DataError(f"{where}: expected UTF-8, got byte 0x{byte:02x} at {place}; save the file as UTF-8")
-
-
-def _check_columns(names: Sequence[str], where: str) -> None:
-    if twice := _twice(names):
-        raise DataError(f"{where}: expected column names that differ, got {twice!r} twice; rename the columns")
-
-
 def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
     parquet = _library("pyarrow.parquet", path)
     row = 0
     try:
         file = parquet.ParquetFile(seen(path))
-        _check_columns(file.schema_arrow.names, str(path))
+        check_columns(file.schema_arrow.names, str(path))
         for batch in file.iter_batches(_ROWS):
             for record in batch.to_pylist():
                 row += 1
@@ -395,14 +213,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
     except DataError:
         raise
     except Exception as error:  # a damaged file makes pyarrow raise what it likes
-        raise _unreadable(path, "Parquet", error) from error
-
-
-def _unreadable(path: Path, kind: str, error: Exception) -> DataError:
-    reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-    is_name = len(path.parts) == 1 and path.suffix.lower() not in _ENDINGS
-    hub = f"; a dataset of the hub is named with who owns it, as `org/{path}`" if is_name else ""
-    return DataError(f"{path}: expected a {kind} file, got {reason}; check the path, which is relative to where you are{hub}")
+        raise unreadable(path, "Parquet", error) from error
 
 
 def _plain(found: Any) -> Any:
@@ -455,11 +266,11 @@ def _library(module: str, name: str | Path) -> Any:
 def is_named(text: str) -> bool:
     """Whether a text can be the name of a source: of a file, a dataset, or a function."""
     is_function = text.rpartition(":")[2].isidentifier() and bool(text.rpartition(":")[0])
-    return seen(text).exists() or _is_dataset(text) or is_function or Path(text).suffix.lower() in _ENDINGS
+    return seen(text).exists() or _is_dataset(text) or is_function or Path(text).suffix.lower() in ENDINGS
 
 
 def _is_dataset(name: str) -> bool:
     if seen(name).exists():
         return seen(name).is_dir()
     start = name.partition("@")[0]
-    return seen(start).is_dir() or (bool(_HUB_ID.fullmatch(start)) and Path(start).suffix.lower() not in _ENDINGS)
+    return seen(start).is_dir() or (bool(_HUB_ID.fullmatch(start)) and Path(start).suffix.lower() not in ENDINGS)

@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from oat import wire
-from oat.data.formats import ROLES, checked
+from oat.data.formats import checked
+from oat.data.messages import ROLES
 from oat.data.prompt_set import Source, read_prompts
 from oat.environments.base import Environment, Turn, make_environment
 from oat.errors import ContractError, DataError, WireError, did_you_mean

@@ -1,0 +1,201 @@
+"""JSON lines, JSON arrays and CSV, read record by record and found again by place, with what is wrong with each."""
+
+import codecs
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from oat.errors import DataError
+from oat.files import seen
+
+_MAX_FIELD = 2**31 - 1
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
+ENDINGS = (".jsonl", ".json", ".csv", ".parquet", *PACKED)
+"""Of files; any other is read as JSONL."""
+
+
+class Jsonl:
+    """The lines of a file; their place is the byte where they begin."""
+
+    kind, is_json = "JSONL", True
+
+    def __init__(self, path: Path):
+        self.path, self.file = path, seen(path)
+
+    def prepare(self) -> None:
+        pass
+
+    def files(self) -> Sequence[Path] | None:
+        return [self.file]
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        with self._file() as file:
+            start = 0
+            for row, line in enumerate(file, start=1):
+                if line.strip() and (start or line.strip() != codecs.BOM_UTF8):
+                    yield start, row, self._record(line, start, row)
+                start += len(line)
+
+    def at(self, place: int, row: int) -> Any:
+        with self._file() as file:
+            file.seek(place)
+            return self._at(file, place, row)
+
+    def _at(self, file: BinaryIO, place: int, row: int) -> Any:
+        return self._record(file.readline(), place, row)
+
+    def _record(self, line: bytes, start: int, row: int) -> Any:
+        return _parsed(line if start else line.removeprefix(codecs.BOM_UTF8), f"{self.path}:{row}")
+
+    @contextmanager
+    def _file(self) -> Iterator[BinaryIO]:
+        try:
+            with self.file.open("rb") as file:
+                yield file
+        except OSError as error:
+            raise unreadable(self.path, self.kind, error) from error
+
+
+class Csv(Jsonl):
+    """The records of a file, which may have several lines each; their place is the byte where they begin."""
+
+    kind = "CSV"
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self._names: list[str] = []
+
+    def prepare(self) -> None:
+        next(iter(self), None)
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        with self._file() as file:
+            lines = _Lines(file, self.path)
+            values = self._values(lines, csv.reader(lines, strict=True))
+            for _, row, names in islice(values, 1):
+                if isinstance(names, DataError):
+                    raise names
+                check_columns(names, f"{self.path}:{row}")
+                self._names = names
+            for start, row, record in values:
+                yield start, row, self._named(record, row)
+
+    def _values(self, lines: "_Lines", reader: Any) -> Iterator[tuple[int, int, Any]]:
+        """The values of each record, or what is wrong with it; after that reading goes on with the next line."""
+        csv.field_size_limit(_MAX_FIELD)
+        while True:
+            start, before = lines.place, lines.row
+            try:
+                values = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                place = f"{self.path}:{before + 1}"
+                values = DataError(f"{place}: expected CSV in the record that begins here, got something else ({error}); mend its quotes")
+            except DataError as error:
+                values = error
+            if values:
+                yield start, lines.row, values
+
+    def _at(self, file: BinaryIO, place: int, row: int) -> Any:
+        lines = _Lines(file, self.path)
+        return next((self._named(values, row) for _, _, values in self._values(lines, csv.reader(lines, strict=True))), None)
+
+    def _named(self, values: Any, row: int) -> Any:
+        if isinstance(values, DataError):
+            return values
+        if len(values) != len(self._names):
+            expected = f"expected {len(self._names)} values as in the first line, got {len(values)}"
+            return DataError(f"{self.path}:{row}: {expected}; quote commas")
+        return dict(zip(self._names, values, strict=True))
+
+
+class _Lines:
+    """The lines of a file as text; `place` is the byte behind the last one."""
+
+    def __init__(self, file: BinaryIO, path: Path):
+        self.file, self.path, self.place, self.row = file, path, file.tell(), 0
+        self._waiting: Iterator[bytes] = iter(())
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._waiting, None)
+        if line is None:
+            self._waiting = iter(next(self.file).splitlines(keepends=True))
+            line = next(self._waiting)
+        start = self.place
+        self.place, self.row = start + len(line), self.row + 1
+        try:
+            return (line if start else line.removeprefix(codecs.BOM_UTF8)).decode()
+        except UnicodeDecodeError as error:
+            raise _no_utf8(f"{self.path}:{self.row}", line[error.start], error.start) from None
+
+
+def is_array(path: Path) -> bool:
+    """Whether a file is one JSON array; otherwise it has one object a line.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if path.suffix.lower() != ".json" or seen(path).is_dir():
+        return False
+    try:
+        with seen(path).open("rb") as file:
+            return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    except OSError as error:
+        raise unreadable(path, "JSON", error) from error
+
+
+def array_of(path: Path) -> list[Any]:
+    content = seen(path).read_bytes()
+    found: list[Any] | DataError = _parsed(content.removeprefix(codecs.BOM_UTF8), str(path), "one JSON array")
+    if isinstance(found, DataError):
+        raise found
+    return found
+
+
+def _parsed(text: bytes, where: str, expected: str = "one complete JSON object a line") -> Any:
+    """The value, or what is wrong with it."""
+    try:
+        return json.loads(text.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        return _no_utf8(where, text[error.start], error.start)
+    except (ValueError, RecursionError) as error:
+        return DataError(f"{where}: expected {expected}, got invalid JSON ({error}); mend it, or write the records anew")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if twice := _twice([name for name, _ in pairs]):
+        raise ValueError(f"the field {twice!r} stands twice in one object")
+    return dict(pairs)
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    """The first name that stands there before, or None."""
+    return None if len(set(names)) == len(names) else next(name for place, name in enumerate(names) if name in names[:place])
+
+
+def _no_utf8(where: str, byte: int, place: int) -> DataError:
+    return DataError(f"{where}: expected UTF-8, got byte 0x{byte:02x} at {place}; save the file as UTF-8")
+
+
+def check_columns(names: Sequence[str], where: str) -> None:
+    if twice := _twice(names):
+        raise DataError(f"{where}: expected column names that differ, got {twice!r} twice; rename the columns")
+
+
+def unreadable(path: Path, kind: str, error: Exception) -> DataError:
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+    is_name = len(path.parts) == 1 and path.suffix.lower() not in ENDINGS
+    hub = f"; a dataset of the hub is named with who owns it, as `org/{path}`" if is_name else ""
+    return DataError(f"{path}: expected a {kind} file, got {reason}; check the path, which is relative to where you are{hub}")
