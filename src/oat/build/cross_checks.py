@@ -4,21 +4,21 @@ import dataclasses
 import math
 from collections.abc import Collection
 
-from oat.config.alarm_settings import AlarmsConfig
-from oat.control.alarms import GOLD, METRICS
 from oat.algorithms.base import OF_RESPONSES, Objective
-from oat.types.budget import Budget
+from oat.build.models import has_own_reference
+from oat.config.alarm_settings import AlarmsConfig
 from oat.config.load import Origins, where
+from oat.config.settings import Component, Config, EvaluationConfig, GoldConfig, OracleConfig, SamplingConfig, TorchEngineConfig
+from oat.control.alarms import GOLD, METRICS
+from oat.control.silence import MISSING, WASTED
 from oat.errors import ConfigError, did_you_mean
 from oat.evaluation.evaluation import RECORD
 from oat.explore.base import Explorer
 from oat.metrics import NAMES
-from oat.build.models import has_own_reference
 from oat.oracles.answers import load_answers
 from oat.text.question_forms import FORMS
-from oat.config.settings import Component, Config, EvaluationConfig, GoldConfig, OracleConfig, SamplingConfig, TorchEngineConfig
-from oat.control.silence import MISSING, WASTED
 from oat.types import ENSEMBLE, Plan, Requires
+from oat.types.budget import Budget
 
 BUILTIN = ("environment", "recorded")
 """Oracles that ask nobody; the data or the environment know the value."""

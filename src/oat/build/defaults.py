@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from oat.build.models import has_own_reference, needed_models
 from oat.build.resolve import make_explorer, make_objective
 from oat.config.load import Origins
-from oat.build.models import has_own_reference, needed_models
 from oat.config.settings import Config
 
 

@@ -20,17 +20,17 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
+from oat.config.settings import Config
 from oat.errors import ConfigError, ModelError, TemplateError, warn
 from oat.files import parse_json, start
-from oat.models.identity import adapter_identity, are_same, differences, hash_of, model_identity, readers, tokenizer_identity, weights_identity
 from oat.models.causal_lm import CausalLM
+from oat.models.identity import adapter_identity, are_same, differences, hash_of, model_identity, readers, tokenizer_identity, weights_identity
 from oat.models.loading import load_config
 from oat.models.lora import is_adapter_directory
 from oat.oracles.base import Oracle, made_of, version_of
 from oat.plugins.loading import own_files
 from oat.rundir.provenance import entries, recorded_inputs
 from oat.text.renderer import load_template
-from oat.config.settings import Config
 
 Inputs = dict[str, Any]
 """Plain JSON."""

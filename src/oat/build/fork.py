@@ -13,15 +13,15 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
-from oat.ledger import versions
-from oat.rundir.checkpoints import Checkpoints
+from oat.build.fingerprints import FORK_FILE, GIVEN, recorded
 from oat.errors import ConfigError
 from oat.files import parse_json, read_only_address, seen, sync_to_disk, write_atomically
-from oat.rundir.holdings import refuse_lost
-from oat.build.fingerprints import FORK_FILE, GIVEN, recorded
+from oat.ledger import versions
 from oat.ledger.ledger import close_unanswered
-from oat.loop import ROW
 from oat.ledger.store import Store
+from oat.loop import ROW
+from oat.rundir.checkpoints import Checkpoints
+from oat.rundir.holdings import refuse_lost
 
 
 @dataclass(frozen=True)

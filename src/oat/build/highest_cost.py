@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from oat.rollout.actor import RecordedActor
-from oat.types.budget import Budget
+from oat.build.cross_checks import BUILTIN
 from oat.build.resolve import make_objective
+from oat.build.run_inputs import Surroundings, budget_of
 from oat.config.load import Origins, where
+from oat.config.settings import Config
 from oat.errors import ConfigError, warn
 from oat.oracles.base import names_price, price_of
+from oat.rollout.actor import RecordedActor
 from oat.text.renderer import Renderer
-from oat.build.cross_checks import BUILTIN
-from oat.config.settings import Config
-from oat.build.run_inputs import Surroundings, budget_of
 from oat.types import Key, Kind, Price, Prompt, Question
+from oat.types.budget import Budget
 
 _PROMPTS, _DEAREST = 1024, 3
 """Prompts that are looked at, and those of them whose questions are priced with the longest responses."""

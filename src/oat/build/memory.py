@@ -1,7 +1,7 @@
 """How much memory a run needs, before it begins: `oat check CONFIG --memory`, and the refusal of what clearly does not fit.
 
-The run's own models, learner and engine are made of tensors that have a shape and no memory (`oat.models.loading.outlines`), and do what a step does with its
-longest rows; what is alive at once is counted. Nothing is loaded, so the answer takes seconds for any model.
+The run's own models, learner and engine are made of tensors that have a shape and no memory (`oat.models.loading.outlines`), and do what a step does
+with its longest rows; what is alive at once is counted. Nothing is loaded, so the answer takes seconds for any model.
 
 Counted in bytes of tensors, beyond what the process holds after its imports. Not counted: the interpreter and its libraries; scratch memory within an
 operation; what the allocator keeps of freed memory (with large models it gives all back, `oat.hardware.allocator`); data, ledger, texts.
@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 
 from oat.algorithms.base import Objective
-from oat.build.run import make_ensemble, make_learner, make_sampling
+from oat.build.models import Shape, load_models, load_slots, needed_models, needed_slots, shape_of
 from oat.build.resolve import make_explorer, make_objective
+from oat.build.run import make_ensemble, make_learner, make_sampling
+from oat.build.run_inputs import Surroundings, make_renderer
 from oat.config.load import Origins, blaming, where
+from oat.config.settings import Config, LoraConfig, TorchEngineConfig
 from oat.engines.decoding import cache_dtype, cache_dtype_on, filled_up
 from oat.engines.decoding import passes as in_passes
 from oat.engines.kv import PAGE
@@ -34,10 +37,7 @@ from oat.learner.learner import Learner
 from oat.learner.limits import GB, LiveBytes, row_of
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import outlines
-from oat.build.models import Shape, load_models, load_slots, needed_models, needed_slots, shape_of
 from oat.seeds import Seeds
-from oat.config.settings import Config, LoraConfig, TorchEngineConfig
-from oat.build.run_inputs import Surroundings, make_renderer
 from oat.types import Batch, Plan, Sampling, Trajectory
 
 SURE = 0.85

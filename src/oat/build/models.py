@@ -6,19 +6,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from oat.config.settings import Config, ModelConfig
 from oat.engines.decoding import blaming_model
 from oat.errors import ConfigError, ModelError
 from oat.explore.base import Explorer
+from oat.hardware.allocator import give_back_freed_memory
+from oat.hardware.threads import LARGE
 from oat.models.causal_lm import CausalLM, is_adapter
 from oat.models.loading import is_outlined, load_tokenizer
 from oat.models.lora import described_adapter, is_adapter_directory, load_model, share_base
-from oat.hardware.allocator import give_back_freed_memory
-from oat.text.renderer import Renderer
 from oat.seeds import Seeds
-from oat.config.settings import Config, ModelConfig
-from oat.hardware.threads import LARGE
-from oat.types import ENSEMBLE, Requires
+from oat.text.renderer import Renderer
 from oat.text.vocabulary import check_vocabulary
+from oat.types import ENSEMBLE, Requires
 
 HALF = {"bfloat16": torch.bfloat16}
 """Precisions in which the engine has weights of its own (`engine.dtype`)."""

@@ -13,28 +13,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from oat.build.run import Home, build, resolve
-from oat.build.resolve import make_objective
-from oat.rundir.checkpoints import Checkpoints
-from oat.config.load import Origins, blaming, convert, dump, load_config, stored_config, to_yaml, with_given
+from oat.build.fingerprints import CHANGEABLE, GIVEN, recorded, refuse_changed_oracles, versions_of, warn_of_other_prompts
+from oat.build.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
 from oat.build.highest_cost import dearest_question, refuse_small_budget
+from oat.build.memory import lengths_of, refuse_short_cache, refuse_too_large
+from oat.build.resolve import make_objective
+from oat.build.run import Home, build, resolve
+from oat.build.run_inputs import Surroundings, budget_of, refuse_weights, surround
+from oat.config.load import Origins, blaming, convert, dump, load_config, stored_config, to_yaml, with_given
+from oat.config.settings import Component, Config
+from oat.control.interruption import Interruption
 from oat.errors import ConfigError, DirectoryError, warn
 from oat.files import Standing, seen, seen_from, write_atomically
-from oat.build.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
-from oat.rundir.holdings import refuse_lost
-from oat.build.fingerprints import CHANGEABLE, GIVEN, recorded, refuse_changed_oracles, versions_of, warn_of_other_prompts
-from oat.control.interruption import Interruption
 from oat.learner.limits import LiveBytes
-from oat.models.loading import load_tokenizer, outlines
-from oat.loop import Run
-from oat.build.memory import lengths_of, refuse_short_cache, refuse_too_large
-from oat.plugins.loading import same_by_file
-from oat.text.renderer import reads_date
-from oat.config.settings import Component, Config
-from oat.tracking.registry import refuse_missing
 from oat.ledger.store import Store
-from oat.build.run_inputs import Surroundings, budget_of, refuse_weights, surround
 from oat.ledger.versions import changed_since
+from oat.loop import Run
+from oat.models.loading import load_tokenizer, outlines
+from oat.plugins.loading import same_by_file
+from oat.rundir.checkpoints import Checkpoints
+from oat.rundir.holdings import refuse_lost
+from oat.text.renderer import reads_date
+from oat.tracking.registry import refuse_missing
 
 FREE: tuple[str, ...] = (
     *("run_dir", "stop", "tracking", "checkpoint", "alarms", "compute.serialise"),

@@ -1,7 +1,8 @@
-"""A configuration resolved: what each part reads, and the defaults that follow from other settings; `build/cross_checks.py` has what contradicts what.
+"""A configuration resolved: what each part reads, and the defaults that follow from other settings; `build/cross_checks.py` has what contradicts
+what.
 
-Whatever the configuration alone decides is decided here, before anything is loaded, sampled or paid for. `config/load.py` checks each field by itself,
-`build/run_inputs.py` and `build/run.py` what only the model and the data can tell.
+Whatever the configuration alone decides is decided here, before anything is loaded, sampled or paid for. `config/load.py` checks each field by
+itself, `build/run_inputs.py` and `build/run.py` what only the model and the data can tell.
 """
 
 import dataclasses
@@ -12,19 +13,19 @@ from typing import Any
 from oat.algorithms.base import Objective
 from oat.algorithms.group import DrGRPOConfig
 from oat.algorithms.registry import ALGORITHMS
-from oat.learner.buffer import optimiser_steps
+from oat.build.cross_checks import BUILTIN, check_rules, judges_of
+from oat.build.explorers import Held
 from oat.config.load import Origins, blaming, convert, refuse_misplaced, unknown_field, where
+from oat.config.settings import Component, Config, GoldConfig, OracleConfig, TorchEngineConfig
 from oat.errors import ConfigError, did_you_mean
 from oat.explore.base import Explorer
 from oat.explore.rules import NoExploration
-from oat.build.explorers import Held
-from oat.plugins.calls import bare, guarded
+from oat.learner.buffer import optimiser_steps
 from oat.models.lora import described_adapter, is_adapter_directory
 from oat.oracles.registry import oracle_options
+from oat.plugins.calls import bare, guarded
 from oat.plugins.loading import load_symbol
 from oat.text.question_forms import FORMS
-from oat.build.cross_checks import BUILTIN, check_rules, judges_of
-from oat.config.settings import Component, Config, GoldConfig, OracleConfig, TorchEngineConfig
 from oat.tracking.registry import with_sinks
 from oat.types import Requires
 

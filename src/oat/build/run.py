@@ -1,4 +1,5 @@
-"""From a resolved configuration to boxes. The only place that knows all; `build/resolve.py` resolves, and `build/run_inputs.py` makes what needs no weight."""
+"""From a resolved configuration to boxes. The only place that knows all; `build/resolve.py` resolves, and `build/run_inputs.py` makes what needs no
+weight."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,56 +11,56 @@ from typing import Any
 import torch
 
 from oat import protocols as boxes
-from oat.rollout.actor import Actor, RecordedActor
-from oat.control.alarms import Alarms, rules_of
 from oat.algorithms.base import Objective
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
-from oat.learner.buffer import Buffer
+from oat.build.cross_checks import purses_of, watched_metrics
+from oat.build.fingerprints import OwnFiles, versions_of
+from oat.build.models import check_reference, device_notes, load_models, load_slots, needed_models, needed_slots, slot_dtypes
 from oat.build.resolve import make_explorer, make_objective, resolve
-from oat.rundir.checkpoints import Checkpoints
-from oat.models.sequence_classifier import check_backbone
+from oat.build.run_inputs import Blame, Surroundings, budget_of, pair_columns, surround
 from oat.collector import Collector
 from oat.config.load import Origins, blaming, dump
+from oat.config.settings import Config, TorchEngineConfig
+from oat.control.alarms import Alarms, rules_of
+from oat.control.interruption import Interruption
+from oat.control.stop import Stop
+from oat.data.prompts import Prompts
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError
 from oat.evaluation.evaluation import Evaluation, Judge, Mode, Records, Trigger, Wanted
-from oat.explore.base import Explorer
-from oat.rollout.ensemble_scorer import Scorer
-from oat.files import Standing, seen
 from oat.evaluation.held_out import HeldOutPairs, OnlyPairs
-from oat.rundir.holdings import Holdings
-from oat.build.fingerprints import OwnFiles, versions_of
-from oat.control.interruption import Interruption
-from oat.models.ensemble import Ensemble
+from oat.explore.base import Explorer
+from oat.files import Standing, seen
+from oat.learner.buffer import Buffer
 from oat.learner.following import Following
 from oat.learner.learner import Learner
 from oat.learner.limits import choose_threads, measure_tokens
 from oat.learner.models import Critic, LanguageModel, Model, RewardModel
 from oat.learner.optim import OptimiserSettings
 from oat.ledger.ledger import Ledger
-from oat.models.causal_lm import CausalLM
-from oat.models.loading import is_outlined
+from oat.ledger.store import Store
 from oat.loop import Run
-from oat.build.models import check_reference, device_notes, load_models, load_slots, needed_models, needed_slots, slot_dtypes
+from oat.models.causal_lm import CausalLM
+from oat.models.ensemble import Ensemble
+from oat.models.loading import is_outlined
+from oat.models.sequence_classifier import check_backbone
 from oat.oracles.answers import load_answers
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.router import OneOracle
-from oat.data.prompts import Prompts
+from oat.rollout.actor import Actor, RecordedActor
+from oat.rollout.ensemble_scorer import Scorer
+from oat.rundir.checkpoints import Checkpoints
+from oat.rundir.holdings import Holdings
 from oat.rundir.provenance import Told, environment_of
-from oat.text.renderer import Renderer
-from oat.build.cross_checks import purses_of, watched_metrics
 from oat.runtime.local import over_wire
-from oat.seeds import Seeds
-from oat.config.settings import Config, TorchEngineConfig
-from oat.tracking.child import SinkProcess
-from oat.tracking.registry import described_sinks
-from oat.control.stop import Stop
-from oat.ledger.store import Store
-from oat.build.run_inputs import Blame, Surroundings, budget_of, pair_columns, surround
-from oat.tracking.files import Tracking
-from oat.types import ENSEMBLE, Plan, Requires, Sampling
 from oat.runtime.weights import Holder, Weights
+from oat.seeds import Seeds
+from oat.text.renderer import Renderer
+from oat.tracking.child import SinkProcess
+from oat.tracking.files import Tracking
+from oat.tracking.registry import described_sinks
+from oat.types import ENSEMBLE, Plan, Requires, Sampling
 
 __all__ = ["build", "resolve"]
 

@@ -7,15 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oat.types.budget import Budget
-from oat.build.resolve import make_explorer, make_objective, resolve
-from oat.config.load import Origins, blaming, stored_config
-from oat.data.prompt_set import Source
-from oat.environments.base import Environment, build_environment
-from oat.errors import ConfigError
-from oat.data.formats import UNPAIRED
-from oat.models.identity import hash_of
-from oat.data.index_cache import cache_folders
+from oat.build.cross_checks import BUILTIN, judges_of, purses_of
 from oat.build.fingerprints import (
     Inputs,
     inputs_of_models,
@@ -29,21 +21,29 @@ from oat.build.fingerprints import (
     warn_of_other_prompts,
     weights_read,
 )
-from oat.models.causal_lm import CausalLM
-from oat.models.loading import load_tokenizer, outlines
 from oat.build.models import Shape, check_tokenizer, load_models, needed_models, shape_of
+from oat.build.resolve import make_explorer, make_objective, resolve
+from oat.config.load import Origins, blaming, stored_config
+from oat.config.settings import Config, OracleConfig, SamplingConfig, SourceConfig
+from oat.data.formats import UNPAIRED
+from oat.data.index_cache import cache_folders
+from oat.data.prompt_set import Source
+from oat.data.prompts import Prompts
+from oat.environments.base import Environment, build_environment
+from oat.errors import ConfigError
+from oat.models.causal_lm import CausalLM
+from oat.models.identity import hash_of
+from oat.models.loading import load_tokenizer, outlines
 from oat.oracles.base import ChecksColumns, Oracle, bind, close_oracle, is_relative, names_cost, names_price, outage_of
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle, name_source
 from oat.plugins.loading import load_symbol
-from oat.data.prompts import Prompts
+from oat.seeds import Seeds
 from oat.text.question_forms import FORMS
 from oat.text.renderer import Renderer
-from oat.build.cross_checks import BUILTIN, judges_of, purses_of
-from oat.seeds import Seeds
-from oat.config.settings import Config, OracleConfig, SamplingConfig, SourceConfig
 from oat.types import Kind, Requires
+from oat.types.budget import Budget
 
 Judges = dict[str, tuple[str, Oracle]]
 """The oracles that evaluations ask, by purpose, each with its address."""
