@@ -19,7 +19,8 @@ import numpy as np
 import torch
 import yaml
 
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.config.load import load_config
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen3Config
 
 from oat.build.memory import Lengths, estimate
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.config.load import load_config
 
 GB = 10**9

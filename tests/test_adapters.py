@@ -15,7 +15,8 @@ from fixtures import World, made, make_model, oat
 from test_lora import bend, built, engine_in, learner_in, logits
 from transformers import AutoModelForCausalLM
 
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig

@@ -14,7 +14,8 @@ import yaml
 from fixtures import World, oat
 from flat_steps import flat_steps
 
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.config.alarm_settings import AlarmsConfig
 from oat.config.load import load_config, to_yaml
 from oat.control.alarms import LENGTH, METRICS, Alarms, Rule, rules_of

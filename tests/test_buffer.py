@@ -236,7 +236,7 @@ def test_a_check_says_what_steps_learn_from(run: Path, world: World, tmp_path: P
 def test_memory_counts_the_passes_over_a_buffer(world: World, tmp_path: Path) -> None:
     """What `prepare` computes of the reference goes over all of it at once, where a pass may be so large."""
     from oat.build.memory import Lengths, estimate
-    from oat.build.run import resolve
+    from oat.build.resolve import resolve
     from oat.config.load import load_config
 
     config = world.config("dpo", tmp_path, {"evaluation": None, "learner.micro_batch_size": 4096})

@@ -15,7 +15,7 @@ import torch
 from fixtures import World, forked, oat
 
 from oat.build.open_run import open_run
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.commands.export import digest_run
 from oat.config.load import Origins, load_config
 from oat.config.settings import Config

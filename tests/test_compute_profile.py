@@ -13,7 +13,8 @@ from test_learner import row
 from test_lora import LORA, learner_in
 from tiny_models import build_config, save_model
 
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.config.load import load_config
 from oat.learner.models import Critic
 from oat.metrics import repeatable

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from fixtures import World, oat
 
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.config.load import dump, load_config, to_yaml
 from oat.errors import ConfigError, ModelError
 from oat.models.loading import load_tokenizer

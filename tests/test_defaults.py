@@ -8,7 +8,8 @@ import yaml
 from fixtures import World, forked, oat, write_jsonl
 
 from oat.build.defaults import derived
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.config.load import load_config
 from oat.models.loading import outlines
 

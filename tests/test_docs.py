@@ -13,7 +13,7 @@ import yaml
 from fixtures import World, oat
 
 from oat.algorithms.registry import ALGORITHMS
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.config.settings import Component, Config, SinkConfig, TorchEngineConfig
 from oat.tracking.registry import SINKS

@@ -15,7 +15,8 @@ from test_lora import LORA
 from test_weights import Source, held, turn_bit
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine

@@ -15,7 +15,8 @@ import yaml
 from evaluations import evaluated, killed_and_continued, records, rows
 from fixtures import World, forked, kill_at, named, oat
 
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.evaluation.evaluation import Evaluation, Trigger

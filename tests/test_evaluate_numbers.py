@@ -18,7 +18,7 @@ from evaluations import evaluated, killed_and_continued, records, rows
 from fixtures import World, forked, kill_at, make_model, named, oat, write_jsonl
 from transformers import AutoTokenizer
 
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.errors import ConfigError, OracleError

@@ -12,7 +12,8 @@ import yaml
 from fixtures import World, damage_metrics, forked, made, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.errors import OatWarning

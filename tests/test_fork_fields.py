@@ -13,7 +13,7 @@ from evaluations import JUDGES
 from fixtures import World, oat, write_jsonl
 
 from oat.build.open_run import FREE, open_run
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.config.load import convert, dump, load_config
 from oat.config.settings import Config
 from oat.errors import ConfigError

@@ -19,7 +19,7 @@ from oat.algorithms.direct import BNF, DPO, IPO, BNFConfig, DPOConfig, IPOConfig
 from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig, GRPOConfig
 from oat.algorithms.kto import KTO, KTOConfig
 from oat.algorithms.supervised import SFT, SFTConfig
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.errors import NonFiniteError
 from oat.learner.batching import micro_batches, select_rows, split_units, view_of

@@ -18,7 +18,8 @@ from test_weights import turn_bit
 from tiny_models import CONTEXT, FAMILIES, VOCAB_ROWS, build_config, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig

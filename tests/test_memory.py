@@ -10,7 +10,7 @@ from fixtures import World, oat
 from transformers import LlamaConfig
 
 from oat.build.memory import Lengths, estimate
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.models.loading import load_lm, outlines
 

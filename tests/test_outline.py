@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oat.build.memory import SURE, Lengths, _at_most, estimate, free_memory
 from oat.build.models import load_models, shape_of
-from oat.build.resolve import make_objective
-from oat.build.run import build, resolve
+from oat.build.resolve import make_objective, resolve
+from oat.build.run import build
 from oat.cli import _parser, main
 from oat.commands.check import _seen
 from oat.config.load import dump, load_config

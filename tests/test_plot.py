@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fixtures import World, oat
 
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.config.load import load_config, to_yaml
 
 Make = Callable[..., Path]

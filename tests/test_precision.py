@@ -15,7 +15,8 @@ from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from oat.algorithms.direct import DPOConfig
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine

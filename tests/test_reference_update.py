@@ -13,7 +13,8 @@ import pytest
 import torch
 from fixtures import World, forked, kill_at, made, make_model, oat
 
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine

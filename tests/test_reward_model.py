@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from oat.algorithms.reward_model import RewardModelConfig, calibration_error
 from oat.build.open_run import open_run
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.commands.export import export_run
 from oat.config.load import load_config
 from oat.errors import ConfigError

@@ -9,7 +9,7 @@ import yaml
 from fixtures import World, forked, oat
 from test_progress import Seen, in_a_terminal
 
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.tracking.registry import sinks_of
 

@@ -14,7 +14,7 @@ from task import END, RATE, Memory, Paced, digest, pairs, prompts, ragged, rewar
 from oat.algorithms.base import Objective
 from oat.algorithms.group import GRPO, GRPOConfig
 from oat.build.open_run import open_run
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.learner.learner import Learner

@@ -253,7 +253,7 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 def _evaluated(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.build.open_run import known_by_file
-    from oat.build.run import resolve
+    from oat.build.resolve import resolve
     from oat.commands.eval import evaluate_once
     from oat.config.load import load_config, stored_config
     from oat.reports.terminal import numbers_table

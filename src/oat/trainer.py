@@ -14,7 +14,7 @@ from typing import Any
 
 from oat.build.fingerprints import GIVEN
 from oat.build.open_run import as_begun, open_run
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.commands.eval import evaluate_once
 from oat.commands.export import export_run
 from oat.config.load import Origins, convert

@@ -9,7 +9,8 @@ import torch
 from fixtures import World
 
 from oat.algorithms.registry import ALGORITHMS
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.config.load import load_config
 from oat.loop import Run
 from oat.types import Answer, Batch, Feedback, Group, Item, Key, Mark, Message, Prompt, Question, Segment, Trajectory

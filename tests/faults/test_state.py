@@ -19,7 +19,7 @@ from fixtures import World
 from object_graph import UnknownTypeError, fingerprints
 
 from oat.build.open_run import open_run
-from oat.build.run import resolve
+from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.loop import Run, restore, train
 

@@ -14,7 +14,8 @@ import torch
 from fixtures import World, forked
 
 from oat.algorithms.base import Objective
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.config.load import load_config
 from oat.engines.base import checksum
 from oat.loop import Run, train

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from oat.algorithms.base import Objective
+from oat.build.engine import make_sampling
+from oat.build.learner import make_ensemble, make_learner
 from oat.build.models import Shape, load_models, load_slots, needed_models, needed_slots, shape_of
 from oat.build.resolve import make_explorer, make_objective
-from oat.build.run import make_ensemble, make_learner, make_sampling
 from oat.build.run_inputs import Surroundings, make_renderer
 from oat.config.load import Origins, blaming, where
 from oat.config.settings import Config, LoraConfig, TorchEngineConfig

@@ -17,8 +17,8 @@ from oat.build.fingerprints import CHANGEABLE, GIVEN, recorded, refuse_changed_o
 from oat.build.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
 from oat.build.highest_cost import dearest_question, refuse_small_budget
 from oat.build.memory import lengths_of, refuse_short_cache, refuse_too_large
-from oat.build.resolve import make_objective
-from oat.build.run import Home, build, resolve
+from oat.build.resolve import make_objective, resolve
+from oat.build.run import Home, build
 from oat.build.run_inputs import Surroundings, budget_of, refuse_weights, surround
 from oat.config.load import Origins, blaming, convert, dump, load_config, stored_config, to_yaml, with_given
 from oat.config.settings import Component, Config

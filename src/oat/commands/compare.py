@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from oat.build.fingerprints import recorded
-from oat.build.run import build, resolve
+from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.build.run_inputs import Surroundings, refuse_weights, surround
 from oat.commands.export import take_up_policy
 from oat.config.load import Origins, load_config, stored_config

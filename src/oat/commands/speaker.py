@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import torch
 
+from oat.build.engine import make_engine, plain_sampling
 from oat.build.models import check_tokenizer, device_of
-from oat.build.run import make_engine, plain_sampling
 from oat.build.run_inputs import make_renderer
 from oat.commands.export import load_learned, run_config
 from oat.config.settings import Config, ModelConfig, SamplingConfig, TorchEngineConfig

@@ -1,0 +1,55 @@
+"""The engine of a run, and how it is to sample."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+from oat.build.models import load_slots, needed_slots
+from oat.build.resolve import make_objective
+from oat.config.settings import Config, TorchEngineConfig
+from oat.engines.torch import TorchEngine
+from oat.explore.base import Explorer
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import is_outlined
+from oat.seeds import Seeds
+from oat.text.renderer import Renderer
+from oat.types import Requires, Sampling
+
+
+def run_engine(config: Config, requires: Requires, explorer: Explorer, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds) -> TorchEngine:
+    options = TorchEngineConfig(**config.engine.options)
+    threads = options.threads or (config.compute.threads if config.compute.profile == "cpu" else None)
+    engine = make_engine(load_slots(config, lms, needed_slots(config, requires, explorer), seeds), renderer, options, threads)
+    if threads is None and config.compute.profile == "cpu" and not is_outlined():
+        plan = make_objective(config).plan(0)
+        engine.choose_threads(max(1, plan.prompts * sum(plan.samples.values())))
+    return engine
+
+
+def make_engine(slots: Mapping[str, CausalLM], renderer: Renderer, options: TorchEngineConfig, threads: int | None) -> TorchEngine:
+    """The engine in this process, with the models of its slots.
+
+    Args:
+        threads: of torch while the engine works; None: as the process has them.
+    """
+    return TorchEngine(
+        slots,
+        num_tokens=renderer.num_tokens,
+        stop_ids=renderer.stop_ids,
+        decode=renderer.decode,
+        max_rows=options.max_rows,
+        cache_gb=options.cache_gb,
+        deterministic=options.deterministic,
+        threads=threads,
+    )
+
+
+def make_sampling(config: Config, requires: Requires) -> Sampling:
+    """As the actor samples."""
+    sampling = plain_sampling(config)
+    return replace(sampling, keep_sets=requires.ratio_based and sampling.truncates)
+
+
+def plain_sampling(config: Config) -> Sampling:
+    """As the actor samples for an evaluation."""
+    names = [f.name for f in fields(Sampling) if f.name != "keep_sets"]
+    return Sampling(**{name: getattr(config.sampling, name) for name in names})

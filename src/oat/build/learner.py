@@ -1,0 +1,103 @@
+"""The learner of a run, and the ensemble's parts."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from oat.algorithms.base import Objective
+from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
+from oat.build.engine import make_sampling
+from oat.config.settings import Config
+from oat.errors import ConfigError
+from oat.explore.base import Explorer
+from oat.learner.following import Following
+from oat.learner.learner import Learner
+from oat.learner.limits import measure_tokens
+from oat.learner.models import Critic, LanguageModel, Model, RewardModel
+from oat.learner.optim import OptimiserSettings
+from oat.models.causal_lm import CausalLM
+from oat.models.ensemble import Ensemble
+from oat.models.sequence_classifier import check_backbone
+from oat.rollout.ensemble_scorer import Scorer
+from oat.seeds import Seeds
+from oat.text.renderer import Renderer
+from oat.types import ENSEMBLE
+
+EnsembleParts = tuple[EnsembleLearning, Ensemble, Scorer]
+
+
+def make_learner(
+    config: Config,
+    objective: Objective,
+    lms: Mapping[str, CausalLM],
+    renderer: Renderer,
+    seeds: Seeds,
+    ensemble: EnsembleParts | None,
+    keep: Path | None = None,
+) -> Learner:
+    """The learner; a batch that stops it goes into the folder `keep`."""
+    c = config.learner
+    models: dict[str, Model] = {}
+    for name in sorted(objective.requires.models):
+        if name == "critic":
+            models[name] = Critic(lms[name], seeds.at("init", name), autocast=c.autocast is not None)
+        elif name == "reward":
+            check_backbone(lms[name])
+            models[name] = RewardModel(lms[name], seeds.at("init", name), trailing=renderer.trailing, autocast=c.autocast is not None)
+        else:
+            models[name] = LanguageModel(lms[name], num_tokens=renderer.num_tokens, chunk=c.logits_chunk, autocast=c.autocast is not None)
+        if c.gradient_checkpointing and name in objective.wants:
+            lms[name].checkpoint_gradients()
+    rates = dict.fromkeys(("policy", "reward", "critic"), c.learning_rate)
+    if c.critic_learning_rate is not None:
+        rates["critic"] = c.critic_learning_rate
+    common: dict[str, Any] = {"schedule": c.schedule, "warmup_steps": c.warmup_steps, "schedule_steps": c.schedule_steps or 1}
+    common["max_grad_norm"] = c.max_grad_norm
+    optimisers = {name: OptimiserSettings(rates[name], c.betas, c.weight_decay, **common) for name in objective.wants}
+    if ensemble:
+        models[ENSEMBLE] = ensemble[1]
+        optimisers[ENSEMBLE] = ensemble_optimiser(ensemble[0].config)
+    learner = Learner(
+        models,
+        optimisers,
+        micro_batch_size=c.micro_batch_size,
+        micro_batch_tokens=None if c.micro_batch_tokens == "auto" else c.micro_batch_tokens,
+        gradient_checkpointing=c.gradient_checkpointing,
+        max_updates=c.max_updates,
+        max_skips=c.max_skips if c.on_nonfinite == "skip" else 0,
+        following=Following(update.every, update.mix) if (update := config.model.reference_update) else None,
+        keep=keep,
+        seeds=seeds,
+    )
+    if c.micro_batch_tokens == "auto":
+        sampling = make_sampling(config, objective.requires)
+        learner.micro_batch_tokens = measure_tokens(learner, objective, config, sampling, renderer.num_tokens)
+    return learner
+
+
+def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
+    """Adam at a constant rate, as the sources' code has it."""
+    norm = math.inf if config.max_grad_norm is None else config.max_grad_norm
+    return OptimiserSettings(config.learning_rate, config.betas, config.weight_decay, config.eps, decoupled=False, max_grad_norm=norm)
+
+
+def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds) -> EnsembleParts | None:
+    """The ensemble's objective, the learner's ensemble, and the actor's side of it, where the explorer needs one.
+
+    Raises:
+        ConfigError: the explorer says nothing about its ensemble.
+    """
+    if ENSEMBLE not in explorer.needs:
+        return None
+    settings = getattr(getattr(explorer, "config", None), "ensemble", None)
+    if not isinstance(settings, EnsembleConfig):
+        raise ConfigError("an explorer that needs the ensemble has a field `ensemble: EnsembleConfig` in its Config, and keeps it as `config`")
+    backbone = lms["reference"]
+    width = backbone.module.get_output_embeddings().in_features
+
+    def fresh() -> Ensemble:
+        shape = {"features": width, "members": settings.members, "hidden": settings.hidden}
+        return Ensemble(**shape, activation=settings.activation, generator=seeds.at("init", ENSEMBLE))
+
+    return EnsembleLearning(settings), fresh(), Scorer(backbone, fresh())
