@@ -1,4 +1,4 @@
-"""The laws of the house (docs/design.md): who may import whom, and how large a thing may be. Read from the source, nothing is run."""
+"""The laws of the house (docs/architecture.md): who may import whom, and how large a thing may be. Read from the source, nothing is run."""
 
 import ast
 import sys
@@ -205,6 +205,19 @@ def test_rooms_are_few_and_say_what_they_are() -> None:
     assert len(list(ROOT.glob("*.py"))) <= MAX_ROOT
     silent = [str(file.relative_to(ROOT)) for file in FILES if file.name == "__init__.py" and not ast.get_docstring(ast.parse(file.read_text()))]
     assert silent == []
+
+
+def test_the_map_of_packages_is_what_they_say() -> None:
+    """Each sentence of docs/architecture.md is the first one, or the first ones, of its package."""
+    page = (ROOT.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    told = {
+        line.split("`")[1].rstrip("/"): line.split(" | ")[1].removesuffix(" |")
+        for line in page.splitlines()
+        if line.startswith("| `") and "/` |" in line
+    }
+    packages = {file.parent.name: " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").split()) for file in ROOT.glob("*/__init__.py")}
+    assert told.keys() == packages.keys()
+    assert [name for name, sentence in told.items() if not packages[name].startswith(sentence)] == []
 
 
 @pytest.mark.parametrize("name", ["loop", "collector"])

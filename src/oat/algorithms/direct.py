@@ -49,7 +49,7 @@ Undecided = Literal["mask", "half"]
 
 
 ROUNDING = 1e-5
-"""Nats a token by which two passes of the same weights may differ in float32 (docs/design.md, law 7)."""
+"""Nats a token by which two passes of the same weights may differ in float32 (docs/architecture.md, law 7)."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What may end a run, or hold it up: stop conditions, signals, and answers that stay away."""
+"""What may end a run, or turn it back: stop conditions, alarms, signals, and answers that stay away."""
