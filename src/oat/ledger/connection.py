@@ -1,0 +1,128 @@
+"""The file of a ledger: opened, brought to this schema version, written in transactions, and read though it may be damaged."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from oat.errors import LedgerError
+from oat.files import Standing, read_only_address, refuse_network, unwritten
+from oat.ledger import schema
+
+
+class Connection:
+    """
+    Args:
+        read_only: the file stays as it is; one of an older schema version is read from a copy in memory.
+
+    Raises:
+        LedgerError: the file is of another schema version, is no ledger, or lies on a network file system.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False):
+        refuse_network(path)
+        self.path, self.standing = path, Standing()
+        try:
+            if read_only:
+                self._open_read_only()
+            else:
+                self.db = _connect(str(path))
+                self.db.execute("PRAGMA journal_mode = WAL")
+                self.db.execute("PRAGMA synchronous = FULL")
+                self._bring_up_to_date()
+                self.standing = Standing(*(path.with_name(path.name + end) for end in ("", "-wal", "-shm")))
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            is_denied = isinstance(error, sqlite3.OperationalError)
+            hint = "make room or mend what is wrong there" if is_denied else "restore it from a copy"
+            raise LedgerError(f"{path}: the ledger cannot be opened ({error}); {hint}, or start a new run directory") from error
+
+        found = self._version()
+        if found != schema.VERSION:
+            raise LedgerError(
+                f"{self.path}: schema version {found or 'unknown'}, this program writes {schema.VERSION}; continue the run with the version that "
+                "made it"
+            )
+
+    def _open_read_only(self) -> None:
+        self.db = _connect(read_only_address(self.path))
+        if self._version() in (None, *schema.MIGRATIONS):
+            file, self.db = self.db, _connect(":memory:")
+            with closing(file):
+                file.backup(self.db)
+            self._bring_up_to_date()
+
+    def _bring_up_to_date(self) -> None:
+        with self:
+            found = self._version()
+            if found is None:
+                for statement in schema.TABLES.split(";\n"):
+                    self.db.execute(statement)
+                self.db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(schema.VERSION),))
+            while found in schema.MIGRATIONS:
+                for statement in schema.MIGRATIONS[found]:
+                    self.db.execute(statement)
+                found += 1
+                self.db.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(found),))
+
+    def _version(self) -> int | None:
+        """Of the schema; 0 where the file does not say, None where it has no tables."""
+        if not self.db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            return None
+        if not self.db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            return 0
+        row = self.db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+        return int(row[0]) if row and row[0].isdigit() else 0
+
+    def __enter__(self) -> Self:
+        """Begin a transaction; an error within it undoes all of it.
+
+        Raises:
+            LedgerError: the file cannot be written, now or within, is no longer the one that was opened, or another process writes to it too.
+        """
+        self.standing.refuse_lost(LedgerError)
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            raise unwritten(self.path, error) from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        try:
+            if error is None:
+                self.db.execute("COMMIT")
+        except sqlite3.OperationalError as failed:
+            error = failed
+        if self.db.in_transaction:
+            self.db.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError):
+            raise unwritten(self.path, error) from error
+
+    def close(self) -> None:
+        self.db.close()
+
+    def _one(self, sql: str, values: Sequence[Any]) -> int:
+        number: int = self.db.execute(sql, values).fetchone()[0]
+        return number
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Within it rows are read that may be damaged."""
+        try:
+            yield
+        except (ValueError, TypeError, LookupError) as error:
+            raise self._damaged(f"a row ({type(error).__name__}: {error})") from error
+
+    def _damaged(self, what: str) -> LedgerError:
+        hint = "`oat ledger RUN --check` says what else is wrong: restore the file from a copy, or begin anew in another run_dir"
+        return LedgerError(f"{self.path}: {what} is not what was written there; {hint}")
+
+    def _each(self, sql: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query with `IN ({})`, for any number of values."""
+        for start in range(0, len(values), 500):
+            some = values[start : start + 500]
+            yield from self.db.execute(sql.format(", ".join("?" * len(some))), some).fetchall()
+
+
+def _connect(address: str) -> sqlite3.Connection:
+    return sqlite3.connect(address, uri=address.startswith("file:"), isolation_level=None, timeout=30.0, check_same_thread=False)
