@@ -30,7 +30,7 @@ from oat.models.lora import is_adapter_directory
 from oat.oracles.base import Oracle, made_of, version_of
 from oat.plugins.loading import own_files
 from oat.rundir.provenance import entries, recorded_inputs
-from oat.text.renderer import load_template
+from oat.text.templates import load_template
 
 Inputs = dict[str, Any]
 """Plain JSON."""

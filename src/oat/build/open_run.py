@@ -33,7 +33,7 @@ from oat.models.loading import load_tokenizer, outlines
 from oat.plugins.loading import same_by_file
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
-from oat.text.renderer import reads_date
+from oat.text.templates import reads_date
 from oat.tracking.registry import refuse_missing
 
 FREE: tuple[str, ...] = (

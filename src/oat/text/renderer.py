@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oat.errors import TemplateError, described, did_you_mean, shortened, warn
-from oat.files import seen
+from oat.errors import TemplateError, described, shortened, warn
 from oat.text.encoding import Encoder
 from oat.text.question_forms import Example, Form
-from oat.text.templates import CHATML, CHATML_TOKENS
+from oat.text.templates import CHATML_TOKENS, load_template, on_day, proposal
 from oat.text.vocabulary import num_ids
 from oat.types import Message
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters of Unicode: no text holds them
 _LITERAL = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
-_DATE = re.compile(r"""\bstrftime_now\(\s*(?:"([^"]*)"|'([^']*)')\s*\)""")
 _REASONING = re.compile(r"\s*<think>\n?")
 _SYSTEM, _USER, _RESPONSE, _TOOL = (Message(role, f"oat{role}") for role in ("system", "user", "assistant", "tool"))
 
@@ -82,7 +80,7 @@ class Renderer:
         few_shot: int = 0,
     ):
         if template is None and system is not None:
-            raise TemplateError(f"a system prompt needs a chat template; {_proposal(tokenizer)}, or drop `render.system`")
+            raise TemplateError(f"a system prompt needs a chat template; {proposal(tokenizer)}, or drop `render.system`")
         self.tokenizer = tokenizer
         self.system = system
         self.stop = tuple(stop)
@@ -95,7 +93,7 @@ class Renderer:
         }
         self.num_tokens = num_ids(tokenizer)
         self.template = None if template is None else load_template(template, tokenizer)
-        self.source = "" if self.template is None else _on_day(self.template, date or datetime.date.today())
+        self.source = "" if self.template is None else on_day(self.template, date or datetime.date.today())
         if date is not None and self.source == (self.template or ""):
             raise TemplateError(f"the date {date} is given, and the template reads none; remove `date`, or choose another template")
         self._set_control({token.content for token in tokenizer.added_tokens_decoder.values() if token.special})
@@ -281,7 +279,7 @@ class Renderer:
     def _plain(self, messages: Sequence[Message]) -> np.ndarray:
         if len(messages) != 1 or messages[0].role != "user":
             roles = ", ".join(message.role for message in messages) or "nothing"
-            raise TemplateError(f"a conversation of {roles} needs a chat template; {_proposal(self.tokenizer)}")
+            raise TemplateError(f"a conversation of {roles} needs a chat template; {proposal(self.tokenizer)}")
         ids, added = self._encoder.ids(messages[0].content, adds=True)
         while ids and added[-1] and ids[-1] == self.tokenizer.eos_token_id:
             ids.pop()
@@ -357,7 +355,7 @@ class Renderer:
             if len(self._ids(token)) != 1:
                 raise TemplateError(
                     f"the chatml template needs {token} as one token, and this tokenizer has none; add it to the tokenizer and the model, or "
-                    f"{_proposal(self.tokenizer)}"
+                    f"{proposal(self.tokenizer)}"
                 )
 
     def _study_turn(self) -> None:
@@ -406,51 +404,6 @@ class Renderer:
                 "messages, or the model meets other histories in use than in training"
             )
             return
-
-
-def reads_date(template: str, tokenizer: "PreTrainedTokenizerFast") -> bool:
-    """Whether a template, named as in `Renderer`, writes the day into what it renders.
-
-    Raises:
-        TemplateError: the template is missing.
-    """
-    return _DATE.search(load_template(template, tokenizer)) is not None
-
-
-def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
-    """The text of a template, named as in `Renderer`.
-
-    Raises:
-        TemplateError: there is none.
-    """
-    if template == "chatml":
-        return CHATML
-    if template == "tokenizer":
-        try:
-            return str(tokenizer.get_chat_template())
-        except ValueError as error:
-            raise TemplateError(f"the tokenizer has no chat template; {_proposal(tokenizer)}, or leave it out for plain prompts") from error
-    if not template.endswith(".jinja"):
-        raise TemplateError(f"no template is called {template!r}; {did_you_mean(template, ('chatml', 'tokenizer'))}, or the path of a .jinja file")
-    try:
-        return seen(template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TemplateError(f"cannot read the template {template} ({error}); give the path of a .jinja file in UTF-8") from error
-
-
-def _on_day(template: str, date: datetime.date) -> str:
-    """The template as it is on one day: transformers gives its own clock to every template."""
-    source = _DATE.sub(lambda match: repr(date.strftime(match[1] or match[2] or "")), template)
-    if re.search(r"\bstrftime_now\s*\(", source):
-        raise TemplateError('the chat template computes the format of its date; write the format into it, as in strftime_now("%d %b %Y")')
-    return source
-
-
-def _proposal(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """The templates that can work with a tokenizer."""
-    ours = [*(["tokenizer"] if tokenizer.chat_template else []), *(["chatml"] if {*CHATML_TOKENS} <= tokenizer.added_tokens_encoder.keys() else [])]
-    last = "a .jinja file that ends turns with {{ eos_token }}" if tokenizer.eos_token else "a .jinja file"
-    return f'set `render.template` to {" or ".join([*ours, last])} (docs/data.md, "Chat templates")'
 
 
 def _escaped(value: Any, control: re.Pattern[str]) -> Any:
