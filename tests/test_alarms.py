@@ -156,7 +156,7 @@ class TestGold:
         found = []
         for step, value in enumerate(values):
             if value is not None:
-                alarms.hear({"eval/gold_sampled": value, "eval/sampled": 9.0})
+                alarms.note_evaluation({"eval/gold_sampled": value, "eval/sampled": 9.0})
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 alarms.check(step + 1, {}, is_saved=bool(saved) and saved[step])
@@ -174,7 +174,7 @@ class TestGold:
         alarms = Alarms({"gold": Rule("eval/gold_sampled", 2, "roll_back", -0.5, math.inf)}, 3)
         alarms.begin(0)
         assert self.heard(alarms, [0, None, 1, None, 0.4], [True] * 5) == [0, 0, 2, 2, 2]
-        alarms.hear({"eval/gold_sampled": 0.3})
+        alarms.note_evaluation({"eval/gold_sampled": 0.3})
         with pytest.warns(UserWarning, match=r"is 0.3, below 0.5 \(0.5 under its best, 1\), for 2 evaluations on end"):
             assert alarms.check(6, {}, is_saved=True) == 2
 
@@ -183,7 +183,7 @@ class TestGold:
         for cut in range(1, len(values) + 1):
             first, second = Alarms({"gold": Rule(*self.RULE)}, 3), Alarms({"gold": Rule(*self.RULE)}, 3)
             self.heard(first, values[: cut - 1])
-            first.hear({"eval/gold_sampled": values[cut - 1]})
+            first.note_evaluation({"eval/gold_sampled": values[cut - 1]})
             second.load_state(json.loads(json.dumps(first.state)))
             self.heard(second, [None, *values[cut:]])
             assert (second.raised, second.best) == (1, 1.0)

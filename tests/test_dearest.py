@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from oat.build.highest_cost import dearest_question, longest_responses
 from oat.build.resolve import resolve
-from oat.build.run_inputs import surround
+from oat.build.run_inputs import gather_inputs
 from oat.config.load import load_config
 from oat.errors import OatWarning
 from oat.ledger.store import Store
@@ -120,15 +120,15 @@ def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None
     """Responses of up to four tokens, drawn anew, about prompts of the run."""
     options = {"name": "judge", "model": "m", "url": "http://127.0.0.1:1/v1", "price_in": 1.0, "price_out": 2.0}
     config = resolve(*load_config(world.config("dpo", tmp_path, {"oracle": options, "stop": {"max_steps": 3, "max_cost": 9.0}, "evaluation": None})))
-    around = surround(config)
-    most, judge, draw = dearest_question(config, around), around.asked["judge"], random.Random(0)
+    run_inputs = gather_inputs(config)
+    most, judge, draw = dearest_question(config, run_inputs), run_inputs.asked["judge"], random.Random(0)
     assert isinstance(judge, Judge)
     prices = []
-    for number, prompt in enumerate(around.prompts.all()):
+    for number, prompt in enumerate(run_inputs.prompts.all()):
         texts = ["".join(draw.choice("0123456789+=ab") for _ in range(draw.randrange(5))) for _ in range(2)]
         prices.append(judge.price(Question.about(make_group(number, *texts), Key("train", 0, 0, number), "compare", (0, 1), "judge")))
         prices.append(judge.price(Question(Key("train", 0, 0, number), "compare", prompt.messages, tuple(texts), (0, 1))))
-    around.close()
+    run_inputs.close()
     assert max(price.tokens for price in prices) <= most.tokens < 1.2 * max(price.tokens for price in prices)
     assert max(price.cost for price in prices) <= most.cost
 
@@ -149,7 +149,7 @@ def test_prompts_are_spread_over_all_sources(world: World, tmp_path: Path) -> No
         write_jsonl(tmp_path / f"{name}.jsonl", [{"prompt": f"{name}{number}"} for number in range(size)]) for name, size in (("a", 2), ("b", 7))
     ]
     config = resolve(*load_config(world.config("grpo", tmp_path, {"prompts": {"path": [str(file) for file in files]}, "evaluation": None})))
-    prompts = surround(config).prompts
+    prompts = gather_inputs(config).prompts
     state = prompts.state
     assert [prompt.messages[0].content for prompt in prompts.spread(99)] == ["a0", "a1", *(f"b{number}" for number in range(7))]
     assert [prompt.messages[0].content for prompt in prompts.spread(3)] == ["a0", "b1", "b4"]

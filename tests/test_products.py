@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 from oat.engines.torch import TorchEngine
 from oat.functional import products
 from oat.functional.head import linear_functionals
-from oat.models.linear import quicken
+from oat.models.linear import use_fast_matmul
 from oat.models.loading import load_lm
 from oat.models.lora import add_adapter
 from oat.seeds import Seeds
@@ -163,7 +163,7 @@ def test_a_model_computes_the_same_and_is_the_same(family, onednn, calls):
     plain = AutoModelForCausalLM.from_config(CONFIGS[family]).eval()
     quick = AutoModelForCausalLM.from_config(CONFIGS[family]).eval()
     quick.load_state_dict(plain.state_dict())
-    quicken(quick)
+    use_fast_matmul(quick)
     assert list(quick.state_dict()) == list(plain.state_dict())
     assert all(isinstance(layer, type(other)) for layer, other in zip(quick.modules(), plain.modules(), strict=True))
     ids = torch.arange(40)[None] % VOCAB_ROWS

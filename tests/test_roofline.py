@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, MixtralConfig
 
 from oat.engines.kv import PAGE
-from oat.hardware.roofline import LARGEST, Cost, Rates, Stint, bandwidth, cost_of, matrix_rate, rates_of
+from oat.hardware.roofline import LARGEST, Cost, Rates, Stopwatch, bandwidth, cost_of, matrix_rate, rates_of
 from oat.learner.models import Critic, LanguageModel
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
@@ -164,27 +164,27 @@ def test_a_model_counts_the_tokens_of_its_passes(paths: dict[str, str], name: st
     heads = 0 if name == "critic" else 8
     with torch.no_grad():
         model.outputs(rows, {}, wants)
-    assert model.tally.flops == model.tally.cost.flops(tokens, pairs, heads)
-    before = model.tally.flops
+    assert model.work_counter.flops == model.work_counter.cost.flops(tokens, pairs, heads)
+    before = model.work_counter.flops
     model.outputs(rows, {}, wants)
-    assert model.tally.flops - before == model.tally.cost.flops(tokens, pairs, heads, learning=True)
+    assert model.work_counter.flops - before == model.work_counter.cost.flops(tokens, pairs, heads, learning=True)
 
 
 def test_a_stint_adds_up_what_is_within_it(paths: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each model by the rate of its precision; nothing before, between and after."""
     rates, clock = {torch.float32: 1000.0, torch.bfloat16: 4000.0}, iter(range(100))
     models = [LanguageModel(load_lm(paths["llama"]), num_tokens=NUM_TOKENS, chunk=64, autocast=autocast) for autocast in (False, True)]
-    stint, rows = Stint([model.tally for model in models]), prompted(np.arange(4), [3])
-    flops = models[0].tally.cost.flops(7, 28, 3, learning=True)
+    stopwatch, rows = Stopwatch([model.work_counter for model in models]), prompted(np.arange(4), [3])
+    flops = models[0].work_counter.cost.flops(7, 28, 3, learning=True)
     monkeypatch.setattr("oat.hardware.roofline.matrix_rate", lambda device, threads, dtype: rates[dtype])
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     for _ in range(2):
         for model in models:
             model.outputs(rows, {}, {"raw"})
-            with stint:
+            with stopwatch:
                 model.outputs(rows, {}, {"raw"})
-        assert stint.end() == pytest.approx(flops * (1 / 1000 + 1 / 4000) / 2)
-        assert stint.end() is None
+        assert stopwatch.end() == pytest.approx(flops * (1 / 1000 + 1 / 4000) / 2)
+        assert stopwatch.end() is None
 
 
 def test_rates_are_measured_once_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,7 +215,7 @@ def _trained(arguments: argparse.Namespace, config: "Config", origins: "Origins"
 
             def report(step: int, metrics: dict[str, float]) -> None:
                 show(step, metrics)
-                outcome.hear(step)
+                outcome.note_step(step)
 
             if arguments.profile is None:
                 reason, trace = train(run, report), None

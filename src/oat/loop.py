@@ -110,7 +110,7 @@ def steps(run: Run, report: Report) -> str:
                     batch = prepared(objective, learned, run.learner.forward, run.seeds.at("prepare", objective.name, step))
                     metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, learned)))
             metrics.add({**missing(feedback.items), **run.buffer.metrics(learned)})
-            if heed(run, step + 1, metrics) or run.weights.due(step):
+            if react_to_alarms(run, step + 1, metrics) or run.weights.due(step):
                 run.weights.sync(run.learner, version=step + 1)
             run.weights.follow(run.learner)
         metrics.add({"oracle/reasked": run.ledger.reasked, **run.ledger.reported, "weights/version": run.weights.sampler_version})
@@ -131,7 +131,7 @@ def open_rows(run: Run, report: Report) -> None:
     report(0, metrics.values)
 
 
-def heed(run: Run, step: int, metrics: Metrics) -> bool:
+def react_to_alarms(run: Run, step: int, metrics: Metrics) -> bool:
     """Hold the metrics of the update that made it so many against the alarms; whether what was learned went back to a checkpoint."""
     back = run.alarms.check(step, metrics.values, is_saved=run.checkpoints.due(step - 1))
     if back is not None:
@@ -179,7 +179,7 @@ def evaluate(run: Run, step: int, *, due: bool, feedback: Feedback | None = None
             except OatError as error:
                 warn(f"the evaluation after {step} steps failed and is left out: {error}")
                 values = {"eval/failed": 1.0}
-            run.alarms.hear(values)
+            run.alarms.note_evaluation(values)
             metrics.add(values)
     return metrics
 

@@ -189,7 +189,7 @@ class Alarms(Protocol):
     def begin(self, step: int) -> bool:
         """Whether the state of this step has to be on disk, since a roll back would lead to it."""
 
-    def hear(self, values: Mapping[str, float]) -> None:
+    def note_evaluation(self, values: Mapping[str, float]) -> None:
         """Keep what an evaluation says for the check of the next step."""
 
     def check(self, step: int, values: Mapping[str, float], *, is_saved: bool) -> int | None:

@@ -157,7 +157,7 @@ class Trainer:
             def report(step: int, metrics: dict[str, float]) -> None:
                 nonlocal is_asked
                 show(step, metrics)
-                outcome.hear(step)
+                outcome.note_step(step)
                 if self._call_back(step, metrics):
                     is_asked = True
                     run.interruption.ask()
@@ -193,7 +193,7 @@ class Trainer:
 
     def evaluate(self, **fields: Any) -> dict[str, float]:
         """One evaluation of the newest checkpoint, or of the start model where the run has not begun, as by `oat eval`: its metrics, and the `step`
-        of the weights. The run is not changed, and the evaluation has a purse of its own.
+        of the weights. The run is not changed, and the evaluation has a budget of its own.
 
         Args:
             fields: of the section `evaluation`, beside those that this trainer has: `path=records`, `oracle=other`, `samples=8`.

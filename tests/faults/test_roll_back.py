@@ -36,7 +36,7 @@ class Moment:
 MOMENTS = {
     "before the start is saved": Moment("oat.rundir.checkpoints:Checkpoints._publish", 1),
     "the start saved, no row written": Moment("oat.tracking.files:Tracking.row", 1),
-    "before the alarm is raised": Moment("oat.loop:heed", 5),
+    "before the alarm is raised": Moment("oat.loop:react_to_alarms", 5),
     "raised, nothing taken back": Moment("oat.loop:take_up", 1),
     "taken back, the sampler not": Moment("oat.runtime.weights:Weights.sync", 6),
     "the sampler too, the row not evaluated": Moment("oat.runtime.weights:Weights.sync", 6, after=True),
@@ -45,7 +45,7 @@ MOMENTS = {
     "the row written, no checkpoint behind it": Moment("oat.learner.learner:Learner.update", 6),
     "before the next checkpoint is published": Moment("oat.rundir.checkpoints:Checkpoints._publish", 4),
     "the next checkpoint published, older ones not removed": Moment("oat.rundir.checkpoints:Checkpoints._prune", 4),
-    "after the second roll back": Moment("oat.loop:heed", 8, after=True),
+    "after the second roll back": Moment("oat.loop:react_to_alarms", 8, after=True),
     "told to end between two checkpoints, before the alarm": Moment("oat.collector:Collector.fill", 4, signals=TERM),
     "told to end while the alarm is raised": Moment("oat.loop:take_up", 1, signals=TERM),
     "told to end in the row's evaluation": Moment("oat.evaluation.evaluation:Evaluation._answer", 3, signals=TERM),
@@ -127,7 +127,7 @@ def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(wo
         ("oat.loop:take_up", 2),
         ("oat.tracking.files:Tracking.row", 1),
         ("oat.rundir.checkpoints:Checkpoints._prune", 1),
-        ("oat.loop:heed", 4),
+        ("oat.loop:react_to_alarms", 4),
     ):
         run_dir, kill, log = tmp_path / f"killed at {place}", functools.partial(kill_at, *named(place), call), tmp_path / "log"
         shutil.copytree(begun, run_dir)

@@ -154,7 +154,9 @@ def _evaluation(config: Config) -> list[Rule]:
     if e is None:
         return []
     names = {"evaluation.gold" if purpose == "gold" else "evaluation.oracle": judge.name for purpose, judge in judges_of(config).items()}
-    limited = {"evaluation.gold" if purpose == "gold" else "evaluation.oracle": purse.is_limited for purpose, purse in purses_of(config).items()}
+    limited = {
+        "evaluation.gold" if purpose == "gold" else "evaluation.oracle": budget.is_limited for purpose, budget in evaluation_budgets(config).items()
+    }
     if e.answers is not None:
         load_answers(e.answers)
     new = "evaluation samples new responses, and the oracle recorded knows only recorded ones; name an oracle that can score them"
@@ -398,7 +400,7 @@ def judges_of(config: Config) -> dict[str, OracleConfig | Component]:
     return {"eval": own or config.oracle, **({"gold": gold} if gold else {})}
 
 
-def purses_of(config: Config) -> dict[str, Budget]:
+def evaluation_budgets(config: Config) -> dict[str, Budget]:
     """What all evaluations together may spend, by the purpose of their questions."""
     e = config.answering
     if e is None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from oat import protocols as boxes
 from oat.algorithms.base import Objective
-from oat.build.cross_checks import purses_of
+from oat.build.cross_checks import evaluation_budgets
 from oat.build.engine import plain_sampling
-from oat.build.run_inputs import Surroundings, pair_columns
+from oat.build.run_inputs import RunInputs, pair_columns
 from oat.config.settings import Config
 from oat.evaluation.evaluation import Evaluation, Judge, Mode, Records, Trigger, Wanted
 from oat.evaluation.held_out import HeldOutPairs, OnlyPairs
@@ -19,16 +19,16 @@ from oat.types import Sampling
 
 
 def make_evaluation(
-    config: Config, around: Surroundings, actor: boxes.Actor, ledger: Ledger, seeds: Seeds, directory: Path, pairs: HeldOutPairs | None
+    config: Config, run_inputs: RunInputs, actor: boxes.Actor, ledger: Ledger, seeds: Seeds, directory: Path, pairs: HeldOutPairs | None
 ) -> Evaluation | OnlyPairs | None:
-    e, held_out = config.evaluation, around.held_out
+    e, held_out = config.evaluation, run_inputs.held_out
     if e is None:
         return None
     trigger = Trigger(e.every, e.every_queries or 0, e.every_hours or 0.0)
     if held_out is None:
         assert pairs is not None, "cross_checks.py refuses an evaluation of nothing"
         return OnlyPairs(pairs, trigger)
-    purses, sampling = purses_of(config), plain_sampling(config)
+    budgets, sampling = evaluation_budgets(config), plain_sampling(config)
     modes = []
     if e.samples:
         modes.append(Mode("sampled", e.samples, sampling))
@@ -40,18 +40,18 @@ def make_evaluation(
         actor,
         ledger,
         modes,
-        [Judge(purpose, address, oracle.answers, purses[purpose]) for purpose, (address, oracle) in around.judges.items()],
+        [Judge(purpose, address, oracle.answers, budgets[purpose]) for purpose, (address, oracle) in run_inputs.judges.items()],
         slot=e.slot,
         trigger=trigger,
         wanted=Wanted(e.kl, e.intervals, e.pass_at, e.success, e.majority_at, load_answers(e.answers) if e.answers else None, e.online),
-        records=Records(directory / "evaluations", decode=around.renderer.decode, **names),
+        records=Records(directory / "evaluations", decode=run_inputs.renderer.decode, **names),
         seeds=seeds,
         **({} if pairs is None else {"measured": pairs.measure}),
     )
 
 
-def held_out_pairs(config: Config, around: Surroundings, objective: Objective, learner: Learner, seeds: Seeds) -> HeldOutPairs | None:
-    if around.pairs is None:
+def held_out_pairs(config: Config, run_inputs: RunInputs, objective: Objective, learner: Learner, seeds: Seeds) -> HeldOutPairs | None:
+    if run_inputs.pairs is None:
         return None
-    actor = RecordedActor(around.pairs.fit, pair_columns(config), config.prompts.score_key)
-    return HeldOutPairs(objective, around.pairs.all(), actor, learner, seeds)
+    actor = RecordedActor(run_inputs.pairs.fit, pair_columns(config), config.prompts.score_key)
+    return HeldOutPairs(objective, run_inputs.pairs.all(), actor, learner, seeds)

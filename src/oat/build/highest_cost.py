@@ -12,7 +12,7 @@ import numpy as np
 
 from oat.build.cross_checks import BUILTIN
 from oat.build.resolve import make_objective
-from oat.build.run_inputs import Surroundings, budget_of
+from oat.build.run_inputs import RunInputs, budget_of
 from oat.config.load import Origins, where
 from oat.config.settings import Config
 from oat.errors import ConfigError, warn
@@ -29,7 +29,7 @@ _TOKENS, _LONGEST = 512, 3
 _UNITS = ("queries", "tokens", "cost")
 
 
-def dearest_question(config: Config, around: Surroundings) -> Price:
+def dearest_question(config: Config, run_inputs: RunInputs) -> Price:
     """The most that a question of training can cost, in each unit by itself. Nothing where nobody is asked.
 
     Raises:
@@ -37,23 +37,23 @@ def dearest_question(config: Config, around: Surroundings) -> Price:
     """
     if config.oracle.name in BUILTIN:
         return Price()
-    ((name, oracle),) = around.asked.items()
+    ((name, oracle),) = run_inputs.asked.items()
     kind, samples = make_objective(config).requires.feedback, len(config.prompts.responses) or _samples(config)
     assert kind != "none", "an objective without feedback asks no oracle"
     blank = Question(Key("train", 0, 0, 0), kind, (), ("",) * samples, tuple(range(samples)), oracle=name)
     if not names_price(oracle):
         return price_of(oracle, blank)
-    prompts = around.prompts.spread(_PROMPTS)
+    prompts = run_inputs.prompts.spread(_PROMPTS)
     if config.prompts.responses:
-        return _most(price_of(oracle, _recorded(config, around, prompt, kind, name)) for prompt in prompts)
+        return _most(price_of(oracle, _recorded(config, run_inputs, prompt, kind, name)) for prompt in prompts)
     plain = [(prompt, _about(prompt, blank, ("",) * samples)) for prompt in prompts]
     prices = [price_of(oracle, question) for _, question in plain]
     chosen = {place for unit in _UNITS for place in sorted(range(len(prices)), key=lambda place: -getattr(prices[place], unit))[:_DEAREST]}
-    texts = longest_responses(around.renderer, config.sampling.max_new_tokens)
+    texts = longest_responses(run_inputs.renderer, config.sampling.max_new_tokens)
     return _most(price_of(oracle, replace(plain[place][1], candidates=(text,) * samples)) for place in sorted(chosen) for text in texts)
 
 
-def lines_of_costs(config: Config, around: Surroundings, one: Price, questions: int, steps: int | None) -> Iterator[str]:
+def lines_of_costs(config: Config, run_inputs: RunInputs, one: Price, questions: int, steps: int | None) -> Iterator[str]:
     """For `oat check`: the most that a question, a step and all steps that are left can cost, of an oracle that says it.
 
     Args:
@@ -61,7 +61,7 @@ def lines_of_costs(config: Config, around: Surroundings, one: Price, questions: 
         questions: of a step.
         steps: that are left; None: until a budget ends the run.
     """
-    if config.oracle.name in BUILTIN or not names_price(next(iter(around.asked.values()))):
+    if config.oracle.name in BUILTIN or not names_price(next(iter(run_inputs.asked.values()))):
         return
     step, budget = _times(one, questions), budget_of(config)
     if steps is not None:
@@ -123,8 +123,8 @@ def _about(prompt: Prompt, question: Question, candidates: tuple[str, ...]) -> Q
     return replace(question, messages=prompt.messages, candidates=candidates, columns=columns, reference=reference, is_chat=prompt.is_chat)
 
 
-def _recorded(config: Config, around: Surroundings, prompt: Prompt, kind: Kind, oracle: str) -> Question:
-    actor = RecordedActor(around.prompts.fit, config.prompts.responses, config.prompts.score_key)
+def _recorded(config: Config, run_inputs: RunInputs, prompt: Prompt, kind: Kind, oracle: str) -> Question:
+    actor = RecordedActor(run_inputs.prompts.fit, config.prompts.responses, config.prompts.score_key)
     (group,) = actor.sample([prompt], {}, ())
     return Question.about(group, Key("train", 0, 0, prompt.occurrence), kind, tuple(range(len(group.trajectories))), oracle)
 

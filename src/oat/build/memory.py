@@ -23,7 +23,7 @@ from oat.build.engine import make_sampling
 from oat.build.learner import make_ensemble, make_learner
 from oat.build.models import Shape, load_models, load_slots, needed_models, needed_slots, shape_of
 from oat.build.resolve import make_explorer, make_objective
-from oat.build.run_inputs import Surroundings, make_renderer
+from oat.build.run_inputs import RunInputs, make_renderer
 from oat.config.load import Origins, blaming, where
 from oat.config.settings import Config, LoraConfig, TorchEngineConfig
 from oat.engines.decoding import cache_dtype, cache_dtype_on, filled_up
@@ -79,10 +79,10 @@ class Lengths:
     held_out_prompt: int = 0
 
 
-def lengths_of(around: Surroundings) -> Lengths:
+def lengths_of(run_inputs: RunInputs) -> Lengths:
     """Of the prompts that a run reads."""
-    held_out = around.held_out
-    return Lengths(around.prompts.longest, *((held_out.size, held_out.longest) if held_out else ()))
+    held_out = run_inputs.held_out
+    return Lengths(run_inputs.prompts.longest, *((held_out.size, held_out.longest) if held_out else ()))
 
 
 def refuse_too_large(config: Config, lengths: Lengths, origins: Origins, policy: Shape) -> str:

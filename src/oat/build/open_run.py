@@ -19,7 +19,7 @@ from oat.build.highest_cost import dearest_question, refuse_small_budget
 from oat.build.memory import lengths_of, refuse_short_cache, refuse_too_large
 from oat.build.resolve import make_objective, resolve
 from oat.build.run import Home, build
-from oat.build.run_inputs import Surroundings, budget_of, refuse_weights, surround
+from oat.build.run_inputs import RunInputs, budget_of, gather_inputs, refuse_weights
 from oat.config.load import Origins, blaming, convert, dump, load_config, stored_config, to_yaml, with_given
 from oat.config.settings import Component, Config
 from oat.control.interruption import Interruption
@@ -178,17 +178,19 @@ def _open(config: Config, home: Home, origins: Origins, source: str | None, acce
             f"{directory / 'environment.json'} does not say what the run's model, its text and its data were: it was removed, or the run was begun "
             "before oat wrote it; so nobody knows whether they have changed since; from here on they are held against what they are now"
         )
-    around = surround(config, origins, folder=directory, known=known)
+    run_inputs = gather_inputs(config, origins, folder=directory, known=known)
     with ExitStack() as left:
-        left.callback(around.close)
-        refuse_short_cache(config, lengths_of(around), origins, around.shape)
-        refuse_too_large(config, lengths_of(around), origins, around.shape)
-        refuse_changes(config, origins, around, directory / "ledger.sqlite", accept_changed)
+        left.callback(run_inputs.close)
+        refuse_short_cache(config, lengths_of(run_inputs), origins, run_inputs.shape)
+        refuse_too_large(config, lengths_of(run_inputs), origins, run_inputs.shape)
+        refuse_changes(config, origins, run_inputs, directory / "ledger.sqlite", accept_changed)
         if budget_of(config).is_limited:
-            refuse_small_budget(config, origins, dearest_question(config, around), make_objective(config).plan(0).questions, is_begun=file.exists())
-        run = build(config, directory=home, around=around, origins=origins)
+            refuse_small_budget(
+                config, origins, dearest_question(config, run_inputs), make_objective(config).plan(0).questions, is_begun=file.exists()
+            )
+        run = build(config, directory=home, run_inputs=run_inputs, origins=origins)
         left.callback(run.ledger.close)
-        refuse_weights(config, origins, around, is_begun=is_begun)
+        refuse_weights(config, origins, run_inputs, is_begun=is_begun)
         for (section, name), value in run.chosen.items():
             config = _with(config, section, name, value)
         home.standing.refuse_lost(DirectoryError)
@@ -227,7 +229,7 @@ def settled(config: Config, origins: Origins, source: str | None = None) -> tupl
 
 
 def refuse_changes(
-    config: Config, origins: Origins, around: Surroundings, ledger: Path, accept_changed: Collection[str], step: int | None = None
+    config: Config, origins: Origins, run_inputs: RunInputs, ledger: Path, accept_changed: Collection[str], step: int | None = None
 ) -> None:
     """Hold data and oracles against what earlier processes of the run had. Held-out data are warned of.
 
@@ -241,11 +243,11 @@ def refuse_changes(
     """
     blame = partial(blaming, config, origins)
     with blame("prompts.path"):
-        around.prompts.refuse_others((around.known or {}).get("prompts", []))
-    warn_of_other_prompts(around.known, around.inputs)
+        run_inputs.prompts.refuse_others((run_inputs.known or {}).get("prompts", []))
+    warn_of_other_prompts(run_inputs.known, run_inputs.inputs)
     if "reward" not in accept_changed:
-        changed = changed_since(ledger, versions_of(around.known, around.roles), step)
-        refuse_changed_oracles(around.known, around.roles, changed, blame)
+        changed = changed_since(ledger, versions_of(run_inputs.known, run_inputs.roles), step)
+        refuse_changed_oracles(run_inputs.known, run_inputs.roles, changed, blame)
 
 
 def as_begun(config: Config, origins: Origins) -> Config:
@@ -269,7 +271,7 @@ def known_by_file(config: Config, file: Path) -> Config:
 
 
 @contextmanager
-def outlined(config: Config, origins: Origins, around: Surroundings) -> Iterator[Run]:
+def outlined(config: Config, origins: Origins, run_inputs: RunInputs) -> Iterator[Run]:
     """The run of a configuration made without weights, in a folder of its own; it is not to be begun.
 
     Raises:
@@ -277,7 +279,7 @@ def outlined(config: Config, origins: Origins, around: Surroundings) -> Iterator
     """
     here = replace(config, compute=replace(config.compute, serialise=False))
     with tempfile.TemporaryDirectory() as scratch, outlines(), LiveBytes():
-        run = build(here, directory=Path(scratch), around=around, origins=origins)
+        run = build(here, directory=Path(scratch), run_inputs=run_inputs, origins=origins)
         try:
             yield run
         finally:
@@ -286,9 +288,9 @@ def outlined(config: Config, origins: Origins, around: Surroundings) -> Iterator
 
 def _refuse_mistakes(config: Config, origins: Origins) -> None:
     """What is wrong with a configuration whatever its directory holds."""
-    around = surround(config, origins)
-    refuse_short_cache(config, lengths_of(around), origins, around.shape)
-    with outlined(config, origins, around):
+    run_inputs = gather_inputs(config, origins)
+    refuse_short_cache(config, lengths_of(run_inputs), origins, run_inputs.shape)
+    with outlined(config, origins, run_inputs):
         pass
 
 

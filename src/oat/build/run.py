@@ -11,14 +11,14 @@ import torch
 
 from oat import protocols as boxes
 from oat.algorithms.base import Objective
-from oat.build.cross_checks import purses_of, watched_metrics
+from oat.build.cross_checks import evaluation_budgets, watched_metrics
 from oat.build.engine import make_sampling, run_engine
 from oat.build.evaluation import held_out_pairs, make_evaluation
 from oat.build.fingerprints import OwnFiles, versions_of
 from oat.build.learner import make_ensemble, make_learner
 from oat.build.models import check_reference, device_notes, load_models, needed_models, needed_slots, slot_dtypes
 from oat.build.resolve import make_explorer, make_objective
-from oat.build.run_inputs import Blame, Surroundings, budget_of, surround
+from oat.build.run_inputs import Blame, RunInputs, budget_of, gather_inputs
 from oat.collector import Collector
 from oat.config.load import Origins, blaming, dump
 from oat.config.settings import Config
@@ -69,12 +69,12 @@ class Home:
     interruption: Interruption
 
 
-def build(config: Config, *, directory: Path | Home | None = None, around: Surroundings | None = None, origins: Origins | None = None) -> Run:
+def build(config: Config, *, directory: Path | Home | None = None, run_inputs: RunInputs | None = None, origins: Origins | None = None) -> Run:
     """The boxes of a resolved configuration.
 
     Args:
         directory: where the run lives, if not in `config.run_dir`; made where it is missing and nobody has opened it.
-        around: what is around its models, if that is there already.
+        run_inputs: what its parts read and ask, if that is there already.
 
     Raises:
         OatError: a part cannot be made as configured.
@@ -83,10 +83,10 @@ def build(config: Config, *, directory: Path | Home | None = None, around: Surro
     directory = home.directory
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
-    around, blame = around or surround(config, origins, folder=directory), partial(blaming, config, origins or {})
+    run_inputs, blame = run_inputs or gather_inputs(config, origins, folder=directory), partial(blaming, config, origins or {})
     seeds, wired, objective = Seeds(config.seed), partial(_wired, config), make_objective(config)
     explorer = make_explorer(config, objective.requires)
-    renderer, prompts, asked = around.renderer, around.prompts, around.asked
+    renderer, prompts, asked = run_inputs.renderer, run_inputs.prompts, run_inputs.asked
     lms = _models(config, objective.requires, explorer, renderer, seeds, blame)
     with blame("explorer.name"):
         ensemble = make_ensemble(explorer, lms, seeds)
@@ -94,9 +94,9 @@ def build(config: Config, *, directory: Path | Home | None = None, around: Surro
     with blame("model.path"):
         learner = wired(make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite"), tuple(type(o) for o in objectives))
         engine, scorer = wired(run_engine(config, objective.requires, explorer, lms, renderer, seeds)), ensemble[2] if ensemble else None
-    actor, trained = (wired(box) for box in _actors(config, objective.requires, around, engine, scorer, seeds))
-    served = {name: wired(oracle) for name, oracle in _served(around, has_ensemble=bool(ensemble)).items()}
-    ledger = _ledger(config, directory, served, seeds, around, home.interruption.heed)
+    actor, trained = (wired(box) for box in _actors(config, objective.requires, run_inputs, engine, scorer, seeds))
+    served = {name: wired(oracle) for name, oracle in _served(run_inputs, has_ensemble=bool(ensemble)).items()}
+    ledger = _ledger(config, directory, served, seeds, run_inputs, home.interruption.check_interrupt)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
@@ -105,7 +105,7 @@ def build(config: Config, *, directory: Path | Home | None = None, around: Surro
     weights, alarms = _weights(config, engine, objective.requires, explorer, wired(scorer) if scorer else None), _alarms(config, objective)
     ahead: dict[str, Any] = {"plans": plans, "last": stop.last, "max_outstanding": config.oracle.max_outstanding}
     collector = Collector(prompts, trained, explorer, OneOracle(next(iter(asked))), ledger, seeds, **ahead)
-    evaluation = make_evaluation(config, around, actor, ledger, seeds, directory, held_out_pairs(config, around, objective, learner, seeds))
+    evaluation = make_evaluation(config, run_inputs, actor, ledger, seeds, directory, held_out_pairs(config, run_inputs, objective, learner, seeds))
     parts: dict[str, boxes.Stateful] = {"learner": learner, "weights": weights, "prompts": prompts, "collector": collector, "stop": stop}
     parts |= {"alarms": alarms, **dict(zip(("objective", ENSEMBLE), objectives, strict=False)), **({"evaluation": evaluation} if evaluation else {})}
     return Run(
@@ -122,19 +122,19 @@ def build(config: Config, *, directory: Path | Home | None = None, around: Surro
         evaluation=evaluation,
         alarms=alarms,
         checkpoints=Checkpoints(directory / "checkpoints", **asdict(config.checkpoint), standing=home.standing),
-        tracking=_tracking(config, home, around),
+        tracking=_tracking(config, home, run_inputs),
         parts=parts,
-        start=_left_out(around.sources),
+        start=_left_out(run_inputs.sources),
         chosen=_chosen(config, objective, learner, engine),
-        notes=(*device_notes(config.compute.profile), *dict.fromkeys(note for source in around.sources for note in source.notes)),
+        notes=(*device_notes(config.compute.profile), *dict.fromkeys(note for source in run_inputs.sources for note in source.notes)),
         interruption=home.interruption,
     )
 
 
-def _served(around: Surroundings, *, has_ensemble: bool) -> dict[str, Oracle]:
+def _served(run_inputs: RunInputs, *, has_ensemble: bool) -> dict[str, Oracle]:
     """The oracles that the ledger asks, by address."""
     believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if has_ensemble else {}
-    return {**around.asked, **dict(around.judges.values()), **believed}
+    return {**run_inputs.asked, **dict(run_inputs.judges.values()), **believed}
 
 
 def _home(directory: Path) -> Home:
@@ -160,16 +160,26 @@ def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
     return {f"prompts/{name}": float(sum(getattr(source, name) for source in sources)) for name in ("cut", "dropped", "skipped")}
 
 
-def _ledger(config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, around: Surroundings, heed: Callable[[], None]) -> Ledger:
-    o, budgets = config.oracle, {"train": budget_of(config), **purses_of(config)}
+def _ledger(
+    config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, run_inputs: RunInputs, check_interrupt: Callable[[], None]
+) -> Ledger:
+    o, budgets = config.oracle, {"train": budget_of(config), **evaluation_budgets(config)}
     common: dict[str, Any] = {"labels": o.labels, "deadline_s": o.deadline_s, "max_wait_s": o.max_wait_s, "max_age": o.max_answer_age}
-    common |= {"repeats": o.repeats, "keep_groups": config.tracking.keep_trajectories, "known_versions": versions_of(around.known, around.roles)}
-    return Ledger(Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, heed=heed, release=around.close, **common)
+    common |= {
+        "repeats": o.repeats,
+        "keep_groups": config.tracking.keep_trajectories,
+        "known_versions": versions_of(run_inputs.known, run_inputs.roles),
+    }
+    return Ledger(
+        Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, check_interrupt=check_interrupt, release=run_inputs.close, **common
+    )
 
 
-def _tracking(config: Config, home: Home, around: Surroundings) -> Tracking:
+def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
     t = config.tracking
-    told = Told(home.directory / "environment.json", partial(environment_of, config.seed), around.inputs, OwnFiles(around.known, around.roles))
+    told = Told(
+        home.directory / "environment.json", partial(environment_of, config.seed), run_inputs.inputs, OwnFiles(run_inputs.known, run_inputs.roles)
+    )
     sinks = [SinkProcess(sink, home.directory, dump(config)) for sink in described_sinks(t)]
     return Tracking(home.directory, samples=t.samples, told=told, sinks=sinks, standing=home.standing)
 
@@ -193,13 +203,13 @@ def _weights(config: Config, engine: TorchEngine, requires: Requires, explorer: 
 
 
 def _actors(
-    config: Config, requires: Requires, around: Surroundings, engine: TorchEngine, scorer: Scorer | None, seeds: Seeds
+    config: Config, requires: Requires, run_inputs: RunInputs, engine: TorchEngine, scorer: Scorer | None, seeds: Seeds
 ) -> tuple[boxes.Actor, boxes.Actor]:
     """The actor that samples, for evaluation; and the one that training learns from: the same, or that of recorded responses."""
-    actor = Actor(around.renderer, engine, make_sampling(config, requires), seeds, environment=around.environment, scorer=scorer)
+    actor = Actor(run_inputs.renderer, engine, make_sampling(config, requires), seeds, environment=run_inputs.environment, scorer=scorer)
     if not config.prompts.responses:
         return actor, actor
-    return actor, RecordedActor(around.prompts.fit, config.prompts.responses, config.prompts.score_key)
+    return actor, RecordedActor(run_inputs.prompts.fit, config.prompts.responses, config.prompts.score_key)
 
 
 def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -> int | None:

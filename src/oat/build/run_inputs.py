@@ -1,4 +1,4 @@
-"""What is around the models of a run, made from its configuration: what is read, and who answers. Nothing here needs a weight."""
+"""The inputs of a run, made from its configuration: what is read, and who answers. Nothing here needs a weight."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oat.build.cross_checks import BUILTIN, judges_of, purses_of
+from oat.build.cross_checks import BUILTIN, evaluation_budgets, judges_of
 from oat.build.fingerprints import (
     Inputs,
     inputs_of_models,
@@ -52,7 +52,7 @@ Blame = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, eq=False)
-class Surroundings:
+class RunInputs:
     """Everything of a run that needs no weights: what is read, and who answers.
 
     Attributes:
@@ -92,10 +92,10 @@ class Surroundings:
             close_oracle(oracle)
 
 
-def surround(
+def gather_inputs(
     config: Config, origins: Origins | None = None, *, folder: Path | None = None, has_opponent: bool = False, known: Inputs | None = None
-) -> Surroundings:
-    """What is around the models of a resolved configuration. Of the policy only its configuration is read.
+) -> RunInputs:
+    """The inputs of a resolved configuration's run. Of the policy only its configuration is read.
 
     Args:
         folder: of the run, for copies of what can only be read in order.
@@ -143,12 +143,12 @@ def surround(
             if held_out is not None:
                 _check_columns(judge, held_out)
     inputs |= {"prompts": prompts.digests, **_held_out_inputs(config, {"held_out": held_out, "pairs": pairs})}
-    around = Surroundings(shape, renderer, prompts, held_out, pairs, environment, asked, judges, known, inputs)
-    inputs |= inputs_of_oracles(around.roles, versions_of(known, around.roles))
-    return around
+    run_inputs = RunInputs(shape, renderer, prompts, held_out, pairs, environment, asked, judges, known, inputs)
+    inputs |= inputs_of_oracles(run_inputs.roles, versions_of(known, run_inputs.roles))
+    return run_inputs
 
 
-def refuse_weights(config: Config, origins: Origins, around: Surroundings, *, is_begun: bool) -> None:
+def refuse_weights(config: Config, origins: Origins, run_inputs: RunInputs, *, is_begun: bool) -> None:
     """Remember the weights that lie on this machine, and hold those that are read against what they were.
 
     Args:
@@ -159,17 +159,17 @@ def refuse_weights(config: Config, origins: Origins, around: Surroundings, *, is
     """
     objective = make_objective(config)
     needed = needed_models(config, objective.requires, make_explorer(config, objective.requires))
-    around.inputs.update(inputs_of_weights(config))
+    run_inputs.inputs.update(inputs_of_weights(config))
     fields = weights_read(config, has_reference="reference" in needed, is_begun=is_begun)
-    refuse_other_weights(around.known, around.inputs, fields, partial(blaming, config, origins))
+    refuse_other_weights(run_inputs.known, run_inputs.inputs, fields, partial(blaming, config, origins))
 
 
-def warn_of_changes(run_dir: Path, config: Config, around: Surroundings) -> None:
+def warn_of_changes(run_dir: Path, config: Config, run_inputs: RunInputs) -> None:
     """For an evaluation of a run by its own configuration: oracles or held-out prompts that are not those of the run."""
     stored = resolve(stored_config(run_dir)[0], {})
     if (stored.evaluation, stored.oracle) == (config.evaluation, config.oracle):
-        warn_of_changed_oracles(around.known, around.roles, run_dir)
-        warn_of_other_prompts(around.known, around.inputs)
+        warn_of_changed_oracles(run_inputs.known, run_inputs.roles, run_dir)
+        warn_of_other_prompts(run_inputs.known, run_inputs.inputs)
 
 
 def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Renderer:
@@ -255,7 +255,7 @@ def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
                     f"the scores of {name} are relative to those that are asked about together (`normalise: group` or `batch`), so that their mean "
                     f"is about 0 whatever the model does; name another {field}, such as the mixture with `normalise: none` or `fixed`"
                 )
-        _check_price(purses_of(config)[purpose], name, oracle, "evaluation.gold" if purpose == "gold" else "evaluation")
+        _check_price(evaluation_budgets(config)[purpose], name, oracle, "evaluation.gold" if purpose == "gold" else "evaluation")
         found[purpose] = (address, oracle)
     return found
 

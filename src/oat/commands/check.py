@@ -21,7 +21,7 @@ from oat.build.highest_cost import dearest_question, lines_of_costs, refuse_smal
 from oat.build.memory import lengths_of, memory_lines, refuse_short_cache, refuse_too_large
 from oat.build.open_run import outlined, refuse_changes, settled
 from oat.build.resolve import make_objective, updates_of
-from oat.build.run_inputs import Surroundings, refuse_weights, surround
+from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
 from oat.config.load import Origins
 from oat.config.secrets import Hider
 from oat.config.settings import BufferConfig, Config
@@ -77,20 +77,20 @@ def outline(
     refuse_missing(config, origins)
     config, origin = settled(config, origins, source)
     directory, step = (seen(config.run_dir), None) if origin is None else (origin.run, origin.step)
-    around = surround(config, origins, known=recorded(directory, step))
-    lengths = lengths_of(around)
-    refuse_short_cache(config, lengths, origins, around.shape)
-    memory = refuse_too_large(config, lengths, origins, around.shape)
-    refuse_changes(config, origins, around, directory / "ledger.sqlite", accept_changed, step)
+    run_inputs = gather_inputs(config, origins, known=recorded(directory, step))
+    lengths = lengths_of(run_inputs)
+    refuse_short_cache(config, lengths, origins, run_inputs.shape)
+    memory = refuse_too_large(config, lengths, origins, run_inputs.shape)
+    refuse_changes(config, origins, run_inputs, directory / "ledger.sqlite", accept_changed, step)
     is_begun = origin is None and (directory / "config.yaml").exists()
-    most = dearest_question(config, around)
+    most = dearest_question(config, run_inputs)
     refuse_small_budget(config, origins, most, make_objective(config).plan(0).questions, is_begun=is_begun)
-    refuse_weights(config, origins, around, is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps))
-    with outlined(config, origins, around) as run:
+    refuse_weights(config, origins, run_inputs, is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps))
+    with outlined(config, origins, run_inputs) as run:
         assert isinstance(run.learner, Learner), "nothing goes through the wire here"
         begun = _begun(config, origin)
-        lines = [*_model(run.learner), *_data(around), *_step(config, run, around), *_rest(config, run, around, most, *begun)]
-        lines += [*_evaluations(config, run, around, begun[0]), *_checkpoints(config, run.learner, origin, run.stop.last)]
+        lines = [*_model(run.learner), *_data(run_inputs), *_step(config, run, run_inputs), *_rest(config, run, run_inputs, most, *begun)]
+        lines += [*_evaluations(config, run, run_inputs, begun[0]), *_checkpoints(config, run.learner, origin, run.stop.last)]
         lines += [
             *_places(config, run.learner),
             *_defaults(config, origins),
@@ -99,7 +99,7 @@ def outline(
             *(("note", note) for note in run.notes),
         ]
     table = [f"  {name:<13}{text}" for name, text in lines]
-    return [*table, *(token_lines(config, around) if with_tokens else []), *(memory_lines(config, lengths) if with_memory else [])]
+    return [*table, *(token_lines(config, run_inputs) if with_tokens else []), *(memory_lines(config, lengths) if with_memory else [])]
 
 
 _Lines = Iterator[tuple[str, str]]
@@ -114,10 +114,10 @@ def _model(learner: Learner) -> _Lines:
     yield "model", f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, of which {learning / 1e6:.3g} million learn"
 
 
-def _data(around: Surroundings) -> _Lines:
-    held_out = f"; {around.held_out.size} held out" if around.held_out else ""
-    what = " with the longest response" if around.prompts.has_responses else ""
-    yield "prompts", f"{around.prompts.size}, at most {around.prompts.longest} tokens long{what}{held_out}"
+def _data(run_inputs: RunInputs) -> _Lines:
+    held_out = f"; {run_inputs.held_out.size} held out" if run_inputs.held_out else ""
+    what = " with the longest response" if run_inputs.prompts.has_responses else ""
+    yield "prompts", f"{run_inputs.prompts.size}, at most {run_inputs.prompts.longest} tokens long{what}{held_out}"
 
 
 def _sinks(config: Config) -> _Lines:
@@ -145,10 +145,10 @@ def _stored(config: Config) -> int | None:
     return Checkpoints(seen(config.run_dir) / "checkpoints", every=1, keep_last=1).next_loaded
 
 
-def _step(config: Config, run: Run, around: Surroundings) -> _Lines:
+def _step(config: Config, run: Run, run_inputs: RunInputs) -> _Lines:
     """The arithmetic of a step."""
     plan, options, recorded, samples = run.plans(0), config.algorithm.options, bool(config.prompts.responses), _samples(config, run)
-    responses, queries = plan.prompts * samples, plan.questions * _price(config, around, samples)
+    responses, queries = plan.prompts * samples, plan.questions * _price(config, run_inputs, samples)
     of = "recorded" if recorded else f"of at most {config.sampling.max_new_tokens} tokens"
     asked = f"{_many(plan.questions, 'question')}, {_queries(queries)}"
     yield "a step", f"{_many(plan.prompts, 'prompt')} x {samples} = {_many(responses, 'response')} {of}; {asked}"
@@ -165,7 +165,7 @@ def _step(config: Config, run: Run, around: Surroundings) -> _Lines:
         yield "a buffer", _buffered(config, buffer, plan.questions)
 
 
-def _rest(config: Config, run: Run, around: Surroundings, dearest: Price, begun: int, spent: int) -> _Lines:
+def _rest(config: Config, run: Run, run_inputs: RunInputs, dearest: Price, begun: int, spent: int) -> _Lines:
     """The arithmetic of all steps that are left.
 
     Args:
@@ -174,8 +174,8 @@ def _rest(config: Config, run: Run, around: Surroundings, dearest: Price, begun:
         spent: queries of theirs.
     """
     last, stop, plan, samples = run.stop.last, config.stop, run.plans(0), _samples(config, run)
-    queries = plan.questions * _price(config, around, samples)
-    for costs in lines_of_costs(config, around, dearest, plan.questions, None if last is None else max(0, last - begun)):
+    queries = plan.questions * _price(config, run_inputs, samples)
+    for costs in lines_of_costs(config, run_inputs, dearest, plan.questions, None if last is None else max(0, last - begun)):
         yield "cost", costs
     limits = {"max_queries": stop.max_queries, "max_tokens": stop.max_tokens, "max_cost": stop.max_cost, "max_hours": stop.max_hours}
     until = " or ".join(f"stop.{name} {limit:g}" for name, limit in limits.items() if limit is not None)
@@ -192,7 +192,7 @@ def _rest(config: Config, run: Run, around: Surroundings, dearest: Price, begun:
         steps = f", after {least} at least" if least else ""
         yield "the run", f"steps{after} until {until}{steps}" + (f"; {spent} queries are spent" if begun else "")
         return
-    steps_left, size = max(0, last - begun), around.prompts.size
+    steps_left, size = max(0, last - begun), run_inputs.prompts.size
     prompts = min(steps_left * plan.prompts, max(0, size * config.prompts.epochs - begun * plan.prompts) if config.prompts.epochs else math.inf)
     times = f"of {size}" if prompts < size else _each(int(prompts), size, is_exact=begun * plan.prompts % size == 0)
     asked = _queries(int(min(steps_left * queries, left))) + beside
@@ -217,11 +217,11 @@ def _buffered(config: Config, buffer: BufferConfig, questions: int) -> str:
     return f"the newest {_many(min(buffer.questions, fullest * questions), 'question')}{cleared}: up to {steps} a step"
 
 
-def _price(config: Config, around: Surroundings, samples: int) -> int:
+def _price(config: Config, run_inputs: RunInputs, samples: int) -> int:
     """The most queries that a question of training may cost."""
     if config.oracle.name in BUILTIN:
         return 0
-    (oracle,) = around.asked.values()
+    (oracle,) = run_inputs.asked.values()
     return samples if oracle.answers == "score" else 2 if isinstance(oracle, Preferences) else 1
 
 
@@ -244,7 +244,7 @@ def _size(count: int) -> str:
     return f"{count / unit[0]:.3g} {unit[1]}"
 
 
-def _evaluations(config: Config, run: Run, around: Surroundings, begun: int) -> _Lines:
+def _evaluations(config: Config, run: Run, run_inputs: RunInputs, begun: int) -> _Lines:
     e, last = config.evaluation, run.stop.last
     if e is None:
         return
@@ -252,18 +252,18 @@ def _evaluations(config: Config, run: Run, around: Surroundings, begun: int) -> 
     when = f"{'' if begun else 'before the first step, '}every {_many(e.every, 'step')}{' at most' if is_rarer else ''}, and at the end"
     count = None if last is None else max(0, (begun == 0) + last // e.every - begun // e.every + (last % e.every > 0 and last > begun))
     times = f": {_many(count, 'time')}" if count else ""
-    if around.pairs is not None:
-        yield "evaluation", f"{when}{times}; {_many(around.pairs.size, 'pair')} that are never learned, and nobody is asked"
-    if around.held_out is None:
+    if run_inputs.pairs is not None:
+        yield "evaluation", f"{when}{times}; {_many(run_inputs.pairs.size, 'pair')} that are never learned, and nobody is asked"
+    if run_inputs.held_out is None:
         return
-    responses = around.held_out.size * (e.samples + e.greedy)
+    responses = run_inputs.held_out.size * (e.samples + e.greedy)
     parts = " + ".join([*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])])
-    prompts = _many(around.held_out.size, "prompt")
+    prompts = _many(run_inputs.held_out.size, "prompt")
     plan, is_pair = run.plans(0), make_objective(config).requires.feedback == "compare"
     online = plan.questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
     learned = f", and the step's own {online}" if online else ""
     yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {_many(responses, 'response')}{learned}"
-    for purpose, (address, _) in around.judges.items():
+    for purpose, (address, _) in run_inputs.judges.items():
         priced = 0 if judges_of(config)[purpose].name in BUILTIN else responses + online
         total = priced * (count or 0) - (online if priced and not begun else 0)
         yield "", f"{_queries(priced)} each" + (f", {total} in all" if count and priced else "") + f", of {address}"
@@ -322,13 +322,13 @@ def _defaults(config: Config, origins: Origins) -> _Lines:
         yield "" if number else "by default", line
 
 
-def token_lines(config: Config, around: Surroundings) -> list[str]:
+def token_lines(config: Config, run_inputs: RunInputs) -> list[str]:
     """What is learned from the first prompt of the run, token by token: where responses are sampled, the reference stands for one, and the model
     itself is asked how it goes on."""
-    prompts, renderer = around.prompts.take(_ENDS_SEEN), around.renderer
+    prompts, renderer = run_inputs.prompts.take(_ENDS_SEEN), run_inputs.renderer
     prompt = prompts[0]
     if config.prompts.responses:
-        actor = RecordedActor(around.prompts.fit, config.prompts.responses, config.prompts.score_key)
+        actor = RecordedActor(run_inputs.prompts.fit, config.prompts.responses, config.prompts.score_key)
         rows, names = actor.sample([prompt], {}, ())[0].trajectories, [f"the response {name!r}" for name in config.prompts.responses]
     else:
         response = _stand_in(renderer, prompt.reference or "")

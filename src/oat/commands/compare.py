@@ -16,7 +16,7 @@ import numpy as np
 from oat.build.fingerprints import recorded
 from oat.build.resolve import resolve
 from oat.build.run import build
-from oat.build.run_inputs import Surroundings, refuse_weights, surround
+from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
 from oat.commands.export import take_up_policy
 from oat.config.load import Origins, load_config, stored_config
 from oat.config.settings import Config, ModelConfig
@@ -62,11 +62,11 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
         OatError: nobody says which prompts and which oracle, or a part cannot be made as configured.
     """
     contenders = _contenders(first, second, flags)
-    arounds = [_surrounded(contender) for contender in contenders]
-    prompts = _common(arounds)
-    other_step, others = _answers(contenders[1], arounds[1], prompts)
+    inputs = [_inputs_of(contender) for contender in contenders]
+    prompts = _common(inputs)
+    other_step, others = _answers(contenders[1], inputs[1], prompts)
     with tempfile.TemporaryDirectory() as scratch:
-        run, step = _made(contenders[0], arounds[0], Path(scratch))
+        run, step = _made(contenders[0], inputs[0], Path(scratch))
         evaluation = _evaluation_of(run)
         feedback = _ask(run, evaluation, _sampled(evaluation, prompts), others)
         run.ledger.close()
@@ -85,13 +85,13 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
     return found
 
 
-def _surrounded(contender: Contender) -> Surroundings:
+def _inputs_of(contender: Contender) -> RunInputs:
     origins: Origins = {(): contender.name}
     known = None if contender.run_dir is None else recorded(contender.run_dir)
-    around = surround(contender.config, origins, has_opponent=True, known=known)
+    run_inputs = gather_inputs(contender.config, origins, has_opponent=True, known=known)
     if contender.run_dir is not None:
-        refuse_weights(contender.config, origins, around, is_begun=True)
-    return around
+        refuse_weights(contender.config, origins, run_inputs, is_begun=True)
+    return run_inputs
 
 
 def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contender, Contender]:
@@ -129,18 +129,18 @@ def _is_run(name: str) -> bool:
     return (seen(name) / "config.yaml").exists()
 
 
-def _common(arounds: Sequence[Surroundings]) -> list[Prompt]:
+def _common(inputs: Sequence[RunInputs]) -> list[Prompt]:
     """The held-out prompts that are short enough for both."""
-    (first, second) = (around.held_out for around in arounds)
+    (first, second) = (run_inputs.held_out for run_inputs in inputs)
     assert first is not None, "a comparison has a section `evaluation`"
     assert second is not None, "and both have the same"
     rows = {prompt.row for prompt in second.all()}
     return [prompt for prompt in first.all() if prompt.row in rows]
 
 
-def _made(contender: Contender, around: Surroundings, scratch: Path) -> tuple[Run, int]:
+def _made(contender: Contender, run_inputs: RunInputs, scratch: Path) -> tuple[Run, int]:
     """The run that a contender is of, its policy in the slot that answers, and how many updates it has had."""
-    run = build(contender.config, directory=scratch, around=around, origins={(): contender.name})
+    run = build(contender.config, directory=scratch, run_inputs=run_inputs, origins={(): contender.name})
     step = take_up_policy(run, contender.run_dir) if contender.run_dir is not None else 0
     run.weights.push(SLOT, step, run.learner.tensors("policy"))
     return run, step
@@ -151,10 +151,10 @@ def _evaluation_of(run: Run) -> Evaluation:
     return run.evaluation
 
 
-def _answers(contender: Contender, around: Surroundings, prompts: Sequence[Prompt]) -> tuple[int, list[list[Group]]]:
+def _answers(contender: Contender, run_inputs: RunInputs, prompts: Sequence[Prompt]) -> tuple[int, list[list[Group]]]:
     """By mode; the model is gone afterwards, so that there is one at a time."""
     with tempfile.TemporaryDirectory() as scratch:
-        run, step = _made(contender, around, Path(scratch))
+        run, step = _made(contender, run_inputs, Path(scratch))
         groups = _sampled(_evaluation_of(run), prompts)
         run.ledger.close()
     return step, groups

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from oat.build.fingerprints import recorded
 from oat.build.run import build
-from oat.build.run_inputs import refuse_weights, surround, warn_of_changes
+from oat.build.run_inputs import gather_inputs, refuse_weights, warn_of_changes
 from oat.commands.export import take_up_policy
 from oat.config.load import Origins
 from oat.config.settings import Config
@@ -14,7 +14,7 @@ from oat.loop import evaluate
 
 
 def evaluate_once(config: Config, origins: Origins, run_dir: Path | None = None) -> dict[str, float]:
-    """The metrics of one evaluation, `eval/...`, and the `step` after which the weights stood. Nothing is written into the run, and the purse is the
+    """The metrics of one evaluation, `eval/...`, and the `step` after which the weights stood. Nothing is written into the run, and the budget is the
     evaluation's own; what fails in it is warned of, and `eval/failed` is 1.
 
     Args:
@@ -26,11 +26,11 @@ def evaluate_once(config: Config, origins: Origins, run_dir: Path | None = None)
     """
     assert config.evaluation is not None, "who calls it says which prompts"
     with tempfile.TemporaryDirectory() as scratch:
-        around = surround(config, origins, folder=Path(scratch), known=None if run_dir is None else recorded(seen(run_dir)))
+        run_inputs = gather_inputs(config, origins, folder=Path(scratch), known=None if run_dir is None else recorded(seen(run_dir)))
         if run_dir is not None:
-            refuse_weights(config, origins, around, is_begun=True)
-            warn_of_changes(run_dir, config, around)
-        run = build(config, directory=Path(scratch), around=around, origins=origins)
+            refuse_weights(config, origins, run_inputs, is_begun=True)
+            warn_of_changes(run_dir, config, run_inputs)
+        run = build(config, directory=Path(scratch), run_inputs=run_inputs, origins=origins)
         try:
             step = 0 if run_dir is None else take_up_policy(run, seen(run_dir))
             metrics = evaluate(run, step, due=True)

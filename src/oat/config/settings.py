@@ -236,7 +236,7 @@ class GoldConfig(Component):
     """An oracle by name, with its own options beside it."""
 
     max_queries: Count | None = None
-    """Its purse, as `evaluation.max_queries`; without it evaluations go on."""
+    """Its budget, as `evaluation.max_queries`; without it evaluations go on."""
     max_tokens: Count | None = None
     """The same in tokens."""
     max_cost: Positive | None = None
@@ -267,17 +267,17 @@ class EvaluationConfig:
     max_prompts: Count | None = None
     """Read the first so many records, of each of the two."""
     online: bool = False
-    """Also evaluate the responses that the step before learned from (`eval/online`), as they were drawn; they share oracle and purse."""
+    """Also evaluate the responses that the step before learned from (`eval/online`), as they were drawn; they share oracle and budget."""
     oracle: str | Component | None = None
     """Its own oracle: a name, or fields as in `oracle`: the name and the oracle's own options. By default the one that training asks."""
     max_queries: Count | None = None
-    """Its purse: an evaluation that would go beyond so many queries, of all evaluations together, is left out."""
+    """Its budget: an evaluation that would go beyond so many queries, of all evaluations together, is left out."""
     max_tokens: Count | None = None
     """The same in tokens, of an oracle that says how many a question takes."""
     max_cost: Positive | None = None
     """The same in money, of an oracle that knows its prices."""
     gold: str | GoldConfig | None = None
-    """A second oracle for the same responses, named as `evaluation.oracle`, with a purse of its own: is what is rewarded what is wanted?"""
+    """A second oracle for the same responses, named as `evaluation.oracle`, with a budget of its own: is what is rewarded what is wanted?"""
     kl: bool = False
     """Also `eval/kl`, how far the sampled responses are from the reference, for which its weights are loaded."""
     intervals: bool = False

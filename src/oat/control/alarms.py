@@ -124,7 +124,7 @@ class Alarms:
         self.back = step
         return True
 
-    def hear(self, values: Mapping[str, float]) -> None:
+    def note_evaluation(self, values: Mapping[str, float]) -> None:
         """Keep what an evaluation says until the next step is checked."""
         self.heard = {rule.metric: values[rule.metric] for rule in self.rules.values() if rule.metric in GOLD and rule.metric in values}
 

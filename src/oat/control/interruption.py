@@ -51,12 +51,12 @@ class Interruption:
         """
         self._at_once = True
         try:
-            self.heed()
+            self.check_interrupt()
             yield
         finally:
             self._at_once = False
 
-    def heed(self) -> None:
+    def check_interrupt(self) -> None:
         """Raise again what somebody's code may have caught.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts, with its own oracle, purse and random numbers, so that it never disturbs training. docs/evaluation.md says what
+"""Evaluation on held-out prompts, with its own oracle, budget and random numbers, so that it never disturbs training. docs/evaluation.md says what
 its numbers are.
 
 The same prompts are answered under the same random numbers at every evaluation, so two evaluations differ by the weights alone. With a scoring
@@ -46,19 +46,19 @@ class Mode:
 
 @dataclass(frozen=True)
 class Judge:
-    """An oracle that evaluations ask, and its purse.
+    """An oracle that evaluations ask, and its budget.
 
     Attributes:
         purpose: of its questions in the ledger.
         oracle: its address.
         kind: "score", or "compare" against `Prompt.reference`.
-        purse: of all evaluations together; one that would go beyond is not begun.
+        budget: of all evaluations together; one that would go beyond is not begun.
     """
 
     purpose: str
     oracle: str
     kind: Kind
-    purse: Budget = field(default_factory=Budget)
+    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True)
@@ -255,14 +255,14 @@ class Evaluation:
     def _is_beyond(self, judge: Judge, step: int, price: Price) -> bool:
         """Whether an evaluation of this price would spend more than is left; if so that is on record, and said once."""
         spent = self.ledger.committed(judge.purpose)
-        if judge.purse.allows(spent + price):
+        if judge.budget.allows(spent + price):
             return False
         self.ledger.refuse(step, judge.purpose, price)
         if judge.purpose not in self.warned:
             self.warned.add(judge.purpose)
             warn(
                 f"after {step} steps {judge.oracle} is not asked, and will not be again: an evaluation may cost "
-                f"{judge.purse.beside(spent, price, 'evaluation.gold' if judge is self.gold else 'evaluation')}; training goes on"
+                f"{judge.budget.beside(spent, price, 'evaluation.gold' if judge is self.gold else 'evaluation')}; training goes on"
             )
         return True
 
@@ -271,7 +271,7 @@ class Evaluation:
         return self.actor.sample(self.prompts, {self.slot: mode.samples}, ("eval", mode.name), mode.sampling)
 
     def _ask(self, judge: Judge, step: int, count: int, groups: Callable[[int], Sequence[Group]]) -> bool:
-        """Ask whatever is not on disk yet; or nothing, if the evaluation has not begun and its purse does not suffice. Then no later one draws
+        """Ask whatever is not on disk yet; or nothing, if the evaluation has not begun and its budget does not suffice. Then no later one draws
         samples in vain.
 
         Args:
@@ -285,7 +285,7 @@ class Evaluation:
             return False
         asked = [(round, *self._questions(judge, step, round, groups(round))) for round in rounds]
         everything = [question for *_, questions in asked for question in questions]
-        if is_new and judge.purse.is_limited and self._is_beyond(judge, step, self.ledger.price(everything)):
+        if is_new and judge.budget.is_limited and self._is_beyond(judge, step, self.ledger.price(everything)):
             return False
         for round, about, questions in asked:
             self.ledger.ask(step, round, about, questions, judge.purpose)
@@ -305,7 +305,7 @@ class Evaluation:
         return groups, questions
 
     def _judged(self, judge: Judge, step: int, modes: Sequence[Mode], groups: Callable[[int], Sequence[Group]]) -> list[_Table] | None:
-        """By mode, what a judge says; None where its purse does not suffice for all of it. Answers about an evaluation that a kill cut off, and that
+        """By mode, what a judge says; None where its budget does not suffice for all of it. Answers about an evaluation that a kill cut off, and that
         was not due again, are taken too and left aside.
 
         Args:

@@ -209,7 +209,7 @@ class Meter:
             self._done += work
 
 
-class Tally:
+class WorkCounter:
     """Counts the operations of a learner's passes through one model.
 
     Attributes:
@@ -232,25 +232,25 @@ class Tally:
         self.flops += self.cost.flops(int(np.count_nonzero(seen_T)), int(seen_T.sum()), heads, learning=torch.is_grad_enabled())
 
 
-class Stint:
+class Stopwatch:
     """What is computed within it, `with` by `with`, until it ends and the next begins."""
 
-    def __init__(self, tallies: Sequence[Tally]):
-        self.tallies = tallies
+    def __init__(self, work_counters: Sequence[WorkCounter]):
+        self.work_counters = work_counters
         self._seconds = self._least_s = self._begin = 0.0
 
     def __enter__(self) -> None:
-        for tally in self.tallies:
-            tally.flops = 0
+        for work_counter in self.work_counters:
+            work_counter.flops = 0
         self._begin = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        for tally in self.tallies:
-            synchronise(tally.device)
+        for work_counter in self.work_counters:
+            synchronise(work_counter.device)
         self._seconds += time.perf_counter() - self._begin
-        for tally in self.tallies:
-            if tally.flops:
-                self._least_s += tally.flops / matrix_rate(str(tally.device), torch.get_num_threads(), tally.dtype)
+        for work_counter in self.work_counters:
+            if work_counter.flops:
+                self._least_s += work_counter.flops / matrix_rate(str(work_counter.device), torch.get_num_threads(), work_counter.dtype)
 
     def end(self) -> float | None:
         """The share of the machine's limit that was reached; None: no pass was counted."""

@@ -16,7 +16,7 @@ from oat.algorithms.base import Outputs, View
 from oat.types import Batch
 
 
-def strange_inputs(outputs: Outputs, view: View) -> list[str]:
+def nonfinite_inputs(outputs: Outputs, view: View) -> list[str]:
     """What a forward pass got that counts in a loss and is not finite: columns of the batch, and outputs of the models.
 
     Returns:
@@ -36,7 +36,7 @@ def strange_inputs(outputs: Outputs, view: View) -> list[str]:
     return found
 
 
-def strange_results(values: Mapping[str, float], norms: Mapping[str, float]) -> list[str]:
+def nonfinite_results(values: Mapping[str, float], norms: Mapping[str, float]) -> list[str]:
     """Which parts of the loss, and norms of gradients by model, are not finite."""
     numbers = {name: value for name, value in values.items() if name.startswith("loss/")}
     numbers |= {f"the gradient norm of the {model}": norm for model, norm in norms.items()}

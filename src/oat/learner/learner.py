@@ -17,10 +17,10 @@ import torch
 
 from oat.algorithms.base import Objective, Outputs, View
 from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
-from oat.hardware.roofline import Stint
+from oat.hardware.roofline import Stopwatch
 from oat.learner.batching import fault_of, micro_batches, select_rows, split_units, view_of
 from oat.learner.following import Following
-from oat.learner.guard import keep_batch, strange_inputs, strange_results
+from oat.learner.guard import keep_batch, nonfinite_inputs, nonfinite_results
 from oat.learner.models import Model, frozen_checksum
 from oat.learner.optim import OptimiserSettings, build_optimiser
 from oat.learner.reduction import Reduction
@@ -69,7 +69,7 @@ class Learner:
         self.models, self.seeds = dict(models), seeds
         self.micro_batch_size, self.micro_batch_tokens, self.gradient_checkpointing = micro_batch_size, micro_batch_tokens, gradient_checkpointing
         self.max_updates, self.max_skips, self.following, self.keep = max_updates, max_skips, following, keep
-        self.stint = Stint([model.tally for model in self.models.values() if model.tally is not None])
+        self.stopwatch = Stopwatch([model.work_counter for model in self.models.values() if model.work_counter is not None])
         self.updates = 0
         self.steps = dict.fromkeys(optimisers, 0)
         self.skipped = self.skipped_in_row = 0
@@ -89,7 +89,7 @@ class Learner:
         """What is wanted of a model for the trained tokens of rows, (K,) each, without gradient."""
         units = np.arange(len(rows))
         cuts = micro_batches(Batch(tuple(rows), units, units), self.micro_batch_size, self.micro_batch_tokens)
-        with self.stint:
+        with self.stopwatch:
             parts = [self.models[model].outputs([rows[row] for row in cut], {}, wants) for cut in cuts]
         return {want: torch.cat([part[want] for part in parts]) for want in wants}
 
@@ -111,9 +111,9 @@ class Learner:
         most = self.max_updates if _main(objective.wants) in objective.wants else None
         reports = []
         if batch.size:
-            with self.stint:
+            with self.stopwatch:
                 reports = [self._step(objective, select_rows(batch, rows)) for rows in islice(_shares(batch, generator), most)]
-        reached = self.stint.end()
+        reached = self.stopwatch.end()
         moved = {}
         if self.following is not None and "policy" in objective.wants:
             self.following.step(self.models["policy"], self.models["reference"])
@@ -147,20 +147,20 @@ class Learner:
         learning_rates = self._schedule(trained)
         for part in trained.values():
             part.optimiser.zero_grad(set_to_none=True)
-        report, strange = _Report(), []
+        report, nonfinite = _Report(), []
         with self.learning(objective):
             for outputs, view, losses in self._passes(objective, step):
                 total = losses[_total_name(objective)]
                 if not total.requires_grad:
                     raise ContractError(f"the losses of {objective.name} carry no gradient: compute them from `outputs`, with gradients left on")
                 total.backward()
-                strange += strange_inputs(outputs, view)
+                nonfinite += nonfinite_inputs(outputs, view)
                 report.add(losses, objective.metrics(outputs, view), view)
         values = report.values()
         norms = {name: self._clip(part) for name, part in trained.items()}
-        strange += strange_results(values, norms)
-        if strange:
-            return self._leave_out(objective, step, strange)
+        nonfinite += nonfinite_results(values, norms)
+        if nonfinite:
+            return self._leave_out(objective, step, nonfinite)
         self.skipped_in_row = 0
         for name, part in trained.items():
             part.optimiser.step()
@@ -209,11 +209,11 @@ class Learner:
         parameters = [p for group in part.optimiser.param_groups for p in group["params"]]
         return float(torch.nn.utils.clip_grad_norm_(parameters, part.settings.max_grad_norm))
 
-    def _leave_out(self, objective: Objective, step: Batch, strange: Sequence[str]) -> dict[str, float]:
+    def _leave_out(self, objective: Objective, step: Batch, nonfinite: Sequence[str]) -> dict[str, float]:
         """Nothing moves; what was found is said, and counted or raised. There is nothing else to report of such a step."""
         for name in objective.wants:
             self.trained[name].optimiser.zero_grad(set_to_none=True)
-        what = f"update {self.updates} of {objective.name}: {'; '.join(strange[:5])}; no weight was moved by it"
+        what = f"update {self.updates} of {objective.name}: {'; '.join(nonfinite[:5])}; no weight was moved by it"
         if self.skipped_in_row >= self.max_skips:
             kept = "" if self.keep is None else f" The batch is in {keep_batch(self.keep, self.updates, step)} (docs/learner.md)."
             again = f", after {self.max_skips} in a row that were left out" if self.max_skips else ""

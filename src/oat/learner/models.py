@@ -11,7 +11,7 @@ import torch
 from oat.engines.base import checksum
 from oat.functional.head import linear_functionals
 from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, token_logps
-from oat.hardware.roofline import Tally
+from oat.hardware.roofline import WorkCounter
 from oat.models.causal_lm import CausalLM
 from oat.types import Trajectory
 
@@ -26,7 +26,7 @@ Functional = Callable[[torch.Tensor, slice], torch.Tensor]
 
 class Model(Protocol):
     @property
-    def tally(self) -> Tally | None:
+    def work_counter(self) -> WorkCounter | None:
         """Counts its passes; None: they are too small to count."""
 
     @property
@@ -56,7 +56,7 @@ class LanguageModel:
     def __init__(self, lm: CausalLM, *, num_tokens: int, chunk: int | None = None, autocast: bool = False):
         self.lm, self.num_tokens, self.autocast = lm, num_tokens, autocast
         self.chunk = max(1, CHUNK_LOGITS // lm.vocab_rows) if chunk is None else chunk
-        self.tally = Tally(lm, autocast=autocast)
+        self.work_counter = WorkCounter(lm, autocast=autocast)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -71,7 +71,7 @@ class LanguageModel:
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
         assert wants <= {"raw", "sampled", "entropy"}, f"a language model gives raw, sampled and entropy, not {wants}"
         ids, hidden, places = trained_hidden(self.lm, rows, autocast=self.autocast)
-        self.tally.add(places, heads=len(ids))
+        self.work_counter.add(places, heads=len(ids))
         sampled_is_raw = self.num_tokens == self.lm.vocab_rows and not any(_truncated(row) for row in rows)
         others = {"sampled": self._sampled(rows, ids)} if "sampled" in wants and not sampled_is_raw else {}
         head = self.lm.linear_head()
@@ -116,7 +116,7 @@ class Critic(torch.nn.Module):
     def __init__(self, lm: CausalLM, generator: np.random.Generator, *, autocast: bool = False):
         super().__init__()
         self.lm, self.autocast = lm, autocast
-        self.tally = Tally(lm, autocast=autocast)
+        self.work_counter = WorkCounter(lm, autocast=autocast)
         self.backbone = lm.module.base_model
         width = lm.module.get_output_embeddings().in_features
         self.score = torch.nn.Linear(width, 1, bias=False, device=lm.device)
@@ -137,7 +137,7 @@ class Critic(torch.nn.Module):
     def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
         assert wants == {"value"}, f"a critic gives value, not {wants}"
         _, hidden, places = trained_hidden(self.lm, rows, autocast=self.autocast)
-        self.tally.add(places, heads=0)
+        self.work_counter.add(places, heads=0)
         return {"value": self.score(hidden.to(self.score.weight.dtype)).squeeze(-1).cpu()}
 
 
@@ -157,7 +157,7 @@ class RewardModel(Critic):
         assert wants == {"score"}, f"a reward model gives score, not {wants}"
         with in_bfloat16(self.lm, self.autocast):
             hidden_TD, places = self.lm.hidden_of([np.concatenate([row.ids, self.trailing]) for row in rows], _prefixes(rows))
-        self.tally.add(places, heads=0)
+        self.work_counter.add(places, heads=0)
         hidden_ND = hidden_TD[torch.tensor([place[-1] for place in places], device=hidden_TD.device)]
         return {"score": self.score(hidden_ND.to(self.score.weight.dtype)).squeeze(-1).cpu()}
 

@@ -62,7 +62,7 @@ Value = Known | Awaited | None
 
 
 @dataclass(frozen=True)
-class Terms:
+class Quote:
     """On which terms a question is recorded.
 
     Attributes:
@@ -82,7 +82,7 @@ class Asked:
         member: place of its group in the round's groups.
         ticket: the oracle's ticket, kept for durable oracles.
         sent: when it was given, seconds since 1970.
-        cached: as in `Terms`.
+        cached: as in `Quote`.
     """
 
     id: int

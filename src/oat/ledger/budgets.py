@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from oat.errors import warn
-from oat.ledger.asked import Asked, Terms, Value, rest
+from oat.ledger.asked import Asked, Quote, Value, rest
 from oat.ledger.cache import Asking, Cache
 from oat.ledger.store import Store
 from oat.ledger.waves import Waves, in_order
@@ -18,8 +18,8 @@ from oat.types import UNASKED, Price, Question, Spent
 from oat.types.budget import Budget
 
 
-class Purses:
-    """The purses of one ledger.
+class Spending:
+    """What one ledger may spend, by purpose: what questions cost at most, and which of them the budgets allow.
 
     Args:
         oracle: by its address.
@@ -31,28 +31,28 @@ class Purses:
         self._oracle, self._cache, self._row = oracle, cache, row
         self._warned = set[str]()
 
-    def terms(self, purpose: str, questions: Sequence[Question]) -> tuple[list[Terms], list[bool]]:
+    def quotes(self, purpose: str, questions: Sequence[Question]) -> tuple[list[Quote], list[bool]]:
         """For each question what is known and what the rest may cost, and whether the budget allows it; in waves, that is decided later."""
         budget = Budget() if purpose in self.waves.limited else self.budgets.get(purpose, Budget())
-        terms, paid, committed = [], [], self.store.committed(purpose)
+        quotes, paid, committed = [], [], self.store.committed(purpose)
         asking = {} if self._cache is None else self._cache.asking
         for question in questions:
-            term, own = self._term(question, asking)
-            paid.append(not budget.is_limited or term.price == Price() or budget.allows(committed + term.price))
+            quote, own = self._quote(question, asking)
+            paid.append(not budget.is_limited or quote.price == Price() or budget.allows(committed + quote.price))
             if not paid[-1]:
-                self.say_unpaid(question, term.price, committed)
+                self.say_unpaid(question, quote.price, committed)
             asking.update(own if paid[-1] else {})
-            terms.append(term if paid[-1] else Terms(term.cached))
-            committed += terms[-1].price
-        return terms, paid
+            quotes.append(quote if paid[-1] else Quote(quote.cached))
+            committed += quotes[-1].price
+        return quotes, paid
 
     def price(self, questions: Sequence[Question]) -> Price:
         """The most that questions would cost if they were asked now; what is known costs nothing."""
         asking, price = {} if self._cache is None else dict(self._cache.asking), Price()
         for question in questions:
-            term, own = self._term(question, asking)
+            quote, own = self._quote(question, asking)
             asking.update(own)
-            price += term.price
+            price += quote.price
         return price
 
     def refused(self, rows: Iterable[Asked]) -> Price | None:
@@ -102,16 +102,16 @@ class Purses:
     def _outlook(self, step: int, purpose: str) -> Spent:
         return self.waves.outlook(purpose, step, self.store.take_refused(purpose, step - 1), self._row)
 
-    def _term(self, question: Question, asking: Asking) -> tuple[Terms, Asking]:
+    def _quote(self, question: Question, asking: Asking) -> tuple[Quote, Asking]:
         """What is known of a question, and what the rest may cost; and who asks for its items, if it is asked."""
         if question.oracle == UNASKED:
-            return Terms(), {}
+            return Quote(), {}
         oracle = self._oracle(question.oracle)
         cached: tuple[Value, ...] = (None,) * question.size
         own: Asking = {}
         if self._cache is not None and is_cacheable(oracle):
             cached, own = self._cache.find(question, asking)
-        return Terms(cached if any(cached) else (), price_of(oracle, rest(question, cached)) if None in cached else Price()), own
+        return Quote(cached if any(cached) else (), price_of(oracle, rest(question, cached)) if None in cached else Price()), own
 
     def _price_of(self, row: Asked) -> Price:
         return self.waves.price_of(self.waves.as_asked(row))

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from oat.control.silence import warn_of_silence
 from oat.errors import OracleError
 from oat.ledger.asked import Asked, Known, rest, whole
-from oat.ledger.budgets import Purses
+from oat.ledger.budgets import Spending
 from oat.ledger.cache import Cache
 from oat.ledger.store import Store
 from oat.ledger.versions import changes, take_up
@@ -68,7 +68,7 @@ class Ledger:
         repeats: answers of an item before they are used again; 0 asks every time.
         keep_groups: trajectories stay when nothing will read them again.
         known_versions: of oracles of which it is known that they are what they were in this version, whatever they say themselves.
-        heed: called when an oracle has answered, before that is recorded; it may raise.
+        check_interrupt: called when an oracle has answered, before that is recorded; it may raise.
         release: called when it is closed, since nobody asks its oracles any more.
     """
 
@@ -86,12 +86,12 @@ class Ledger:
         repeats: int = 1,
         keep_groups: bool = False,
         known_versions: Mapping[str, str] = MappingProxyType({}),
-        heed: Callable[[], None] = lambda: None,
+        check_interrupt: Callable[[], None] = lambda: None,
         release: Callable[[], None] = lambda: None,
     ):
         self.store, self.oracles, self.seeds, self.labels, self.deadline_s = store, oracles, seeds, labels, deadline_s
         self.max_wait_s, self.max_age, self.budgets = math.inf if max_wait_s is None else max_wait_s, max_age, budgets or {}
-        self.heed, self.release = heed, release
+        self.check_interrupt, self.release = check_interrupt, release
         versions = {name: known_versions.get(name) or version_of(oracle) for name, oracle in oracles.items()}
         self.cache, self.keep_groups = Cache(store, repeats, versions) if repeats else None, keep_groups
         self.pending: dict[tuple[str, str], _Pending] = {}
@@ -102,7 +102,7 @@ class Ledger:
         self.reasked = store.asked_again()
         self.warned: set[str] = set()
         self.waves = Waves(store, self.budgets, lambda question: price_of(self._oracle(question.oracle), question))
-        self.purses = Purses(store, self.waves, self._oracle, self.cache, self._row)
+        self.spending = Spending(store, self.waves, self._oracle, self.cache, self._row)
         self._writing, self._collecting = RLock(), RLock()
         self._recover(take_up(store, versions))
 
@@ -129,8 +129,8 @@ class Ledger:
         members = [member_of[question.key.occurrence] for question in questions]
         with self._writing:
             with self.store:
-                terms, paid = self.purses.terms(purpose, questions)
-                recorded = self.store.add_round(purpose, step, round, groups, questions, members, terms)
+                quotes, paid = self.spending.quotes(purpose, questions)
+                recorded = self.store.add_round(purpose, step, round, groups, questions, members, quotes)
                 known = [_known(row, is_paid) for row, is_paid in zip(recorded, paid, strict=True)]
                 found = [(row.id, answer, self._label(row.question, answer)) for row, answer in zip(recorded, known, strict=True) if answer]
                 self.store.add_answers(found)
@@ -159,7 +159,7 @@ class Ledger:
                 expired = self.store.takeable_ids(purpose, oldest - 1, -1)
                 ids = self.store.takeable_ids(purpose, step, count, oldest)
                 found = self._found(ids)
-                self.store.add_take(purpose, step, ids, expired, self.purses.refused(row for row, answer, _ in found if "unpaid" in answer.marks))
+                self.store.add_take(purpose, step, ids, expired, self.spending.refused(row for row, answer, _ in found if "unpaid" in answer.marks))
                 self._keep(found, step)
                 self._close([row for row, *_ in found] + [self._closed(id) for id in expired])
         else:
@@ -204,7 +204,7 @@ class Ledger:
     def price(self, questions: Sequence[Question]) -> Price:
         """The most that questions would cost if they were asked now; what is known costs nothing."""
         with self._writing:
-            return self.purses.price(questions)
+            return self.spending.price(questions)
 
     def refuse(self, step: int, purpose: str, price: Price) -> None:
         """Record that a step asks nothing, since so much cannot be paid."""
@@ -216,16 +216,16 @@ class Ledger:
         return self.store.last_refused(purpose, step)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
-        """As `Purses.is_spent`."""
-        return self.purses.is_spent(step, ahead=ahead)
+        """As `Spending.is_spent`."""
+        return self.spending.is_spent(step, ahead=ahead)
 
     def committed(self, purpose: str) -> Price:
         """What was taken, and the most that everything asked since may still take."""
         return self.store.committed(purpose)
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
-        """As `Purses.spent_before`."""
-        return self.purses.spent_before(step, purpose)
+        """As `Spending.spent_before`."""
+        return self.spending.spent_before(step, purpose)
 
     def drop(self, step: int) -> None:
         """No step before this one will be replayed: drop the trajectories that only earlier ones read; its row may still ask for the step before."""
@@ -340,7 +340,7 @@ class Ledger:
             self._await([row for row in wave if row.others])
             sent = [row for row in wave if row.is_sent]
         for row, price, spent in self.waves.refusals:
-            self.purses.say_unpaid(row.question, price, spent)
+            self.spending.say_unpaid(row.question, price, spent)
         self.waves.refusals.clear()
         return sent
 
@@ -407,7 +407,7 @@ class Ledger:
         for name in names:
             tickets = [ticket for oracle, ticket in waiting if oracle == name]
             arrived = pairs_of(calling(name, self._oracle(name).collect, tickets, min(patience, 1.0) if len(names) > 1 else patience), name)
-            self.heed()
+            self.check_interrupt()
             answered = [(self.pending.pop((name, ticket)), answer) for ticket, answer in arrived if (name, ticket) in self.pending]
             if answered:
                 self._record(answered)

@@ -150,9 +150,9 @@ CONTRADICTIONS = {
         OR TOTAL(CASE WHEN t.question IS NOT NULL THEN a.tokens END) != p.taken_tokens
         OR ABS(TOTAL(a.cost) - p.cost) > 1e-6 * (1 + p.cost)
         OR ABS(TOTAL(CASE WHEN t.question IS NOT NULL THEN a.cost END) - p.taken_cost) > 1e-6 * (1 + p.cost)""": (
-        "a purse does not have the sum of its answers"
+        "a budget does not have the sum of its answers"
     ),
-    "SELECT DISTINCT purpose FROM questions WHERE purpose NOT IN (SELECT purpose FROM purses)": "a purpose has questions and no purse",
+    "SELECT DISTINCT purpose FROM questions WHERE purpose NOT IN (SELECT purpose FROM purses)": "a purpose has questions and no budget",
     """SELECT n.purpose, n.number FROM waves n JOIN waves w ON (w.purpose, w.number) = (n.purpose, n.number - 1)
         WHERE n.first <= w.last OR ABS(n.cost - w.cost - (SELECT TOTAL(a.cost) FROM questions q JOIN answers a ON a.question = q.id
         WHERE q.purpose = n.purpose AND q.id >= w.first AND q.id < n.first)) > 1e-6 * (1 + n.cost)""": (

@@ -14,7 +14,7 @@ from typing import Any
 from oat import wire
 from oat.errors import LedgerError
 from oat.ledger import blobs, schema
-from oat.ledger.asked import AWAITED, Asked, Known, Terms, cached_text, cached_values, prompt_text, text_name
+from oat.ledger.asked import AWAITED, Asked, Known, Quote, cached_text, cached_values, prompt_text, text_name
 from oat.ledger.connection import Connection
 from oat.types import Answer, Group, Key, Message, Price, Question
 
@@ -47,7 +47,7 @@ class Store(Connection):
         groups: Sequence[Group],
         questions: Sequence[Question],
         members: Sequence[int],
-        terms: Sequence[Terms] | None = None,
+        quotes: Sequence[Quote] | None = None,
     ) -> list[Asked]:
         """Intents of a round with its trajectories; returns them as they now stand here. The caller holds the transaction."""
         data = blobs.pack(groups)
@@ -57,19 +57,19 @@ class Store(Connection):
         self.db.execute("INSERT OR IGNORE INTO purses (purpose) VALUES (?)", (purpose,))
         rows, waiting, asked, texts = [], [], [], dict[str, str]()
         first = self._one("SELECT COALESCE(MAX(id), 0) FROM questions", ()) + 1
-        for position, (question, member, term) in enumerate(zip(questions, members, terms or [Terms()] * len(questions), strict=True)):
+        for position, (question, member, quote) in enumerate(zip(questions, members, quotes or [Quote()] * len(questions), strict=True)):
             written = [prompt_text(question), *question.candidates]
             texts.update({text: text_name(text) for text in written if text not in texts})
             prompt, *candidates = [texts[text] for text in written]
             key, picks = question.key, _written(question.picks)
             place = (first + position, key.purpose, key.step, key.round, key.occurrence, key.index, position, member)
             features = None if question.features is None else wire.encode(question.features)
-            content = (prompt, _plain(candidates), picks, _plain(question.known), features, cached_text(term.cached))
+            content = (prompt, _plain(candidates), picks, _plain(question.known), features, cached_text(quote.cached))
             rows.append((*place, question.kind, question.oracle, *content))
             if not all(type(value) in _SCALARS for value in question.columns.values()):
                 question = replace(question, columns=json.loads(written[0])["columns"])
-            asked.append(Asked(first + position, question, member, None, None, term.cached))
-            waiting.append((first + position, purpose, step, round, position, term.price.queries, term.price.tokens, term.price.cost))
+            asked.append(Asked(first + position, question, member, None, None, quote.cached))
+            waiting.append((first + position, purpose, step, round, position, quote.price.queries, quote.price.tokens, quote.price.cost))
         self.db.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", [(name, text) for text, name in texts.items()])
         columns = "id, purpose, step, round, occurrence, number, position, member, kind, oracle, prompt, candidates, picks, known, features, cached"
         self.db.executemany(f"INSERT INTO questions ({columns}) VALUES ({', '.join('?' * 16)})", rows)
@@ -235,7 +235,7 @@ class Store(Connection):
 
     def spent(self, purpose: str) -> Price:
         """What all answers cost that are there."""
-        return self._purse("queries, tokens, cost", purpose)
+        return self._sums("queries, tokens, cost", purpose)
 
     def committed(self, purpose: str) -> Price:
         """What was taken so far, and the most that everything waiting may cost: a sum at the cursor, whenever answers come."""
@@ -245,7 +245,7 @@ class Store(Connection):
 
     def taken_so_far(self, purpose: str) -> Price:
         """What the answers cost that steps have taken."""
-        return self._purse("taken_queries, taken_tokens, taken_cost", purpose)
+        return self._sums("taken_queries, taken_tokens, taken_cost", purpose)
 
     def has_take(self, purpose: str, step: int) -> bool:
         return self._one("SELECT COUNT(*) FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)) > 0
@@ -314,7 +314,7 @@ class Store(Connection):
                 digest.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         return digest.hexdigest()
 
-    def _purse(self, columns: str, purpose: str) -> Price:
+    def _sums(self, columns: str, purpose: str) -> Price:
         return Price(*(self.db.execute(f"SELECT {columns} FROM purses WHERE purpose = ?", (purpose,)).fetchone() or (0, 0, 0.0)))
 
     def _questions(self, join: str, condition: str, values: Sequence[Any], order: str = "q.step, q.round, q.position") -> list[Asked]:

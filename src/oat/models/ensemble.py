@@ -39,7 +39,7 @@ class Ensemble(torch.nn.Module):
         return self
 
     @property
-    def tally(self) -> None:
+    def work_counter(self) -> None:
         return None
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:

@@ -7,7 +7,7 @@ from transformers.pytorch_utils import Conv1D
 from oat.functional.products import linear
 
 
-def quicken(model: torch.nn.Module) -> None:
+def use_fast_matmul(model: torch.nn.Module) -> None:
     """Let every linear layer of a model that is plainly one compute with `linear`."""
     for layer in model.modules():
         if kind := {torch.nn.Linear: Linear, Conv1D: Transposed}.get(type(layer)):

@@ -20,7 +20,7 @@ from oat.files import located, seen, start
 from oat.models.attention import NAME
 from oat.models.causal_lm import CausalLM
 from oat.models.compatibility import LIBRARY_ERRORS, check_head, check_outlined_head, give_layouts
-from oat.models.linear import quicken
+from oat.models.linear import use_fast_matmul
 from oat.models.weight_files import described
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -72,7 +72,7 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
         raise
     except LIBRARY_ERRORS as error:
         raise _refusal("model", path, error) from error
-    quicken(module)
+    use_fast_matmul(module)
     lm = CausalLM(module.eval().to(device))
     check_head(lm, path)
     if can_sdpa:
@@ -177,7 +177,7 @@ def load_module(path: str, config: Any, mapping: Mapping[Any, Any], dtype: str) 
         raise
     except LIBRARY_ERRORS as error:
         raise _refusal("model", path, error) from error
-    quicken(module)
+    use_fast_matmul(module)
     return module.eval()
 
 
@@ -239,5 +239,5 @@ def _outline(path: str, config: Any, dtype: torch.dtype, device: torch.device | 
     check_outlined_head(lm, path)
     if can_sdpa:
         module.set_attn_implementation(NAME)
-    quicken(module)
+    use_fast_matmul(module)
     return lm

@@ -39,7 +39,7 @@ class Outcome:
         self.begins = begins_after(self.directory)
         self.is_idle = True
 
-    def hear(self, step: int) -> None:
+    def note_step(self, step: int) -> None:
         """A step has been reported."""
         self.is_idle = False
         if step == self.begins + FIRST_STEPS and step != self.run.stop.last and (cause := self.nothing_learned()) is not None:

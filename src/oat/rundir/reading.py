@@ -182,19 +182,19 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
         Rows in the order of the file; a sentence about lines that are no rows, steps without a row or with two, and rows that are not in the order
         of their steps; empty if nothing is wrong.
     """
-    rows, strange = [], []
+    rows, unreadable = [], []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         row = _metrics_row(line)
         if row is None:
-            strange.append(number)
+            unreadable.append(number)
         elif end is None or row["step"] < end:
             rows.append((number, line, row))
     counts = Counter(row["step"] for *_, row in rows)
     missing = _without(counts, max(counts, default=-1) + 1 if end is None else end)
     if end is not None and not missing:
-        strange = [number for number in strange if number < max((place for place, *_ in rows), default=0)]  # others may be of later steps
+        unreadable = [number for number in unreadable if number < max((place for place, *_ in rows), default=0)]  # others may be of later steps
     twice = [step for step, count in counts.items() if count > 1]
-    found = [f"{_said('line', _spans(strange))} cannot be read as metrics"] if strange else []
+    found = [f"{_said('line', _spans(unreadable))} cannot be read as metrics"] if unreadable else []
     found += [f"there is no row of {_said('step', missing)}"] if missing else []
     found += [f"there are several rows of {_said('step', _spans(twice))}"] if twice else []
     found += ["the rows are not in the order of their steps"] if not twice and [*counts] != sorted(counts) else []

@@ -143,8 +143,8 @@ def _samples_before(content: bytes, end: int) -> tuple[list[bytes], str]:
     lines = content.split(b"\n")[:-1]
     steps = [_step_of(line) for line in lines]
     last = max((place for place, step in enumerate(steps) if step is not None and step < end), default=-1)
-    strange = sum(step is None for step in steps[:last])
-    damage = f"{strange} of its first {last + 1} lines cannot be read as samples" if strange else ""
+    unreadable = sum(step is None for step in steps[:last])
+    damage = f"{unreadable} of its first {last + 1} lines cannot be read as samples" if unreadable else ""
     return [line for line, step in zip(lines, steps, strict=True) if step is not None and step < end], damage
 
 
