@@ -181,7 +181,7 @@ def test_what_is_past_its_deadline_may_still_be_paid(tmp_path: Path) -> None:
     assert [item.answer.marks for item in ledger.take(1, 1).items] == [("unpaid",)]
 
 
-def test_a_failed_evaluation_counts_in_its_purse(tmp_path: Path) -> None:
+def test_a_failed_evaluation_counts_in_its_budget(tmp_path: Path) -> None:
     """What it asked may still be answered, and paid."""
     ledger = opened(tmp_path, Judge([]), Budget())
     groups = [make_group(0, "a", "b"), make_group(1, "a", "b")]

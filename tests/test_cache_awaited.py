@@ -191,7 +191,7 @@ def test_an_evaluation_that_is_given_up_leaves_nobody_waiting(opened: Opened) ->
     assert recorded(ledger.store, "eval", 1)[0].cached == (None, (2.0, "ok", ())), "what failed is asked again, and awaits nobody"
 
 
-def test_the_purse_pays_once(opened: Opened) -> None:
+def test_the_budget_pays_once(opened: Opened) -> None:
     oracle = FakeOracle(lengths)
     ledger = opened(oracle, budgets={"train": Budget(queries=3)})
     group = make_group(0, "a", "a", "bb")

@@ -1,4 +1,4 @@
-"""The evaluation as a box: its own oracle, purse, slot and times; and that whatever fails in it leaves training as it is."""
+"""The evaluation as a box: its own oracle, budget, slot and times; and that whatever fails in it leaves training as it is."""
 
 import itertools
 import json
@@ -82,7 +82,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "success that nobody reads": ({"success": 0.5}, ["nothing reads evaluation.success"]),
     "no such answers": ({"majority_at": [2], "answers": "last_numbr"}, ["'last_numbr'", "did you mean `last_number`?"]),
     "answers that are no function": ({"majority_at": [2], "answers": "JUDGES:JUDGES"}, ["has no JUDGES"]),
-    "an empty purse": ({"max_queries": 0}, ["evaluation.max_queries", ">= 1"]),
+    "an empty budget": ({"max_queries": 0}, ["evaluation.max_queries", ">= 1"]),
 }
 
 
@@ -98,7 +98,7 @@ def test_a_mistake_is_one_message(
     assert not (tmp_path / "dpo").exists()
 
 
-def test_purses_and_waits_that_nobody_fills(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_budgets_and_waits_that_nobody_fills(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The oracle of training costs nothing here; nor does a column of a data set that the records of an evaluation need."""
     free = {"oracle.name": "recorded", "prompts.responses": ["answer"], "algorithm": {"name": "sft", "prompts": 4}}
     config = world.config("sft", tmp_path, {**free, "evaluation.oracle": world.oracle, "evaluation.every_queries": 5})
@@ -112,8 +112,8 @@ def test_purses_and_waits_that_nobody_fills(world: World, tmp_path: Path, capsys
     assert "prompts.prompt_key is 'output': records" in capsys.readouterr().err
 
 
-def test_a_purse(world: World, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    """Twelve queries an evaluation and thirty in the purse: two evaluations are made, two are not begun, and this is said once."""
+def test_a_budget(world: World, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """Twelve queries an evaluation and thirty in the budget: two evaluations are made, two are not begun, and this is said once."""
     config = world.config("grpo", tmp_path, {"evaluation.max_queries": 30, "oracle.repeats": 0, "stop.max_steps": 6})
     assert oat("train", config) == 0
     assert evaluated(tmp_path / "grpo").keys() == {0, 2}
@@ -127,14 +127,14 @@ def test_a_purse(world: World, tmp_path: Path, recwarn: pytest.WarningsRecorder)
 
 
 @pytest.mark.parametrize("judge", ["oracle", "gold"])
-def test_a_purse_is_held_against_what_the_oracle_says_it_costs(
+def test_a_budget_is_held_against_what_the_oracle_says_it_costs(
     world: World, tmp_path: Path, judges: str, judge: str, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty-four queries an evaluation: the second one does not fit into thirty. After it no more samples are drawn, but for the other judge's."""
     drawn, answer = [], Evaluation._answer
     monkeypatch.setattr(Evaluation, "_answer", lambda self, mode: drawn.append(mode.name) or answer(self, mode))
-    purse = {"evaluation.max_queries": 30, f"evaluation.{judge}.max_queries": 30} if judge == "gold" else {"evaluation.max_queries": 30}
-    changes = {f"evaluation.{judge}": {"name": f"{judges}:Dear"}, **purse, "oracle.repeats": 0, "stop.max_steps": 8}
+    budget = {"evaluation.max_queries": 30, f"evaluation.{judge}.max_queries": 30} if judge == "gold" else {"evaluation.max_queries": 30}
+    changes = {f"evaluation.{judge}": {"name": f"{judges}:Dear"}, **budget, "oracle.repeats": 0, "stop.max_steps": 8}
     assert oat("train", world.config("grpo", tmp_path, changes)) == 0
     prefix, purpose, section = ("eval/", "eval", "evaluation") if judge == "oracle" else ("eval/gold_", "gold", "evaluation.gold")
     assert evaluated(tmp_path / "grpo", f"{prefix}sampled").keys() == {0}
@@ -157,7 +157,7 @@ def test_a_purse_is_held_against_what_the_oracle_says_it_costs(
         ("gold", {"max_cost": 4.0}, "3 cost, and 3 of 4 are spent (evaluation.gold.max_cost)"),
     ],
 )
-def test_a_purse_of_tokens_or_money(
+def test_a_budget_of_tokens_or_money(
     world: World, tmp_path: Path, judges: str, judge: str, limit: dict[str, float], words: str, recwarn: pytest.WarningsRecorder
 ) -> None:
     """Twelve responses an evaluation, of seven tokens and a quarter of a coin each."""
@@ -180,7 +180,7 @@ def test_a_limit_that_an_oracle_cannot_keep_is_refused(
         assert f"evaluation.gold.{limit} is set, and the oracle {judges}:Constant does not say what a question costs" in capsys.readouterr().err
 
 
-def test_what_is_known_costs_a_purse_nothing(world: World, tmp_path: Path) -> None:
+def test_what_is_known_costs_a_budget_nothing(world: World, tmp_path: Path) -> None:
     """The reference says the same every time, so the first evaluation pays for all."""
     config = world.config("grpo", tmp_path, {"evaluation.slot": "reference", "evaluation.max_queries": 12})
     assert oat("train", config) == 0
@@ -188,7 +188,7 @@ def test_what_is_known_costs_a_purse_nothing(world: World, tmp_path: Path) -> No
 
 
 def test_a_part_of_an_evaluation_has_no_mean(world: World, tmp_path: Path, judges: str) -> None:
-    """The price rises between the look at the purse and the question."""
+    """The price rises between the look at the budget and the question."""
     changes = {"evaluation.oracle": {"name": f"{judges}:Dear", "rises": 12}, "evaluation.max_queries": 60, "stop.max_steps": 2}
     assert oat("train", world.config("grpo", tmp_path, changes)) == 0
     assert [row for row in rows(tmp_path / "grpo") if "eval/sampled" in row] == []
@@ -210,7 +210,7 @@ def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: s
 
 
 @pytest.mark.parametrize(("place", "call"), [("oat.ledger.ledger:Ledger._submit", 8), ("oat.evaluation.evaluation:Evaluation._write", 2)])
-def test_a_purse_that_a_kill_left_half_empty(world: World, tmp_path: Path, place: str, call: int) -> None:
+def test_a_budget_that_a_kill_left_half_empty(world: World, tmp_path: Path, place: str, call: int) -> None:
     """An evaluation that had begun is ended, whatever it has cost; what comes later is decided as in the unbroken run."""
     flags = ("--evaluation.max_queries", "30", "--stop.max_steps", "6")
     config = world.config("grpo", tmp_path)

@@ -208,7 +208,7 @@ def test_a_second_opinion_of_the_contrary(world: World, tmp_path: Path, judges: 
     assert (row["eval/gold_agreement"], row["eval/gold_sampled"]) == (0.0, -row["eval/sampled"])
 
 
-def test_a_second_opinion_that_fails_or_has_no_purse(world: World, tmp_path: Path, judges: str) -> None:
+def test_a_second_opinion_that_fails_or_has_no_budget(world: World, tmp_path: Path, judges: str) -> None:
     """The first one stands."""
     for gold, name in (({"fails": "collect"}, "eval/gold_failed"), ({"max_queries": 24}, "eval/gold_skipped")):
         folder = tmp_path / name.rpartition("/")[2]

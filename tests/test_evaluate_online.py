@@ -48,7 +48,7 @@ def test_samples_of_training_are_held_against_the_references(online: Path) -> No
         mine = [record for record in records_of(online, step) if record["mode"] == "online"]
         assert [record["output"] for record in mine] == texts
         assert {record["reference"] for record in mine} == {"a"}
-        assert purposes == ["eval", "train"], "they are part of the evaluation, and of its purse"
+        assert purposes == ["eval", "train"], "they are part of the evaluation, and of its budget"
     assert "eval/online" not in rows[1]
 
 

@@ -183,7 +183,7 @@ def test_check_reads_them_and_eval_gives_them(world: World, tmp_path: Path, caps
 
 
 def test_beside_prompts_that_are_answered(world: World, tmp_path: Path) -> None:
-    """Online: an oracle that fails, or whose purse is empty, leaves the pairs' numbers; those are the same with and without the prompts."""
+    """Online: an oracle that fails, or whose budget is empty, leaves the pairs' numbers; those are the same with and without the prompts."""
     write_jsonl(tmp_path / "held_out.jsonl", [*HELD_OUT, {"prompt": "1+1=", "chosen": "2", "rejected": "2"}])
     evaluation = {"path": str(world.folder / "held_out.jsonl"), "pairs": str(tmp_path / "held_out.jsonl"), "every": 2, "max_queries": 8}
     assert oat("train", world.config("dpo", tmp_path, {"evaluation": evaluation})) == 0

@@ -170,7 +170,7 @@ def test_a_model_counts_the_tokens_of_its_passes(paths: dict[str, str], name: st
     assert model.work_counter.flops - before == model.work_counter.cost.flops(tokens, pairs, heads, learning=True)
 
 
-def test_a_stint_adds_up_what_is_within_it(paths: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopwatch_adds_up_what_is_within_it(paths: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each model by the rate of its precision; nothing before, between and after."""
     rates, clock = {torch.float32: 1000.0, torch.bfloat16: 4000.0}, iter(range(100))
     models = [LanguageModel(load_lm(paths["llama"]), num_tokens=NUM_TOKENS, chunk=64, autocast=autocast) for autocast in (False, True)]

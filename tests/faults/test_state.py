@@ -45,8 +45,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 OTHERWISE = {
     r"run\.(stop|evaluation\.trigger)\.(before|began|seconds)": "a clock: the hours so far stand in the checkpoint, otherwise divided",
-    r"run\.learner\.stint\._begin": "a clock, for a metric of speed",
-    r"run\.learner\.models\['\w+'\]\.tally\.flops": "counted for a metric of speed",
+    r"run\.learner\.stopwatch\._begin": "a clock, for a metric of speed",
+    r"run\.learner\.models\['\w+'\]\.work_counter\.flops": "counted for a metric of speed",
     r"run\.collector\.actor\.engine\._meters\[.*": "counted for metrics of speed; who reads them subtracts",
     r"run\..*\._?(standing|streams)\._known.*": "which file it is that this process has opened",
     r"run\.tracking\.told\.(untold|said.*|written.*)": "what environment.json tells of the new process comes with its first row",
