@@ -19,7 +19,8 @@ from oat.build.resolve import resolve
 from oat.build.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
-from oat.evaluation.evaluation import Evaluation, Trigger
+from oat.evaluation.evaluation import Evaluation
+from oat.evaluation.trigger import Trigger
 from oat.ledger.store import Store
 from oat.loop import Run, evaluate, train
 from oat.metrics import repeatable

@@ -12,7 +12,7 @@ from oat.config.settings import Component, Config, EvaluationConfig, GoldConfig,
 from oat.control.alarms import GOLD, METRICS
 from oat.control.silence import MISSING, WASTED
 from oat.errors import ConfigError, did_you_mean
-from oat.evaluation.evaluation import RECORD
+from oat.evaluation.records import RECORD
 from oat.explore.base import Explorer
 from oat.metrics import NAMES
 from oat.oracles.answers import load_answers

@@ -8,8 +8,10 @@ from oat.build.cross_checks import evaluation_budgets
 from oat.build.engine import plain_sampling
 from oat.build.run_inputs import RunInputs, pair_columns
 from oat.config.settings import Config
-from oat.evaluation.evaluation import Evaluation, Judge, Mode, Records, Trigger, Wanted
+from oat.evaluation.evaluation import Evaluation, Judge, Mode, Wanted
 from oat.evaluation.held_out import HeldOutPairs, OnlyPairs
+from oat.evaluation.records import Records
+from oat.evaluation.trigger import Trigger
 from oat.learner.learner import Learner
 from oat.ledger.ledger import Ledger
 from oat.oracles.answers import load_answers

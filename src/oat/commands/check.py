@@ -6,12 +6,8 @@ seen without weights: numbers in them that are not finite, and a model whose att
 
 import math
 import os
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from oat.build.cross_checks import BUILTIN, judges_of
 from oat.build.defaults import derived
@@ -22,35 +18,25 @@ from oat.build.memory import lengths_of, memory_lines, refuse_short_cache, refus
 from oat.build.open_run import outlined, refuse_changes, settled
 from oat.build.resolve import make_objective, updates_of
 from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
+from oat.commands.show_tokens import token_lines
 from oat.config.load import Origins
 from oat.config.secrets import Hider
 from oat.config.settings import BufferConfig, Config
-from oat.errors import TemplateError
 from oat.files import bytes_free, seen
 from oat.learner.learner import Learner
 from oat.learner.limits import GB
 from oat.learner.models import LanguageModel
 from oat.loop import Run
-from oat.models.causal_lm import CausalLM
-from oat.models.lora import load_model
 from oat.models.nf4 import count
 from oat.oracles.preferences import Preferences
-from oat.rollout.actor import RecordedActor
+from oat.reports.terminal import many
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.reading import read_metrics
-from oat.text.renderer import Renderer
 from oat.tracking.registry import refuse_missing, sinks_of
-from oat.types import Price, Prompt, Segment, Trajectory
+from oat.types import Price
 
 _MOMENTS = 2
 """Of AdamW, each as large as the weights that learn."""
-_ENDS_SEEN = 16
-"""Prompts whose ends are shown to the model."""
-_SOON = 8
-_MUCH = 0.25
-_LIKELIEST = 4
-_END_SHOWN = 6
-_SPACE = "\u2423"
 _UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
@@ -150,17 +136,17 @@ def _step(config: Config, run: Run, run_inputs: RunInputs) -> _Lines:
     plan, options, recorded, samples = run.plans(0), config.algorithm.options, bool(config.prompts.responses), _samples(config, run)
     responses, queries = plan.prompts * samples, plan.questions * _price(config, run_inputs, samples)
     of = "recorded" if recorded else f"of at most {config.sampling.max_new_tokens} tokens"
-    asked = f"{_many(plan.questions, 'question')}, {_queries(queries)}"
-    yield "a step", f"{_many(plan.prompts, 'prompt')} x {samples} = {_many(responses, 'response')} {of}; {asked}"
+    asked = f"{many(plan.questions, 'question')}, {_queries(queries)}"
+    yield "a step", f"{many(plan.prompts, 'prompt')} x {samples} = {many(responses, 'response')} {of}; {asked}"
     epochs, minibatches = options.get("epochs", 1), options.get("minibatches", 1)
     is_pair = make_objective(config).requires.feedback == "compare"
     units, unit = (plan.questions, "pair") if is_pair else (responses, "response")
     size, tokens = config.learner.micro_batch_size, run.learner.micro_batch_tokens
-    most = " and ".join([*([_many(size, "row")] if size else []), *([_many(tokens, "token")] if tokens else [])])
+    most = " and ".join([*([many(size, "row")] if size else []), *([many(tokens, "token")] if tokens else [])])
     bound = config.learner.max_updates
     bounded = f", of which {bound} {'is' if bound == 1 else 'are'} done" if bound is not None and bound < epochs * minibatches else ""
-    each = f"{_many(epochs, 'epoch')} x {_many(minibatches, 'mini-batch')} = {_many(epochs * minibatches, 'optimiser step')}{bounded}"
-    yield "", f"{each}, each of {_many(math.ceil(units / minibatches), unit)}, in passes of at most {most}"
+    each = f"{many(epochs, 'epoch')} x {many(minibatches, 'mini-batch')} = {many(epochs * minibatches, 'optimiser step')}{bounded}"
+    yield "", f"{each}, each of {many(math.ceil(units / minibatches), unit)}, in passes of at most {most}"
     if (buffer := config.learner.buffer) is not None:
         yield "a buffer", _buffered(config, buffer, plan.questions)
 
@@ -188,7 +174,7 @@ def _rest(config: Config, run: Run, run_inputs: RunInputs, dearest: Price, begun
         yield "the run", f"{spent} queries are spent (stop.max_queries {stop.max_queries}) after step {begun}, and nothing is left to do"
         return
     if last is None:
-        least = _many(math.ceil(left / queries), "more step" if begun else "step") if stop.max_queries and queries else ""
+        least = many(math.ceil(left / queries), "more step" if begun else "step") if stop.max_queries and queries else ""
         steps = f", after {least} at least" if least else ""
         yield "the run", f"steps{after} until {until}{steps}" + (f"; {spent} queries are spent" if begun else "")
         return
@@ -196,9 +182,9 @@ def _rest(config: Config, run: Run, run_inputs: RunInputs, dearest: Price, begun
     prompts = min(steps_left * plan.prompts, max(0, size * config.prompts.epochs - begun * plan.prompts) if config.prompts.epochs else math.inf)
     times = f"of {size}" if prompts < size else _each(int(prompts), size, is_exact=begun * plan.prompts % size == 0)
     asked = _queries(int(min(steps_left * queries, left))) + beside
-    taken = f"{_many(int(prompts), 'prompt')} ({times}), {_many(int(prompts * samples), 'response')}, {asked}"
-    updates = _many(updates_of(config, last) - updates_of(config, min(begun, last)), "optimiser step")
-    yield "the run", f"{_many(steps_left, 'step')}{after}: {taken}, {updates}" + (f"; or until {until}" if until else "")
+    taken = f"{many(int(prompts), 'prompt')} ({times}), {many(int(prompts * samples), 'response')}, {asked}"
+    updates = many(updates_of(config, last) - updates_of(config, min(begun, last)), "optimiser step")
+    yield "the run", f"{many(steps_left, 'step')}{after}: {taken}, {updates}" + (f"; or until {until}" if until else "")
 
 
 def _each(prompts: int, size: int, *, is_exact: bool) -> str:
@@ -212,9 +198,9 @@ def _buffered(config: Config, buffer: BufferConfig, questions: int) -> str:
     """What a step learns from beside its own take, when it has the most."""
     takes = math.ceil(buffer.questions / questions)
     fullest = min(takes, buffer.clear_every or takes)
-    cleared = f", cleared every {_many(buffer.clear_every, 'step')}" if buffer.clear_every else ""
-    steps = _many(updates_of(config, fullest) - updates_of(config, fullest - 1), "optimiser step")
-    return f"the newest {_many(min(buffer.questions, fullest * questions), 'question')}{cleared}: up to {steps} a step"
+    cleared = f", cleared every {many(buffer.clear_every, 'step')}" if buffer.clear_every else ""
+    steps = many(updates_of(config, fullest) - updates_of(config, fullest - 1), "optimiser step")
+    return f"the newest {many(min(buffer.questions, fullest * questions), 'question')}{cleared}: up to {steps} a step"
 
 
 def _price(config: Config, run_inputs: RunInputs, samples: int) -> int:
@@ -234,10 +220,6 @@ def _queries(count: int) -> str:
     return f"at most {'1 query' if count == 1 else f'{count} queries'}" if count else "no queries"
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}es" if noun.endswith("ch") else f"{count} {noun}s"
-
-
 def _size(count: int) -> str:
     """Bytes for people."""
     unit = next(unit for unit in _UNITS if count >= unit[0])
@@ -249,20 +231,20 @@ def _evaluations(config: Config, run: Run, run_inputs: RunInputs, begun: int) ->
     if e is None:
         return
     is_rarer = bool(e.every_queries or e.every_hours)
-    when = f"{'' if begun else 'before the first step, '}every {_many(e.every, 'step')}{' at most' if is_rarer else ''}, and at the end"
+    when = f"{'' if begun else 'before the first step, '}every {many(e.every, 'step')}{' at most' if is_rarer else ''}, and at the end"
     count = None if last is None else max(0, (begun == 0) + last // e.every - begun // e.every + (last % e.every > 0 and last > begun))
-    times = f": {_many(count, 'time')}" if count else ""
+    times = f": {many(count, 'time')}" if count else ""
     if run_inputs.pairs is not None:
-        yield "evaluation", f"{when}{times}; {_many(run_inputs.pairs.size, 'pair')} that are never learned, and nobody is asked"
+        yield "evaluation", f"{when}{times}; {many(run_inputs.pairs.size, 'pair')} that are never learned, and nobody is asked"
     if run_inputs.held_out is None:
         return
     responses = run_inputs.held_out.size * (e.samples + e.greedy)
     parts = " + ".join([*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])])
-    prompts = _many(run_inputs.held_out.size, "prompt")
+    prompts = many(run_inputs.held_out.size, "prompt")
     plan, is_pair = run.plans(0), make_objective(config).requires.feedback == "compare"
     online = plan.questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
     learned = f", and the step's own {online}" if online else ""
-    yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {_many(responses, 'response')}{learned}"
+    yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {many(responses, 'response')}{learned}"
     for purpose, (address, _) in run_inputs.judges.items():
         priced = 0 if judges_of(config)[purpose].name in BUILTIN else responses + online
         total = priced * (count or 0) - (online if priced and not begun else 0)
@@ -277,7 +259,7 @@ def _checkpoints(config: Config, learner: Learner, origin: Origin | None, last: 
     size = (1 + _MOMENTS) * sum(sizes.values()) + copies * sizes.get("policy", 0)
     directory = seen(config.run_dir)
     kept, free = f"{c.keep_last + c.keep_best} stay, of {_size(size)} each", f"{_size(bytes_free(directory))} are free there"
-    yield "checkpoints", f"every {_many(c.every, 'step')} and at the end; {kept}; {free}"
+    yield "checkpoints", f"every {many(c.every, 'step')} and at the end; {kept}; {free}"
     stored = _stored(config)
     begins = f"begins as a fork of {origin.run} after step {origin.step}" if origin else "new"
     is_over = stored is not None and last is not None and stored >= last
@@ -291,15 +273,15 @@ def _places(config: Config, learner: Learner) -> _Lines:
     options, c = config.engine.options, config.learner
 
     def threads(count: int | None) -> str:
-        return "" if config.compute.profile == "gpu" else f", {_many(count, 'thread')}" if count else ", threads as measured at the start"
+        return "" if config.compute.profile == "gpu" else f", {many(count, 'thread')}" if count else ", threads as measured at the start"
 
-    synced = f"new weights every {_many(c.sync_every, 'step')}"
+    synced = f"new weights every {many(c.sync_every, 'step')}"
     yield "engine", f"{config.engine.name} on {device}, {options['dtype']}{threads(options['threads'] or config.compute.threads)}; {synced}"
     precision = f"{config.model.dtype}, products in {c.autocast}" if c.autocast else config.model.dtype
     frozen = [name for name in learner.models if name not in learner.trained and not (name == "reference" and learner.following)]
     models = "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
     if update := config.model.reference_update:
-        models += f"; after every {_many(update.every, 'step')} the reference takes {update.mix:g} of the policy"
+        models += f"; after every {many(update.every, 'step')} the reference takes {update.mix:g} of the policy"
     yield "learner", f"on {device}, {precision}{threads(config.compute.threads)}; {models}"
     if config.explorer.name != "none":
         yield "explorer", f"{config.explorer.name}, in this process"
@@ -320,102 +302,3 @@ def _defaults(config: Config, origins: Origins) -> _Lines:
     """What other settings have decided."""
     for number, line in enumerate(derived(config, origins)):
         yield "" if number else "by default", line
-
-
-def token_lines(config: Config, run_inputs: RunInputs) -> list[str]:
-    """What is learned from the first prompt of the run, token by token: where responses are sampled, the reference stands for one, and the model
-    itself is asked how it goes on."""
-    prompts, renderer = run_inputs.prompts.take(_ENDS_SEEN), run_inputs.renderer
-    prompt = prompts[0]
-    if config.prompts.responses:
-        actor = RecordedActor(run_inputs.prompts.fit, config.prompts.responses, config.prompts.score_key)
-        rows, names = actor.sample([prompt], {}, ())[0].trajectories, [f"the response {name!r}" for name in config.prompts.responses]
-    else:
-        response = _stand_in(renderer, prompt.reference or "")
-        rows = (Trajectory("sampler", (Segment("context", renderer.prompt(prompt.messages)), *response), "stop", ""),)
-        names = ["the reference stands for a response" if prompt.reference else "a response that ends at once"]
-    lines = []
-    for row, name in zip(rows, names, strict=True):
-        lines += [f"example: row {prompt.row} of the prompts, {name}", "  place      id  author   trained  text"]
-        place = 0
-        for segment in row.segments:
-            masks = segment.mask if segment.mask is not None else [False] * len(segment.ids)
-            for id, is_trained in zip(segment.ids, masks, strict=True):
-                lines.append(f"  {place:>5} {int(id):>7}  {segment.author:<8} {'yes' if is_trained else '-':<8} {_seen(renderer.decode([int(id)]))}")
-                place += 1
-    ends = ", ".join(f"{id} {renderer.decode([id])!r}" for id in sorted(renderer.stop_ids)) or "none"
-    strings = f"; or the text {', '.join(map(repr, renderer.stop))}" if renderer.stop else ""
-    lines.append(f"stop ids: {ends}{strings}")
-    return lines if config.prompts.responses else [*lines, *_after_prompts(load_model(config.model), renderer, prompts)]
-
-
-@dataclass(frozen=True)
-class _GoesOn:
-    """How a model goes on after a prompt.
-
-    Attributes:
-        at_once: probability of a stop id as the first token.
-        likeliest: the first tokens with their probabilities, likeliest first.
-        greedy: its greedy response, of at most `_SOON` tokens.
-        is_ended: whether that ends with a stop id.
-        probability: of that response, all its tokens.
-    """
-
-    prompt: Prompt
-    at_once: float
-    likeliest: list[tuple[int, float]]
-    greedy: list[int]
-    is_ended: bool
-    probability: float
-
-    @property
-    def ends(self) -> float:
-        """Probability of ending at once, or as the greedy response does."""
-        return min(1.0, self.at_once + (self.probability if self.is_ended and len(self.greedy) > 1 else 0.0))
-
-
-@torch.no_grad()
-def _goes_on(lm: CausalLM, renderer: Renderer, prompt: Prompt) -> _GoesOn:
-    stop_ids, response, firsts, probability = sorted(renderer.stop_ids), list[int](), list[torch.Tensor](), 1.0
-    while len(response) < _SOON and not (response and response[-1] in stop_ids):
-        ids = np.concatenate([renderer.prompt(prompt.messages), response]).astype(np.int64)
-        probabilities_V = lm.head(lm.hidden(torch.as_tensor(ids, device=lm.device)[None])[0, -1]).float().softmax(-1)
-        firsts = firsts or [probabilities_V]
-        response.append(int(probabilities_V.argmax()))
-        probability *= float(probabilities_V[response[-1]])
-    likeliest = firsts[0].argsort(descending=True)[:_LIKELIEST].tolist()
-    shares = [(id, float(firsts[0][id])) for id in likeliest]
-    return _GoesOn(prompt, float(firsts[0][stop_ids].sum()), shares, response, response[-1] in stop_ids, probability)
-
-
-def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
-    """What a model does with the ends of prompts: an end that its tokens never have leads it astray, or ends the response at once."""
-    seen = [_goes_on(lm, renderer, prompt) for prompt in prompts]
-    at_once, soon = np.mean([one.at_once for one in seen]), [one for one in seen if one.is_ended]
-    worst = max(seen, key=lambda one: one.ends)
-    tokens = ", ".join(f"{_seen(renderer.decode([id]))} {share:.3f}" for id, share in worst.likeliest)
-    end = renderer.decode(renderer.prompt(worst.prompt.messages)[-_END_SHOWN:].tolist())
-    how = "and ends" if worst.is_ended else "and goes on"
-    share = sum(one.probability for one in soon) / len(seen)
-    remedy = "end prompts as the model's own texts go on (with a blank, or without one), or set render.template"
-    return [
-        f"after the prompt, by the model itself at temperature 1, mean over the first {_many(len(seen), 'prompt')}:",
-        f"  ends at once         {at_once:.3f} of the probability is on the stop ids",
-        f"  ends soon            {share:.3f} of it is on greedy responses that end within {_many(_SOON, 'token')}, {len(soon)} of {len(seen)}",
-        f"  most of it, row {worst.prompt.row:<5}{_seen(end)} -> {tokens}",
-        f"                       greedy: {_seen(renderer.decode(worst.greedy))} {how}, with probability {worst.probability:.3f}",
-        *([f"  otherwise            if responses should be longer: {remedy}"] if at_once > _MUCH or share > _MUCH else []),
-    ]
-
-
-def _seen(text: str) -> str:
-    """A token's text; one of nothing but spaces is seen, too."""
-    return repr(text.replace(" ", _SPACE) if text and not text.strip(" ") else text)
-
-
-def _stand_in(renderer: Renderer, text: str) -> tuple[Segment, ...]:
-    try:
-        ids = renderer.response(text)
-    except TemplateError:  # a template that opens its reasoning, which the text does not close
-        return ()
-    return (Segment("model", ids, mask=ids == ids),)

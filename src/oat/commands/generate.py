@@ -13,7 +13,7 @@ from oat.data.formats import Layout
 from oat.data.index_cache import cache_folders
 from oat.data.prompt_set import PromptSet, Source
 from oat.errors import ConfigError, DataError, printable
-from oat.evaluation.evaluation import raw_prompt
+from oat.evaluation.records import raw_prompt
 from oat.files import saying_what_is_free, sync_to_disk
 from oat.rollout.actor import Actor
 from oat.types import Group

@@ -5,25 +5,20 @@ The same prompts are answered under the same random numbers at every evaluation,
 oracle the value of a response is its score; with a comparing one, the probability that it wins against the data's reference response.
 """
 
-import json
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from oat.errors import DirectoryError, LedgerError, OatError, OracleError, RecordError, printable, warn
+from oat.errors import LedgerError, OatError, OracleError, warn
+from oat.evaluation.records import Records
 from oat.evaluation.statistics import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
-from oat.files import Standing, write_atomically
+from oat.evaluation.trigger import Trigger
 from oat.protocols import Actor, Ledger
 from oat.seeds import Seeds
 from oat.types import Feedback, Group, Item, Key, Kind, Mark, Price, Prompt, Question, Sampling, Trajectory
 from oat.types.budget import Budget
-
-RECORD = ("mode", "sample", "output", "reference", "generator", "value", "mark", "gold", "gold_mark", "answer")
-"""Fields of a record, beside the prompt under the name that it has in the data, and `format_` with that name."""
 
 _Answers = list[list[Hashable | None]]
 """By prompt and sample."""
@@ -81,82 +76,6 @@ class Wanted:
     majority_at: tuple[int, ...] = ()
     answer: Callable[[str], Hashable | None] | None = None
     online: bool = False
-
-
-class Trigger:
-    """When an evaluation is due, and when the last one began.
-
-    One becomes due every `every` steps, and waits until training has made `every_queries` queries, and has run for `every_hours`, since the last
-    one. Only the hours look at a clock; those of all restarts count.
-    """
-
-    def __init__(self, every: int, every_queries: int = 0, every_hours: float = 0.0):
-        self.every, self.every_queries, self.every_hours = every, every_queries, every_hours
-        self.step = self.queries = 0
-        self.seconds, self.before, self.began = 0.0, 0.0, time.monotonic()
-
-    def due(self, step: int, queries: int) -> bool:
-        """Whether one is due after `step` updates and so many queries of training."""
-        is_pending = step // self.every > self.step // self.every
-        return is_pending and queries - self.queries >= self.every_queries and self._now() - self.seconds >= 3600 * self.every_hours
-
-    def begin(self, step: int, queries: int) -> None:
-        self.step, self.queries, self.seconds = step, queries, self._now()
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Steps and queries of training at the last evaluation; the seconds of running at it, and now."""
-        return {"step": self.step, "queries": self.queries, "seconds": [self.seconds, self._now()]}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.step, self.queries = state["step"], state["queries"]
-        (self.seconds, self.before), self.began = state["seconds"], time.monotonic()
-
-    def _now(self) -> float:
-        return self.before + time.monotonic() - self.began
-
-
-class Records:
-    """The files of an evaluation, `directory/step_XXXXXXXX.jsonl`, each written whole or not at all; one line a response.
-
-    Args:
-        prompt_key: the name that the prompt has in the data.
-        generator: the name of the run.
-        decode: from the ids that the model continued to their text.
-    """
-
-    def __init__(self, directory: Path, *, prompt_key: str, generator: str, decode: Callable[[np.ndarray], str]):
-        self.directory, self.prompt_key, self.generator, self.decode = directory, prompt_key, generator, decode
-        self._standing = Standing(directory)
-
-    def record(self, prompt: Prompt, response: Trajectory, fields: Mapping[str, object]) -> dict[str, object]:
-        """A line: the prompt as it stands in the data and as the model saw it, its response and reference, and further fields."""
-        return {
-            self.prompt_key: raw_prompt(prompt),
-            f"format_{self.prompt_key}": self.decode(response.segments[0].ids),
-            "output": response.text,
-            "reference": prompt.reference,
-            "generator": self.generator,
-            **fields,
-        }
-
-    def write(self, step: int, records: Sequence[Mapping[str, object]]) -> None:
-        """The file of an evaluation.
-
-        Raises:
-            DirectoryError: the folder, which was there, is gone.
-            RecordError: it cannot be written.
-        """
-        self._standing.refuse_lost(DirectoryError)
-        lines = [printable(json.dumps(record, ensure_ascii=False)) for record in records]
-        try:
-            self.directory.mkdir(exist_ok=True)
-            self._standing = Standing(self.directory)
-            write_atomically(self.directory / f"step_{step:08d}.jsonl", "\n".join(lines) + "\n")
-        except OSError as error:
-            raise RecordError(
-                f"{error.filename}: the records cannot be written ({error.strerror}); make room, or mend what is wrong there"
-            ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -426,10 +345,3 @@ def _recorded(prompt: Prompt) -> Trajectory:
 def _mean_length(table: _Table) -> float:
     """Mean number of tokens that the model wrote in a response."""
     return float(np.mean([response.trained.sum() for group in table.groups.values() for response in group.trajectories]))
-
-
-def raw_prompt(prompt: Prompt) -> str | list[dict[str, Any]]:
-    """A prompt that is one user's message as its text, every other as messages."""
-    if len(prompt.messages) == 1 and prompt.messages[0].role == "user" and not prompt.messages[0].fields:
-        return prompt.messages[0].content
-    return [message.plain for message in prompt.messages]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from oat.algorithms.base import Objective, prepared
-from oat.evaluation.evaluation import Trigger
+from oat.evaluation.trigger import Trigger
 from oat.explore.rules import NoExploration
 from oat.protocols import Learner
 from oat.rollout.actor import RecordedActor

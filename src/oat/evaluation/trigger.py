@@ -1,0 +1,38 @@
+"""When evaluations are due."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+
+class Trigger:
+    """When an evaluation is due, and when the last one began.
+
+    One becomes due every `every` steps, and waits until training has made `every_queries` queries, and has run for `every_hours`, since the last
+    one. Only the hours look at a clock; those of all restarts count.
+    """
+
+    def __init__(self, every: int, every_queries: int = 0, every_hours: float = 0.0):
+        self.every, self.every_queries, self.every_hours = every, every_queries, every_hours
+        self.step = self.queries = 0
+        self.seconds, self.before, self.began = 0.0, 0.0, time.monotonic()
+
+    def due(self, step: int, queries: int) -> bool:
+        """Whether one is due after `step` updates and so many queries of training."""
+        is_pending = step // self.every > self.step // self.every
+        return is_pending and queries - self.queries >= self.every_queries and self._now() - self.seconds >= 3600 * self.every_hours
+
+    def begin(self, step: int, queries: int) -> None:
+        self.step, self.queries, self.seconds = step, queries, self._now()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Steps and queries of training at the last evaluation; the seconds of running at it, and now."""
+        return {"step": self.step, "queries": self.queries, "seconds": [self.seconds, self._now()]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.step, self.queries = state["step"], state["queries"]
+        (self.seconds, self.before), self.began = state["seconds"], time.monotonic()
+
+    def _now(self) -> float:
+        return self.before + time.monotonic() - self.began
