@@ -21,7 +21,7 @@ from oat.build.models import load_models, shape_of
 from oat.build.resolve import make_objective, resolve
 from oat.build.run import build
 from oat.cli import _parser, main
-from oat.commands.check import _seen
+from oat.commands.show_tokens import _seen
 from oat.config.load import dump, load_config
 from oat.models.loading import outlines
 from oat.seeds import Seeds
