@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from oat.config.load import Origins
     from oat.config.settings import Config
 
-_HELP = "flags over the configuration, for example --learner.learning_rate 1e-4"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
