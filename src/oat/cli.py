@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from oat.config.settings import Config
 
 
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code; docs/exit-codes.md has the table."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
