@@ -1,16 +1,20 @@
-"""Offline DPO on recorded pairs against TRL's DPO trainer: whole steps of both, from texts, with the same loss at each.
+"""Offline DPO on recorded pairs against TRL's DPO trainer: whole steps of both, from texts, with the same
+loss at each.
 
     python benchmarks/direct.py [--sizes 5M 50M] [--steps 20] [--peers PYTHON]
 
-Prompts of 16 to 64 tokens, two responses each, of geometric lengths of mean 128 and at most 1,024 tokens; beta 0.1, one step of AdamW on each batch
-of new pairs, float32, two threads. TRL computes the reference's log-probabilities of all pairs beforehand (`precompute_ref_log_probs`); these seconds
-are reported, and are no part of its steps, while ours compute them in each. It has no attention without padding here: its trainer switches
-`padding_free` off. So its best micro-batch, in pairs, is found in one pass, on two first batches. Ours is a run of `oat train` with recorded
-responses: reading, rendering, ledger, reference and update are in its steps.
+Prompts of 16 to 64 tokens, two responses each, of geometric lengths of mean 128 and at most 1,024 tokens;
+beta 0.1, one step of AdamW on each batch of new pairs, float32, two threads. TRL computes the reference's
+log-probabilities of all pairs beforehand (`precompute_ref_log_probs`); these seconds are reported, and are no
+part of its steps, while ours compute them in each. It has no attention without padding here: its trainer
+switches `padding_free` off. So its best micro-batch, in pairs, is found in one pass, on two first batches.
+Ours is a run of `oat train` with recorded responses: reading, rendering, ledger, reference and update are in
+its steps.
 
-Both take the same batches in the same order; `same_ids` says whether they were the same token by token, and `loss_gap` is the greatest difference
-between the losses of a step. Memory is the highest peak of a step beyond the level after imports, models included. TRL is measured in a process that
-tried nothing. Sides take turns, step by step; medians.
+Both take the same batches in the same order; `same_ids` says whether they were the same token by token, and
+`loss_gap` is the greatest difference between the losses of a step. Memory is the highest peak of a step
+beyond the level after imports, models included. TRL is measured in a process that tried nothing. Sides take
+turns, step by step; medians.
 """
 
 import argparse
@@ -37,7 +41,8 @@ LENGTHS = {"mean": 128, "cap": 1024}
 
 
 def compare(size: str, steps: int, peers: str | None, lengths: dict[str, int] = LENGTHS) -> dict[str, Any]:
-    """One row of the table: samples, which are pairs, a second, padding, memory and losses by side, with settings and versions."""
+    """One row of the table: samples, which are pairs, a second, padding, memory and losses by side, with
+    settings and versions."""
     load = {"pair_count": PAIRS[size], "steps": steps, "rate": RATE, **lengths}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
@@ -53,12 +58,22 @@ def compare(size: str, steps: int, peers: str | None, lengths: dict[str, int] = 
             prepared = theirs.ask("train", micro=micro, **load)["seconds"]
             sides["trl"] = (theirs, {"verb": "step"})
         answers = in_turns(sides, steps)
-    row = {"size": size, **load, **medians(answers, "samples", "padding"), "spread": spread(answers, "samples"), "prepared_s": prepared}
+    row = {
+        "size": size,
+        **load,
+        **medians(answers, "samples", "padding"),
+        "spread": spread(answers, "samples"),
+        "prepared_s": prepared,
+    }
     row["peak_gb"] = {side: max(answer["peak_gb"] for answer in given) for side, given in answers.items()}
     losses = {side: [answer["loss"] for answer in given] for side, given in answers.items()}
     if peers is not None:
-        row["same_ids"] = [answer["ids"] for answer in answers["oat"]] == [answer["ids"] for answer in answers["trl"]]
-        row["loss_gap"] = max(abs(ours - theirs) for ours, theirs in zip(losses["oat"], losses["trl"], strict=True))
+        row["same_ids"] = [answer["ids"] for answer in answers["oat"]] == [
+            answer["ids"] for answer in answers["trl"]
+        ]
+        row["loss_gap"] = max(
+            abs(ours - theirs) for ours, theirs in zip(losses["oat"], losses["trl"], strict=True)
+        )
     return {**row, "losses": losses, "settings": settings, "versions": versions}
 
 
@@ -77,7 +92,9 @@ def _tuned(peers: str, folder: str, size: str, load: dict[str, Any]) -> tuple[in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", default=["5M", "50M"])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--peers", help="python of an environment with trl")

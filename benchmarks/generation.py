@@ -2,11 +2,13 @@
 
     python benchmarks/generation.py [--sizes 5M 50M] [--repetitions 3] [--peers PYTHON] [--vllm PYTHON]
 
-64 prompts of 16 to 64 tokens, 4 samples each, at most 128 new tokens; the end-of-text has probability 1 / 32 at every step, so lengths are geometric
-with mean about 32. Temperature 1, log-probabilities of every token. A side is given all rows at once; transformers at its best batch size of 32,
-64, 128, 256, found in one pass that ends where one is a fifth slower than the best before it; where 32 is the best, 16 and 8 are tried too. vLLM
-compiles the model, where there is a compiler. Sides take turns; medians of tokens a second. The share of the machine is the least time that
-`oat`'s passes could take on it (`oat.hardware.roofline`), a token, over the time that a side took.
+64 prompts of 16 to 64 tokens, 4 samples each, at most 128 new tokens; the end-of-text has probability 1 / 32
+at every step, so lengths are geometric with mean about 32. Temperature 1, log-probabilities of every token. A
+side is given all rows at once; transformers at its best batch size of 32, 64, 128, 256, found in one pass
+that ends where one is a fifth slower than the best before it; where 32 is the best, 16 and 8 are tried too.
+vLLM compiles the model, where there is a compiler. Sides take turns; medians of tokens a second. The share of
+the machine is the least time that `oat`'s passes could take on it (`oat.hardware.roofline`), a token, over
+the time that a side took.
 """
 
 import argparse
@@ -28,11 +30,15 @@ BATCHES, SMALLER = (32, 64, 128, 256), (16, 8)
 LOAD = {"prompt_count": 64, "samples": 4, "cap": 128}
 
 
-def compare(size: str, dtype: str, repetitions: int, peers: str | None, vllm: str | None, load: dict[str, int] = LOAD) -> dict[str, Any]:
+def compare(
+    size: str, dtype: str, repetitions: int, peers: str | None, vllm: str | None, load: dict[str, int] = LOAD
+) -> dict[str, Any]:
     """One row of the table: rates by side, settings, versions."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
-        sides, settings, versions = {}, {"oat": {"max_rows": 256}}, {}
+        sides = {}
+        settings = {"oat": {"max_rows": 256}}
+        versions = {}
 
         def begin(name: str, python: str, script: str) -> Side:
             side = stack.enter_context(Side(python, script))
@@ -44,7 +50,9 @@ def compare(size: str, dtype: str, repetitions: int, peers: str | None, vllm: st
         sides["oat"] = (ours, {"verb": "generate", "rows": 256, **load})
         if peers is not None:
             theirs = begin("transformers", peers, "transformers_side.py")
-            theirs.ask("generate", rows=BATCHES[0], seed=0, **{**load, "prompt_count": BATCHES[0] // load["samples"]})
+            theirs.ask(
+                "generate", rows=BATCHES[0], seed=0, **{**load, "prompt_count": BATCHES[0] // load["samples"]}
+            )
             best, tried = _best_batch(lambda rows: rate([theirs.ask("generate", rows=rows, seed=0, **load)]))
             settings["transformers"] = {"batch": best, "tried": tried}
             sides["transformers"] = (theirs, {"verb": "generate", "rows": best, **load})
@@ -70,12 +78,23 @@ def _best_batch(rate_of: Callable[[int], float]) -> tuple[int, dict[int, float]]
     return max(tried, key=lambda rows: tried[rows]), tried
 
 
-def growth(size: str, repetitions: int, requests: Sequence[int] = (64, 512), cap: int = 128) -> dict[str, Any]:
+def growth(
+    size: str, repetitions: int, requests: Sequence[int] = (64, 512), cap: int = 128
+) -> dict[str, Any]:
     """How the engine's time grows from few requests to many, 4 to a prompt."""
     with tempfile.TemporaryDirectory() as folder, Side(sys.executable, "oat_side.py") as side:
         make_model(size, Path(folder))
         versions = side.ask("open", model=folder, dtype="float32", threads=THREADS)
-        loads = {str(count): {"verb": "generate", "rows": 256, "prompt_count": count // 4, "samples": 4, "cap": cap} for count in requests}
+        loads = {
+            str(count): {
+                "verb": "generate",
+                "rows": 256,
+                "prompt_count": count // 4,
+                "samples": 4,
+                "cap": cap,
+            }
+            for count in requests
+        }
         for load in loads.values():
             side.ask(**load, seed=0)
         answers = in_turns({name: (side, load) for name, load in loads.items()}, repetitions)
@@ -89,7 +108,9 @@ def growth(size: str, repetitions: int, requests: Sequence[int] = (64, 512), cap
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", default=["5M", "50M"])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--repetitions", type=int, default=3)

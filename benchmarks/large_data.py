@@ -1,12 +1,14 @@
-"""Seconds until the data of a run are ready: read, checked and rendered at first, and remembered afterwards; and the memory that it takes.
+"""Seconds until the data of a run are ready: read, checked and rendered at first, and remembered afterwards;
+and the memory that it takes.
 
     python benchmarks/large_data.py [--prompts 1000000] [--pairs 100000] [--model DIR]
 
-prompts   JSON lines of about 75 bytes: nine words and a number, and an answer beside them.
-pairs     the preferences of RECORDS, over and over, each with a number behind its prompt (--records FILE: JSON lines with prompt, chosen, rejected);
-          by default made-up text of about as many words (80, 250 and 250).
+prompts   JSON lines of about 75 bytes: nine words and a number, and an answer beside them. pairs     the
+preferences of RECORDS, over and over, each with a number behind its prompt (--records FILE: JSON lines with
+prompt, chosen, rejected); by default made-up text of about as many words (80, 250 and 250).
 
-Each is opened twice, in processes started anew, with the tokenizer of DIR (by default a byte-level one made here), as a run opens it.
+Each is opened twice, in processes started anew, with the tokenizer of DIR (by default a byte-level one made
+here), as a run opens it.
 """
 
 import argparse
@@ -22,13 +24,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-TEXT = "once upon a time there was little girl named Lily who loved to play in the garden with her dog and they found something shiny"
+TEXT = (
+    "once upon a time there was little girl named Lily who loved to play in the garden with her dog and "
+    "they found something shiny"
+)
 WORDS = TEXT.split()
 PAIR = ("chosen", "rejected")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompts", type=int, default=1_000_000)
     parser.add_argument("--pairs", type=int, default=100_000)
     parser.add_argument("--model", type=Path)
@@ -47,12 +54,28 @@ def main() -> None:
                     out.write(json.dumps(record) + "\n")
             print(f"{count:,} {kind}, {file.stat().st_size / 1e6:,.0f} MB", flush=True)
             for _ in range(2):
-                subprocess.run([sys.executable, __file__, "--model", model, "--open", file, kind, Path(folder) / "cache"], check=True)
+                subprocess.run(
+                    [
+                        sys.executable,
+                        __file__,
+                        "--model",
+                        model,
+                        "--open",
+                        file,
+                        kind,
+                        Path(folder) / "cache",
+                    ],
+                    check=True,
+                )
 
 
 def made(kind: str, records: Path | None) -> Iterator[dict[str, Any]]:
     draw = random.Random(0)
-    lines = [] if records is None else [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
+    lines = (
+        []
+        if records is None
+        else [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
+    )
     for number in itertools.count():
         if kind == "prompts":
             yield {"prompt": f"{' '.join(draw.choices(WORDS, k=9))} {number}", "answer": str(number)}
@@ -82,11 +105,22 @@ def open_(file: str, kind: str, cache: str, model: str) -> None:
 
     renderer = Renderer(load_tokenizer(model), template=None)
     before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    prompts = Prompts(file, renderer, Seeds(0), responses=PAIR if kind == "pairs" else (), caches=[Path(cache)])
-    seconds, grown = time.perf_counter() - begin, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    prompts = Prompts(
+        file, renderer, Seeds(0), responses=PAIR if kind == "pairs" else (), caches=[Path(cache)]
+    )
+    seconds, grown = (
+        time.perf_counter() - begin,
+        (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+    )
     self, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     processor = sum(each.ru_utime + each.ru_stime for each in (self, children))
-    print(f"  {prompts.size:,} ready after {seconds:.1f} s ({processor:.0f} s of all processors), {grown:.0f} MB more", flush=True)
+    print(
+        (
+            f"  {prompts.size:,} ready after {seconds:.1f} s ({processor:.0f} s of all processors), "
+            f"{grown:.0f} MB more"
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""What the ledger and the checkpoints cost: their share of a run, answers a second, and the time to open a large ledger.
+"""What the ledger and the checkpoints cost: their share of a run, answers a second, and the time to open a
+large ledger.
 
     python benchmarks/ledger.py [--rows 1000000]
 
-share     of the time of a run like the quickstart's (its model with random weights, its data, GRPO) of 50 steps with a checkpoint every 10: what is
-          spent in `Ledger.ask`, `take` and `drop`, in `Checkpoints.save` and `wait`, and in bringing metrics to disk, without the oracle's time.
-          Everything is brought to disk as always.
+share     of the time of a run like the quickstart's (its model with random weights, its data, GRPO) of 50
+steps with a checkpoint every 10: what is
+          spent in `Ledger.ask`, `take` and `drop`, in `Checkpoints.save` and `wait`, and in bringing metrics
+          to disk, without the oracle's time. Everything is brought to disk as always.
 rate      questions asked, answered and taken a second, in rounds of 64, by an oracle that answers at once.
 opening   seconds until a ledger with so many answered and taken questions is ready to be asked.
 """
@@ -131,7 +133,9 @@ def _round(step: int, size: int = ROUND) -> tuple[list[Group], list[Question]]:
     response = Segment("model", ids, np.ones(8, dtype=bool), np.full(8, step, dtype=np.int32), logps, logps)
     for number in range(size):
         occurrence = step * size + number
-        trajectory = Trajectory("sampler", (Segment("context", ids), response), "stop", f"response {occurrence}")
+        trajectory = Trajectory(
+            "sampler", (Segment("context", ids), response), "stop", f"response {occurrence}"
+        )
         group = Group(Prompt(number + 1, occurrence, (Message("user", f"prompt {number}"),)), (trajectory,))
         groups.append(group)
         questions.append(Question.about(group, Key("train", step, 0, occurrence), "score", (0,), "o"))
@@ -139,7 +143,9 @@ def _round(step: int, size: int = ROUND) -> tuple[list[Group], list[Question]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the ledger that is opened")
     rows = parser.parse_args().rows
     torch.set_num_threads(1)
@@ -147,7 +153,10 @@ def main() -> None:
         folder = Path(scratch)
         found = share(folder)
         parts = ", ".join(f"{name} {found[name]:.2f} s" for name in ("ledger", "checkpoints", "oracle"))
-        print(f"share    {found['share']:.1%} of a run of {found['run']:.1f} s (at most 5%): {parts}", flush=True)
+        print(
+            f"share    {found['share']:.1%} of a run of {found['run']:.1f} s (at most 5%): {parts}",
+            flush=True,
+        )
         print(f"rate     {rate(folder):,.0f} answers a second (at least 5,000)", flush=True)
         print(f"opening  {opening(folder, rows):.2f} s with {rows:,} rows (at most 1)", flush=True)
 

@@ -1,9 +1,10 @@
-"""Log-probabilities and their gradients at a vocabulary of 150 thousand: in chunks against the whole matrix of logits.
+"""Log-probabilities and their gradients at a vocabulary of 150 thousand: in chunks against the whole matrix
+of logits.
 
     python benchmarks/logps.py [--widths 256 1024] [--tokens 4096] [--repetitions 3]
 
-The two ways take turns in one process; medians of seconds, and of memory beyond inputs and gradients. Errors are norms of differences of gradients
-over the norms of those of the whole way, at 512 tokens.
+The two ways take turns in one process; medians of seconds, and of memory beyond inputs and gradients. Errors
+are norms of differences of gradients over the norms of those of the whole way, at 512 tokens.
 """
 
 import argparse
@@ -18,21 +19,31 @@ VOCABULARY = 150_000
 ERROR_TOKENS = 512
 
 
-def compare(width: int, tokens: int = 4096, repetitions: int = 3, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+def compare(
+    width: int, tokens: int = 4096, repetitions: int = 3, vocabulary: int = VOCABULARY
+) -> dict[str, Any]:
     """One row of the table."""
     with Side(sys.executable, "logps_side.py") as side:
         shape = {"width": width, "vocabulary": vocabulary}
-        errors = {dtype: side.ask("errors", **shape, tokens=min(tokens, ERROR_TOKENS), dtype=dtype) for dtype in ("float32", "float64")}
+        errors = {
+            dtype: side.ask("errors", **shape, tokens=min(tokens, ERROR_TOKENS), dtype=dtype)
+            for dtype in ("float32", "float64")
+        }
         versions = side.ask("open", **shape, tokens=tokens, threads=THREADS)
         ways = ("whole", "chunked")
         answers = in_turns({way: (side, {"verb": "run", "way": way}) for way in ways}, repetitions)
-    measured = {name: {way: median(answer[name] for answer in answers[way]) for way in ways} for name in ("seconds", "extra_gb")}
+    measured = {
+        name: {way: median(answer[name] for answer in answers[way]) for way in ways}
+        for name in ("seconds", "extra_gb")
+    }
     settings = {"oat": {"tokens": tokens, "chunk": versions.pop("chunk")}}
     return {**shape, **measured, "errors": errors, "settings": settings, "versions": {"oat": versions}}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--widths", nargs="+", type=int, default=[256, 1024])
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repetitions", type=int, default=3)

@@ -25,9 +25,19 @@ class Side:
     """
 
     def __init__(self, python: str, script: str):
-        environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(THREADS),
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         self.process = subprocess.Popen(
-            [python, str(SIDES / script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+            [python, str(SIDES / script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
         )
 
     def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
@@ -43,7 +53,9 @@ class Side:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -53,9 +65,11 @@ class Side:
 
 
 def best_of(values: Sequence[int], rate_of: Callable[[int], float]) -> tuple[int, dict[int, float]]:
-    """The value of the highest rate, and the rates of all that were tried: in order, until one is a fifth slower than the best before it.
+    """The value of the highest rate, and the rates of all that were tried: in order, until one is a fifth
+    slower than the best before it.
 
-    Of rates within a twentieth of the highest the first wins, so that a batch is no larger, and takes no more memory, than helps.
+    Of rates within a twentieth of the highest the first wins, so that a batch is no larger, and takes no more
+    memory, than helps.
     """
     rates: dict[int, float] = {}
     for value in values:
@@ -65,7 +79,9 @@ def best_of(values: Sequence[int], rate_of: Callable[[int], float]) -> tuple[int
     return next(value for value, found in rates.items() if found >= 0.95 * max(rates.values())), rates
 
 
-def in_turns(sides: Mapping[str, tuple[Side, Mapping[str, Any]]], repetitions: int) -> dict[str, list[dict[str, Any]]]:
+def in_turns(
+    sides: Mapping[str, tuple[Side, Mapping[str, Any]]], repetitions: int
+) -> dict[str, list[dict[str, Any]]]:
     """Ask every side once in each repetition, one after the other; their answers by name."""
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     for repetition in range(repetitions):
@@ -79,7 +95,9 @@ def rate(answers: Sequence[Mapping[str, Any]], what: str = "tokens") -> float:
     return median(answer[what] / answer["seconds"] for answer in answers)
 
 
-def spread(answers: Mapping[str, Sequence[Mapping[str, Any]]], what: str = "tokens") -> dict[str, tuple[float, float]]:
+def spread(
+    answers: Mapping[str, Sequence[Mapping[str, Any]]], what: str = "tokens"
+) -> dict[str, tuple[float, float]]:
     """By side: the least and the greatest ratio, over the repetitions, of our rate to its."""
 
     def ratios(side: str) -> list[float]:
@@ -89,7 +107,15 @@ def spread(answers: Mapping[str, Sequence[Mapping[str, Any]]], what: str = "toke
     return {side: (min(ratios(side)), max(ratios(side))) for side in answers if side != "oat"}
 
 
-def medians(answers: Mapping[str, Sequence[Mapping[str, Any]]], counted: str, *others: str) -> dict[str, dict[str, float]]:
+def medians(
+    answers: Mapping[str, Sequence[Mapping[str, Any]]], counted: str, *others: str
+) -> dict[str, dict[str, float]]:
     """By side: what is counted, a second, and the medians of other values."""
-    values = {name: {side: median(answer[name] for answer in given) for side, given in answers.items()} for name in others}
-    return {f"{counted}_per_second": {side: rate(given, counted) for side, given in answers.items()}, **values}
+    values = {
+        name: {side: median(answer[name] for answer in given) for side, given in answers.items()}
+        for name in others
+    }
+    return {
+        f"{counted}_per_second": {side: rate(given, counted) for side, given in answers.items()},
+        **values,
+    }

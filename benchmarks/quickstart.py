@@ -1,12 +1,16 @@
-"""Does every run of the quickstart gain, and every control stay, with other seeds and on machines that round otherwise?
+"""Does every run of the quickstart gain, and every control stay, with other seeds and on machines that round
+otherwise?
 
-    python benchmarks/quickstart.py --out DIR               measures the cells that DIR lacks, one after another, and writes the page's tables
-    python benchmarks/quickstart.py --out DIR --tables      writes the tables of docs/quickstart.md from the cells that DIR has
-    python benchmarks/quickstart.py --out DIR --cell SEED --environment NAME
+    python benchmarks/quickstart.py --out DIR               measures the cells that DIR lacks, one after
+    another, and writes the page's tables python benchmarks/quickstart.py --out DIR --tables      writes the
+    tables of docs/quickstart.md from the cells that DIR has python benchmarks/quickstart.py --out DIR --cell
+    SEED --environment NAME
 
-A cell is the start, both runs and both controls of one seed in one environment, in a process of its own and on one thread of torch; it leaves
-DIR/SEED_NAME.json, and its runs beside it. An environment rounds otherwise than the machine does as it is: fewer vector instructions in torch's
-own kernels (`avx2`, `default`: ATEN_CPU_CAPABILITY), or none of oneDNN's kernels. Exit code 0: all cells that were asked for are within the bounds.
+A cell is the start, both runs and both controls of one seed in one environment, in a process of its own and
+on one thread of torch; it leaves DIR/SEED_NAME.json, and its runs beside it. An environment rounds otherwise
+than the machine does as it is: fewer vector instructions in torch's own kernels (`avx2`, `default`:
+ATEN_CPU_CAPABILITY), or none of oneDNN's kernels. Exit code 0: all cells that were asked for are within the
+bounds.
 """
 
 import argparse
@@ -34,17 +38,22 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
     "default": {"ATEN_CPU_CAPABILITY": "default"},
     "oneDNN off": {},
 }
-LEAST_SAMPLED, LEAST_GREEDY, MOST_CONTROL = 0.3, 0.5, 0.05
+LEAST_SAMPLED = 0.3
+LEAST_GREEDY = 0.5
+MOST_CONTROL = 0.05
 METRICS = ("eval/sampled", "eval/greedy")
 Cell = Mapping[str, Any]
-"""What a cell measured: its seed, its environment, torch's instructions, and of each run the digest and the first and last row of metrics."""
+"""What a cell measured: its seed, its environment, torch's instructions, and of each run the digest and the
+first and last row of metrics."""
 
 
 def measure(out: Path, seed: int, environment: str) -> Cell:
     """Make the start and the runs of a seed in this process, which has the environment already."""
     if environment == "oneDNN off":
         torch.backends.mkldnn.set_flags(False)
-    began, folder, runs = time.monotonic(), out / _name(seed, environment), {}
+    began = time.monotonic()
+    folder = out / _name(seed, environment)
+    runs = {}
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "start").exists():
         make_start(folder, seed)
@@ -54,7 +63,12 @@ def measure(out: Path, seed: int, environment: str) -> Cell:
         if oat(["train", str(file)]) != 0:
             raise SystemExit(f"quickstart: {file} failed")
         runs[name] = {"digest": digest_run(folder / name), **ends(folder / name)}
-    made = {"seed": seed, "environment": environment, "capability": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
+    made = {
+        "seed": seed,
+        "environment": environment,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+    }
     return {**made, "seconds": time.monotonic() - began, "runs": runs}
 
 
@@ -62,7 +76,10 @@ def ends(run_dir: Path) -> dict[str, dict[str, float]]:
     """The first and the last row of a run's metrics: what was evaluated, and the queries."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     kept = ("oracle/queries", *(metric + suffix for metric in METRICS for suffix in ("", "_low", "_high")))
-    return {when: {key: row[key] for key in kept if key in row} for when, row in (("start", rows[0]), ("end", rows[-1]))}
+    return {
+        when: {key: row[key] for key in kept if key in row}
+        for when, row in (("start", rows[0]), ("end", rows[-1]))
+    }
 
 
 def gains(run: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
@@ -77,9 +94,16 @@ def misses(cell: Cell) -> list[str]:
     for name, run in cell["runs"].items():
         sampled, greedy = gains(run)
         is_control = name.endswith("-control")
-        within = max(abs(sampled), abs(greedy)) <= MOST_CONTROL if is_control else sampled >= LEAST_SAMPLED and greedy >= LEAST_GREEDY
+        within = (
+            max(abs(sampled), abs(greedy)) <= MOST_CONTROL
+            if is_control
+            else sampled >= LEAST_SAMPLED and greedy >= LEAST_GREEDY
+        )
         if not within:
-            found.append(f"seed {cell['seed']}, {cell['environment']}, {name}: sampled {sampled:+.3f}, greedy {greedy:+.3f}")
+            found.append(
+                f"seed {cell['seed']}, {cell['environment']}, {name}: sampled {sampled:+.3f}, greedy "
+                f"{greedy:+.3f}"
+            )
     return found
 
 
@@ -90,17 +114,32 @@ def read_cells(out: Path) -> list[Cell]:
 
 
 def tables(cells: Sequence[Cell]) -> str:
-    """Two tables: each run of each seed as the machine is, and what runs and controls gain in each environment."""
-    head = "| run | seed | oracle queries | sampled, start | sampled, end | greedy, start | greedy, end |\n" + "| --- " * 7 + "|"
-    lines = [head, *sorted(line for cell in cells if cell["environment"] == "as is" for line in _rows(cell)), ""]
-    lines += ["| environment | run | seeds | sampled, start | sampled, gain | greedy, start | greedy, gain |", "| --- " * 7 + "|"]
+    """Two tables: each run of each seed as the machine is, and what runs and controls gain in each
+    environment."""
+    head = (
+        "| run | seed | oracle queries | sampled, start | sampled, end | greedy, start | greedy, end |\n"
+        + "| --- " * 7
+        + "|"
+    )
+    lines = [
+        head,
+        *sorted(line for cell in cells if cell["environment"] == "as is" for line in _rows(cell)),
+        "",
+    ]
+    lines += [
+        "| environment | run | seeds | sampled, start | sampled, gain | greedy, start | greedy, gain |",
+        "| --- " * 7 + "|",
+    ]
     for environment in ENVIRONMENTS:
         there = [cell for cell in cells if cell["environment"] == environment]
         for name in there[0]["runs"] if there else ():
             runs = [cell["runs"][name] for cell in there]
             shown = []
             for index, metric in enumerate(METRICS):
-                shown += [_span([run["start"][metric] for run in runs], ""), _span([gains(run)[index] for run in runs], "+")]
+                shown += [
+                    _span([run["start"][metric] for run in runs], ""),
+                    _span([gains(run)[index] for run in runs], "+"),
+                ]
             seeds = ", ".join(str(cell["seed"]) for cell in there)
             lines.append(f"| {environment} | {name} | {seeds} | " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
@@ -118,7 +157,10 @@ def _rows(cell: Cell) -> Iterator[str]:
         start, end = run["start"], run["end"]
         shown = [name, str(cell["seed"]), f"{end['oracle/queries']:,.0f}"]
         for metric in METRICS:
-            shown += [f"{start[metric]:.3f}", f"{end[metric]:.3f} [{end[metric + '_low']:.3f}, {end[metric + '_high']:.3f}]"]
+            shown += [
+                f"{start[metric]:.3f}",
+                f"{end[metric]:.3f} [{end[metric + '_low']:.3f}, {end[metric + '_high']:.3f}]",
+            ]
         yield "| " + " | ".join(shown) + " |"
 
 
@@ -131,8 +173,15 @@ def _name(seed: int, environment: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="keep the cells and their runs here, and go on with those that are there")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="keep the cells and their runs here, and go on with those that are there",
+    )
     parser.add_argument("--cell", type=int, metavar="SEED", help="this seed's cell only, in this process")
     parser.add_argument("--environment", choices=ENVIRONMENTS, default="as is")
     parser.add_argument("--tables", action="store_true", help="measure nothing")
@@ -141,13 +190,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     if arguments.cell is not None:
         cells = [measure(out, arguments.cell, arguments.environment)]
-        (out / f"{_name(arguments.cell, arguments.environment)}.json").write_text(json.dumps(cells[0], indent=1), encoding="utf-8")
+        (out / f"{_name(arguments.cell, arguments.environment)}.json").write_text(
+            json.dumps(cells[0], indent=1), encoding="utf-8"
+        )
     else:
         for environment, variables in ENVIRONMENTS.items():
             for seed in () if arguments.tables else SEEDS:
                 if not (out / f"{_name(seed, environment)}.json").exists():
-                    command = [sys.executable, __file__, "--out", str(out), "--cell", str(seed), "--environment", environment]
-                    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", **variables}, check=False)
+                    command = [
+                        sys.executable,
+                        __file__,
+                        "--out",
+                        str(out),
+                        "--cell",
+                        str(seed),
+                        "--environment",
+                        environment,
+                    ]
+                    subprocess.run(
+                        command, env={**os.environ, "OMP_NUM_THREADS": "1", **variables}, check=False
+                    )
         cells = read_cells(out)
         write_tables(cells, PAGE)
     outside = [line for cell in cells for line in misses(cell)]

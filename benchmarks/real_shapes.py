@@ -1,10 +1,12 @@
-"""One DPO and one GRPO step at the shapes of real models, and `oat check --memory` held against the measured peak.
+"""One DPO and one GRPO step at the shapes of real models, and `oat check --memory` held against the measured
+peak.
 
     python benchmarks/real_shapes.py [--shapes qwen3-0.6b llama-3.2-1b] [--algorithms dpo grpo] [--threads 2]
 
-Weights are random, shapes and vocabularies are the real ones: Qwen3-0.6B learns in full, Llama-3.2-1B through LoRA. Each run is `oat train` in a
-process of its own: 4 sequences of 256 tokens (a prompt of 64, a response of 192, which random weights do not end), one step, one checkpoint.
-Measured is the peak of the process's resident memory, less the level of a process that only imports the same. 10^9 bytes; seconds.
+Weights are random, shapes and vocabularies are the real ones: Qwen3-0.6B learns in full, Llama-3.2-1B through
+LoRA. Each run is `oat train` in a process of its own: 4 sequences of 256 tokens (a prompt of 64, a response
+of 192, which random weights do not end), one step, one checkpoint. Measured is the peak of the process's
+resident memory, less the level of a process that only imports the same. 10^9 bytes; seconds.
 """
 
 import argparse
@@ -23,14 +25,23 @@ from typing import Any
 import torch
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 from oat.build.memory import Lengths, estimate
 from oat.build.resolve import resolve
 from oat.config.load import load_config
 
 GB = 10**9
-IMPORTS = "import torch, transformers, peft, oat.cli, oat.build.run, oat.loop, oat.build.open_run, oat.tracking.files"
+IMPORTS = (
+    "import torch, transformers, peft, oat.cli, oat.build.run, oat.loop, oat.build.open_run, "
+    "oat.tracking.files"
+)
 REWARD = """import random
 
 
@@ -98,7 +109,10 @@ SHAPES = {
         lora=8,
     ),
 }
-ALGORITHMS = {"dpo": {"name": "dpo", "prompts": 2, "samples": 2}, "grpo": {"name": "grpo", "prompts": 1, "samples": 4}}
+ALGORITHMS = {
+    "dpo": {"name": "dpo", "prompts": 2, "samples": 2},
+    "grpo": {"name": "grpo", "prompts": 1, "samples": 4},
+}
 
 
 def write_model(shape: Shape, folder: Path) -> None:
@@ -114,16 +128,27 @@ def write_model(shape: Shape, folder: Path) -> None:
             else:
                 parameter.fill_(1)
     module.save_pretrained(folder)
-    built = Tokenizer(models.WordLevel({"<eos>": 0, **{f"w{number}": number for number in range(1, shape.tokens)}}, unk_token="<eos>"))
+    built = Tokenizer(
+        models.WordLevel(
+            {"<eos>": 0, **{f"w{number}": number for number in range(1, shape.tokens)}}, unk_token="<eos>"
+        )
+    )
     built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=built, eos_token="<eos>", unk_token="<eos>").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=built, eos_token="<eos>", unk_token="<eos>").save_pretrained(
+        folder
+    )
 
 
 def write_config(shape: Shape, algorithm: str, folder: Path, threads: int) -> Path:
     """The configuration of a run of one step, in a folder that holds `model`."""
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
-    prompts = [" ".join(f"w{1 + (place + number) % (shape.tokens - 1)}" for place in range(shape.prompt)) for number in range(4)]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
+    prompts = [
+        " ".join(f"w{1 + (place + number) % (shape.tokens - 1)}" for place in range(shape.prompt))
+        for number in range(4)
+    ]
+    (folder / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8"
+    )
     tree = {
         "run_dir": str(folder / algorithm),
         "model": {"path": str(folder / "model"), **({"lora": {"rank": shape.lora}} if shape.lora else {})},
@@ -142,7 +167,8 @@ def write_config(shape: Shape, algorithm: str, folder: Path, threads: int) -> Pa
 
 
 def measure(command: Sequence[str]) -> int:
-    """The peak of the resident memory of a process of this Python, bytes, as the system last says it before the process ends.
+    """The peak of the resident memory of a process of this Python, bytes, as the system last says it before
+    the process ends.
 
     Raises:
         RuntimeError: it did not end with 0.
@@ -159,7 +185,8 @@ def measure(command: Sequence[str]) -> int:
 
 
 def compare(shape: Shape, algorithm: str, folder: Path, threads: int, imports: int) -> dict[str, Any]:
-    """One row: a run of one step, its estimate and measured peak beyond what imports take, GB, its parts in seconds; `folder` holds `model`."""
+    """One row: a run of one step, its estimate and measured peak beyond what imports take, GB, its parts in
+    seconds; `folder` holds `model`."""
     file = write_config(shape, algorithm, folder, threads)
     config, origins = load_config(file)
     config = resolve(config, origins)
@@ -175,17 +202,30 @@ def compare(shape: Shape, algorithm: str, folder: Path, threads: int, imports: i
 def rows(shapes: Sequence[str], algorithms: Sequence[str], threads: int) -> Iterator[dict[str, Any]]:
     """A row for every shape and algorithm."""
     imports = measure(["-c", IMPORTS])
-    versions = {"oat": {"oat": version("oat-align"), "torch": torch.__version__, "transformers": version("transformers")}}
+    versions = {
+        "oat": {
+            "oat": version("oat-align"),
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+        }
+    }
     for name in shapes:
         with tempfile.TemporaryDirectory() as folder:
             write_model(SHAPES[name], Path(folder) / "model")
             for algorithm in algorithms:
                 settings = {"oat": {"lora": SHAPES[name].lora or "none", "micro_batch_size": 8}}
-                yield {"shape": name, "settings": settings, "versions": versions, **compare(SHAPES[name], algorithm, Path(folder), threads, imports)}
+                yield {
+                    "shape": name,
+                    "settings": settings,
+                    "versions": versions,
+                    **compare(SHAPES[name], algorithm, Path(folder), threads, imports),
+                }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
     parser.add_argument("--threads", type=int, default=2)

@@ -1,15 +1,17 @@
-"""What batching brings a reward server: one process on the CPU with a tiny random model, asked by 64 clients together and by one.
+"""What batching brings a reward server: one process on the CPU with a tiny random model, asked by 64 clients
+together and by one.
 
     python benchmarks/remote.py [--requests 4000] [--soak 100000]
 
-alone     requests a second of one client, which asks when it has its answer, of a server that gathers nothing (--max-batch-size 1, --max-wait-ms 0).
-together  requests a second of 64 clients, of a server that gathers (--max-batch-size 32, --max-wait-ms 5: half are on their way while half are
+alone     requests a second of one client, which asks when it has its answer, of a server that gathers nothing
+(--max-batch-size 1, --max-wait-ms 0). together  requests a second of 64 clients, of a server that gathers
+(--max-batch-size 32, --max-wait-ms 5: half are on their way while half are
           scored); and of 64 clients of the other one.
 latency   seconds of a request of the 64: the median, and what 99 of 100 stay below.
 memory    resident bytes of the server's processes after a tenth of the soak, and after all of it.
 
-A client is a connection that asks again as soon as it has its answer; all are on one event loop in this process, which takes a share of the machine,
-and so they are as light as can be.
+A client is a connection that asks again as soon as it has its answer; all are on one event loop in this
+process, which takes a share of the machine, and so they are as light as can be.
 """
 
 import argparse
@@ -42,19 +44,46 @@ GATHERING, SINGLE = ("32", "5"), ("1", "0")
 
 def save_model(folder: Path) -> None:
     """A Llama of two layers with random weights, which reads 512 letters."""
-    tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(["<eos>", *LETTERS])}, unk_token="?"))
+    tokenizer = Tokenizer(
+        models.WordLevel({token: id for id, token in enumerate(["<eos>", *LETTERS])}, unk_token="?")
+    )
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="?").save_pretrained(folder)
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="?").save_pretrained(
+        folder
+    )
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+    }
     torch.manual_seed(0)
-    LlamaForSequenceClassification(LlamaConfig(vocab_size=len(LETTERS) + 1, num_labels=1, **shape)).save_pretrained(folder)
+    LlamaForSequenceClassification(
+        LlamaConfig(vocab_size=len(LETTERS) + 1, num_labels=1, **shape)
+    ).save_pretrained(folder)
 
 
 @contextmanager
 def serving(model: Path, batch: tuple[str, str]) -> Iterator[tuple[str, subprocess.Popen]]:
     """The URL of a server that is ready, and its process."""
-    words = [*("--model", str(model), "--devices", "cpu", "--port", "0", "--max-batch-size", batch[0], "--max-wait-ms", batch[1])]
-    process = subprocess.Popen([sys.executable, "-m", "oat", "serve", "reward", *words], stdout=subprocess.PIPE, text=True)
+    words = [
+        *(
+            "--model",
+            str(model),
+            "--devices",
+            "cpu",
+            "--port",
+            "0",
+            "--max-batch-size",
+            batch[0],
+            "--max-wait-ms",
+            batch[1],
+        )
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oat", "serve", "reward", *words], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         while not (found := re.search(r"ready: POST (\S+)/get_feedback", line := process.stdout.readline())):
@@ -67,7 +96,9 @@ def serving(model: Path, batch: tuple[str, str]) -> Iterator[tuple[str, subproce
 
 async def ask(url: str, clients: int, requests: int) -> tuple[float, list[float]]:
     """Requests a second, and the seconds of each."""
-    bodies = [encode_request([((Message("user", LETTERS[: 5 + n]),), (LETTERS[n:],))], "score") for n in range(16)]
+    bodies = [
+        encode_request([((Message("user", LETTERS[: 5 + n]),), (LETTERS[n:],))], "score") for n in range(16)
+    ]
     left, taken = iter(range(requests)), []
 
     async def client() -> None:
@@ -109,18 +140,28 @@ def measure(folder: Path, requests: int, soak: int) -> dict[str, Any]:
     with serving(folder, GATHERING) as (url, process):
         asyncio.run(ask(url, CLIENTS, 200))
         together, taken = asyncio.run(ask(url, CLIENTS, requests))
-        found: dict[str, Any] = {"alone": alone, "together": together, "together without batches": single, "ratio": together / alone}
+        found: dict[str, Any] = {
+            "alone": alone,
+            "together": together,
+            "together without batches": single,
+            "ratio": together / alone,
+        }
         found |= {"p50_s": statistics.median(taken), "p99_s": statistics.quantiles(taken, n=100)[98]}
         if soak:
             asyncio.run(ask(url, CLIENTS, soak // 10))
             before = resident(process)
             asyncio.run(ask(url, CLIENTS, soak - soak // 10))
-            found |= {"memory_mb": (before / 1e6, resident(process) / 1e6), "growth": resident(process) / before - 1}
+            found |= {
+                "memory_mb": (before / 1e6, resident(process) / 1e6),
+                "growth": resident(process) / before - 1,
+            }
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--soak", type=int, default=100_000)
     given = parser.parse_args()

@@ -1,12 +1,14 @@
-"""One online step end to end against TRL's GRPO trainer: generate, reward, update, and the new weights in the engine.
+"""One online step end to end against TRL's GRPO trainer: generate, reward, update, and the new weights in the
+engine.
 
     python benchmarks/step.py [--sizes 5M 50M] [--repetitions 3] [--peers PYTHON]
 
-64 prompts, at 50M 16, of 16 to 64 tokens, 4 samples each, at most 128 new tokens, geometric lengths of mean about 32 (the end-of-text has
-probability 1 / 32); GRPO without a reference, one step of AdamW at a learning rate at which lengths stay, float32, two threads. TRL generates with
-transformers. Found in one pass, on a quarter of the prompts: the best micro-batch of its update; then, on all of them, the rows it generates
-together, all or 64. Memory is the peak of a step beyond the level after imports; TRL is measured in a process that tried nothing. Sides take turns;
-medians.
+64 prompts, at 50M 16, of 16 to 64 tokens, 4 samples each, at most 128 new tokens, geometric lengths of mean
+about 32 (the end-of-text has probability 1 / 32); GRPO without a reference, one step of AdamW at a learning
+rate at which lengths stay, float32, two threads. TRL generates with transformers. Found in one pass, on a
+quarter of the prompts: the best micro-batch of its update; then, on all of them, the rows it generates
+together, all or 64. Memory is the peak of a step beyond the level after imports; TRL is measured in a process
+that tried nothing. Sides take turns; medians.
 """
 
 import argparse
@@ -39,7 +41,10 @@ def compare(size: str, repetitions: int, peers: str | None, limits: dict[str, in
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
         ours = stack.enter_context(Side(sys.executable, "oat_side.py"))
-        versions, settings = {"oat": ours.ask("open", model=folder, threads=THREADS)}, {"oat": {"micro_batch_tokens": MICRO_TOKENS, "max_rows": 256}}
+        versions, settings = (
+            {"oat": ours.ask("open", model=folder, threads=THREADS)},
+            {"oat": {"micro_batch_tokens": MICRO_TOKENS, "max_rows": 256}},
+        )
         ours.ask("run", micro_tokens=MICRO_TOKENS, **load)
         ours.ask("step")
         sides = {"oat": (ours, {"verb": "step"})}
@@ -53,12 +58,24 @@ def compare(size: str, repetitions: int, peers: str | None, limits: dict[str, in
         answers = in_turns(sides, repetitions)
     parts = {name: median(answer["parts"][name] for answer in answers["oat"]) for name in ("sample", "learn")}
     measured = medians(answers, "samples", "peak_gb", "padding", "generation_padding")
-    return {"size": size, **load, **measured, "spread": spread(answers, "samples"), "parts": parts, "settings": settings, "versions": versions}
+    return {
+        "size": size,
+        **load,
+        **measured,
+        "spread": spread(answers, "samples"),
+        "parts": parts,
+        "settings": settings,
+        "versions": versions,
+    }
 
 
 def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[dict[str, int], dict[str, Any]]:
-    """TRL's fastest micro-batch and rows that are generated together; and what was tried, in samples a second."""
-    rows, fewer = load["prompt_count"] * load["samples"], {**load, "prompt_count": max(1, load["prompt_count"] // 4)}
+    """TRL's fastest micro-batch and rows that are generated together; and what was tried, in samples a
+    second."""
+    rows, fewer = (
+        load["prompt_count"] * load["samples"],
+        {**load, "prompt_count": max(1, load["prompt_count"] // 4)},
+    )
     with Side(peers, "trl_side.py") as side:
         side.ask("open", model=folder, threads=THREADS)
 
@@ -70,15 +87,26 @@ def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[di
             return rate([side.ask("step")], "samples")
 
         most = fewer["prompt_count"] * fewer["samples"]
-        micro, tried = best_of([micro for micro in MICRO[size] if micro <= most], lambda micro: attempt(fewer, micro, None))
+        micro, tried = best_of(
+            [micro for micro in MICRO[size] if micro <= most], lambda micro: attempt(fewer, micro, None)
+        )
         sizes = [made for made in MADE[size] if made <= rows and made % micro == 0]
-        made, tried_made = best_of(sizes, lambda made: attempt(load, micro, made)) if len(sizes) > 1 else (rows, {})
-    settings = {"per_device_train_batch_size": micro, "tried": tried, "generation_batch_size": made, "tried_generation": tried_made or "none"}
+        made, tried_made = (
+            best_of(sizes, lambda made: attempt(load, micro, made)) if len(sizes) > 1 else (rows, {})
+        )
+    settings = {
+        "per_device_train_batch_size": micro,
+        "tried": tried,
+        "generation_batch_size": made,
+        "tried_generation": tried_made or "none",
+    }
     return {"micro": micro, "made": made}, settings
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", default=["5M", "50M"])
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--peers", help="python of an environment with trl")

@@ -2,19 +2,21 @@
 
     python benchmarks/stories.py RUN [RUN ...]
 
-Stories are sampled as in training, on the held-out openings of the run's configuration. What is printed, for each run:
+Stories are sampled as in training, on the held-out openings of the run's configuration. What is printed, for
+each run:
 
-    reward      mean reward of the stories; start and end under the same random numbers
-    ceiling     mean over the openings of the best of `--best` stories of the start model
-    gap closed  (end - start) / (ceiling - start)
-    stopped     share of the stories that end with an end-of-text within sampling.max_new_tokens
-    distinct-2  different pairs of neighbouring words / all of them, over all stories; lower case, no pair across two stories
-    nats        mean over the stories' tokens, the end-of-text among them, of -log p(token) under the start model, raw: what the start model
+    reward      mean reward of the stories; start and end under the same random numbers ceiling     mean over
+    the openings of the best of `--best` stories of the start model gap closed  (end - start) / (ceiling -
+    start) stopped     share of the stories that end with an end-of-text within sampling.max_new_tokens
+    distinct-2  different pairs of neighbouring words / all of them, over all stories; lower case, no pair
+    across two stories nats        mean over the stories' tokens, the end-of-text among them, of -log p(token)
+    under the start model, raw: what the start model
                 thinks of the stories. For the start's own stories this is its entropy a token.
 
-Start and end have the same number of stories, `--samples` an opening, and the same most tokens a story. The start's are the first of those that
-the ceiling is the best of. Exit code 0: at least half of the gap is closed, `stopped` is not lower than at the start, distinct-2 is at least 0.8
-of the start's, nats rose by at most 0.3. Exit code 1: not so.
+Start and end have the same number of stories, `--samples` an opening, and the same most tokens a story. The
+start's are the first of those that the ceiling is the best of. Exit code 0: at least half of the gap is
+closed, `stopped` is not lower than at the start, distinct-2 is at least 0.8 of the start's, nats rose by at
+most 0.3. Exit code 1: not so.
 """
 
 import argparse
@@ -41,7 +43,9 @@ from oat.text.renderer import Renderer
 from oat.types import Prompt, Request, Sampling
 
 SEED = 64
-LEAST_CLOSED, LEAST_DISTINCT, MOST_NATS = 0.5, 0.8, 0.3
+LEAST_CLOSED = 0.5
+LEAST_DISTINCT = 0.8
+MOST_NATS = 0.3
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Stories:
 
     Attributes:
         rewards_BG: (B, G) of B openings with G stories each.
-        stopped_frac, distinct_2, nats: see the head of this file; of the first `samples` stories of each opening.
+        stopped_frac, distinct_2, nats: see the head of this file; of the first `samples` stories of each
+        opening.
         shown: (opening, story, reward) of the first stories of a few openings.
     """
 
@@ -85,7 +90,11 @@ class Models:
         """`count` stories an opening, of which the first `samples` are measured in full."""
         contexts = [self.renderer.prompt(prompt.messages) for prompt in prompts]
         seeds = Seeds(SEED)
-        requests = [Request(ids, self.sampling, seeds.key("stories", b, g)) for b, ids in enumerate(contexts) for g in range(count)]
+        requests = [
+            Request(ids, self.sampling, seeds.key("stories", b, g))
+            for b, ids in enumerate(contexts)
+            for g in range(count)
+        ]
         found = sorted(self.engine.generate(requests, slot), key=lambda completion: completion.index)
         texts = [self.renderer.text(completion.ids) for completion in found]
         openings = [prompt.messages[-1].content for prompt in prompts for _ in range(count)]
@@ -96,13 +105,18 @@ class Models:
         else:
             whole = [np.concatenate([requests[index].ids, found[index].ids]) for index in measured]
             scored = self.engine.logps(whole, "start")
-            logps = [values[len(requests[index].ids) - 1 :] for index, values in zip(measured, scored, strict=True)]
+            logps = [
+                values[len(requests[index].ids) - 1 :] for index, values in zip(measured, scored, strict=True)
+            ]
         return Stories(
             rewards_N.reshape(len(prompts), count),
             float(np.mean([found[index].finish_reason == "stop" for index in measured])),
             distinct_2([texts[index] for index in measured]),
             float(-np.concatenate(logps).mean()),
-            tuple((openings[index], texts[index], float(rewards_N[index])) for index in range(0, len(texts), count))[:3],
+            tuple(
+                (openings[index], texts[index], float(rewards_N[index]))
+                for index in range(0, len(texts), count)
+            )[:3],
         )
 
 
@@ -121,13 +135,19 @@ def report(name: str, start: Stories, end: Stories, samples: int) -> bool:
     distinct, rise = end.distinct_2 / start.distinct_2 if start.distinct_2 else 0.0, end.nats - start.nats
     holds = {
         f"gap closed   {closed:.2f}, at least {LEAST_CLOSED}": closed >= LEAST_CLOSED,
-        f"stopped      {start.stopped_frac:.4f} -> {end.stopped_frac:.4f}, not lower": end.stopped_frac >= start.stopped_frac,
-        f"distinct-2   {start.distinct_2:.4f} -> {end.distinct_2:.4f}, {distinct:.2f} of the start's, at least {LEAST_DISTINCT}": (
-            distinct >= LEAST_DISTINCT
-        ),
-        f"nats         {start.nats:.4f} -> {end.nats:.4f}, a rise of {rise:.4f}, at most {MOST_NATS}": rise <= MOST_NATS,
+        f"stopped      {start.stopped_frac:.4f} -> {end.stopped_frac:.4f}, not lower": end.stopped_frac
+        >= start.stopped_frac,
+        (
+            f"distinct-2   {start.distinct_2:.4f} -> {end.distinct_2:.4f}, {distinct:.2f} of the start's, at "
+            f"least {LEAST_DISTINCT}"
+        ): (distinct >= LEAST_DISTINCT),
+        f"nats         {start.nats:.4f} -> {end.nats:.4f}, a rise of {rise:.4f}, at most {MOST_NATS}": rise
+        <= MOST_NATS,
     }
-    print(f"{name}: {end.rewards_BG.size} stories\nreward       {before:.4f} -> {after:.4f}, ceiling {ceiling:.4f}")
+    print(
+        f"{name}: {end.rewards_BG.size} stories\nreward       {before:.4f} -> {after:.4f}, ceiling "
+        f"{ceiling:.4f}"
+    )
     for line, passes in holds.items():
         print(f"{line}: {'yes' if passes else 'NO'}")
     for when, stories in (("before", start), ("after", end)):
@@ -138,11 +158,27 @@ def report(name: str, start: Stories, end: Stories, samples: int) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directory of a run; the start is sampled once for runs that share it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="directory of a run; the start is sampled once for runs that share it",
+    )
     parser.add_argument("--openings", type=int, metavar="N", help="the first so many held-out openings only")
-    parser.add_argument("--samples", type=int, default=8, metavar="N", help="stories an opening, before and after (8)")
-    parser.add_argument("--best", type=int, default=64, metavar="N", help="stories an opening that the ceiling is the best of (64)")
+    parser.add_argument(
+        "--samples", type=int, default=8, metavar="N", help="stories an opening, before and after (8)"
+    )
+    parser.add_argument(
+        "--best",
+        type=int,
+        default=64,
+        metavar="N",
+        help="stories an opening that the ceiling is the best of (64)",
+    )
     arguments = parser.parse_args(argv)
     if not 1 <= arguments.samples <= arguments.best or (arguments.openings or 1) < 1:
         parser.error("--samples must be at least 1 and at most --best, and --openings at least 1")
@@ -155,7 +191,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if config.evaluation is None:
                 parser.error(f"{run_dir} has no evaluation, and so no held-out openings")
             source = Source(config.evaluation.path, split=config.evaluation.split)
-            prompts = read_prompts(source, prompt_key=config.prompts.prompt_key, max_prompts=arguments.openings)
+            prompts = read_prompts(
+                source, prompt_key=config.prompts.prompt_key, max_prompts=arguments.openings
+            )
             models = Models(config, run_dir)
             shared = (config.model, config.sampling, config.render, config.evaluation.path)
             if shared not in starts:

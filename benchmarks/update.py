@@ -2,14 +2,17 @@
 
     python benchmarks/update.py [--sizes 5M 50M 150k] [--repetitions 3] [--peers PYTHON]
 
-Prompts of 16 to 64 tokens, 4 responses each, of mean length 128 and at most 1,024 tokens. One GRPO update: forward, loss with the entropy that both
-report, backward, one step of AdamW; float32, two threads, no reference. TRL gets the responses by its `rollout_func`, and only what comes after is
-timed. It pads to one length what is generated together, whatever the micro-batch: by default all rows of a step. Here, where generation costs
-nothing, as few as a micro-batch or a group are kindest to it: so its best micro-batch is found, in one pass; then the default is tried with that.
+Prompts of 16 to 64 tokens, 4 responses each, of mean length 128 and at most 1,024 tokens. One GRPO update:
+forward, loss with the entropy that both report, backward, one step of AdamW; float32, two threads, no
+reference. TRL gets the responses by its `rollout_func`, and only what comes after is timed. It pads to one
+length what is generated together, whatever the micro-batch: by default all rows of a step. Here, where
+generation costs nothing, as few as a micro-batch or a group are kindest to it: so its best micro-batch is
+found, in one pass; then the default is tried with that.
 
-Tokens are those of prompts and responses, counted alike on both sides; padding is the share of positions that belong to none, of ours also in
-attention. Memory is the peak of an update beyond the level with the weights loaded: moments, gradients, activations, on both sides. Both gradient
-norms are printed, since they show that the work is the same. TRL is measured in a process that tried nothing. Sides take turns; medians.
+Tokens are those of prompts and responses, counted alike on both sides; padding is the share of positions that
+belong to none, of ours also in attention. Memory is the peak of an update beyond the level with the weights
+loaded: moments, gradients, activations, on both sides. Both gradient norms are printed, since they show that
+the work is the same. TRL is measured in a process that tried nothing. Sides take turns; medians.
 """
 
 import argparse
@@ -34,7 +37,9 @@ MICRO_TOKENS = {"5M": 2048, "50M": 2048, "150k": 4096, "tiny": 2048}
 LENGTHS = {"mean": 128, "cap": 1024}
 
 
-def compare(size: str, repetitions: int, peers: str | None, lengths: dict[str, int] = LENGTHS) -> dict[str, Any]:
+def compare(
+    size: str, repetitions: int, peers: str | None, lengths: dict[str, int] = LENGTHS
+) -> dict[str, Any]:
     """One row of the table: tokens a second, memory and padding by side, with settings and versions."""
     load = {"prompt_count": PROMPTS[size], "samples": 4, **lengths}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -56,7 +61,10 @@ def compare(size: str, repetitions: int, peers: str | None, lengths: dict[str, i
     if "trl" in answers:
         answers["trl"] = [{**answer, "seconds": answer["update_seconds"]} for answer in answers["trl"]]
     measured = medians(answers, "tokens", "update_gb", "padding")
-    ratios, attention = spread(answers), {"oat": median(answer["attention_padding"] for answer in answers["oat"])}
+    ratios, attention = (
+        spread(answers),
+        {"oat": median(answer["attention_padding"] for answer in answers["oat"])},
+    )
     measured |= {"spread": ratios, "attention_padding": attention, "grad_norm": norms}
     return {"size": size, **load, **measured, "settings": settings, "versions": versions}
 
@@ -79,7 +87,12 @@ def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[di
         micro, tried = best_of(MICRO[size], lambda micro: attempt(micro, fewest[micro]))
         tried_made = {fewest[micro]: tried[micro], rows: attempt(micro, rows)}
     made = max(tried_made, key=lambda made: tried_made[made])
-    settings = {"per_device_train_batch_size": micro, "tried": tried, "generation_batch_size": made, "tried_generation": tried_made}
+    settings = {
+        "per_device_train_batch_size": micro,
+        "tried": tried,
+        "generation_batch_size": made,
+        "tried_generation": tried_made,
+    }
     return {"micro": micro, "made": made}, settings
 
 
@@ -92,18 +105,34 @@ def growth(size: str, repetitions: int, tokens: int = 8192, copies: Sequence[int
         for count in copies:
             side = stack.enter_context(Side(sys.executable, "oat_side.py"))
             versions = side.ask("open", model=folder, threads=THREADS)
-            side.ask("learn", prompt_count=tokens // 4 // 168, samples=4, micro_tokens=MICRO_TOKENS[size], copies=count, **LENGTHS)
+            side.ask(
+                "learn",
+                prompt_count=tokens // 4 // 168,
+                samples=4,
+                micro_tokens=MICRO_TOKENS[size],
+                copies=count,
+                **LENGTHS,
+            )
             found[str(count)] = side.ask("update")["tokens"]
             sides[str(count)] = (side, {"verb": "update"})
         answers = in_turns(sides, repetitions)
     seconds = {name: median(answer["seconds"] for answer in given) for name, given in answers.items()}
     settings = {"micro_batch_tokens": MICRO_TOKENS[size]}
     ratio = seconds[str(copies[-1])] / seconds[str(copies[0])]
-    return {"size": size, "counts": found, "seconds": seconds, "ratio": ratio, "settings": {"oat": settings}, "versions": {"oat": versions}}
+    return {
+        "size": size,
+        "counts": found,
+        "seconds": seconds,
+        "ratio": ratio,
+        "settings": {"oat": settings},
+        "versions": {"oat": versions},
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", default=["5M", "50M", "150k"])
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--peers", help="python of an environment with trl")

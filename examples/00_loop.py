@@ -1,17 +1,21 @@
-"""Online alignment of a language model, whole, in one file and without a framework. Read it from top to bottom.
+"""Online alignment of a language model, whole, in one file and without a framework. Read it from top to
+bottom.
 
-A language model is a function from the tokens so far to probabilities of the next one. To align it online is to repeat four things:
+A language model is a function from the tokens so far to probabilities of the next one. To align it online is
+to repeat four things:
 
-    sample   let the model answer some prompts, several times each
-    score    let somebody say how good each answer is; here a rule, elsewhere a reward model, a judge, or a person
-    loss     make good answers more probable, and bad ones less
-    update   move the weights a little against the gradient of the loss; the next answers come from the new weights
+    sample   let the model answer some prompts, several times each score    let somebody say how good each
+    answer is; here a rule, elsewhere a reward model, a judge, or a person loss     make good answers more
+    probable, and bad ones less update   move the weights a little against the gradient of the loss; the next
+    answers come from the new weights
 
-The model here is tiny and random: it begins by babbling. Nobody ever shows it a right answer, and still it learns to repeat the letter that it is
-given, since now and then it says that letter by chance and is rewarded. `python examples/00_loop.py` takes some seconds on one thread.
+The model here is tiny and random: it begins by babbling. Nobody ever shows it a right answer, and still it
+learns to repeat the letter that it is given, since now and then it says that letter by chance and is
+rewarded. `python examples/00_loop.py` takes some seconds on one thread.
 
-The loss is that of GRPO (DeepSeekMath, arXiv:2402.03300). The same run under `oat train`, which adds what real runs need (checkpoints, budgets, other
-oracles, large models), has these settings, and the same losses; a test compares them:
+The loss is that of GRPO (DeepSeekMath, arXiv:2402.03300). The same run under `oat train`, which adds what
+real runs need (checkpoints, budgets, other oracles, large models), has these settings, and the same losses; a
+test compares them:
 
     model: {path: model}                              # what `make_model` makes
     prompts: {path: prompts.jsonl, shuffle: false}    # PROMPTS
@@ -21,7 +25,8 @@ oracles, large models), has these settings, and the same losses; a test compares
     learner: {learning_rate: 5e-3}
     stop: {max_steps: 40}
 
-Axes, as suffixes of names: B prompts, G answers a prompt, N = B * G answers, L tokens so far, T tokens of an answer, V vocabulary.
+Axes, as suffixes of names: B prompts, G answers a prompt, N = B * G answers, L tokens so far, T tokens of an
+answer, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,16 +48,26 @@ PROMPTS = [f"{letter}=" for letter in LETTERS]
 """All of the same length, so that nothing has to be padded in front."""
 END = "<end>"
 G, T = 16, 4
-STEPS, EPOCHS, LEARNING_RATE, CLIP = 40, 2, 5e-3, 0.2
+STEPS = 40
+EPOCHS = 2
+LEARNING_RATE = 5e-3
+CLIP = 0.2
 
 
 def make_model() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """A Llama of 21 thousand parameters with random weights, and a tokenizer that makes one token of each character."""
+    """A Llama of 21 thousand parameters with random weights, and a tokenizer that makes one token of each
+    character."""
     vocabulary = {token: id for id, token in enumerate([END, "=", *LETTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 32,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(vocabulary), eos_token_id=vocabulary[END], **shape))
     return model, PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
 
@@ -66,8 +81,9 @@ def reward(prompts: Sequence[str], completions: Sequence[str], **columns: object
 def sample(model: LlamaForCausalLM, prompts_BL: Tensor, keys_N: np.ndarray, end: int) -> Tensor:
     """G answers a prompt, token by token, as (N, T) ids; behind an end only ends follow.
 
-    A token is drawn with one uniform number, at which the cumulated probabilities of the vocabulary are cut. The number is a function of the answer's
-    key and the token's place, and of nothing that was drawn before: so a run can be repeated exactly, in whichever order its answers are made.
+    A token is drawn with one uniform number, at which the cumulated probabilities of the vocabulary are cut.
+    The number is a function of the answer's key and the token's place, and of nothing that was drawn before:
+    so a run can be repeated exactly, in whichever order its answers are made.
     """
     ids_NL = prompts_BL.repeat_interleave(G, dim=0)
     is_over_N = torch.zeros(len(ids_NL), dtype=torch.bool)
@@ -81,26 +97,36 @@ def sample(model: LlamaForCausalLM, prompts_BL: Tensor, keys_N: np.ndarray, end:
 
 
 def logps_of(model: LlamaForCausalLM, prompts_BL: Tensor, answers_NT: Tensor) -> Tensor:
-    """(N, T) log-probability of each token of the answers. The logits at one place are about the token at the next."""
+    """(N, T) log-probability of each token of the answers. The logits at one place are about the token at the
+    next."""
     ids_NL = torch.cat([prompts_BL.repeat_interleave(G, dim=0), answers_NT], dim=1)
     logits_NTV = model(ids_NL).logits[:, prompts_BL.shape[1] - 1 : -1]
     return token_logps(logits_NTV.flatten(0, 1), answers_NT.flatten()).view_as(answers_NT)
 
 
-def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int = STEPS, seed: int = 0) -> Iterator[dict[str, object]]:
-    """The loop. After each step, what it did: its loss, the norm of its gradient, the mean reward, and the answers, G a prompt."""
+def train(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int = STEPS, seed: int = 0
+) -> Iterator[dict[str, object]]:
+    """The loop. After each step, what it did: its loss, the norm of its gradient, the mean reward, and the
+    answers, G a prompt."""
     seeds, end = Seeds(seed), tokenizer.eos_token_id
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     prompts_BL = torch.tensor(tokenizer(PROMPTS)["input_ids"])
     group_of_N = torch.arange(len(PROMPTS)).repeat_interleave(G)
     for step in range(steps):
-        # Sample. Each answer has an address: the step, how many prompts the run had taken before (its occurrence), and its number.
+        # Sample. Each answer has an address: the step, how many prompts the run had taken before (its
+        #     occurrence), and its number.
         taken = range(step * len(PROMPTS), (step + 1) * len(PROMPTS))
-        keys = [seeds.key("train", step, 0, "sampler", occurrence, answer) for occurrence in taken for answer in range(G)]
+        keys = [
+            seeds.key("train", step, 0, "sampler", occurrence, answer)
+            for occurrence in taken
+            for answer in range(G)
+        ]
         answers_NT = sample(model, prompts_BL, np.array(keys, dtype=np.uint64), end)
         texts = tokenizer.batch_decode(answers_NT, skip_special_tokens=True)
 
-        # Score, and compare each answer with all G to its prompt: (reward - mean) / standard deviation, the advantage. Better than usual is above 0.
+        # Score, and compare each answer with all G to its prompt: (reward - mean) / standard deviation, the
+        # advantage. Better than usual is above 0.
         rewards_N = torch.tensor(reward([prompt for prompt in PROMPTS for _ in range(G)], texts))
         advantages_N = group_advantages(rewards_N, group_of_N, len(PROMPTS))
 
@@ -110,20 +136,34 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
         with torch.no_grad():
             old_logps_NT = logps_of(model, prompts_BL, answers_NT)
 
-        # Loss and update. A token's term is - advantage * ratio, where ratio is how many times as probable it is now as when it was sampled: whoever
-        # makes that loss smaller makes tokens of good answers more probable, and those of bad ones less. It is done twice with the same answers. The
-        # first time every ratio is 1; the second time a token whose ratio has left 1 by more than CLIP has moved far enough, and is left alone.
+        # Loss and update. A token's term is - advantage * ratio, where ratio is how many times as probable it
+        # is now as when it was sampled: whoever makes that loss smaller makes tokens of good answers more
+        # probable, and those of bad ones less. It is done twice with the same answers. The first time every
+        # ratio is 1; the second time a token whose ratio has left 1 by more than CLIP has moved far enough,
+        # and is left alone.
         losses, norms = [], []
         for _ in range(EPOCHS):
             logps_NT = logps_of(model, prompts_BL, answers_NT)
-            terms_NT, _ = clipped_policy_loss(logps_NT, old_logps_NT, advantages_N[:, None].expand_as(logps_NT), clip_low=CLIP, clip_high=CLIP)
+            terms_NT, _ = clipped_policy_loss(
+                logps_NT,
+                old_logps_NT,
+                advantages_N[:, None].expand_as(logps_NT),
+                clip_low=CLIP,
+                clip_high=CLIP,
+            )
             loss = (terms_NT * mask_NT).sum() / mask_NT.sum()
             optimiser.zero_grad()
             loss.backward()
-            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))  # no step is larger for one strange batch
+            # no step is larger for one strange batch
+            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
             optimiser.step()
             losses.append(loss.item())
-        yield {"loss": sum(losses) / EPOCHS, "grad_norm": sum(norms) / EPOCHS, "reward": rewards_N.mean().item(), "texts": texts}
+        yield {
+            "loss": sum(losses) / EPOCHS,
+            "grad_norm": sum(norms) / EPOCHS,
+            "reward": rewards_N.mean().item(),
+            "texts": texts,
+        }
 
 
 def main() -> None:
@@ -131,9 +171,15 @@ def main() -> None:
     model, tokenizer = make_model()
     for step, done in enumerate(train(model, tokenizer)):
         if step % 10 == 0 or step == STEPS - 1:
-            answers = "  ".join(f"{prompt}{text or '(nothing)'}" for prompt, text in zip(PROMPTS, done["texts"][::G], strict=True))
+            answers = "  ".join(
+                f"{prompt}{text or '(nothing)'}"
+                for prompt, text in zip(PROMPTS, done["texts"][::G], strict=True)
+            )
             print(f"step {step:2}  loss {done['loss']:+.3f}  reward {done['reward']:.2f}   {answers}")
-    print("\nThe loss stays near 0 throughout: advantages are measured against the mean, which rises with the model. Watch the reward.")
+    print(
+        "\nThe loss stays near 0 throughout: advantages are measured against the mean, which rises with "
+        "the model. Watch the reward."
+    )
 
 
 if __name__ == "__main__":

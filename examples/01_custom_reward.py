@@ -1,8 +1,9 @@
 """A reward of your own: a function in a file, and no other code.
 
-A configuration names it by its place, `oracle: {name: "examples/01_custom_reward.py:reward"}`; CONFIG below is a whole configuration but for the
-model, the prompts and where the run goes. `python examples/01_custom_reward.py` trains a tiny random model with it, by `oat train`, in seconds. Flags
-go over the configuration: `python examples/01_custom_reward.py --stop.max_steps 5`.
+A configuration names it by its place, `oracle: {name: "examples/01_custom_reward.py:reward"}`; CONFIG below
+is a whole configuration but for the model, the prompts and where the run goes. `python
+examples/01_custom_reward.py` trains a tiny random model with it, by `oat train`, in seconds. Flags go over
+the configuration: `python examples/01_custom_reward.py --stop.max_steps 5`.
 """
 
 import sys
@@ -22,33 +23,50 @@ learner:
 stop:
   max_steps: 40
 """
-PROMPTS = [{"prompt": f"{letter}=", "wanted": letter.upper()} for letter in "abcdefg"] + [{"prompt": "h=", "wanted": None}]
+PROMPTS = [{"prompt": f"{letter}=", "wanted": letter.upper()} for letter in "abcdefg"] + [
+    {"prompt": "h=", "wanted": None}
+]
 """Records of a data file: every column besides the prompt reaches the reward by its name."""
 
 
-def reward(prompts: Sequence[str], completions: Sequence[str], wanted: Sequence[str | None], **columns: Sequence[object]) -> list[float | None]:
-    """One number a completion, in their order; higher is better. The signature is that of TRL's reward functions, which work here as they are.
+def reward(
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    wanted: Sequence[str | None],
+    **columns: Sequence[object],
+) -> list[float | None]:
+    """One number a completion, in their order; higher is better. The signature is that of TRL's reward
+    functions, which work here as they are.
 
-    All arguments are lists of one length, with an entry for each completion: a prompt that was answered 16 times stands there 16 times, and so do
-    its columns. Name those you need; `**columns` takes the rest. None is "no reward": that completion is left out, which is not the same as 0.
+    All arguments are lists of one length, with an entry for each completion: a prompt that was answered 16
+    times stands there 16 times, and so do its columns. Name those you need; `**columns` takes the rest. None
+    is "no reward": that completion is left out, which is not the same as 0.
 
-    Completions are text from a model, which may be anything: empty, endless, hostile. Bound what takes long, and never `eval` it. A function that
-    waits for others (a server, a judge) may be `async def`.
+    Completions are text from a model, which may be anything: empty, endless, hostile. Bound what takes long,
+    and never `eval` it. A function that waits for others (a server, a judge) may be `async def`.
     """
-    return [None if text is None else agreement(said, text) for said, text in zip(completions, wanted, strict=True)]
+    return [
+        None if text is None else agreement(said, text)
+        for said, text in zip(completions, wanted, strict=True)
+    ]
 
 
 def agreement(said: str, text: str) -> float:
-    """The share of places at which two texts agree; of a longer text, every place too many counts against it."""
+    """The share of places at which two texts agree; of a longer text, every place too many counts against
+    it."""
     return sum(a == b for a, b in zip(said, text, strict=False)) / max(len(said), len(text), 1)
 
 
 def main(*flags: str) -> None:
     from oat.testing import check_oracle, tiny_run
 
-    check_oracle(reward, columns={"wanted": "A"})  # says what is wrong with a reward before a run does; put this line into a test of yours
+    # says what is wrong with a reward before a run does; put this line into a test of yours
+    check_oracle(reward, columns={"wanted": "A"})
     rows = tiny_run(CONFIG, PROMPTS, characters="ABCDEFG", flags=flags)
-    print(f"\nmean reward: {rows[1]['reward/mean']:.2f} in the first step, {rows[-1]['reward/mean']:.2f} in the last")
+    print(
+        f"\nmean reward: {rows[1]['reward/mean']:.2f} in the first step, {rows[-1]['reward/mean']:.2f} in "
+        "the last"
+    )
 
 
 if __name__ == "__main__":

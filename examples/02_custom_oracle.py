@@ -1,12 +1,13 @@
 """An oracle of your own: a class that takes questions, and answers when it can.
 
-A function (`examples/01_custom_reward.py`) is enough for whatever answers at once. A class is for those who have to be waited for: a judge behind a
-network, a queue of people. It takes questions with `submit`, which returns at once, and hands out answers with `collect`, late and in any order if
-need be. A question that is lost fails after its deadline. With `oracle.max_outstanding` answers come while the run learns, and with
+A function (`examples/01_custom_reward.py`) is enough for whatever answers at once. A class is for those who
+have to be waited for: a judge behind a network, a queue of people. It takes questions with `submit`, which
+returns at once, and hands out answers with `collect`, late and in any order if need be. A question that is
+lost fails after its deadline. With `oracle.max_outstanding` answers come while the run learns, and with
 `oracle.max_wait_s` it goes on without those that are late.
 
-Here a judge compares two answers, takes a moment for each, and works on several at once. `python examples/02_custom_oracle.py` aligns a tiny random
-model with it by DPO in seconds.
+Here a judge compares two answers, takes a moment for each, and works on several at once. `python
+examples/02_custom_oracle.py` aligns a tiny random model with it by DPO in seconds.
 """
 
 import sys
@@ -45,9 +46,11 @@ class Judge:
     """
 
     answers: Kind = "compare"
-    """`compare`: which of two is better. `score`: a number for each; a preference algorithm then compares the numbers itself."""
+    """`compare`: which of two is better. `score`: a number for each; a preference algorithm then compares the
+    numbers itself."""
     durable = False
-    """Whether tickets stay valid when this process dies. Then a run that is killed and continued waits for them, instead of asking again."""
+    """Whether tickets stay valid when this process dies. Then a run that is killed and continued waits for
+    them, instead of asking again."""
 
     def __init__(self, likes: str, workers: int = 4):
         self.likes = set(likes)
@@ -61,18 +64,23 @@ class Judge:
     def submit(self, questions: Sequence[Question]) -> list[str]:
         """One ticket a question, each different from all others; must not wait for answers."""
         tickets = [str(question.key) for question in questions]
-        self.open |= {ticket: self.pool.submit(self.compare, question) for ticket, question in zip(tickets, questions, strict=True)}
+        self.open |= {
+            ticket: self.pool.submit(self.compare, question)
+            for ticket, question in zip(tickets, questions, strict=True)
+        }
         return tickets
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """What is there of these tickets, or comes within so many seconds; as soon as there is anything. Each answer is returned once."""
+        """What is there of these tickets, or comes within so many seconds; as soon as there is anything. Each
+        answer is returned once."""
         asked = {ticket: self.open[ticket] for ticket in tickets if ticket in self.open}
         wait(asked.values(), timeout=seconds, return_when=FIRST_COMPLETED)
         there = [ticket for ticket, future in asked.items() if future.done()]
         return [(ticket, self.open.pop(ticket).result()) for ticket in there]
 
     def compare(self, question: Question) -> Answer:
-        """The probability that the first wins. A mark other than "ok" says that there is none: "tie", "abstain", "failed"."""
+        """The probability that the first wins. A mark other than "ok" says that there is none: "tie",
+        "abstain", "failed"."""
         time.sleep(0.01)
         first, second = (sum(letter in self.likes for letter in text) for text in question.candidates)
         if first == second:
@@ -86,7 +94,10 @@ def main(*flags: str) -> None:
     check_oracle(Judge, options={"likes": "aeiou"})
     rows = tiny_run(CONFIG, PROMPTS, flags=flags)
     print(
-        f"\n{rows[-1]['oracle/queries']:.0f} comparisons; log-probability of a preferred answer: {rows[1]['logps/chosen']:.1f} in the first step, ",
+        (
+            f"\n{rows[-1]['oracle/queries']:.0f} comparisons; log-probability of a preferred answer: "
+            f"{rows[1]['logps/chosen']:.1f} in the first step, "
+        ),
         end="",
     )
     print(f"{rows[-1]['logps/chosen']:.1f} in the last")

@@ -1,9 +1,10 @@
 """An explorer of your own: which of the sampled answers are worth asking about.
 
-Asking costs more than sampling. An explorer may have more answers sampled than are asked about, and picks. This one has six answers a prompt sampled
-and asks about the two that are furthest apart in how probable the model finds them: what it holds for likely against what it holds for unlikely
-(active preference learning, arXiv:2402.08114, is of this kind). `python examples/03_custom_explorer.py` runs it with DPO and a tiny random model in
-seconds.
+Asking costs more than sampling. An explorer may have more answers sampled than are asked about, and picks.
+This one has six answers a prompt sampled and asks about the two that are furthest apart in how probable the
+model finds them: what it holds for likely against what it holds for unlikely (active preference learning,
+arXiv:2402.08114, is of this kind). `python examples/03_custom_explorer.py` runs it with DPO and a tiny random
+model in seconds.
 """
 
 import sys
@@ -43,11 +44,13 @@ class FarApartConfig:
 
 
 class FarApart:
-    """Explorers are pure: what they do is a function of their arguments. So a run that is killed and continued asks the same questions."""
+    """Explorers are pure: what they do is a function of their arguments. So a run that is killed and
+    continued asks the same questions."""
 
     Config = FarApartConfig
     needs = frozenset({"sampler"})
-    """Whose log-probabilities of the answers `choose` reads: "sampler", which sampled them and costs nothing, or "reference"; or "ensemble"."""
+    """Whose log-probabilities of the answers `choose` reads: "sampler", which sampled them and costs nothing,
+    or "reference"; or "ensemble"."""
 
     def __init__(self, kind: Kind, config: FarApartConfig):
         self.kind, self.config = kind, config
@@ -56,14 +59,20 @@ class FarApart:
         """The algorithm's plan with the prompts and samples that there are to choose from."""
         return replace(plan, samples={"sampler": self.config.samples})
 
-    def choose(self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator) -> list[Question]:
+    def choose(
+        self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
+    ) -> list[Question]:
         """One question a group, at most. Whatever is drawn at random is drawn from `generator`."""
-        return [self.ask(group, key, logps_G) for group, key, logps_G in zip(groups, keys, scores["sampler"], strict=True)]
+        return [
+            self.ask(group, key, logps_G)
+            for group, key, logps_G in zip(groups, keys, scores["sampler"], strict=True)
+        ]
 
     def ask(self, group: Group, key: Key, logps_G: np.ndarray) -> Question:
         picks = (int(logps_G.argmax()), int(logps_G.argmin()))
         texts = {group.trajectories[pick].text for pick in picks}
-        return Question.about(group, key, self.kind, picks, oracle="" if len(texts) == 2 else UNASKED)  # nobody needs to compare a text with itself
+        # nobody needs to compare a text with itself
+        return Question.about(group, key, self.kind, picks, oracle="" if len(texts) == 2 else UNASKED)
 
 
 def vowels(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
@@ -77,7 +86,10 @@ def main(*flags: str) -> None:
     check_explorer(FarApart, samples=6)
     rows = tiny_run(CONFIG, PROMPTS, flags=flags)
     queries, tied = rows[-1]["oracle/queries"], np.mean([row["answers/tied_frac"] for row in rows[1:]])
-    print(f"\n{queries:.0f} answers were asked about, of {len(rows[1:]) * 32 * 6} sampled; {tied:.0%} of the pairs were ties")
+    print(
+        f"\n{queries:.0f} answers were asked about, of {len(rows[1:]) * 32 * 6} sampled; {tied:.0%} of "
+        "the pairs were ties"
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """An algorithm of your own: what is made of the answers, and the loss.
 
-The whole of REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740): the advantage of an answer is its reward minus the mean reward of
-the other answers to its prompt, and the loss of each of its tokens is minus advantage times log-probability. `python examples/04_custom_loss.py`
-trains a tiny random model with it in seconds. For a loss of pairs there is less to write: subclass one of `src/oat/algorithms/direct.py`, as
+The whole of REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740): the advantage of an answer is
+its reward minus the mean reward of the other answers to its prompt, and the loss of each of its tokens is
+minus advantage times log-probability. `python examples/04_custom_loss.py` trains a tiny random model with it
+in seconds. For a loss of pairs there is less to write: subclass one of `src/oat/algorithms/direct.py`, as
 docs/extending.md shows.
 
-Everything around it is `oat`'s: sampling, asking, micro-batches, means, clipping, checkpoints. Axes, as last letters of names: N answers (rows), K
-tokens of all answers that are trained, end to end and without padding.
+Everything around it is `oat`'s: sampling, asking, micro-batches, means, clipping, checkpoints. Axes, as last
+letters of names: N answers (rows), K tokens of all answers that are trained, end to end and without padding.
 """
 
 import sys
@@ -52,46 +53,64 @@ class RLOO(Objective):
     name = "rloo"
     Config = RLOOConfig
     requires = Requires(feedback="score")
-    """What it needs of a run: a score of each answer, and no model but the policy. `Requires(feedback="compare", models=...)` for others."""
+    """What it needs of a run: a score of each answer, and no model but the policy.
+    `Requires(feedback="compare", models=...)` for others."""
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
-    """What `losses` reads of each trained model: here the log-probability of each token, "raw" being that at temperature 1."""
+    """What `losses` reads of each trained model: here the log-probability of each token, "raw" being that at
+    temperature 1."""
 
     def __init__(self, config: RLOOConfig):
         self.config = config
 
     def plan(self, step: int) -> Plan:
-        """What a step collects: so many prompts, so many answers to each, and a question about each prompt's answers."""
+        """What a step collects: so many prompts, so many answers to each, and a question about each prompt's
+        answers."""
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Rows to learn from, and columns of what the loss needs of them; the last letter of a column's name is its axis."""
-        rows, advantages, groups = [], [], []
+        """Rows to learn from, and columns of what the loss needs of them; the last letter of a column's name
+        is its axis."""
+        rows = []
+        advantages = []
+        groups = []
         for number, item in enumerate(feedback.items):
             scored = [
-                (pick, value) for pick, value, mark in zip(item.question.picks, item.answer.values, item.answer.marks, strict=True) if mark == "ok"
+                (pick, value)
+                for pick, value, mark in zip(
+                    item.question.picks, item.answer.values, item.answer.marks, strict=True
+                )
+                if mark == "ok"
             ]
-            for pick, value in scored if len(scored) > 1 else []:  # an answer alone has nothing to be compared with
+            # an answer alone has nothing to be compared with
+            for pick, value in scored if len(scored) > 1 else []:
                 others = (sum(value for _, value in scored) - value) / (len(scored) - 1)
                 rows.append(item.group.trajectories[pick])
                 advantages.append(value - others)
                 groups.append(number)
         _, group_of_N = np.unique(groups, return_inverse=True)
-        return Batch(tuple(rows), np.arange(len(rows)), group_of_N, {"advantages_N": torch.tensor(advantages)})
+        return Batch(
+            tuple(rows), np.arange(len(rows)), group_of_N, {"advantages_N": torch.tensor(advantages)}
+        )
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        """Terms of the loss, one a token and not reduced. `per` says how the learner reduces them: here the sum over each row's tokens, then the mean
-        over rows. `view.row_of_K` says which row a token belongs to."""
+        """Terms of the loss, one a token and not reduced. `per` says how the learner reduces them: here the
+        sum over each row's tokens, then the mean over rows. `view.row_of_K` says which row a token belongs
+        to."""
         advantages_K = view["advantages_N"][view.row_of_K]
         return {"loss/policy": Loss(-advantages_K * outputs["policy"]["raw"], per="sequence_sum")}
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
-        """What to report beside reward, lengths and queries, and over which axis to take the mean; names of your own begin with `user/`."""
+        """What to report beside reward, lengths and queries, and over which axis to take the mean; names of
+        your own begin with `user/`."""
         return {"user/surprise": (-outputs["policy"]["raw"], "K")}
 
 
 def echo(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
     """1 for the first letter of the prompt, less for more than that."""
-    return [text.startswith(prompt[0]) / max(1, len(text)) for prompt, text in zip(prompts, completions, strict=True)]
+    return [
+        text.startswith(prompt[0]) / max(1, len(text))
+        for prompt, text in zip(prompts, completions, strict=True)
+    ]
 
 
 def main(*flags: str) -> None:
@@ -99,7 +118,14 @@ def main(*flags: str) -> None:
 
     check_algorithm(RLOO)
     rows = tiny_run(CONFIG, PROMPTS, flags=flags)
-    print(f"\nmean reward: {rows[1]['reward/mean']:.2f} in the first step, {rows[-1]['reward/mean']:.2f} in the last; ", end="")
+    print(
+        (
+            f"\nmean reward: {rows[1]['reward/mean']:.2f} in the first step, "
+            f"{rows[-1]['reward/mean']:.2f} in "
+            "the last; "
+        ),
+        end="",
+    )
     print(f"surprise of a token: {rows[1]['user/surprise']:.2f} nats, and {rows[-1]['user/surprise']:.2f}")
 
 

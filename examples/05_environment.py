@@ -1,8 +1,9 @@
 """An environment of your own: somebody who answers the model, turn by turn, and rewards the whole episode.
 
-The model guesses a digit from 1 to 3; the environment says whether the secret one is higher or lower, and the second guess is the last. All of an
-episode is one trajectory: what the model said is learned, what the environment said is only read. `python examples/05_environment.py` trains a tiny
-random model by GRPO in seconds: it learns to begin in the middle, and to heed what it is told.
+The model guesses a digit from 1 to 3; the environment says whether the secret one is higher or lower, and the
+second guess is the last. All of an episode is one trajectory: what the model said is learned, what the
+environment said is only read. `python examples/05_environment.py` trains a tiny random model by GRPO in
+seconds: it learns to begin in the middle, and to heed what it is told.
 """
 
 import sys
@@ -36,17 +37,20 @@ GUESSES = 2
 
 
 class HigherLower:
-    """A function of its arguments: all that an episode remembers is in its state, so that it can be played again after a kill.
+    """A function of its arguments: all that an episode remembers is in its state, so that it can be played
+    again after a kill.
 
     A response without a digit is a bad response and no error: it is worth nothing, and the episode goes on.
     """
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Mapping[str, Any]:
-        """The state before the first response. `prompt.columns` has the columns of the record; what is random comes from the generator."""
+        """The state before the first response. `prompt.columns` has the columns of the record; what is random
+        comes from the generator."""
         return {"secret": prompt.columns["secret"], "turn": 1}
 
     def step(self, state: Mapping[str, Any], response: str) -> Turn:
-        """What follows a response: the next state, what the model reads next (None ends the episode), and a reward; those of all turns are added."""
+        """What follows a response: the next state, what the model reads next (None ends the episode), and a
+        reward; those of all turns are added."""
         guess = int(response) if response in {"1", "2", "3"} else None
         if guess == state["secret"]:
             return Turn(state, None, reward=1.0)
@@ -63,7 +67,10 @@ def main(*flags: str) -> None:
     from oat.testing import tiny_run
 
     rows = tiny_run(CONFIG, PROMPTS, characters="123+-?", flags=flags)
-    print(f"\nfound in two guesses: {rows[1]['reward/mean']:.0%} in the first step, {rows[-1]['reward/mean']:.0%} in the last")
+    print(
+        f"\nfound in two guesses: {rows[1]['reward/mean']:.0%} in the first step, "
+        f"{rows[-1]['reward/mean']:.0%} in the last"
+    )
 
 
 if __name__ == "__main__":

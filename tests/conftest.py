@@ -1,4 +1,5 @@
-"""The jaxtyping signatures of `oat.functional` are checked at run time in every test; the hook must come before the first import of it."""
+"""The jaxtyping signatures of `oat.functional` are checked at run time in every test; the hook must come
+before the first import of it."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -11,13 +12,18 @@ from fixtures import NO_BITSANDBYTES, NO_MLFLOW, NO_TRL, NO_WANDB, world  # noqa
 
 jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
 torch.set_num_threads(1)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes what it starts in the background deaf to it
+# a shell makes what it starts in the background deaf to it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_DEVICE = "no CUDA device here"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--serialise", action="store_true", help="every run sends its values through the wire encoding (compute.serialise: true)")
+    parser.addoption(
+        "--serialise",
+        action="store_true",
+        help="every run sends its values through the wire encoding (compute.serialise: true)",
+    )
     parser.addoption("--fault", metavar="ROW", help="only tests that prove this row of the fault table")
 
 
@@ -33,7 +39,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     row = config.getoption("--fault")
     if row is not None:
         proves = [any(row in mark.args for mark in item.iter_markers("fault")) for item in items]
-        config.hook.pytest_deselected(items=[item for item, does in zip(items, proves, strict=True) if not does])
+        config.hook.pytest_deselected(
+            items=[item for item, does in zip(items, proves, strict=True) if not does]
+        )
         items[:] = [item for item, does in zip(items, proves, strict=True) if does]
     if not torch.cuda.is_available():
         for item in items:
@@ -44,13 +52,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
     if count := sum(NO_DEVICE in reason for reason in skipped):
-        terminalreporter.write_line(f"{count} GPU tests skipped: {NO_DEVICE} (docs/gpu.md says how to run them)")
+        terminalreporter.write_line(
+            f"{count} GPU tests skipped: {NO_DEVICE} (docs/gpu.md says how to run them)"
+        )
     if count := sum(NO_TRL in reason for reason in skipped):
-        terminalreporter.write_line(f"{count} tests of TRL's own functions skipped: {NO_TRL} (`make bench` brings it)")
+        terminalreporter.write_line(
+            f"{count} tests of TRL's own functions skipped: {NO_TRL} (`make bench` brings it)"
+        )
     if count := sum(NO_WANDB in reason or NO_MLFLOW in reason for reason in skipped):
-        terminalreporter.write_line(f"{count} tests of wandb and mlflow skipped: they are not here (`make test-slow` runs them in .venv-trackers)")
+        terminalreporter.write_line(
+            f"{count} tests of wandb and mlflow skipped: they are not here (`make test-slow` runs them in "
+            ".venv-trackers)"
+        )
     if count := sum(NO_BITSANDBYTES in reason for reason in skipped):
-        terminalreporter.write_line(f"{count} tests of weights in four bits skipped: {NO_BITSANDBYTES} (pip install 'oat-align[quantize]')")
+        terminalreporter.write_line(
+            f"{count} tests of weights in four bits skipped: {NO_BITSANDBYTES} (pip install "
+            "'oat-align[quantize]')"
+        )
 
 
 @pytest.fixture

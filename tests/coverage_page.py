@@ -73,7 +73,9 @@ def marked() -> dict[int, list[str]]:
         place = file.relative_to(ROOT).as_posix()
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for node in tree.body:
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "pytestmark" for t in node.targets):
+            if isinstance(node, ast.Assign) and any(
+                isinstance(t, ast.Name) and t.id == "pytestmark" for t in node.targets
+            ):
                 marks, name = node.value.elts if isinstance(node.value, ast.List) else [node.value], place
             elif isinstance(node, ast.FunctionDef):
                 marks, name = node.decorator_list, f"{place}::{node.name}"
@@ -88,18 +90,29 @@ def marked() -> dict[int, list[str]]:
 
 def page() -> str:
     rows = marked()
-    assert rows.keys() <= FEATURES.keys(), f"name the features of rows {sorted(rows.keys() - FEATURES.keys())} here"
+    assert rows.keys() <= FEATURES.keys(), (
+        f"name the features of rows {sorted(rows.keys() - FEATURES.keys())} here"
+    )
     lines = [
         "# What the tests prove",
         "",
-        "Rows of the inventory of features that this project must have, and the tests that prove each. Made by `python tests/coverage_page.py` from",
+        (
+            "Rows of the inventory of features that this project must have, and the tests that prove each. "
+            "Made by `python tests/coverage_page.py` from"
+        ),
         "the markers `@pytest.mark.inventory(row)`; a test fails when this page is behind them.",
         "",
         "| row | feature | tests |",
         "| --- | --- | --- |",
     ]
     return (
-        "\n".join(lines + [f"| {row} | {FEATURES[row]} | {'<br>'.join(f'`{name}`' for name in names)} |" for row, names in sorted(rows.items())])
+        "\n".join(
+            lines
+            + [
+                f"| {row} | {FEATURES[row]} | {'<br>'.join(f'`{name}`' for name in names)} |"
+                for row, names in sorted(rows.items())
+            ]
+        )
         + "\n"
     )
 

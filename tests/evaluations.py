@@ -1,4 +1,5 @@
-"""What tests of evaluations share: oracles that say what is told, and fail where it is told; runs that are read, and killed."""
+"""What tests of evaluations share: oracles that say what is told, and fail where it is told; runs that are
+read, and killed."""
 
 import json
 import signal
@@ -156,10 +157,17 @@ def evaluated(run_dir: Path, name: str = "eval/sampled") -> dict[int, float]:
 
 
 def records(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "evaluations" / f"step_{step:08d}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (run_dir / "evaluations" / f"step_{step:08d}.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    ]
 
 
-def killed_and_continued(config: Path, run_dir: Path, place: str, call: int, *flags: str, by: int = signal.SIGKILL) -> None:
+def killed_and_continued(
+    config: Path, run_dir: Path, place: str, call: int, *flags: str, by: int = signal.SIGKILL
+) -> None:
     def go(before: Callable[[], None] = lambda: None) -> int:
         def action() -> int:
             before()
@@ -167,5 +175,7 @@ def killed_and_continued(config: Path, run_dir: Path, place: str, call: int, *fl
 
         return forked(action, run_dir.parent / "log")
 
-    assert go(lambda: kill_at(*named(place), call, signals=(by,))) == (75 if by == signal.SIGTERM else -by), (run_dir.parent / "log").read_text()
+    assert go(lambda: kill_at(*named(place), call, signals=(by,))) == (75 if by == signal.SIGTERM else -by), (
+        run_dir.parent / "log"
+    ).read_text()
     assert go() == 0, (run_dir.parent / "log").read_text()

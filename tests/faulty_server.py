@@ -31,7 +31,8 @@ class Reply:
     """What the server says.
 
     Attributes:
-        fault: "hang" says nothing, "half" closes in the middle of the body, "drip" sends a byte every tenth of a second, "close" closes at once.
+        fault: "hang" says nothing, "half" closes in the middle of the body, "drip" sends a byte every tenth
+        of a second, "close" closes at once.
         delay_s: before the reply begins.
     """
 
@@ -87,7 +88,9 @@ class FaultyServer:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 with owner._lock:
-                    asked = Asked(next(owner._numbers), self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+                    asked = Asked(
+                        next(owner._numbers), self.path, {k.lower(): v for k, v in self.headers.items()}, body
+                    )
                     owner.asked.append(asked)
                     owner.open += 1
                     owner.most = max(owner.most, owner.open)
@@ -115,7 +118,9 @@ class FaultyServer:
                         if owner._ended.wait(0.1):
                             break
                 else:
-                    self.wfile.write(reply.body[: len(reply.body) // 2] if reply.fault == "half" else reply.body)
+                    self.wfile.write(
+                        reply.body[: len(reply.body) // 2] if reply.fault == "half" else reply.body
+                    )
                 self.close_connection = self.close_connection or reply.fault == "half"
 
             def log_message(self, format: str, *args: object) -> None:

@@ -1,4 +1,5 @@
-"""What tests of whole runs share: a tiny model with its data, configurations of it, and processes that end as they like."""
+"""What tests of whole runs share: a tiny model with its data, configurations of it, and processes that end as
+they like."""
 
 import importlib
 import json
@@ -78,7 +79,8 @@ class World:
         return f"{self.folder / 'reward.py'}:late"
 
     def tree(self, algorithm: str, run_dir: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A configuration as plain data: four steps of four prompts, a checkpoint and an evaluation every two.
+        """A configuration as plain data: four steps of four prompts, a checkpoint and an evaluation every
+        two.
 
         Args:
             changes: values by dotted name; a section set to None is left out.
@@ -110,11 +112,16 @@ class World:
     def config(self, algorithm: str, folder: Path, changes: Mapping[str, Any] | None = None) -> Path:
         """The same as a file `folder/<algorithm>.yaml`, of a run in `folder/<algorithm>`."""
         file = folder / f"{algorithm}.yaml"
-        file.write_text(yaml.safe_dump(self.tree(algorithm, folder / algorithm, changes), sort_keys=False), encoding="utf-8")
+        file.write_text(
+            yaml.safe_dump(self.tree(algorithm, folder / algorithm, changes), sort_keys=False),
+            encoding="utf-8",
+        )
         return file
 
 
-def make_model(folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0, tokens: Sequence[str] = ALPHABET) -> None:
+def make_model(
+    folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0, tokens: Sequence[str] = ALPHABET
+) -> None:
     """Write a Llama and a tokenizer that reads one token a character; longer tokens can only be sampled."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -126,7 +133,12 @@ def make_model(folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0
     built.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, pad_token="<pad>", eos_token="<eos>")
     torch.manual_seed(seed)
-    shape = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers, "num_attention_heads": 2}
+    shape = {
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+    }
     config = LlamaConfig(vocab_size=len(vocabulary) + 2, max_position_embeddings=64, **shape)
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -138,26 +150,36 @@ def recorded(store: Store, purpose: str, step: int, round: int = 0) -> list[Aske
     return [store.by_id(id) for (id,) in store.db.execute(sql, (purpose, step, round))]
 
 
-def make_group(occurrence: int, *texts: str, reference: str | None = None, columns: dict[str, Any] | None = None) -> Group:
+def make_group(
+    occurrence: int, *texts: str, reference: str | None = None, columns: dict[str, Any] | None = None
+) -> Group:
     """A prompt `p<occurrence>` and one response of a few made-up tokens for each text."""
     context = Segment("context", np.arange(3, dtype=np.int32))
     trajectories = []
     for number, text in enumerate(texts):
         size = len(text)
         logps = -np.arange(1, size + 1, dtype=np.float32) / (number + 2)
-        ids, mask, versions = np.arange(size, dtype=np.int32), np.ones(size, dtype=bool), np.full(size, occurrence, dtype=np.int32)
+        ids = np.arange(size, dtype=np.int32)
+        mask = np.ones(size, dtype=bool)
+        versions = np.full(size, occurrence, dtype=np.int32)
         response = Segment("model", ids, mask=mask, versions=versions, raw_logps=logps, sampled_logps=logps)
         trajectories.append(Trajectory("sampler", (context, response), "stop", text))
-    prompt = Prompt(occurrence + 1, occurrence, (Message("user", f"p{occurrence}"),), reference, columns or {})
+    prompt = Prompt(
+        occurrence + 1, occurrence, (Message("user", f"p{occurrence}"),), reference, columns or {}
+    )
     return Group(prompt, tuple(trajectories))
 
 
-def make_questions(groups: list[Group], kind: Kind, step: int, round: int = 0, *, oracle: str, purpose: str = "train") -> list[Question]:
+def make_questions(
+    groups: list[Group], kind: Kind, step: int, round: int = 0, *, oracle: str, purpose: str = "train"
+) -> list[Question]:
     """One question a group, about all of its responses."""
     questions = []
     for group in groups:
         picks = tuple(range(len(group.trajectories)))
-        questions.append(Question.about(group, Key(purpose, step, round, group.prompt.occurrence), kind, picks, oracle))
+        questions.append(
+            Question.about(group, Key(purpose, step, round, group.prompt.occurrence), kind, picks, oracle)
+        )
     return questions
 
 
@@ -175,7 +197,9 @@ def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
 def damage_metrics(run_dir: Path, lines: Mapping[int, bytes | None]) -> None:
     """Put other lines in the place of rows of metrics, or none."""
     rows = dict(enumerate((run_dir / "metrics.jsonl").read_bytes().splitlines())) | dict(lines)
-    (run_dir / "metrics.jsonl").write_bytes(b"".join(row + b"\n" for _, row in sorted(rows.items()) if row is not None))
+    (run_dir / "metrics.jsonl").write_bytes(
+        b"".join(row + b"\n" for _, row in sorted(rows.items()) if row is not None)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -187,10 +211,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
     folder = tmp_path_factory.mktemp("world")
     make_model(folder / "model")
-    write_jsonl(folder / "train.jsonl", [{"prompt": f"{a}+{b}=", "answer": "a"} for a in range(10) for b in range(3)])
+    write_jsonl(
+        folder / "train.jsonl", [{"prompt": f"{a}+{b}=", "answer": "a"} for a in range(10) for b in range(3)]
+    )
     write_jsonl(folder / "held_out.jsonl", [{"prompt": f"{a}+9=", "answer": "ab"} for a in range(4)])
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
-    rates_of(torch.device("cpu"), 1, cost_of(load_lm(str(folder / "model"))))  # measured here, and not by every child
+    # measured here, and not by every child
+    rates_of(torch.device("cpu"), 1, cost_of(load_lm(str(folder / "model"))))
     return World(folder)
 
 
@@ -235,10 +262,14 @@ def forked(action: Callable[[], int], log: Path, *, kill_after_s: float | None =
 
 
 def cold(place: str, *arguments: object, log: Path, environment: Mapping[str, object] | None = None) -> int:
-    """Call `module:function` of the tests with these arguments, as texts, in an interpreter of its own and in a session of its own; its exit code, or
-    minus the signal that ended it. `log` gets what it prints, and `log.session` its session.
+    """Call `module:function` of the tests with these arguments, as texts, in an interpreter of its own and in
+    a session of its own; its exit code, or minus the signal that ended it. `log` gets what it prints, and
+    `log.session` its session.
     """
-    script = "import sys; sys.path[:0] = sys.argv[2].split(':'); import fixtures; sys.exit(getattr(*fixtures.named(sys.argv[1]))(*sys.argv[3:]))"
+    script = (
+        "import sys; sys.path[:0] = sys.argv[2].split(':'); import fixtures; "
+        "sys.exit(getattr(*fixtures.named(sys.argv[1]))(*sys.argv[3:]))"
+    )
     folders = ":".join(str(Path(__file__).parent / folder) for folder in (".", "faults"))
     chosen = {name: str(value) for name, value in (environment or {}).items()}
     kept = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
@@ -265,8 +296,11 @@ def named(place: str) -> tuple[Any, str]:
     return owner, name
 
 
-def kill_at(owner: Any, name: str, call: int, *, after: bool = False, signals: Sequence[int] = (signal.SIGKILL,)) -> None:
-    """Make this process die, as of `kill -9`, or get other signals, at the given call (from 1) of `owner.name`: before it runs, or after it returned.
+def kill_at(
+    owner: Any, name: str, call: int, *, after: bool = False, signals: Sequence[int] = (signal.SIGKILL,)
+) -> None:
+    """Make this process die, as of `kill -9`, or get other signals, at the given call (from 1) of
+    `owner.name`: before it runs, or after it returned.
 
     For a forked child only.
     """
@@ -289,12 +323,17 @@ def kill_at(owner: Any, name: str, call: int, *, after: bool = False, signals: S
     setattr(owner, name, counted)
 
 
-def gradient_of(learner: Learner, update: Callable[[], dict[str, float]], model: str = "policy") -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """What an update of one optimiser step reports, and the gradient that a model's optimiser got, by parameter; the learner frees it."""
+def gradient_of(
+    learner: Learner, update: Callable[[], dict[str, float]], model: str = "policy"
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """What an update of one optimiser step reports, and the gradient that a model's optimiser got, by
+    parameter; the learner frees it."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(*_: object) -> None:
-        found.update((name, p.grad) for name, p in learner.models[model].trainable().items() if p.grad is not None)
+        found.update(
+            (name, p.grad) for name, p in learner.models[model].trainable().items() if p.grad is not None
+        )
 
     hook = learner.trained[model].optimiser.register_step_pre_hook(keep)
     report = update()

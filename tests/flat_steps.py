@@ -1,4 +1,5 @@
-"""A run whose answers have no variance in steps of one's choice, so that the alarm `spread` is raised where a test wants it, on any machine."""
+"""A run whose answers have no variance in steps of one's choice, so that the alarm `spread` is raised where a
+test wants it, on any machine."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -23,13 +24,20 @@ def reward(prompts, completions, **columns):
 
 
 def flat_steps(folder: Path, flat: Collection[int], **rule: Any) -> dict[str, Any]:
-    """Changes to `World.tree`: the n-th step takes the prompts "n+0=" to "n+3=", and in flat steps every reward is 0.
+    """Changes to `World.tree`: the n-th step takes the prompts "n+0=" to "n+3=", and in flat steps every
+    reward is 0.
 
     Args:
         folder: gets the data and the reward, whose path is in the ledger.
         rule: fields of `alarms.spread`.
     """
-    write_jsonl(folder / "ordered.jsonl", [{"prompt": f"{step}+{number}="} for step in range(20) for number in range(PROMPTS)])
+    write_jsonl(
+        folder / "ordered.jsonl",
+        [{"prompt": f"{step}+{number}="} for step in range(20) for number in range(PROMPTS)],
+    )
     (folder / "flat.py").write_text(REWARD.format(flat=sorted(flat)), encoding="utf-8")
-    changes = {"prompts": {"path": str(folder / "ordered.jsonl"), "shuffle": False}, "oracle.name": f"{folder / 'flat.py'}:reward"}
+    changes = {
+        "prompts": {"path": str(folder / "ordered.jsonl"), "shuffle": False},
+        "oracle.name": f"{folder / 'flat.py'}:reward",
+    }
     return {**changes, **{f"alarms.spread.{name}": value for name, value in rule.items()}}

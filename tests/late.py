@@ -1,4 +1,5 @@
-"""What tests of late answers share: an oracle that is paid less than it may cost and answers when chance says so, and the loop's way of asking it."""
+"""What tests of late answers share: an oracle that is paid less than it may cost and answers when chance says
+so, and the loop's way of asking it."""
 
 import random
 from collections.abc import Callable
@@ -19,8 +20,12 @@ def worth(question: Question) -> list[float]:
 
 
 def cost(question: Question) -> float:
-    """What a question costs: a share of the most of each text that follows from it, and adds up to sums that are rounded."""
-    return sum(MOST * random.Random(f"{question.messages[0].content} {text}").random() for text in question.candidates)
+    """What a question costs: a share of the most of each text that follows from it, and adds up to sums that
+    are rounded."""
+    return sum(
+        MOST * random.Random(f"{question.messages[0].content} {text}").random()
+        for text in question.candidates
+    )
 
 
 class Slow(FakeOracle):
@@ -53,7 +58,8 @@ class Played:
 
 
 def texts(occurrence: int) -> list[str]:
-    """Of one to three responses, which come again under other prompts; few, so that questions are equal now and then."""
+    """Of one to three responses, which come again under other prompts; few, so that questions are equal now
+    and then."""
     draw = random.Random(occurrence)
     return [draw.choice("abcd") * draw.randrange(1, 4) for _ in range(draw.randrange(1, 4))]
 
@@ -65,20 +71,33 @@ def group(occurrence: int) -> Group:
 
 
 def play(
-    ledger: Ledger, *, steps: int, count: int, ahead: int = 0, size: int | None = None, before: Callable[[int], None] = lambda step: None
+    ledger: Ledger,
+    *,
+    steps: int,
+    count: int,
+    ahead: int = 0,
+    size: int | None = None,
+    before: Callable[[int], None] = lambda step: None,
 ) -> Played:
-    """The loop: each step asks rounds of `size` questions until it has its own and those ahead, and takes `count`.
+    """The loop: each step asks rounds of `size` questions until it has its own and those ahead, and takes
+    `count`.
 
     Args:
         before: called with each step.
     """
-    found, size, due, asked = Played(), size or count, 0, 0
+    found = Played()
+    size = size or count
+    due = 0
+    asked = 0
     for step in range(steps):
         before(step)
         found.spent.append(ledger.spent_before(step))
         due += count
         target, round = min(due + ahead, steps * count), 0
-        bound, is_replayed = 0 if ledger.is_spent(step) else due if ledger.is_spent(step, ahead=True) else target, ledger.has_taken(step)
+        bound, is_replayed = (
+            0 if ledger.is_spent(step) else due if ledger.is_spent(step, ahead=True) else target,
+            ledger.has_taken(step),
+        )
         while ledger.recalls(step, round) if is_replayed else ledger.asked(step, round) < bound:
             groups = [group(asked + place) for place in range(size)]
             if not ledger.recalls(step, round):

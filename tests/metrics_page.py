@@ -1,4 +1,5 @@
-"""Writes docs/metrics.md from `oat.metrics` and `oat.reports.metric_names`: `python tests/metrics_page.py`."""
+"""Writes docs/metrics.md from `oat.metrics` and `oat.reports.metric_names`: `python
+tests/metrics_page.py`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,7 +53,10 @@ def page() -> str:
 
 
 def _names(names: Mapping[str, Name]) -> str:
-    return "".join(f"| `{theirs}` | {f'`{name.ours}`' if name.ours else '–'} | {name.note} |\n" for theirs, name in names.items())
+    return "".join(
+        f"| `{theirs}` | {f'`{name.ours}`' if name.ours else '–'} | {name.note} |\n"
+        for theirs, name in names.items()
+    )
 
 
 if __name__ == "__main__":

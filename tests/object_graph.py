@@ -1,4 +1,5 @@
-"""What an object holds, all the way down: a fingerprint of every value that could be state, by the path of attributes that leads to it."""
+"""What an object holds, all the way down: a fingerprint of every value that could be state, by the path of
+attributes that leads to it."""
 
 import array
 import collections
@@ -18,9 +19,31 @@ from typing import Any
 import numpy as np
 import torch
 
-_PLAIN = (int, float, complex, str, bytes, type(None), Path, datetime.date, enum.Enum, torch.dtype, torch.device, torch.Size, np.dtype, np.generic)
+_PLAIN = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    Path,
+    datetime.date,
+    enum.Enum,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    np.dtype,
+    np.generic,
+)
 _PLAIN += (type(Ellipsis), range, slice, itertools.count, re.Pattern, types.ModuleType)
-_DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType, types.GetSetDescriptorType)
+_DESCRIPTORS = (
+    property,
+    classmethod,
+    staticmethod,
+    functools.cached_property,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+)
 _MADE_LATER = 1 << 9
 """The flag of types that are not built into the interpreter."""
 _IDS_FROM = 2**32
@@ -42,10 +65,11 @@ class UnknownTypeError(AssertionError):
 
 
 def fingerprints(root: Any, name: str = "run") -> dict[str, str]:
-    """By path, what stands there: values as they are, tensors and arrays by a hash, generators by their state, what was met before by its first path.
+    """By path, what stands there: values as they are, tensors and arrays by a hash, generators by their
+    state, what was met before by its first path.
 
-    Looks into attributes, slots, containers, closures, defaults, partial functions, and the attributes of classes of ours; not into the globals of
-    modules.
+    Looks into attributes, slots, containers, closures, defaults, partial functions, and the attributes of
+    classes of ours; not into the globals of modules.
 
     Raises:
         UnknownTypeError: something cannot be looked into.
@@ -66,7 +90,9 @@ def fingerprints(root: Any, name: str = "run") -> dict[str, str]:
             leaf = _leaf(value)
             if leaf is not None:
                 found[path] = leaf
-            waiting.extend((path + step, child) for step, child in _children(value, path, is_leaf=leaf is not None))
+            waiting.extend(
+                (path + step, child) for step, child in _children(value, path, is_leaf=leaf is not None)
+            )
     return found
 
 
@@ -79,7 +105,9 @@ def _leaf(value: Any) -> str | None:
     match value:
         case torch.Tensor():
             data = value.detach()
-            content = b"" if data.is_meta else data.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            content = (
+                b"" if data.is_meta else data.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
             return f"{data.dtype} {tuple(data.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
         case np.ndarray() | array.array():
             numbers = np.asarray(value)
@@ -105,7 +133,11 @@ def _children(value: Any, path: str, *, is_leaf: bool) -> Iterator[tuple[str, An
     """The parts of a value, each with what is added to the path."""
     if isinstance(value, type):
         if _is_ours(value):
-            yield from ((f".{name}", part) for name, part in vars(value).items() if not name.startswith("__") and not isinstance(part, _DESCRIPTORS))
+            yield from (
+                (f".{name}", part)
+                for name, part in vars(value).items()
+                if not name.startswith("__") and not isinstance(part, _DESCRIPTORS)
+            )
         return
     parts = next((parts for kind, parts in _PARTS if isinstance(value, kind)), None)
     if parts is not None:
@@ -116,7 +148,11 @@ def _children(value: Any, path: str, *, is_leaf: bool) -> Iterator[tuple[str, An
         yield ".class", type(value)
     for holder in type(value).__mro__:
         slots = vars(holder).get("__slots__", ())
-        yield from ((f".{slot}", getattr(value, slot)) for slot in ((slots,) if isinstance(slots, str) else slots) if _has(value, slot))
+        yield from (
+            (f".{slot}", getattr(value, slot))
+            for slot in ((slots,) if isinstance(slots, str) else slots)
+            if _has(value, slot)
+        )
     yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
 
 
@@ -146,11 +182,17 @@ def _of_builtin(function: types.BuiltinFunctionType) -> Iterator[tuple[str, Any]
 
 _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[tuple[str, Any]]]], ...] = (
     (Mapping, _of_mapping),
-    ((list, tuple, collections.deque), lambda parts: ((f"[{number}]", part) for number, part in enumerate(parts))),
+    (
+        (list, tuple, collections.deque),
+        lambda parts: ((f"[{number}]", part) for number, part in enumerate(parts)),
+    ),
     (types.FunctionType, _of_function),
     (types.BuiltinFunctionType, _of_builtin),
     (types.MethodType, lambda method: ((".self", method.__self__), (".function", method.__func__))),
-    (functools.partial, lambda made: ((".function", made.func), (".arguments", made.args), (".keywords", made.keywords))),
+    (
+        functools.partial,
+        lambda made: ((".function", made.func), (".arguments", made.args), (".keywords", made.keywords)),
+    ),
     (array.array, lambda _: ()),
     (torch.Tensor, lambda tensor: ((".grad", tensor.grad if tensor.is_leaf else None),)),
 )
@@ -160,14 +202,21 @@ def _check(value: Any, path: str) -> None:
     """Whether a value that is no container has attributes, or is of a type that was reviewed."""
     kind = type(value)
     has_attributes = hasattr(value, "__dict__") or any("__slots__" in vars(holder) for holder in kind.__mro__)
-    hidden = next((holder for holder in kind.__mro__[:-1] if _is_compiled(holder)), None if has_attributes else kind)
+    hidden = next(
+        (holder for holder in kind.__mro__[:-1] if _is_compiled(holder)), None if has_attributes else kind
+    )
     if hidden is not None and (name := f"{hidden.__module__}.{hidden.__qualname__}") not in OPAQUE:
-        raise UnknownTypeError(f"{path}: a {name} cannot be looked into; say in OPAQUE why it holds no state of a run, or give the walk a way in")
+        raise UnknownTypeError(
+            f"{path}: a {name} cannot be looked into; say in OPAQUE why it holds no state of a run, or "
+            "give the walk a way in"
+        )
 
 
 def _is_compiled(kind: type) -> bool:
     """Whether a type is written in another language, and may hold what no attribute shows."""
-    return not kind.__flags__ & _MADE_LATER or any(isinstance(part, types.MethodDescriptorType) for part in vars(kind).values())
+    return not kind.__flags__ & _MADE_LATER or any(
+        isinstance(part, types.MethodDescriptorType) for part in vars(kind).values()
+    )
 
 
 def _has(value: Any, slot: str) -> bool:

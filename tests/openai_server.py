@@ -1,4 +1,5 @@
-"""A judge behind OpenAI's chat completions, on 127.0.0.1: a real HTTP server (faulty_server.py) whose verdicts a test writes."""
+"""A judge behind OpenAI's chat completions, on 127.0.0.1: a real HTTP server (faulty_server.py) whose
+verdicts a test writes."""
 
 import json
 import math
@@ -65,17 +66,39 @@ class Model:
         probabilities = {said: 1.0} if isinstance(said, str) else dict(said)
         usage = (len(re.findall(r"\w+", shown.text)), 1)
         self.tokens.append(usage)
-        return Reply(completion(probabilities, usage if self.has_usage else None, has_logprobs=bool(self.has_logprobs and "logprobs" in body)))
+        return Reply(
+            completion(
+                probabilities,
+                usage if self.has_usage else None,
+                has_logprobs=bool(self.has_logprobs and "logprobs" in body),
+            )
+        )
 
 
-def completion(probabilities: Mapping[str, float], usage: tuple[int, int] | None = None, *, has_logprobs: bool = True) -> bytes:
+def completion(
+    probabilities: Mapping[str, float], usage: tuple[int, int] | None = None, *, has_logprobs: bool = True
+) -> bytes:
     """The body of a chat completion that says the most probable of some first tokens."""
-    alternatives = [{"token": token, "logprob": math.log(p), "bytes": list(token.encode())} for token, p in probabilities.items()]
+    alternatives = [
+        {"token": token, "logprob": math.log(p), "bytes": list(token.encode())}
+        for token, p in probabilities.items()
+    ]
     first = max(alternatives, key=lambda each: each["logprob"])
-    choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": first["token"]}, "finish_reason": "stop", "logprobs": None}
+    choice: dict[str, Any] = {
+        "index": 0,
+        "message": {"role": "assistant", "content": first["token"]},
+        "finish_reason": "stop",
+        "logprobs": None,
+    }
     if has_logprobs:
         choice["logprobs"] = {"content": [{**first, "top_logprobs": alternatives}]}
-    body: dict[str, Any] = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    body: dict[str, Any] = {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [choice],
+    }
     if usage is not None:
         body["usage"] = {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage)}
     return json.dumps(body).encode()
@@ -102,7 +125,9 @@ def counts(letter: str, sharpness: float = 1.0) -> Callable[[Shown], Says]:
 
 
 @contextmanager
-def judging(says: Callable[[Shown], Says | Reply], **settings: Any) -> Iterator[tuple[FaultyServer, Model, str]]:
+def judging(
+    says: Callable[[Shown], Says | Reply], **settings: Any
+) -> Iterator[tuple[FaultyServer, Model, str]]:
     """A server that ends with the test, the model behind it, and the URL for `oracle.url`."""
     model = Model(says, **settings)
     with serving(model) as server:

@@ -1,4 +1,5 @@
-"""What the tests of losses of pairs share: pairs with made-up log-probabilities, and each loss of two responses in plain Python."""
+"""What the tests of losses of pairs share: pairs with made-up log-probabilities, and each loss of two
+responses in plain Python."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,10 +21,21 @@ WINNER, LOSER = ("abcd", "ab"), ("a", "abcde")
 """Texts of two pairs, chosen first; a response has one token a character."""
 
 
-def item(number: int, texts: tuple[str, str], label: int | None = 0, mark: Mark = "ok", scores: tuple[float | None, ...] = ()) -> Item:
+def item(
+    number: int,
+    texts: tuple[str, str],
+    label: int | None = 0,
+    mark: Mark = "ok",
+    scores: tuple[float | None, ...] = (),
+) -> Item:
     group = make_group(number, *texts)
     (question,) = make_questions([group], "compare", 0, oracle="o")
-    return Item(group, question, Answer(question.key, (0.5 if label is None else 1.0 - label,), (mark,), 2, scores=scores), label)
+    return Item(
+        group,
+        question,
+        Answer(question.key, (0.5 if label is None else 1.0 - label,), (mark,), 2, scores=scores),
+        label,
+    )
 
 
 def feedback(*items: Item) -> Feedback:
@@ -31,9 +43,14 @@ def feedback(*items: Item) -> Feedback:
 
 
 def numbers(rows: Sequence[Trajectory], kind: str) -> torch.Tensor:
-    """(K,) made-up log-probabilities or entropies, which depend on the row's length and the token's place only; float64."""
+    """(K,) made-up log-probabilities or entropies, which depend on the row's length and the token's place
+    only; float64."""
     low, high = {"policy": (-2.5, -0.1), "reference": (-1.5, -0.5), "entropy": (0.2, 2.0)}[kind]
-    parts = [low + (high - low) * (0.5 + 0.5 * np.sin(len(row.ids) * np.arange(1, row.trained.sum() + 1) + len(kind))) for row in rows]
+    parts = [
+        low
+        + (high - low) * (0.5 + 0.5 * np.sin(len(row.ids) * np.arange(1, row.trained.sum() + 1) + len(kind)))
+        for row in rows
+    ]
     return torch.from_numpy(np.concatenate(parts))
 
 
@@ -43,7 +60,12 @@ def forward(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str
 
 
 def outputs(batch: Batch) -> dict[str, dict[str, torch.Tensor]]:
-    return {"policy": {"raw": numbers(batch.rows, "policy").requires_grad_(), "entropy": numbers(batch.rows, "entropy")}}
+    return {
+        "policy": {
+            "raw": numbers(batch.rows, "policy").requires_grad_(),
+            "entropy": numbers(batch.rows, "entropy"),
+        }
+    }
 
 
 def objective(cls: type[Direct], **options: Any) -> Any:
@@ -58,7 +80,9 @@ def prepared(algorithm: Any, *items: Item) -> tuple[Batch, View, dict[str, dict[
 def total(algorithm: Any, batch: Batch, found: dict[str, dict[str, torch.Tensor]]) -> torch.Tensor:
     view, reduction = view_of(batch), Reduction(batch)
     losses = algorithm.losses(found, view).values()
-    return torch.stack([loss.coef * reduction(loss, view, view.group_of_N, first=True) for loss in losses]).sum()
+    return torch.stack(
+        [loss.coef * reduction(loss, view, view.group_of_N, first=True) for loss in losses]
+    ).sum()
 
 
 @dataclass(frozen=True)
@@ -88,7 +112,11 @@ def slow_dpo(c: Response, r: Response) -> float:
     h = slow_margin(c, r)
     h += 0.2 / 0.3 * (len(c.policy) - len(r.policy))
     h -= 0.7 * max(0.0, sum(c.reference) - sum(c.policy))
-    return -0.9 * math.log(sigmoid(0.3 * h)) - 0.1 * math.log(sigmoid(-0.3 * h)) - 0.4 * sum(c.policy) / len(c.policy)
+    return (
+        -0.9 * math.log(sigmoid(0.3 * h))
+        - 0.1 * math.log(sigmoid(-0.3 * h))
+        - 0.4 * sum(c.policy) / len(c.policy)
+    )
 
 
 def slow_simpo(c: Response, r: Response) -> float:
@@ -98,7 +126,9 @@ def slow_simpo(c: Response, r: Response) -> float:
 
 def slow_bnf(response: Response) -> float:
     score = 0.0
-    for logp, logq, entropy, frozen in zip(response.policy, response.reference, response.entropy, response.frozen, strict=True):
+    for logp, logq, entropy, frozen in zip(
+        response.policy, response.reference, response.entropy, response.frozen, strict=True
+    ):
         p, q = math.exp(frozen), math.exp(logq)
         tau = min(1.0, p / (q + 1e-6))
         score += tau * logp + (1 - tau + 1e-6) / (1 - p + 1e-6) * (-entropy - p * logp)
@@ -128,30 +158,76 @@ def slow_discopop(logit: float, tau: float) -> float:
     return -(1 - mixed) * math.log(sigmoid(logit)) + mixed * math.exp(-logit)
 
 
-FULL_DPO = {"beta": 0.3, "label_smoothing": 0.1, "length_alpha": 0.2, "positive_lambda": 0.7, "sft_weight": 0.4}
+FULL_DPO = {
+    "beta": 0.3,
+    "label_smoothing": 0.1,
+    "length_alpha": 0.2,
+    "positive_lambda": 0.7,
+    "sft_weight": 0.4,
+}
 SLOW: dict[str, tuple[Any, Callable[[Response, Response], float]]] = {
     "dpo": (objective(DPO, beta=0.3), lambda c, r: -math.log(sigmoid(0.3 * slow_margin(c, r)))),
     "dpo with every option": (objective(DPO, **FULL_DPO), slow_dpo),
     "robust_dpo": (
         objective(RobustDPO, beta=0.3, label_smoothing=0.2),
-        lambda c, r: (0.2 * math.log(sigmoid(-0.3 * slow_margin(c, r))) - 0.8 * math.log(sigmoid(0.3 * slow_margin(c, r)))) / 0.6,
+        lambda c, r: (
+            (
+                0.2 * math.log(sigmoid(-0.3 * slow_margin(c, r)))
+                - 0.8 * math.log(sigmoid(0.3 * slow_margin(c, r)))
+            )
+            / 0.6
+        ),
     ),
     "ipo": (objective(IPO, beta=0.3), lambda c, r: (slow_margin(c, r, mean) - 1 / 0.6) ** 2),
-    "ipo of sums": (objective(IPO, beta=0.3, normalize="sum"), lambda c, r: (slow_margin(c, r) - 1 / 0.6) ** 2),
+    "ipo of sums": (
+        objective(IPO, beta=0.3, normalize="sum"),
+        lambda c, r: (slow_margin(c, r) - 1 / 0.6) ** 2,
+    ),
     "slic": (objective(SLiC, beta=0.3), lambda c, r: max(0.0, 1 - 0.3 * slow_margin(c, r))),
     "simpo": (objective(SimPO, label_smoothing=0.1), slow_simpo),
-    "simpo by a hinge": (objective(SimPO, beta=3.0, loss="hinge"), lambda c, r: max(0.0, 1 - 3 * (mean(c.policy) - mean(r.policy) - 0.5))),
+    "simpo by a hinge": (
+        objective(SimPO, beta=3.0, loss="hinge"),
+        lambda c, r: max(0.0, 1 - 3 * (mean(c.policy) - mean(r.policy) - 0.5)),
+    ),
     "bnf": (objective(BNF), slow_bnf_pair),
-    "bnf by own length": (objective(BNF, normalize="own"), lambda c, r: slow_bnf(r) / len(r.policy) - slow_bnf(c) / len(c.policy)),
-    "exo": (objective(EXO, beta=0.3, label_smoothing=0.1), lambda c, r: slow_exo(sigmoid(0.3 * slow_margin(c, r)), 0.1)),
+    "bnf by own length": (
+        objective(BNF, normalize="own"),
+        lambda c, r: slow_bnf(r) / len(r.policy) - slow_bnf(c) / len(c.policy),
+    ),
+    "exo": (
+        objective(EXO, beta=0.3, label_smoothing=0.1),
+        lambda c, r: slow_exo(sigmoid(0.3 * slow_margin(c, r)), 0.1),
+    ),
     "nca": (
         objective(NCA, beta=0.3),
-        lambda c, r: -math.log(sigmoid(0.3 * log_ratio(c))) - math.log(sigmoid(-0.3 * log_ratio(c))) / 2 - math.log(sigmoid(-0.3 * log_ratio(r))) / 2,
+        lambda c, r: (
+            -math.log(sigmoid(0.3 * log_ratio(c)))
+            - math.log(sigmoid(-0.3 * log_ratio(c))) / 2
+            - math.log(sigmoid(-0.3 * log_ratio(r))) / 2
+        ),
     ),
-    "apo_zero": (objective(APOZero, beta=0.3), lambda c, r: 1 - sigmoid(0.3 * log_ratio(c)) + sigmoid(0.3 * log_ratio(r))),
-    "apo_down": (objective(APODown, beta=0.3), lambda c, r: sigmoid(0.3 * log_ratio(c)) + 1 - sigmoid(0.3 * slow_margin(c, r))),
-    "sppo_hard": (objective(SPPOHard, beta=0.3), lambda c, r: (log_ratio(c) - 1 / 0.6) ** 2 + (log_ratio(r) + 1 / 0.6) ** 2),
-    "discopop": (objective(DiscoPOP, beta=0.3, tau=0.5), lambda c, r: slow_discopop(0.3 * slow_margin(c, r), 0.5)),
-    "orpo": (objective(ORPO, beta=0.3), lambda c, r: -0.3 * math.log(sigmoid(log_odds(c) - log_odds(r))) - mean(c.policy)),
-    "cpo": (objective(CPO, beta=0.3, sft_weight=0.4), lambda c, r: -math.log(sigmoid(0.3 * (sum(c.policy) - sum(r.policy)))) - 0.4 * mean(c.policy)),
+    "apo_zero": (
+        objective(APOZero, beta=0.3),
+        lambda c, r: 1 - sigmoid(0.3 * log_ratio(c)) + sigmoid(0.3 * log_ratio(r)),
+    ),
+    "apo_down": (
+        objective(APODown, beta=0.3),
+        lambda c, r: sigmoid(0.3 * log_ratio(c)) + 1 - sigmoid(0.3 * slow_margin(c, r)),
+    ),
+    "sppo_hard": (
+        objective(SPPOHard, beta=0.3),
+        lambda c, r: (log_ratio(c) - 1 / 0.6) ** 2 + (log_ratio(r) + 1 / 0.6) ** 2,
+    ),
+    "discopop": (
+        objective(DiscoPOP, beta=0.3, tau=0.5),
+        lambda c, r: slow_discopop(0.3 * slow_margin(c, r), 0.5),
+    ),
+    "orpo": (
+        objective(ORPO, beta=0.3),
+        lambda c, r: -0.3 * math.log(sigmoid(log_odds(c) - log_odds(r))) - mean(c.policy),
+    ),
+    "cpo": (
+        objective(CPO, beta=0.3, sft_weight=0.4),
+        lambda c, r: -math.log(sigmoid(0.3 * (sum(c.policy) - sum(r.policy)))) - 0.4 * mean(c.policy),
+    ),
 }

@@ -1,8 +1,10 @@
-"""A pretended GPU, for machines without one: ordinary memory with a mark, and an error where an operation has marked and unmarked tensors.
+"""A pretended GPU, for machines without one: ordinary memory with a mark, and an error where an operation has
+marked and unmarked tensors.
 
-A marked tensor says that it lives on `cuda:0`. It is made by `.to(...)` and by factories with that device; what is computed from it is marked too;
-only `.cpu()` and `.to("cpu")` lead back. What a real device allows is allowed: single numbers, copies, and indices from the CPU. So a run on it shows
-that every tensor is where it must be; of kernels, memory and speed it shows nothing (tests/test_gpu.py does).
+A marked tensor says that it lives on `cuda:0`. It is made by `.to(...)` and by factories with that device;
+what is computed from it is marked too; only `.cpu()` and `.to("cpu")` lead back. What a real device allows is
+allowed: single numbers, copies, and indices from the CPU. So a run on it shows that every tensor is where it
+must be; of kernels, memory and speed it shows nothing (tests/test_gpu.py does).
 """
 
 import weakref
@@ -16,7 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 DEVICE = torch.device("cuda", 0)
-_ANYWHERE = {"aten::copy_", "aten::_to_copy", "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+_ANYWHERE = {
+    "aten::copy_",
+    "aten::_to_copy",
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+}
 
 
 class MixedDevicesError(AssertionError):
@@ -24,7 +33,8 @@ class MixedDevicesError(AssertionError):
 
 
 class _Marks:
-    """Where memory is pretended to be, by its address: on the device (True), or, as tensors without memory tell nothing, unknown (None)."""
+    """Where memory is pretended to be, by its address: on the device (True), or, as tensors without memory
+    tell nothing, unknown (None)."""
 
     def __init__(self) -> None:
         self.places: dict[int, bool | None] = {}
@@ -51,7 +61,9 @@ class _Move(torch.autograd.Function):
     """To the device or back; gradients go the other way."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, marks: _Marks, place: bool, dtype: torch.dtype) -> torch.Tensor:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, marks: _Marks, place: bool, dtype: torch.dtype
+    ) -> torch.Tensor:
         ctx.marks, ctx.before = marks, (marks.of(tensor), tensor.dtype)
         return marks.put(tensor.detach().to(dtype, copy=True), place)
 
@@ -68,14 +80,20 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self.marks, self.on_device = marks, 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         places, name = [self.marks.of(tensor) for tensor in given], func._schema.name
         if True in places:
             self.on_device += 1
-            strangers = [tensor for tensor, place in zip(given, places, strict=True) if place is False and tensor.ndim]
+            strangers = [
+                tensor for tensor, place in zip(given, places, strict=True) if place is False and tensor.ndim
+            ]
             if strangers and name not in _ANYWHERE:
-                raise MixedDevicesError(f"{name} of {[(tuple(t.shape), place) for t, place in zip(given, places, strict=True)]}")
+                raise MixedDevicesError(
+                    f"{name} of {[(tuple(t.shape), place) for t, place in zip(given, places, strict=True)]}"
+                )
         place = True if True in places else None if None in places and name != "aten::_to_copy" else False
         before = {_address(tensor) for tensor in given}
         made = func(*args, **(kwargs or {}))
@@ -92,7 +110,9 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self.marks = marks
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         options = dict(kwargs or {})
         if func == torch.Tensor.device.__get__ and self.marks.of(args[0]) is True:
             return DEVICE
@@ -126,7 +146,13 @@ class _Functions(TorchFunctionMode):
         """Code that runs in the backward pass is seen as well."""
         with self:
             torch.autograd.graph._engine_run_backward(
-                (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+                (loss,),
+                (torch.ones_like(loss),),
+                False,
+                False,
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
             )
 
 
@@ -135,7 +161,9 @@ def pretended_gpu() -> Iterator[_Operations]:
     """Within it `compute.profile: gpu` has its device; gives what counted the operations on it."""
     import oat.build.models
 
-    device_of, synchronize, marks = oat.build.models.device_of, torch.cuda.synchronize, _Marks()
+    device_of = oat.build.models.device_of
+    synchronize = torch.cuda.synchronize
+    marks = _Marks()
     operations = _Operations(marks)
     oat.build.models.device_of = lambda profile: DEVICE if profile == "gpu" else device_of(profile)
     torch.cuda.synchronize = lambda device=None: None

@@ -45,7 +45,10 @@ class Served:
         for place in Path("/proc").glob("[0-9]*"):
             try:
                 parent = int((place / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                found[int(place.name)] = (parent, (place / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                found[int(place.name)] = (
+                    parent,
+                    (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(),
+                )
             except (OSError, ValueError):
                 continue
         family = {self.process.pid}
@@ -56,11 +59,20 @@ class Served:
     @property
     def workers(self) -> list[int]:
         """The processes that hold the model."""
-        return [pid for pid, command in self.session.items() if "--multiprocessing-fork" in command and "spawn_main" in command]
+        return [
+            pid
+            for pid, command in self.session.items()
+            if "--multiprocessing-fork" in command and "spawn_main" in command
+        ]
 
 
 @contextmanager
-def served(*arguments: str, command: Sequence[str] = ("oat", "serve", "reward"), log: Path | None = None, port: int = 0) -> Iterator[Served]:
+def served(
+    *arguments: str,
+    command: Sequence[str] = ("oat", "serve", "reward"),
+    log: Path | None = None,
+    port: int = 0,
+) -> Iterator[Served]:
     """A server, once it is ready.
 
     Args:
@@ -87,7 +99,9 @@ def served(*arguments: str, command: Sequence[str] = ("oat", "serve", "reward"),
 
 def _ready(process: subprocess.Popen) -> Served:
     assert process.stdout is not None
-    said, text, end = [], b"", time.monotonic() + START_S
+    said = []
+    text = b""
+    end = time.monotonic() + START_S
     while time.monotonic() < end:
         if not select.select([process.stdout], [], [], 1.0)[0]:
             continue

@@ -1,4 +1,5 @@
-"""Writes docs/settings.md from the classes that hold settings, with the docstrings of their fields: `python tests/settings_page.py`."""
+"""Writes docs/settings.md from the classes that hold settings, with the docstrings of their fields: `python
+tests/settings_page.py`."""
 
 import ast
 import dataclasses
@@ -42,7 +43,11 @@ def documented(cls: type) -> dict[str, str]:
         if dataclasses.is_dataclass(base):
             body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
             for field, text in pairwise(body):
-                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                if (
+                    isinstance(field, ast.AnnAssign)
+                    and isinstance(text, ast.Expr)
+                    and isinstance(text.value, ast.Constant)
+                ):
                     found[field.target.id] = " ".join(str(text.value.value).split())  # type: ignore[union-attr]
     return found
 
@@ -51,7 +56,9 @@ def table(cls: type) -> list[str]:
     hints, texts = typing.get_type_hints(cls), documented(cls)
     lines = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
     for f in dataclasses.fields(cls):
-        nested = any(dataclasses.is_dataclass(kind) for kind in (hints[f.name], *typing.get_args(hints[f.name])))
+        nested = any(
+            dataclasses.is_dataclass(kind) for kind in (hints[f.name], *typing.get_args(hints[f.name]))
+        )
         if f.name == "options" or (nested and f.name not in texts):
             continue
         cells = [f"`{f.name}`", _type(hints[f.name]), _default(f), texts.get(f.name, "")]
@@ -83,7 +90,11 @@ def _type(hint: Any) -> str:
         return ", ".join(f"`{value}`" for value in inner)
     if origin is tuple:
         kinds = [kind for kind in inner if kind is not Ellipsis]
-        return f"list of {_type(kinds[0])}" if len(inner) != 2 or inner[1] is Ellipsis else f"{len(inner)} of {_type(kinds[0])}"
+        return (
+            f"list of {_type(kinds[0])}"
+            if len(inner) != 2 or inner[1] is Ellipsis
+            else f"{len(inner)} of {_type(kinds[0])}"
+        )
     if inner:
         return " or ".join(dict.fromkeys(_type(kind) for kind in inner))
     if dataclasses.is_dataclass(hint):
@@ -94,7 +105,15 @@ def _type(hint: Any) -> str:
 def _default(f: "dataclasses.Field[Any]") -> str:
     if f.default is not dataclasses.MISSING:
         value = f.default.name if isinstance(f.default, Component) else f.default
-        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(list(value)) if isinstance(value, tuple) else value
+        text = (
+            "null"
+            if value is None
+            else str(value).lower()
+            if isinstance(value, bool)
+            else str(list(value))
+            if isinstance(value, tuple)
+            else value
+        )
         return f"`{text}`" if re.fullmatch(r"\S.*", str(text)) else '""'
     return "" if f.default_factory is dataclasses.MISSING else "see its section"
 

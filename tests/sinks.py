@@ -10,13 +10,14 @@ import time
 
 class Rows:
     """Args:
-    file: in the run directory, to which what it gets is appended.
-    fails: how: raises, exits, dies, is killed, hangs, or hangs deaf (whatever it is told); "" where it does not.
-    at: open, close, or the step of a row.
+    file: in the run directory, to which what it gets is appended. fails: how: raises, exits, dies, is killed,
+    hangs, or hangs deaf (whatever it is told); "" where it does not. at: open, close, or the step of a row.
     """
 
     def __init__(self, file="rows.jsonl", fails="", at=""):
-        self.file, self.fails, self.at = file, fails, str(at)
+        self.file = file
+        self.fails = fails
+        self.at = str(at)
 
     def open(self, run):
         self.out = (run.folder / self.file).open("a")

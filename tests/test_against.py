@@ -36,7 +36,9 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, rate in (("slow", 1e-4), ("fast", 0.03)):
         (folder / name).mkdir()
         config = world.config("grpo", folder / name, {"learner.learning_rate": rate, "stop.max_steps": 2})
-        assert forked(lambda config=config: oat("train", config), folder / name / "log") == 0, (folder / name / "log").read_text()
+        assert forked(lambda config=config: oat("train", config), folder / name / "log") == 0, (
+            folder / name / "log"
+        ).read_text()
     make_model(folder / "other", hidden=8, seed=3, tokens="0123456789+=a")
     return folder
 
@@ -50,7 +52,9 @@ def compared(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
 
 def responses(run: Path, mode: str) -> np.ndarray:
     """(B, G) what a run's last evaluation recorded."""
-    lines = [json.loads(line) for line in (run / "evaluations" / "step_00000002.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (run / "evaluations" / "step_00000002.jsonl").read_text().splitlines()
+    ]
     outputs = [line["output"] for line in lines if line["mode"] == mode]
     return np.array(outputs).reshape(4, -1)
 
@@ -66,15 +70,22 @@ def test_a_run_against_itself_is_a_tie(runs: Path, capsys: pytest.CaptureFixture
 
 
 def test_scores_are_compared_sample_by_sample(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The responses are those that both runs gave at their last evaluation, since the random numbers are the same."""
+    """The responses are those that both runs gave at their last evaluation, since the random numbers are the
+    same."""
     slow, fast = runs / "slow" / "grpo", runs / "fast" / "grpo"
     found = compared(capsys, fast, "--against", slow)
     turned = compared(capsys, slow, "--against", fast)
     for mode in ("sampled", "greedy"):
-        ours, theirs = ([[t.count("a") + 0.1 * t.count("b") for t in row] for row in responses(run, mode)] for run in (fast, slow))
+        ours, theirs = (
+            [[t.count("a") + 0.1 * t.count("b") for t in row] for row in responses(run, mode)]
+            for run in (fast, slow)
+        )
         wins = (1 + np.sign(np.array(ours) - np.array(theirs))) / 2
         assert found[f"{mode}_win_rate"] == pytest.approx(wins.mean())
-        assert (found[f"{mode}_score"], found[f"{mode}_other_score"]) == (pytest.approx(np.mean(ours)), pytest.approx(np.mean(theirs)))
+        assert (found[f"{mode}_score"], found[f"{mode}_other_score"]) == (
+            pytest.approx(np.mean(ours)),
+            pytest.approx(np.mean(theirs)),
+        )
         ends = bootstrap_interval(wins, Seeds(0).at("bootstrap", f"{mode}_win_rate"))
         assert (found[f"{mode}_win_rate_low"], found[f"{mode}_win_rate_high"]) == ends
         assert turned[f"{mode}_win_rate"] == pytest.approx(1 - found[f"{mode}_win_rate"])
@@ -83,13 +94,17 @@ def test_scores_are_compared_sample_by_sample(runs: Path, capsys: pytest.Capture
 
 def test_a_judge_is_asked_in_both_orders(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow, fast = runs / "slow" / "grpo", runs / "fast" / "grpo"
-    biased = compared(capsys, fast, "--against", slow, "--evaluation.oracle", f"{runs / 'judge.py'}:prefers_first")
+    biased = compared(
+        capsys, fast, "--against", slow, "--evaluation.oracle", f"{runs / 'judge.py'}:prefers_first"
+    )
     assert biased["sampled_win_rate"] == biased["sampled_win_rate_high"] == 0.5
     assert biased["sampled_probability"] == pytest.approx(0.5)
     assert biased["sampled_same_in_both_orders"] == 0.0
 
     found = compared(capsys, fast, "--against", slow, "--evaluation.oracle", f"{runs / 'judge.py'}:longer")
-    differences = np.vectorize(len)(responses(fast, "sampled")) - np.vectorize(len)(responses(slow, "sampled"))
+    differences = np.vectorize(len)(responses(fast, "sampled")) - np.vectorize(len)(
+        responses(slow, "sampled")
+    )
     assert found["sampled_win_rate"] == pytest.approx(np.mean((1 + np.sign(differences)) / 2))
     assert found["sampled_probability"] == pytest.approx(np.mean(0.5 + 0.25 * np.sign(differences)))
     assert found["sampled_same_in_both_orders"] == 1.0
@@ -97,7 +112,9 @@ def test_a_judge_is_asked_in_both_orders(runs: Path, capsys: pytest.CaptureFixtu
 
 def test_models_of_other_shapes(runs: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with its own tokenizer; the prompts and the oracle are the run's, whichever side it stands on."""
-    run, model, sees = runs / "fast" / "grpo", runs / "other", f"{runs / 'judge.py'}:sees"
+    run = runs / "fast" / "grpo"
+    model = runs / "other"
+    sees = f"{runs / 'judge.py'}:sees"
     found = compared(capsys, run, "--against", model, "--evaluation.oracle", sees)
     turned = compared(capsys, model, "--against", run, "--evaluation.oracle", sees)
     assert (found["a_step"], found["b_step"], turned["a_step"]) == (2, 0, 0)
@@ -117,14 +134,23 @@ def test_models_of_other_shapes(runs: Path, world: World, capsys: pytest.Capture
         ("fast/grpo", "slow/grpo", ("--evaluation.smples", "3"), "did you mean `samples`"),
     ],
 )
-def test_what_cannot_be_compared(runs: Path, capsys: pytest.CaptureFixture[str], first: str, second: str, flags: tuple[str, ...], words: str) -> None:
+def test_what_cannot_be_compared(
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+    first: str,
+    second: str,
+    flags: tuple[str, ...],
+    words: str,
+) -> None:
     assert oat("eval", runs / first, "--against", runs / second, *flags) == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
 
 
-def test_the_model_that_an_adapter_was_trained_beside(runs: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_model_that_an_adapter_was_trained_beside(
+    runs: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(world.folder / "model", tmp_path / "model")
     changes = {"model": {"path": str(tmp_path / "model"), "lora": {"rank": 2}}, "stop.max_steps": 1}
     assert forked(lambda: oat("train", world.config("grpo", tmp_path, changes)), tmp_path / "log") == 0
@@ -133,7 +159,8 @@ def test_the_model_that_an_adapter_was_trained_beside(runs: Path, world: World, 
     make_model(tmp_path / "model", seed=5)
     assert oat("eval", tmp_path / "grpo", "--against", runs / "fast" / "grpo") == 2
     assert "what is read of it is not what this run began with:\n  weights: " in capsys.readouterr().err
-    (tmp_path / "grpo" / "environment.json").unlink()  # a run of before knows a checksum of all that is frozen
+    # a run of before knows a checksum of all that is frozen
+    (tmp_path / "grpo" / "environment.json").unlink()
     assert oat("eval", tmp_path / "grpo", "--against", runs / "fast" / "grpo") == 1
     assert "put its files back as they were" in capsys.readouterr().err
 

@@ -1,4 +1,5 @@
-"""Alarms: bounds and patience by hand; each rule provoked by a real run; what each action leaves behind; silence where nothing is wrong."""
+"""Alarms: bounds and patience by hand; each rule provoked by a real run; what each action leaves behind;
+silence where nothing is wrong."""
 
 import json
 import math
@@ -63,7 +64,15 @@ def fed(alarms: Alarms, metric: str, values: Sequence[float | None], begin: int 
     return raised
 
 
-def alone(below: float = -math.inf, above: float = math.inf, *, metric: str = "m", patience: int = 1, action: str = "warn", most: int = 3) -> Alarms:
+def alone(
+    below: float = -math.inf,
+    above: float = math.inf,
+    *,
+    metric: str = "m",
+    patience: int = 1,
+    action: str = "warn",
+    most: int = 3,
+) -> Alarms:
     return Alarms({"kl": Rule(metric, patience, action, below, above)}, most)
 
 
@@ -94,15 +103,29 @@ class TestBounds:
         assert fed(alone(**rule), LENGTH, [5, None, 10, None, 15, 21]) == [6]
 
     def test_two_rules_are_two_alarms(self) -> None:
-        alarms = Alarms({"kl": Rule("m", 1, "warn", -math.inf, 1.0), "entropy": Rule("m", 2, "warn", -math.inf, 1.0)}, 3)
+        alarms = Alarms(
+            {"kl": Rule("m", 1, "warn", -math.inf, 1.0), "entropy": Rule("m", 2, "warn", -math.inf, 1.0)}, 3
+        )
         assert fed(alarms, "m", [2, 2, 2]) == [1, 2]
 
     def test_rules_that_are_off_or_have_no_metric_are_not_watched(self) -> None:
         every = {metric for metrics in METRICS.values() for metric in metrics}
-        assert rules_of(AlarmsConfig(), every).keys() | {"gold"} == METRICS.keys() == vars(AlarmsConfig()).keys() - {"max_roll_backs"}
-        assert rules_of(AlarmsConfig(), {"policy/entropy", "answers/tied_frac"}).keys() == {"entropy", "spread"}
-        assert rules_of(AlarmsConfig(), {"answers/tied_frac"})["spread"] == Rule("answers/tied_frac", 5, "warn", -math.inf, 0.99)
-        assert rules_of(AlarmsConfig(spread=type(AlarmsConfig().spread)(action="off")), {"answers/tied_frac"}) == {}
+        assert (
+            rules_of(AlarmsConfig(), every).keys() | {"gold"}
+            == METRICS.keys()
+            == vars(AlarmsConfig()).keys() - {"max_roll_backs"}
+        )
+        assert rules_of(AlarmsConfig(), {"policy/entropy", "answers/tied_frac"}).keys() == {
+            "entropy",
+            "spread",
+        }
+        assert rules_of(AlarmsConfig(), {"answers/tied_frac"})["spread"] == Rule(
+            "answers/tied_frac", 5, "warn", -math.inf, 0.99
+        )
+        assert (
+            rules_of(AlarmsConfig(spread=type(AlarmsConfig().spread)(action="off")), {"answers/tied_frac"})
+            == {}
+        )
 
 
 class TestRollingBack:
@@ -131,7 +154,10 @@ class TestRollingBack:
         assert "after 3 steps, and the run was rolled back 2 times" in alarms.ended
 
     def test_who_ends_the_run_does_not_roll_it_back(self) -> None:
-        rules = {"kl": Rule("m", 1, "roll_back", -math.inf, 1.0), "ratio": Rule("m", 1, "stop", -math.inf, 1.0)}
+        rules = {
+            "kl": Rule("m", 1, "roll_back", -math.inf, 1.0),
+            "ratio": Rule("m", 1, "stop", -math.inf, 1.0),
+        }
         alarms = Alarms(rules, 3)
         alarms.begin(0)
         with pytest.warns(UserWarning, match="alarm kl"):
@@ -147,12 +173,14 @@ class TestRollingBack:
 
 
 class TestGold:
-    """What an evaluation says of the state after a step is heard with the next step, and held against its best so far."""
+    """What an evaluation says of the state after a step is heard with the next step, and held against its
+    best so far."""
 
     RULE = "eval/gold_sampled", 2, "warn", -0.5, math.inf
 
     def heard(self, alarms: Alarms, values: Sequence[float | None], saved: Sequence[bool] = ()) -> list[int]:
-        """Values of the evaluations after 0, 1, 2, ... steps; None is none. Returns where a roll back would lead to after each step."""
+        """Values of the evaluations after 0, 1, 2, ... steps; None is none. Returns where a roll back would
+        lead to after each step."""
         found = []
         for step, value in enumerate(values):
             if value is not None:
@@ -164,7 +192,12 @@ class TestGold:
         return found
 
     def test_it_is_held_against_its_best(self) -> None:
-        for values, raised in [([0, 1, 0.6, 0.5], 0), ([0, 1, 0.4, 0.6, 0.4], 0), ([0, 1, 0.4, None, None, 0.4], 1), ([0, 1, 0.4, 3, 2.4, 2.4], 1)]:
+        for values, raised in [
+            ([0, 1, 0.6, 0.5], 0),
+            ([0, 1, 0.4, 0.6, 0.4], 0),
+            ([0, 1, 0.4, None, None, 0.4], 1),
+            ([0, 1, 0.4, 3, 2.4, 2.4], 1),
+        ]:
             alarms = Alarms({"gold": Rule(*self.RULE)}, 3)
             self.heard(alarms, values)
             assert alarms.raised == raised, values
@@ -175,7 +208,9 @@ class TestGold:
         alarms.begin(0)
         assert self.heard(alarms, [0, None, 1, None, 0.4], [True] * 5) == [0, 0, 2, 2, 2]
         alarms.note_evaluation({"eval/gold_sampled": 0.3})
-        with pytest.warns(UserWarning, match=r"is 0.3, below 0.5 \(0.5 under its best, 1\), for 2 evaluations on end"):
+        with pytest.warns(
+            UserWarning, match=r"is 0.3, below 0.5 \(0.5 under its best, 1\), for 2 evaluations on end"
+        ):
             assert alarms.check(6, {}, is_saved=True) == 2
 
     def test_a_run_that_goes_on_has_heard_it(self) -> None:
@@ -190,7 +225,9 @@ class TestGold:
 
     def test_a_state_of_an_earlier_version_lacks_it(self) -> None:
         alarms = Alarms({"gold": Rule(*self.RULE)}, 3)
-        alarms.load_state({name: value for name, value in alarms.state.items() if name not in ("best", "heard")})
+        alarms.load_state(
+            {name: value for name, value in alarms.state.items() if name not in ("best", "heard")}
+        )
         assert (alarms.best, alarms.heard) == (None, {})
 
 
@@ -206,7 +243,9 @@ class TestState:
             assert second.raised == 2
 
     def test_a_changed_rule_starts_anew_and_others_do_not(self) -> None:
-        same, old, new = Rule("m", 3, "warn", 0.0, 1.0), Rule("n", 3, "stop", 0.0, 1.0), Rule("n", 3, "stop", 0.0, 1.5)
+        same = Rule("m", 3, "warn", 0.0, 1.0)
+        old = Rule("n", 3, "stop", 0.0, 1.0)
+        new = Rule("n", 3, "stop", 0.0, 1.5)
         before, after = Alarms({"kl": same, "ratio": old}, 3), Alarms({"kl": same, "ratio": new}, 3)
         for step in (1, 2):
             before.check(step, {"m": 2, "n": 2}, is_saved=False)
@@ -260,15 +299,32 @@ FAST, LONG = (
     {"sampling.max_new_tokens": 12, "learner.learning_rate": 0.03, "stop.max_steps": 24},
 )
 COLLAPSES = {
-    "kl": Collapse("grpo", "kl", "kl/reference is .*, above 1,", "letters", {**FAST, "algorithm.kl_coef": 1e-6}),
+    "kl": Collapse(
+        "grpo", "kl", "kl/reference is .*, above 1,", "letters", {**FAST, "algorithm.kl_coef": 1e-6}
+    ),
     "entropy": Collapse("grpo", "entropy", "policy/entropy is .*, below 0.01", "letters", FAST),
-    "ratio": Collapse("grpo", "ratio", "policy/ratio_max is .*, above 5", "letters", {**FAST, "algorithm.epochs": 8}, {"above": 5.0, "patience": 1}),
+    "ratio": Collapse(
+        "grpo",
+        "ratio",
+        "policy/ratio_max is .*, above 5",
+        "letters",
+        {**FAST, "algorithm.epochs": 8},
+        {"above": 5.0, "patience": 1},
+    ),
     "vanishing": Collapse("grpo", "length", r"response/length is .*, below .* \(0.25 times", "shorter", LONG),
-    "growing": Collapse("grpo", "length", r"response/length is .*, above .* \(1.2 times", "longer", LONG, {"above": 1.2}),
+    "growing": Collapse(
+        "grpo", "length", r"response/length is .*, above .* \(1.2 times", "longer", LONG, {"above": 1.2}
+    ),
     "truncated": Collapse("grpo", "truncated", "response/truncated_frac is .*, above 0.95", "longer", LONG),
-    "truncated, of comparisons": Collapse("dpo", "truncated", "response/truncated_frac is .*, above 0.95", "longer", LONG),
-    "constant scores": Collapse("grpo", "spread", "reward/zero_spread_frac is 1, above 0.99", "constant", {"stop.max_steps": 5}),
-    "tied comparisons": Collapse("dpo", "spread", "answers/tied_frac is 1, above 0.99", "constant", {"stop.max_steps": 5}),
+    "truncated, of comparisons": Collapse(
+        "dpo", "truncated", "response/truncated_frac is .*, above 0.95", "longer", LONG
+    ),
+    "constant scores": Collapse(
+        "grpo", "spread", "reward/zero_spread_frac is 1, above 0.99", "constant", {"stop.max_steps": 5}
+    ),
+    "tied comparisons": Collapse(
+        "dpo", "spread", "answers/tied_frac is 1, above 0.99", "constant", {"stop.max_steps": 5}
+    ),
 }
 
 
@@ -278,7 +334,12 @@ def test_a_collapse_is_noticed(collapse: Collapse, world: World, tmp_path: Path)
     (tmp_path / "rewards.py").write_text(REWARDS, encoding="utf-8")
     rules = {f"alarms.{name}.action": "off" for name in METRICS if name != collapse.rule}
     rules |= {f"alarms.{collapse.rule}.{name}": value for name, value in collapse.fields.items()}
-    changes = {"oracle.name": f"{tmp_path / 'rewards.py'}:{collapse.reward}", "evaluation": None, **collapse.changes, **rules}
+    changes = {
+        "oracle.name": f"{tmp_path / 'rewards.py'}:{collapse.reward}",
+        "evaluation": None,
+        **collapse.changes,
+        **rules,
+    }
     with pytest.warns(UserWarning, match=rf"alarm {collapse.rule}: {collapse.says}"):
         assert oat("train", world.config(collapse.algorithm, tmp_path, changes)) == 0
     rows = rows_of(tmp_path / collapse.algorithm)
@@ -302,36 +363,59 @@ class TestActions:
     """Every other step or so has no variance (`flat_steps`)."""
 
     def test_warn_goes_on_and_counts(self, world: World, tmp_path: Path) -> None:
-        config = world.config("grpo", tmp_path, {**flat_steps(tmp_path, {1, 2, 4, 5, 6}, patience=2), "stop.max_steps": 8})
+        config = world.config(
+            "grpo", tmp_path, {**flat_steps(tmp_path, {1, 2, 4, 5, 6}, patience=2), "stop.max_steps": 8}
+        )
         with pytest.warns(UserWarning, match="alarm spread") as said:
             assert oat("train", config) == 0
         texts = [str(one.message) for one in said if "alarm" in str(one.message)]
-        assert [text.split("reward/zero_spread_frac is 1, above 0.99, for 2 steps on end")[0] for text in texts] == [
+        assert [
+            text.split("reward/zero_spread_frac is 1, above 0.99, for 2 steps on end")[0] for text in texts
+        ] == [
             "after 3 steps: alarm spread: ",
             "after 6 steps: alarm spread: ",
         ]
         assert [row["alarms/raised"] for row in rows_of(tmp_path / "grpo")[1:]] == [0, 0, 1, 1, 1, 2, 2, 2]
 
-    def test_stop_saves_says_why_and_stays(self, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        changes = {**flat_steps(tmp_path, {2, 6}, patience=1, action="stop"), "checkpoint.every": 10, "evaluation.every": 10, "stop.max_steps": 8}
+    def test_stop_saves_says_why_and_stays(
+        self, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        changes = {
+            **flat_steps(tmp_path, {2, 6}, patience=1, action="stop"),
+            "checkpoint.every": 10,
+            "evaluation.every": 10,
+            "stop.max_steps": 8,
+        }
         config, run_dir = world.config("grpo", tmp_path, changes), tmp_path / "grpo"
         assert oat("train", config) == 3
         said = capsys.readouterr().err.splitlines()[-1]
-        assert "the run ended after 3 steps: alarm spread: reward/zero_spread_frac is 1, above 0.99, in one step" in said
+        assert (
+            "the run ended after 3 steps: alarm spread: reward/zero_spread_frac is 1, above 0.99, in one step"
+        ) in said
         assert "once alarms.spread is changed" in said
         rows = rows_of(run_dir)
         assert [row["step"] for row in rows] == [0, 1, 2, 3]
         assert {"eval/sampled", "eval/greedy"} <= rows[3].keys()
         assert (run_dir / "checkpoints" / "latest").read_text() == "step_00000003\n"
 
-        before = {file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file() and "sqlite" not in file.name}
+        before = {
+            file: file.read_bytes()
+            for file in run_dir.rglob("*")
+            if file.is_file() and "sqlite" not in file.name
+        }
         assert oat("train", config) == 3
         assert capsys.readouterr().err.splitlines()[-1] == said
-        assert {file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file() and "sqlite" not in file.name} == before
+        assert {
+            file: file.read_bytes()
+            for file in run_dir.rglob("*")
+            if file.is_file() and "sqlite" not in file.name
+        } == before
         assert oat("train", config, "--alarms.spread.patience", "2") == 0
         assert len(rows_of(run_dir)) == 9
 
-    def test_roll_back_takes_back_what_was_learned_and_nothing_else(self, world: World, tmp_path: Path) -> None:
+    def test_roll_back_takes_back_what_was_learned_and_nothing_else(
+        self, world: World, tmp_path: Path
+    ) -> None:
         changes = {
             **flat_steps(tmp_path, {4}, patience=1, action="roll_back"),
             "checkpoint": {"every": 2, "keep_last": 1},
@@ -350,7 +434,10 @@ class TestActions:
         assert at_5["learner"] == at_2["learner"]
         assert (at_2["prompts"]["taken"], at_5["prompts"]["taken"]) == (8, 20)
         assert (at_2["weights"]["version"], at_5["weights"]["version"]) == (2, 5)
-        assert sorted(folder.name for folder in (run_dir / "checkpoints").glob("step_*")) == ["step_00000002", "step_00000005"]
+        assert sorted(folder.name for folder in (run_dir / "checkpoints").glob("step_*")) == [
+            "step_00000002",
+            "step_00000005",
+        ]
         assert [row["alarms/rolled_back"] for row in rows_of(run_dir)[1:]] == [0, 0, 0, 0, 1]
 
         assert oat("train", config, "--stop.max_steps", "8") == 0
@@ -359,11 +446,19 @@ class TestActions:
         assert [row["lag/versions"] for row in rows[1:]] == [0] * 8
         assert rows[6]["logps/recomputed"] == 0
         assert rows[6]["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
-        answers = {step: (run_dir / "evaluations" / f"step_{step:08d}.jsonl").read_text() for step in (2, 4, 5)}
+        answers = {
+            step: (run_dir / "evaluations" / f"step_{step:08d}.jsonl").read_text() for step in (2, 4, 5)
+        }
         assert answers[5] == answers[2] != answers[4]
 
-    def test_before_the_first_checkpoint_it_goes_back_to_the_start(self, world: World, tmp_path: Path) -> None:
-        changes = {**flat_steps(tmp_path, {1}, patience=1, action="roll_back"), "checkpoint.every": 10, "stop.max_steps": 2}
+    def test_before_the_first_checkpoint_it_goes_back_to_the_start(
+        self, world: World, tmp_path: Path
+    ) -> None:
+        changes = {
+            **flat_steps(tmp_path, {1}, patience=1, action="roll_back"),
+            "checkpoint.every": 10,
+            "stop.max_steps": 2,
+        }
         config, run_dir = world.config("grpo", tmp_path, changes), tmp_path / "grpo"
         with pytest.warns(UserWarning, match="after 2 steps: back to the state after 0"):
             assert oat("train", config) == 0
@@ -375,13 +470,19 @@ class TestActions:
         assert at_0["learner"]["steps"] == {"policy": 0}
 
     def test_a_lagging_sampler_goes_back_at_once(self, world: World, tmp_path: Path) -> None:
-        changes = {**flat_steps(tmp_path, {4}, patience=1, action="roll_back"), "learner.sync_every": 4, "stop.max_steps": 6}
+        changes = {
+            **flat_steps(tmp_path, {4}, patience=1, action="roll_back"),
+            "learner.sync_every": 4,
+            "stop.max_steps": 6,
+        }
         config = world.config("grpo", tmp_path, changes)
         with pytest.warns(UserWarning, match="after 5 steps: back to the state after 2"):
             assert oat("train", config) == 0
         assert [row["lag/versions"] for row in rows_of(tmp_path / "grpo")[1:]] == [0, 1, 2, 3, 0, 0]
 
-    def test_too_many_roll_backs_end_the_run(self, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_too_many_roll_backs_end_the_run(
+        self, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         changes = {
             **flat_steps(tmp_path, {2, 4, 6, 8}, patience=1, action="roll_back"),
             "alarms.max_roll_backs": 2,
@@ -398,7 +499,11 @@ class TestActions:
         assert [row["alarms/rolled_back"] for row in rows_of(run_dir)[1:]] == [0, 0, 1, 0, 1, 0, 0, 0, 1, 0]
 
     def test_a_rule_that_comes_later_goes_back_to_where_it_came(self, world: World, tmp_path: Path) -> None:
-        changes = {**flat_steps(tmp_path, {4}, patience=1), "checkpoint": {"every": 10, "keep_last": 1}, "stop.max_steps": 3}
+        changes = {
+            **flat_steps(tmp_path, {4}, patience=1),
+            "checkpoint": {"every": 10, "keep_last": 1},
+            "stop.max_steps": 3,
+        }
         config, run_dir = world.config("grpo", tmp_path, changes), tmp_path / "grpo"
         assert oat("train", config) == 0
         with pytest.warns(UserWarning, match="after 5 steps: back to the state after 3"):
@@ -406,7 +511,9 @@ class TestActions:
         good, now = state_of(run_dir, 3)[0], state_of(run_dir, 5)[0]
         assert all(torch.equal(now[name], good[name]) for name in good)
 
-    def test_a_checkpoint_that_is_gone_is_named(self, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_checkpoint_that_is_gone_is_named(
+        self, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         changes = {**flat_steps(tmp_path, {4}, patience=1, action="roll_back"), "stop.max_steps": 4}
         config, run_dir = world.config("grpo", tmp_path, changes), tmp_path / "grpo"
         assert oat("train", config) == 0
@@ -437,7 +544,9 @@ learner: {learning_rate: 1e-6}
 stop: {max_steps: 10}
 """
 GOLD = "evaluation: {path: held_out.jsonl, gold: gsm8k}\n"
-GRPO, DPO, SFT = "{name: grpo, prompts: 4, samples: 2}", "{name: dpo, prompts: 4}", "{name: sft, prompts: 4, threshold: 1}"
+GRPO = "{name: grpo, prompts: 4, samples: 2}"
+DPO = "{name: dpo, prompts: 4}"
+SFT = "{name: sft, prompts: 4, threshold: 1}"
 
 
 def resolved(folder: Path, algorithm: str, text: str, *flags: str) -> Any:
@@ -451,10 +560,18 @@ class TestSettings:
         ("algorithm", "text", "words"),
         [
             (DPO, "alarms: {kl: {above: 0.5}}", ["run.yaml:9", "alarms.kl", "kl/reference", "remove it"]),
-            (GRPO, "alarms: {kl: {action: stop}}", ["alarms.kl", "kl/reference", "algorithm.kl_coef above 0"]),
+            (
+                GRPO,
+                "alarms: {kl: {action: stop}}",
+                ["alarms.kl", "kl/reference", "algorithm.kl_coef above 0"],
+            ),
             (DPO, "alarms: {entropy: {action: stop}}", ["alarms.entropy", "policy/entropy"]),
             (DPO, "alarms: {ratio: {patience: 1}}", ["alarms.ratio", "policy/ratio_max"]),
-            (SFT, "alarms: {spread: {patience: 1}}", ["alarms.spread", "reward/zero_spread_frac or answers/tied_frac"]),
+            (
+                SFT,
+                "alarms: {spread: {patience: 1}}",
+                ["alarms.spread", "reward/zero_spread_frac or answers/tied_frac"],
+            ),
             (GRPO, "alarms: {max_roll_backs: 5}", ["alarms.max_roll_backs", "nothing reads"]),
             (GRPO, "alarms: {entropy: {above: 1}}", ["alarms.entropy.above", "below"]),
             (GRPO, "alarms: {entrpy: {below: 1}}", ["alarms.entrpy", "did you mean `entropy`"]),
@@ -463,12 +580,22 @@ class TestSettings:
             (GRPO, "alarms: {truncated: {above: 1}}", ["alarms.truncated.above", "< 1"]),
             (GRPO, "alarms: {spread: {action: ignore}}", ["alarms.spread.action", "ignore"]),
             (GRPO, "alarms: {spread: {patience: 0}}", ["alarms.spread.patience", ">= 1"]),
-            (GRPO, "alarms: {gold: {drop: 1}}", ["alarms.gold", "eval/gold_sampled or eval/gold_greedy", "name evaluation.gold"]),
-            (GRPO, f"{GOLD}alarms: {{gold: {{action: stop}}}}", ["run.yaml:10", "without a bound", "set alarms.gold.drop"]),
+            (
+                GRPO,
+                "alarms: {gold: {drop: 1}}",
+                ["alarms.gold", "eval/gold_sampled or eval/gold_greedy", "name evaluation.gold"],
+            ),
+            (
+                GRPO,
+                f"{GOLD}alarms: {{gold: {{action: stop}}}}",
+                ["run.yaml:10", "without a bound", "set alarms.gold.drop"],
+            ),
             (GRPO, f"{GOLD}alarms: {{gold: {{drop: 0}}}}", ["alarms.gold.drop", "> 0"]),
         ],
     )
-    def test_what_would_never_be_raised_or_read_is_refused(self, algorithm: str, text: str, words: list[str], tmp_path: Path) -> None:
+    def test_what_would_never_be_raised_or_read_is_refused(
+        self, algorithm: str, text: str, words: list[str], tmp_path: Path
+    ) -> None:
         with pytest.raises(ConfigError) as found:
             resolved(tmp_path, algorithm, text)
         assert [word for word in words if word not in str(found.value)] == []
@@ -487,10 +614,22 @@ class TestSettings:
         kto = "{name: kto, prompts: 4}"
         assert resolved(tmp_path, kto, "alarms: {kl: {action: stop}}").alarms.kl.action == "stop"
         with pytest.raises(ConfigError, match=r"alarms\.kl: .*does not report kl/reference"):
-            resolved(tmp_path, kto, "alarms: {kl: {action: stop}}", "--prompts.responses", "[chosen, rejected]", "--oracle.name", "recorded")
+            resolved(
+                tmp_path,
+                kto,
+                "alarms: {kl: {action: stop}}",
+                "--prompts.responses",
+                "[chosen, rejected]",
+                "--oracle.name",
+                "recorded",
+            )
 
     def test_off_is_off_whatever_yaml_makes_of_the_word(self, tmp_path: Path) -> None:
-        for text, flags in [("alarms: {kl: {action: off}}", ()), ('alarms: {kl: {action: "off"}}', ()), ("", ("--alarms.kl.action", "off"))]:
+        for text, flags in [
+            ("alarms: {kl: {action: off}}", ()),
+            ('alarms: {kl: {action: "off"}}', ()),
+            ("", ("--alarms.kl.action", "off")),
+        ]:
             config = resolved(tmp_path, DPO, text, *flags)
             assert config.alarms.kl.action == "off"
             again = tmp_path / "again.yaml"

@@ -1,4 +1,5 @@
-"""AOT: sorted differences over a whole step, against sorting inside the loss; whom a pair is compared with does not depend on any batch size."""
+"""AOT: sorted differences over a whole step, against sorting inside the loss; whom a pair is compared with
+does not depend on any batch size."""
 
 from collections.abc import Sequence
 
@@ -35,8 +36,12 @@ def sums(batch: Batch, values_K: torch.Tensor) -> torch.Tensor:
 
 def sorted_loss(batch: Batch, raw: torch.Tensor, form: str) -> torch.Tensor:
     """The paper's, with the sorting in it; of the rows in any order."""
-    row_of = {(row.text, group): n for n, (row, group) in enumerate(zip(batch.rows, batch.group_of_N, strict=True))}
-    chosen, rejected = ([row_of[texts[place], group] for group, texts in enumerate(PAIRS)] for place in range(2))
+    row_of = {
+        (row.text, group): n for n, (row, group) in enumerate(zip(batch.rows, batch.group_of_N, strict=True))
+    }
+    chosen, rejected = (
+        [row_of[texts[place], group] for group, texts in enumerate(PAIRS)] for place in range(2)
+    )
     policy, reference = sums(batch, raw), sums(batch, numbers(batch.rows, "reference"))
     if form == "paired":
         first, second = policy[chosen] - policy[rejected], reference[chosen] - reference[rejected]
@@ -54,12 +59,15 @@ def test_loss_and_gradient_are_those_of_sorting_in_the_loss(form: str) -> None:
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
     dpo = objective(DPO, beta=0.3)
     as_they_are = dpo.prepare(PAIRED, forward, np.random.default_rng(0))
-    assert loss.item() != pytest.approx(total(dpo, as_they_are, outputs(as_they_are)).item(), rel=1e-3), "sorting changes something"
+    assert loss.item() != pytest.approx(total(dpo, as_they_are, outputs(as_they_are)).item(), rel=1e-3), (
+        "sorting changes something"
+    )
     torch.testing.assert_close(torch.autograd.grad(loss, raw)[0], torch.autograd.grad(expected, raw)[0])
 
 
 def test_ranks_by_hand() -> None:
-    """One token each. Margins 1, 3, 2 of the policy and 5, 4, 6 of the reference: 1 meets 4, 3 meets 6, 2 meets 5."""
+    """One token each. Margins 1, 3, 2 of the policy and 5, 4, 6 of the reference: 1 meets 4, 3 meets 6, 2
+    meets 5."""
     policy, reference = [-1.0, -2.0, -1.0, -4.0, -1.0, -3.0], [-1.0, -6.0, -1.0, -5.0, -1.0, -7.0]
 
     def given(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
@@ -68,7 +76,8 @@ def test_ranks_by_hand() -> None:
     pairs = feedback(*(item(n, ("a", "b")) for n in range(3)))
     batch = objective(AOT).prepare(pairs, given, np.random.default_rng(0))
     assert batch.columns["matched_U"].tolist() == [4.0, 6.0, 5.0]
-    # Log-ratios 0 of all chosen ones, in their order, and 4, 1, 4 of the rejected ones: the first meets 1, the others 4 and 4.
+    # Log-ratios 0 of all chosen ones, in their order, and 4, 1, 4 of the rejected ones: the first meets 1,
+    # the others 4 and 4.
     batch = objective(AOT, form="unpaired").prepare(pairs, given, np.random.default_rng(0))
     assert batch.group_of_N.tolist() == [0, 1, 1, 0, 2, 2]
     assert batch.columns["reference_logps_K"].tolist() == [-1.0, -5.0, -1.0, -6.0, -1.0, -7.0]
@@ -89,9 +98,13 @@ def test_a_term_does_not_depend_on_who_is_in_the_pass(form: str) -> None:
     together = algorithm.losses(outputs(batch), view_of(batch))["loss/preference"].terms
     for unit in range(5):
         alone = select_rows(batch, np.array([2 * unit, 2 * unit + 1]))
-        torch.testing.assert_close(algorithm.losses(outputs(alone), view_of(alone))["loss/preference"].terms[0], together[unit])
+        torch.testing.assert_close(
+            algorithm.losses(outputs(alone), view_of(alone))["loss/preference"].terms[0], together[unit]
+        )
 
 
 def test_nothing_to_sort() -> None:
-    batch = objective(AOT).prepare(feedback(item(0, ("a", "b"), None, "tie")), forward, np.random.default_rng(0))
+    batch = objective(AOT).prepare(
+        feedback(item(0, ("a", "b"), None, "tie")), forward, np.random.default_rng(0)
+    )
     assert batch.size == 0

@@ -27,7 +27,9 @@ def plainly(spans: list[Span], query: torch.Tensor, key: torch.Tensor, value: to
 @pytest.mark.parametrize("longest", [30, 700])
 @pytest.mark.parametrize("shares", [False, True], ids=["each alone", "common prompts"])
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_values_and_gradients_are_those_of_each_sequence_alone(longest: int, shares: bool, key_heads: int) -> None:
+def test_values_and_gradients_are_those_of_each_sequence_alone(
+    longest: int, shares: bool, key_heads: int
+) -> None:
     generator = np.random.default_rng(longest)
     sequences, prefixes = [], []
     for _ in range(4):
@@ -42,7 +44,11 @@ def test_values_and_gradients_are_those_of_each_sequence_alone(longest: int, sha
     weights = torch.randn(1, ids_1T.shape[1], 4, 8, dtype=torch.float64)
     found, right = Packed(spans).attend(torch.nn.Identity(), *inputs, SCALE), plainly(spans, *inputs)
     torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
-    for one, other in zip(torch.autograd.grad((found * weights).sum(), inputs), torch.autograd.grad((right * weights).sum(), inputs), strict=True):
+    for one, other in zip(
+        torch.autograd.grad((found * weights).sum(), inputs),
+        torch.autograd.grad((right * weights).sum(), inputs),
+        strict=True,
+    ):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 

@@ -1,4 +1,5 @@
-"""The smallest size of each benchmark, our side alone: it runs, counts what it says, and computes what it should."""
+"""The smallest size of each benchmark, our side alone: it runs, counts what it says, and computes what it
+should."""
 
 import sys
 from collections.abc import Iterator
@@ -45,8 +46,9 @@ def test_the_end_of_text_has_the_probability_it_should(tmp_path: Path) -> None:
 
 
 def test_the_update_is_that_of_padded_rows(tmp_path: Path) -> None:
-    """The gradient's norm against autograd over padded rows, written out: rewards less their group's mean, over its deviation, times the ratio, which
-    is 1 before anything moves; a mean over each sequence, then over sequences."""
+    """The gradient's norm against autograd over padded rows, written out: rewards less their group's mean,
+    over its deviation, times the ratio, which is 1 before anything moves; a mean over each sequence, then
+    over sequences."""
     from peers import Side
     from task import make_model, prompts, ragged, reward, text
 
@@ -62,13 +64,17 @@ def test_the_update_is_that_of_padded_rows(tmp_path: Path) -> None:
     lm = AutoModelForCausalLM.from_pretrained(tmp_path)
     logps_NT = lm(ids_NT).logits[:, :-1].log_softmax(-1).gather(-1, ids_NT[:, 1:, None])[..., 0]
     rewards_BG = torch.tensor([reward(text(ids)) for ids in responses]).view(3, 4)
-    advantages_N = ((rewards_BG - rewards_BG.mean(1, keepdim=True)) / (rewards_BG.std(1, keepdim=True) + 1e-4)).flatten()
+    advantages_N = (
+        (rewards_BG - rewards_BG.mean(1, keepdim=True)) / (rewards_BG.std(1, keepdim=True) + 1e-4)
+    ).flatten()
     terms = []
     for number, row in enumerate(rows):
         trained_T = logps_NT[number, len(inputs[number // 4]) - 1 : len(row) - 1]
         terms.append(-((trained_T - trained_T.detach()).exp() * advantages_N[number]).mean())
     torch.stack(terms).mean().backward()
-    norm = torch.stack([parameter.grad.norm() for parameter in lm.parameters() if parameter.grad is not None]).norm()
+    norm = torch.stack(
+        [parameter.grad.norm() for parameter in lm.parameters() if parameter.grad is not None]
+    ).norm()
     assert norm > 0.1
     assert found["tokens"] == sum(map(len, rows))
     assert found["padding"] == 0
@@ -118,7 +124,8 @@ def test_update_and_step() -> None:
 
 
 def test_direct(tmp_path: Path) -> None:
-    """Four steps of four pairs. The first loss is that of a policy that is its reference, and the ids are those of the texts, with their ends."""
+    """Four steps of four pairs. The first loss is that of a policy that is its reference, and the ids are
+    those of the texts, with their ends."""
     import direct
     from peers import Side
     from task import END, digest, make_model, pairs
@@ -135,7 +142,9 @@ def test_direct(tmp_path: Path) -> None:
         side.ask("open", model=str(tmp_path), threads=1)
         side.ask("direct", pair_count=3, steps=1, rate=1e-5, micro_tokens=256, **LENGTHS)
         found = side.ask("step")
-    texts = [pair["prompt"] + pair[name] for pair in pairs(3, 256, **LENGTHS) for name in ("chosen", "rejected")]
+    texts = [
+        pair["prompt"] + pair[name] for pair in pairs(3, 256, **LENGTHS) for name in ("chosen", "rejected")
+    ]
     assert found["ids"] == digest([*(int(word[1:]) for word in text.split()), END] for text in texts)
 
 
@@ -168,12 +177,23 @@ def test_remote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [[], ["two"]])
-def test_tables_are_written_where_the_page_names_them(asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tables_are_written_where_the_page_names_them(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     import tables
 
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- one -->\nold\n<!-- end of one -->\nbetween\n<!-- two -->\n<!-- end of two -->\nafter\n", encoding="utf-8")
-    made = {name: lambda trl, vllm, name=name: iter([["of", "with"], [name, f"{trl} {vllm}"]]) for name in ("one", "two")}
+    page.write_text(
+        (
+            "before\n<!-- one -->\nold\n<!-- end of one -->\nbetween\n<!-- two -->\n<!-- end of two -->\n"
+            "after\n"
+        ),
+        encoding="utf-8",
+    )
+    made = {
+        name: lambda trl, vllm, name=name: iter([["of", "with"], [name, f"{trl} {vllm}"]])
+        for name in ("one", "two")
+    }
     monkeypatch.setattr(tables, "PAGE", page)
     monkeypatch.setattr(tables, "TABLES", made)
     monkeypatch.setattr(sys, "argv", ["tables.py", *asked, "--trl", "T", "--vllm", "V"])

@@ -40,15 +40,36 @@ class Judge:
         answered = []
         for ticket in tickets:
             took = self.takes.pop(0)
-            answered.append((ticket, Answer(self.open.pop(ticket).key, (0.9,), ("ok",), took.queries, took.cost, tokens=took.tokens)))
+            answered.append(
+                (
+                    ticket,
+                    Answer(
+                        self.open.pop(ticket).key,
+                        (0.9,),
+                        ("ok",),
+                        took.queries,
+                        took.cost,
+                        tokens=took.tokens,
+                    ),
+                )
+            )
         return answered
 
 
 def opened(folder: Path, oracle: Oracle, budget: Budget) -> Ledger:
-    return Ledger(Store(folder / "ledger.sqlite"), {"o": oracle}, Seeds(0), labels="threshold", deadline_s=60.0, budgets={"train": budget})
+    return Ledger(
+        Store(folder / "ledger.sqlite"),
+        {"o": oracle},
+        Seeds(0),
+        labels="threshold",
+        deadline_s=60.0,
+        budgets={"train": budget},
+    )
 
 
-def ask(ledger: Ledger, step: int, *occurrences: int, kind: Kind = "compare", texts: Sequence[str] = ("a", "b")) -> None:
+def ask(
+    ledger: Ledger, step: int, *occurrences: int, kind: Kind = "compare", texts: Sequence[str] = ("a", "b")
+) -> None:
     groups = [make_group(occurrence, *texts) for occurrence in occurrences]
     ledger.ask(step, 0, groups, make_questions(groups, kind, step, oracle="o"))
 
@@ -56,12 +77,19 @@ def ask(ledger: Ledger, step: int, *occurrences: int, kind: Kind = "compare", te
 def test_what_is_beyond_it_is_not_asked(tmp_path: Path) -> None:
     """Seven queries buy three preferences of two scores each; the rest of one buys nothing."""
     asked: list[str] = []
-    oracle = CallableOracle(lambda prompts, completions: [asked.append(text) or 1.0 * len(asked) for text in completions], "o")
+    oracle = CallableOracle(
+        lambda prompts, completions: [asked.append(text) or 1.0 * len(asked) for text in completions], "o"
+    )
     ledger = opened(tmp_path, Preferences(oracle), Budget(queries=7))
     ask(ledger, 0, 0, 1, 2, 3)
     feedback = ledger.take(0, 4)
     assert [item.answer.marks for item in feedback.items] == [("ok",)] * 3 + [("unpaid",)]
-    assert (len(asked), ledger.store.spent("train").queries, feedback.items[3].label, feedback.items[3].answer.queries) == (6, 6, None, 0)
+    assert (
+        len(asked),
+        ledger.store.spent("train").queries,
+        feedback.items[3].label,
+        feedback.items[3].answer.queries,
+    ) == (6, 6, None, 0)
     assert ledger.spent_before(1) == Spent(Price(6), refused=Price(2))
     assert Budget(queries=7).used_up(ledger.spent_before(1)) is not None
     assert Budget(queries=8).used_up(ledger.spent_before(1)) is None, "a run that is made longer goes on"
@@ -78,28 +106,41 @@ def test_a_cheaper_question_behind_a_dear_one_is_still_paid(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("budget", [Budget(tokens=250), Budget(cost=2.5), Budget(queries=2)])
 def test_the_most_is_set_aside_and_what_it_took_counts_once_taken(tmp_path: Path, budget: Budget) -> None:
-    """Two of three are allowed at 100 tokens, or 1.00, each. They take half of it, so the third is too, in a wave of its own, and one more. Queries
-    are taken whole."""
-    half, ok, unpaid = Price(1, 50, 0.5), ("ok",), ("unpaid",)
+    """Two of three are allowed at 100 tokens, or 1.00, each. They take half of it, so the third is too, in a
+    wave of its own, and one more. Queries are taken whole."""
+    half = Price(1, 50, 0.5)
+    ok = ("ok",)
+    unpaid = ("unpaid",)
     ledger = opened(tmp_path, Judge([half] * 4), budget)
     ask(ledger, 0, 0, 1, 2)
-    assert [item.answer.marks for item in ledger.take(0, 3).items] == [ok, ok, unpaid if budget.queries else ok]
+    assert [item.answer.marks for item in ledger.take(0, 3).items] == [
+        ok,
+        ok,
+        unpaid if budget.queries else ok,
+    ]
     ask(ledger, 1, 3, 4)
-    assert [item.answer.marks for item in ledger.take(1, 2).items] == [unpaid if budget.queries else ok, unpaid]
+    assert [item.answer.marks for item in ledger.take(1, 2).items] == [
+        unpaid if budget.queries else ok,
+        unpaid,
+    ]
     assert budget.allows(ledger.store.spent("train"))
 
 
 def test_an_oracle_that_takes_more_than_it_said(tmp_path: Path) -> None:
     ledger = opened(tmp_path, Judge([Price(1, 101, 0.1)]), Budget(tokens=1000))
     ask(ledger, 0, 0)
-    with pytest.raises(OracleError, match=r"took Price\(queries=1, tokens=101.* at most Budget\(queries=1, tokens=100"):
+    with pytest.raises(
+        OracleError, match=r"took Price\(queries=1, tokens=101.* at most Budget\(queries=1, tokens=100"
+    ):
         ledger.take(0, 1)
 
 
 @pytest.mark.fault("R13")
 @pytest.mark.inventory(102)
 @pytest.mark.parametrize("limit", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_64_concurrent_askers_spend_it_exactly(tmp_path: Path, limit: int, figure: Callable[[str], None]) -> None:
+def test_64_concurrent_askers_spend_it_exactly(
+    tmp_path: Path, limit: int, figure: Callable[[str], None]
+) -> None:
     """Each asks rounds of five pairs, and all together more than there is money for."""
     lock, paid = threading.Lock(), [0]
 
@@ -152,13 +193,17 @@ def test_a_killed_run_spends_what_the_unbroken_one_spends(world: World, tmp_path
     assert contradictions(store) == []
 
 
-def test_a_budget_in_money_needs_a_price(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_in_money_needs_a_price(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = world.config("grpo", tmp_path, {"stop.max_cost": 3.0})
     assert oat("train", config) == 2
     assert "does not say what a question costs; give it a method `price`" in capsys.readouterr().err
 
 
-def test_a_preference_made_from_rewards_has_no_price_of_its_own(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preference_made_from_rewards_has_no_price_of_its_own(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also where an evaluation asks; and who judges an evaluation need not name one."""
     assert oat("train", world.config("dpo", tmp_path, {"stop.max_cost": 3.0, "evaluation": None})) == 2
     assert "does not say what a question costs" in capsys.readouterr().err
@@ -172,7 +217,14 @@ def test_what_is_past_its_deadline_may_still_be_paid(tmp_path: Path) -> None:
             return []
 
     budgets = {"train": Budget(tokens=250)}
-    ledger = Ledger(Store(tmp_path / "ledger.sqlite"), {"o": Silent([])}, Seeds(0), labels="threshold", deadline_s=0.05, budgets=budgets)
+    ledger = Ledger(
+        Store(tmp_path / "ledger.sqlite"),
+        {"o": Silent([])},
+        Seeds(0),
+        labels="threshold",
+        deadline_s=0.05,
+        budgets=budgets,
+    )
     ask(ledger, 0, 0, 1)
     with pytest.warns(OatWarning, match="it failed"):
         assert [item.answer.marks for item in ledger.take(0, 2).items] == [("failed",)] * 2

@@ -1,4 +1,5 @@
-"""Budgets and answers that come late: what was paid for is learned from, nothing is asked in vain, and nothing that came is lost."""
+"""Budgets and answers that come late: what was paid for is learned from, nothing is asked in vain, and
+nothing that came is lost."""
 
 import json
 import time
@@ -32,11 +33,17 @@ def rows(run: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("oracle", ["at once", "late"])
 @pytest.mark.parametrize("ahead", [0, 36])
-def test_a_run_ends_when_it_has_learned_from_all_it_paid_for(world: World, tmp_path: Path, oracle: str, ahead: int) -> None:
+def test_a_run_ends_when_it_has_learned_from_all_it_paid_for(
+    world: World, tmp_path: Path, oracle: str, ahead: int
+) -> None:
     """80 queries buy 40 pairs, ten steps of four; nothing is sampled any more once they are asked."""
     (tmp_path / "slow.py").write_text(SLOW)
     name = world.oracle if oracle == "at once" else f"{tmp_path / 'slow.py'}:reward"
-    changes = {"oracle": {"name": name, "max_outstanding": ahead, "repeats": 0}, "stop": {"max_queries": 80}, "evaluation": None}
+    changes = {
+        "oracle": {"name": name, "max_outstanding": ahead, "repeats": 0},
+        "stop": {"max_queries": 80},
+        "evaluation": None,
+    }
     assert oat("train", world.config("dpo", tmp_path, changes)) == 0
     found, store = rows(tmp_path / "dpo"), Store(tmp_path / "dpo" / "ledger.sqlite")
     account = next(account for account in accounts(store) if account.oracle != "none")
@@ -52,14 +59,28 @@ def test_a_run_ends_when_it_has_learned_from_all_it_paid_for(world: World, tmp_p
 
 def test_a_killed_run_learns_from_all_it_paid_for_too(world: World, tmp_path: Path) -> None:
     """Killed while it takes the last of what it paid for, with a checkpoint two steps before."""
-    changes = {"oracle.max_outstanding": 20, "oracle.repeats": 0, "stop": {"max_queries": 80}, "evaluation": None, "engine.threads": 1}
+    changes = {
+        "oracle.max_outstanding": 20,
+        "oracle.repeats": 0,
+        "stop": {"max_queries": 80},
+        "evaluation": None,
+        "engine.threads": 1,
+    }
     configs = []
     for name in ("unbroken", "killed"):
         (tmp_path / name).mkdir()
         configs.append(world.config("dpo", tmp_path / name, changes))
     assert oat("train", configs[0]) == 0
     last = int(rows(tmp_path / "unbroken" / "dpo")[-1]["step"])
-    assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), last - 1) or oat("train", configs[1]), tmp_path / "log") < 0
+    assert (
+        forked(
+            lambda: (
+                kill_at(*named("oat.learner.learner:Learner.update"), last - 1) or oat("train", configs[1])
+            ),
+            tmp_path / "log",
+        )
+        < 0
+    )
     assert forked(lambda: oat("train", configs[1]), tmp_path / "log") == 0
     assert digest_run(tmp_path / "killed" / "dpo") == digest_run(tmp_path / "unbroken" / "dpo")
 
@@ -88,7 +109,14 @@ def opened(tmp_path: Path) -> Callable[..., Ledger]:
     def make(oracle: object, deadline_s: float = 60.0, limit: int | None = None) -> Ledger:
         ledger = {"o": oracle}
         budgets = {"train": Budget(queries=limit)}
-        return Ledger(Store(tmp_path / "ledger.sqlite"), ledger, Seeds(0), labels="threshold", deadline_s=deadline_s, budgets=budgets)  # type: ignore[arg-type]
+        return Ledger(
+            Store(tmp_path / "ledger.sqlite"),
+            ledger,
+            Seeds(0),
+            labels="threshold",
+            deadline_s=deadline_s,
+            budgets=budgets,
+        )  # type: ignore[arg-type]
 
     return make
 
@@ -126,7 +154,8 @@ def test_an_async_function_runs_from_when_it_was_asked(opened: Callable[..., Led
 
 
 def test_what_could_not_be_paid_is_no_answer_to_wait_for(opened: Callable[..., Ledger]) -> None:
-    """Of six pairs four are paid; a step of two that finds two unpaid ones at once still takes in the four, which go first."""
+    """Of six pairs four are paid; a step of two that finds two unpaid ones at once still takes in the four,
+    which go first."""
     ledger = opened(Post(), limit=4)
     ask(ledger, 0, 6)
     assert [item.answer.marks for item in ledger.take(0, 2).items] == [("ok",)] * 2
@@ -153,7 +182,9 @@ def reward(prompts, completions, **columns):
 """
 
 
-def test_a_signal_that_a_reward_function_swallows_leaves_no_false_answer(world: World, tmp_path: Path) -> None:
+def test_a_signal_that_a_reward_function_swallows_leaves_no_false_answer(
+    world: World, tmp_path: Path
+) -> None:
     place = tmp_path / "not yet"
     (tmp_path / "catches.py").write_text(CATCHES.format(place=str(place)))
     configs = []

@@ -38,7 +38,12 @@ class Takes:
 def takes_of(*sizes: int) -> Takes:
     """Questions numbered through all takes."""
     ends = np.cumsum(sizes)
-    return Takes([tuple(item(number, ("ab", "c")) for number in range(end - size, end)) for size, end in zip(sizes, ends, strict=True)])
+    return Takes(
+        [
+            tuple(item(number, ("ab", "c")) for number in range(end - size, end))
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+    )
 
 
 def held(takes: Takes, step: int, questions: int, clear_every: int | None = None) -> list[int]:
@@ -50,13 +55,24 @@ def held(takes: Takes, step: int, questions: int, clear_every: int | None = None
 
 def test_the_newest_questions_stay_in_the_order_they_came() -> None:
     takes = takes_of(2, 2, 2, 2)
-    assert [held(takes, step, 5) for step in range(4)] == [[0, 1], [0, 1, 2, 3], [1, 2, 3, 4, 5], [3, 4, 5, 6, 7]]
+    assert [held(takes, step, 5) for step in range(4)] == [
+        [0, 1],
+        [0, 1, 2, 3],
+        [1, 2, 3, 4, 5],
+        [3, 4, 5, 6, 7],
+    ]
     assert [held(takes, step, 2) for step in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_it_is_cleared_every_so_many_steps() -> None:
     takes = takes_of(2, 2, 2, 2, 2)
-    assert [held(takes, step, 99, 2) for step in range(5)] == [[0, 1], [0, 1, 2, 3], [4, 5], [4, 5, 6, 7], [8, 9]]
+    assert [held(takes, step, 99, 2) for step in range(5)] == [
+        [0, 1],
+        [0, 1, 2, 3],
+        [4, 5],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
     assert held(takes, 4, 99, 1) == [8, 9]
 
 
@@ -70,7 +86,9 @@ def test_no_later_step_reads_what_is_given_up() -> None:
     generator = np.random.default_rng(0)
     for _ in range(50):
         takes = takes_of(*generator.integers(0, 4, 12))
-        config = BufferConfig(int(generator.integers(3, 9)), int(generator.integers(1, 6)) if generator.random() < 0.5 else None)
+        config = BufferConfig(
+            int(generator.integers(3, 9)), int(generator.integers(1, 6)) if generator.random() < 0.5 else None
+        )
         buffer = Buffer(takes, config, 3)
         for begin in range(12):
             reach, takes.read = buffer.reach(begin), []
@@ -106,7 +124,8 @@ def rows_of(run_dir: Path) -> list[dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six steps of four pairs with a buffer of ten, cosine schedule, trajectories dropped as they are read for the last time."""
+    """Six steps of four pairs with a buffer of ten, cosine schedule, trajectories dropped as they are read
+    for the last time."""
     config = world.config("dpo", tmp_path_factory.mktemp("buffer"), {**BUFFER, "learner.schedule": "cosine"})
     assert oat("train", config) == 0
     return config.with_suffix("")
@@ -119,7 +138,9 @@ def test_a_run_learns_again_from_the_newest_questions(run: Path) -> None:
     steps = [2 * passes for passes in (1, 2, 3, 3, 3, 3)]
     assert rows[-1]["optim/steps"] == sum(steps)
     assert rows[-1]["rows/trained"] <= 20
-    assert rows[-1]["response/tokens"] == pytest.approx(8 * rows[-1]["response/length"]), "of the newest take alone"
+    assert rows[-1]["response/tokens"] == pytest.approx(8 * rows[-1]["response/length"]), (
+        "of the newest take alone"
+    )
 
 
 def test_a_schedule_ends_with_the_steps_that_there_are(run: Path) -> None:
@@ -130,7 +151,12 @@ def test_a_schedule_ends_with_the_steps_that_there_are(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "call"), [("oat.learner.learner:Learner._step", 15), ("oat.ledger.store:Store.drop_groups", 2), ("oat.ledger.ledger:Ledger.taken", 7)]
+    ("place", "call"),
+    [
+        ("oat.learner.learner:Learner._step", 15),
+        ("oat.ledger.store:Store.drop_groups", 2),
+        ("oat.ledger.ledger:Ledger.taken", 7),
+    ],
 )
 def test_a_killed_run_is_the_unbroken_one(run: Path, tmp_path: Path, place: str, call: int) -> None:
     from fixtures import named
@@ -140,26 +166,50 @@ def test_a_killed_run_is_the_unbroken_one(run: Path, tmp_path: Path, place: str,
         return oat("train", run / "config.yaml", "--run_dir", tmp_path / "run")
 
     assert forked(die, tmp_path / "log") == -9
-    assert forked(lambda: oat("train", run / "config.yaml", "--run_dir", tmp_path / "run"), tmp_path / "log") == 0
+    assert (
+        forked(lambda: oat("train", run / "config.yaml", "--run_dir", tmp_path / "run"), tmp_path / "log")
+        == 0
+    )
     assert digest_run(tmp_path / "run") == digest_run(run)
 
 
-def test_a_fork_that_changes_nothing_and_a_longer_run_are_the_run(world: World, run: Path, tmp_path: Path) -> None:
-    """What a later step reads is still there, also when the run was made longer after its end; what nobody reads is gone."""
+def test_a_fork_that_changes_nothing_and_a_longer_run_are_the_run(
+    world: World, run: Path, tmp_path: Path
+) -> None:
+    """What a later step reads is still there, also when the run was made longer after its end; what nobody
+    reads is gone."""
     config = run / "config.yaml"
     assert oat("train", config, "--run_dir", tmp_path / "fork", "--from", f"{run}@4") == 0
     assert digest_run(tmp_path / "fork")["weights"] == digest_run(run)["weights"]
     shutil.copytree(run, tmp_path / "longer")
-    longer = ("--run_dir", tmp_path / "longer", "--stop.max_steps", "9", "--learner.schedule_steps", "30", "--checkpoint.background", "false")
+    longer = (
+        "--run_dir",
+        tmp_path / "longer",
+        "--stop.max_steps",
+        "9",
+        "--learner.schedule_steps",
+        "30",
+        "--checkpoint.background",
+        "false",
+    )
     assert oat("train", config, *longer) == 0
     assert [row["buffer/questions"] for row in rows_of(tmp_path / "longer")[7:]] == [10, 10, 10]
     with closing(Store(tmp_path / "longer" / "ledger.sqlite", read_only=True)) as store:
-        kept = [step for (step,) in store.db.execute("SELECT step FROM rounds WHERE kept = 1 AND purpose = 'train' ORDER BY step")]
-    assert kept == [4, 5, 6, 7, 8], "checkpoints of 8 and 9 are kept; step 8 may read the takes of 5 to 7, and its row asks for one more"
+        kept = [
+            step
+            for (step,) in store.db.execute(
+                "SELECT step FROM rounds WHERE kept = 1 AND purpose = 'train' ORDER BY step"
+            )
+        ]
+    assert kept == [4, 5, 6, 7, 8], (
+        "checkpoints of 8 and 9 are kept; step 8 may read the takes of 5 to 7, and its row asks for one more"
+    )
 
 
 def test_values_on_a_wire_give_the_same_run(run: Path, tmp_path: Path) -> None:
-    assert oat("train", run / "config.yaml", "--run_dir", tmp_path / "run", "--compute.serialise", "true") == 0
+    assert (
+        oat("train", run / "config.yaml", "--run_dir", tmp_path / "run", "--compute.serialise", "true") == 0
+    )
     assert digest_run(tmp_path / "run")["weights"] == digest_run(run)["weights"]
 
 
@@ -184,16 +234,34 @@ XPO = f"{Path(__file__).parent / 'protocol' / 'xpo.py'}:XPO"
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        ({"name": "grpo", "samples": 2}, "grpo divides by the probability of sampling, and would learn from what older weights sampled; remove it"),
+        (
+            {"name": "grpo", "samples": 2},
+            (
+                "grpo divides by the probability of sampling, and would learn from what older weights "
+                "sampled; remove it"
+            ),
+        ),
         ({"name": XPO}, "XPO sets samples of reference against those of the policy as it is; remove it"),
-        ({"name": "sft", "threshold": 0.5, "duplicates": "run"}, "nothing is learned twice, and a buffer would bring nothing; remove one of them"),
-        ({"name": "dpo"}, "a step takes 4 questions, of which some would never be learned; raise it to as many or more"),
+        (
+            {"name": "sft", "threshold": 0.5, "duplicates": "run"},
+            "nothing is learned twice, and a buffer would bring nothing; remove one of them",
+        ),
+        (
+            {"name": "dpo"},
+            "a step takes 4 questions, of which some would never be learned; raise it to as many or more",
+        ),
     ],
 )
-def test_who_may_not_learn_again(world: World, tmp_path: Path, algorithm: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_may_not_learn_again(
+    world: World, tmp_path: Path, algorithm: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By `oat check` and `oat train` alike."""
     questions = 3 if algorithm["name"] == "dpo" else 8
-    config = world.config("dpo", tmp_path, {**BUFFER, "algorithm": {"prompts": 4, **algorithm}, "learner.buffer": {"questions": questions}})
+    config = world.config(
+        "dpo",
+        tmp_path,
+        {**BUFFER, "algorithm": {"prompts": 4, **algorithm}, "learner.buffer": {"questions": questions}},
+    )
     for command in ("check", "train"):
         assert oat(command, config) == 2
         error = capsys.readouterr().err
@@ -201,26 +269,41 @@ def test_who_may_not_learn_again(world: World, tmp_path: Path, algorithm: dict[s
         assert words in error
 
 
-def test_one_that_does_not_say_so_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_does_not_say_so_is_refused(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = tmp_path / "own.py"
-    own.write_text("from oat.algorithms.direct import DPO\n\n\nclass Own(DPO):\n    reuses = False\n", encoding="utf-8")
+    own.write_text(
+        "from oat.algorithms.direct import DPO\n\n\nclass Own(DPO):\n    reuses = False\n", encoding="utf-8"
+    )
     config = world.config("dpo", tmp_path, {**BUFFER, "algorithm": {"name": f"{own}:Own", "prompts": 4}})
     assert oat("check", config) == 2
-    assert "does not say that it is sound on what older weights sampled (`reuses` of oat/algorithms/base.py)" in capsys.readouterr().err
+    assert (
+        "does not say that it is sound on what older weights sampled (`reuses` of oat/algorithms/base.py)"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_step_has_so_many_updates_and_no_more(world: World, tmp_path: Path, algorithm: str) -> None:
     """Bounded within the passes, with a buffer and without one."""
     buffer = {"learner.buffer": {"questions": 10}} if algorithm == "dpo" else {}
-    changes = {"algorithm.epochs": 2, "algorithm.minibatches": 2, "learner.max_updates": 3, "evaluation": None, **buffer}
+    changes = {
+        "algorithm.epochs": 2,
+        "algorithm.minibatches": 2,
+        "learner.max_updates": 3,
+        "evaluation": None,
+        **buffer,
+    }
     config = world.config(algorithm, tmp_path, {**changes, "learner.schedule": "linear"})
     assert oat("train", config) == 0
     assert [row["optim/steps"] for row in rows_of(config.with_suffix(""))[1:]] == [3, 6, 9, 12]
     assert "schedule_steps: 12" in (tmp_path / algorithm / "config.yaml").read_text()
 
 
-def test_a_check_says_what_steps_learn_from(run: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_says_what_steps_learn_from(
+    run: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = world.config("dpo", tmp_path, BUFFER)
     assert oat("check", config) == 0
     printed = capsys.readouterr().out

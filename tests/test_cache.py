@@ -1,4 +1,5 @@
-"""What was answered once is not paid twice: canonical items, repeats, halves that are known, and what never is."""
+"""What was answered once is not paid twice: canonical items, repeats, halves that are known, and what never
+is."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -30,21 +31,37 @@ class Counted:
         self.asked += zip(prompts, completions, strict=True)
         return [self.values.pop(0) if self.values else float(len(text)) for text in completions]
 
-    def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str], **columns: Any) -> list[float]:
+    def compare(
+        self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str], **columns: Any
+    ) -> list[float]:
         self.asked += zip(first, second, strict=True)
-        return [self.values.pop(0) if self.values else 0.8 if a > b else 0.3 for a, b in zip(first, second, strict=True)]
+        return [
+            self.values.pop(0) if self.values else 0.8 if a > b else 0.3
+            for a, b in zip(first, second, strict=True)
+        ]
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., Ledger]:
     def make(oracle: Oracle, repeats: int = 1) -> Ledger:
-        return Ledger(Store(tmp_path / "ledger.sqlite"), {"o": oracle}, Seeds(0), labels="threshold", deadline_s=60.0, repeats=repeats)
+        return Ledger(
+            Store(tmp_path / "ledger.sqlite"),
+            {"o": oracle},
+            Seeds(0),
+            labels="threshold",
+            deadline_s=60.0,
+            repeats=repeats,
+        )
 
     return make
 
 
-def step(ledger: Ledger, number: int, *groups: Group, kind: Kind = "compare", purpose: str = "train") -> Feedback:
-    ledger.ask(number, 0, groups, make_questions(list(groups), kind, number, oracle="o", purpose=purpose), purpose)
+def step(
+    ledger: Ledger, number: int, *groups: Group, kind: Kind = "compare", purpose: str = "train"
+) -> Feedback:
+    ledger.ask(
+        number, 0, groups, make_questions(list(groups), kind, number, oracle="o", purpose=purpose), purpose
+    )
     return ledger.take(number, len(groups), purpose=purpose)
 
 
@@ -53,7 +70,9 @@ def test_a_pair_is_known_in_either_order(opened: Callable[..., Ledger]) -> None:
     ledger = opened(CallableComparison(counted.compare, "counted"))
     first = step(ledger, 0, make_group(0, "aa", "b"))
     again, turned = step(ledger, 1, make_group(0, "aa", "b")), step(ledger, 2, make_group(0, "b", "aa"))
-    assert [feedback.items[0].answer.values[0] for feedback in (first, again, turned)] == pytest.approx([0.8, 0.8, 0.2])
+    assert [feedback.items[0].answer.values[0] for feedback in (first, again, turned)] == pytest.approx(
+        [0.8, 0.8, 0.2]
+    )
     assert [feedback.items[0].label for feedback in (first, again, turned)] == [0, 0, 1]
     assert [feedback.queries for feedback in (first, again, turned)] == [1, 1, 1]
     assert counted.asked == [("aa", "b")]
@@ -62,7 +81,12 @@ def test_a_pair_is_known_in_either_order(opened: Callable[..., Ledger]) -> None:
 def test_another_prompt_reference_or_column_is_another_question(opened: Callable[..., Ledger]) -> None:
     counted = Counted()
     ledger = opened(CallableOracle(counted.score, "counted"))
-    groups = [make_group(0, "a"), make_group(1, "a"), make_group(0, "a", reference="x"), make_group(0, "a", columns={"level": 1})]
+    groups = [
+        make_group(0, "a"),
+        make_group(1, "a"),
+        make_group(0, "a", reference="x"),
+        make_group(0, "a", columns={"level": 1}),
+    ]
     for number, group in enumerate(groups):
         step(ledger, number, group, kind="score")
     assert len(counted.asked) == 4
@@ -73,7 +97,11 @@ def test_of_a_half_known_question_only_the_rest_is_asked(opened: Callable[..., L
     ledger = opened(CallableOracle(counted.score, "counted"))
     step(ledger, 0, make_group(0, "a", "bb"), kind="score")
     (item,) = step(ledger, 1, make_group(0, "ccc", "bb", "dddd", "a"), kind="score").items
-    assert (item.answer.values, item.answer.marks, item.answer.queries) == ((3.0, 2.0, 4.0, 1.0), ("ok",) * 4, 2)
+    assert (item.answer.values, item.answer.marks, item.answer.queries) == (
+        (3.0, 2.0, 4.0, 1.0),
+        ("ok",) * 4,
+        2,
+    )
     assert counted.asked == [("p0", "a"), ("p0", "bb"), ("p0", "ccc"), ("p0", "dddd")]
     assert item.question.candidates == ("ccc", "bb", "dddd", "a")
     assert ledger.store.spent("train").queries == 4
@@ -82,7 +110,9 @@ def test_of_a_half_known_question_only_the_rest_is_asked(opened: Callable[..., L
 def test_repeats_are_answers_of_their_own_and_then_a_mean(opened: Callable[..., Ledger]) -> None:
     counted = Counted([1.0, 2.0, 6.0, 99.0])
     ledger = opened(CallableOracle(counted.score, "counted"), repeats=3)
-    found = [step(ledger, number, make_group(0, "a"), kind="score").items[0].answer.values for number in range(5)]
+    found = [
+        step(ledger, number, make_group(0, "a"), kind="score").items[0].answer.values for number in range(5)
+    ]
     assert found == [(1.0,), (2.0,), (6.0,), (3.0,), (3.0,)]
     assert len(counted.asked) == 3
 
@@ -106,7 +136,13 @@ def test_an_oracle_may_say_that_it_is_no_function(opened: Callable[..., Ledger])
 
 def test_ties_are_known_and_missing_answers_are_not(opened: Callable[..., Ledger]) -> None:
     replies: list[float | None] = [0.5, None, 0.7]
-    ledger = opened(Preferences(CallableOracle(lambda prompts, completions: [1.0 if p == "p0" else replies[1] for p in prompts], "o")))
+    ledger = opened(
+        Preferences(
+            CallableOracle(
+                lambda prompts, completions: [1.0 if p == "p0" else replies[1] for p in prompts], "o"
+            )
+        )
+    )
     tie = [step(ledger, number, make_group(0, "a", "b")).items[0].answer for number in (0, 1)]
     assert [(answer.marks, answer.queries) for answer in tie] == [(("tie",), 2), (("tie",), 0)]
     missing = [step(ledger, number, make_group(1, "a", "b")).items[0].answer for number in (2, 3)]
@@ -123,7 +159,12 @@ def test_purposes_share_no_answers(opened: Callable[..., Ledger]) -> None:
 
 def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: Path) -> None:
     """One prompt and answers of a token: most of what is asked was answered before."""
-    changes = {"algorithm.prompts": 2, "sampling.max_new_tokens": 1, "prompts.max_prompts": 2, "stop.max_steps": 6}
+    changes = {
+        "algorithm.prompts": 2,
+        "sampling.max_new_tokens": 1,
+        "prompts.max_prompts": 2,
+        "stop.max_steps": 6,
+    }
     configs = []
     for name in ("unbroken", "killed"):
         (tmp_path / name).mkdir()
@@ -142,16 +183,30 @@ def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: P
 def test_what_another_version_of_a_reward_said_is_not_known(world: World, tmp_path: Path) -> None:
     """The file is mended between two lives of a run: no step learns from old and new values side by side."""
     file = tmp_path / "mended.py"
-    file.write_text("def reward(prompts, completions):\n    return [float(text.count('a')) for text in completions]\n")
+    file.write_text(
+        "def reward(prompts, completions):\n    return [float(text.count('a')) for text in completions]\n"
+    )
     config = world.config(
-        "grpo", tmp_path, {"oracle.name": f"{file}:reward", "stop.max_steps": 3, "sampling.max_new_tokens": 1, "prompts.max_prompts": 4}
+        "grpo",
+        tmp_path,
+        {
+            "oracle.name": f"{file}:reward",
+            "stop.max_steps": 3,
+            "sampling.max_new_tokens": 1,
+            "prompts.max_prompts": 4,
+        },
     )
     assert oat("train", config) == 0
-    file.write_text("def reward(prompts, completions):\n    return [100.0 + text.count('a') for text in completions]\n")
+    file.write_text(
+        "def reward(prompts, completions):\n    return [100.0 + text.count('a') for text in completions]\n"
+    )
     with pytest.warns(UserWarning, match=r"mended.py:reward has changed since this run last asked it"):
         assert oat("train", config, "--stop.max_steps", 6, "--accept-changed", "reward") == 0
     with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:
-        values = {step: [value for row in store.taken("train", step) for value in store.answer(row)[0].values] for step in range(6)}
+        values = {
+            step: [value for row in store.taken("train", step) for value in store.answer(row)[0].values]
+            for step in range(6)
+        }
         (train, _) = accounts(store)
     assert max(max(values[step]) for step in range(3)) < 100 <= min(min(values[step]) for step in range(3, 6))
     assert train.cached > 0

@@ -1,4 +1,5 @@
-"""Equal questions that are under way together are asked once: within a group, a round, a step, and ahead; over kills, failures and budgets."""
+"""Equal questions that are under way together are asked once: within a group, a round, a step, and ahead;
+over kills, failures and budgets."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -38,7 +39,12 @@ class Opened:
         if self.ledger is not None:
             assert contradictions(self.ledger.store) == []
             self.ledger.close()
-        self.ledger = Ledger(Store(self.path), {"o": oracle}, Seeds(0), **{"labels": "threshold", "deadline_s": 60.0, **settings})
+        self.ledger = Ledger(
+            Store(self.path),
+            {"o": oracle},
+            Seeds(0),
+            **{"labels": "threshold", "deadline_s": 60.0, **settings},
+        )
         return self.ledger
 
 
@@ -47,8 +53,16 @@ def opened(tmp_path: Path) -> Opened:
     return Opened(tmp_path / "ledger.sqlite")
 
 
-def ask(ledger: Ledger, step: int, *groups: Group, round: int = 0, kind: Kind = "score", purpose: str = "train") -> None:
-    ledger.ask(step, round, groups, make_questions(list(groups), kind, step, round, oracle="o", purpose=purpose), purpose)
+def ask(
+    ledger: Ledger, step: int, *groups: Group, round: int = 0, kind: Kind = "score", purpose: str = "train"
+) -> None:
+    ledger.ask(
+        step,
+        round,
+        groups,
+        make_questions(list(groups), kind, step, round, oracle="o", purpose=purpose),
+        purpose,
+    )
 
 
 def texts(oracle: FakeOracle) -> list[tuple[str, ...]]:
@@ -86,7 +100,15 @@ def test_equal_pairs_of_a_round_are_asked_once_in_either_order(opened: Opened) -
         return [0.8] * len(first)
 
     ledger = opened(CallableComparison(compare, "counted"))
-    ask(ledger, 0, make_group(0, "aa", "b"), twin(1, "aa", "b"), twin(2, "b", "aa"), make_group(3, "aa", "b"), kind="compare")
+    ask(
+        ledger,
+        0,
+        make_group(0, "aa", "b"),
+        twin(1, "aa", "b"),
+        twin(2, "b", "aa"),
+        make_group(3, "aa", "b"),
+        kind="compare",
+    )
     items = ledger.take(0, 4).items
     assert asked == [("aa", "b")] * 2, "of another prompt it is another pair"
     assert [item.answer.values[0] for item in items] == pytest.approx([0.8, 0.8, 0.2, 0.8])
@@ -105,7 +127,8 @@ def test_what_preferences_are_made_of_comes_along(opened: Opened) -> None:
 
 
 def test_what_is_asked_ahead_is_asked_once(opened: Opened) -> None:
-    """Whether its answer has come by then or not: what a round awaits is a function of recorded rounds and steps."""
+    """Whether its answer has come by then or not: what a round awaits is a function of recorded rounds and
+    steps."""
     for place, has_come in enumerate((False, True)):
         oracle = FakeOracle(lengths)
         ledger = opened(oracle)
@@ -125,7 +148,13 @@ def test_what_is_asked_ahead_is_asked_once(opened: Opened) -> None:
 
 
 def test_after_a_kill_what_is_awaited_is_asked_again_once(opened: Opened) -> None:
-    ask(opened(FakeOracle(lengths, late=lambda question: None)), 0, make_group(0, "a", "bb"), twin(1, "bb", "a"), twin(2, "a", "a", "ccc"))
+    ask(
+        opened(FakeOracle(lengths, late=lambda question: None)),
+        0,
+        make_group(0, "a", "bb"),
+        twin(1, "bb", "a"),
+        twin(2, "a", "a", "ccc"),
+    )
     oracle = FakeOracle(lengths)
     ledger = opened(oracle)
     feedback = ledger.take(0, 3)
@@ -137,7 +166,8 @@ def test_after_a_kill_what_is_awaited_is_asked_again_once(opened: Opened) -> Non
 
 @pytest.mark.parametrize("kills", [(), ("between",), ("between", "after")])
 def test_the_rest_of_an_answer_may_come_before_what_is_awaited(opened: Opened, kills: Sequence[str]) -> None:
-    """It is on disk, paid, and not asked again, also when the process dies before the other question has its answer."""
+    """It is on disk, paid, and not asked again, also when the process dies before the other question has its
+    answer."""
     late = lambda question: None if question.candidates == ("a", "bb") else 0  # noqa: E731
     oracle = FakeOracle(lengths, late=late)
     ledger = opened(oracle, max_wait_s=0.2)
@@ -172,7 +202,9 @@ def test_without_an_answer_none_has_one_and_the_next_step_asks_again(opened: Ope
 
 
 def test_what_passes_its_deadline_fails_for_all(opened: Opened) -> None:
-    ledger = opened(FakeOracle(lengths, late=lambda question: None if "a" in question.candidates else 0), deadline_s=0.2)
+    ledger = opened(
+        FakeOracle(lengths, late=lambda question: None if "a" in question.candidates else 0), deadline_s=0.2
+    )
     ask(ledger, 0, make_group(0, "a"), twin(1, "a", "bb"), twin(2, "a"))
     items = ledger.take(0, 3).items
     assert [item.answer.marks for item in items] == [("failed",), ("failed", "ok"), ("failed",)]
@@ -184,24 +216,48 @@ def test_an_evaluation_that_is_given_up_leaves_nobody_waiting(opened: Opened) ->
     ask(ledger, 0, make_group(0, "a"), twin(1, "a", "bb"), twin(2, "a"), purpose="eval")
     ledger._settle("eval", 0, 3, 0, 0.1)
     ledger.give_up(0, "eval")
-    assert [ledger.store.answer(row)[0].marks for row in recorded(ledger.store, "eval", 0)] == [("failed",), ("failed", "ok"), ("failed",)]
+    assert [ledger.store.answer(row)[0].marks for row in recorded(ledger.store, "eval", 0)] == [
+        ("failed",),
+        ("failed", "ok"),
+        ("failed",),
+    ]
     assert contradictions(ledger.store) == []
     assert (ledger.awaiting, ledger.store.unanswered()) == ({}, [])
     ask(ledger, 1, make_group(0, "a", "bb"), purpose="eval")
-    assert recorded(ledger.store, "eval", 1)[0].cached == (None, (2.0, "ok", ())), "what failed is asked again, and awaits nobody"
+    assert recorded(ledger.store, "eval", 1)[0].cached == (None, (2.0, "ok", ())), (
+        "what failed is asked again, and awaits nobody"
+    )
 
 
 def test_the_budget_pays_once(opened: Opened) -> None:
     oracle = FakeOracle(lengths)
     ledger = opened(oracle, budgets={"train": Budget(queries=3)})
     group = make_group(0, "a", "a", "bb")
-    again = [*make_questions([group], "score", 0, oracle="o"), *make_questions([twin(1, "a", "bb", "bb")], "score", 0, oracle="o")]
+    again = [
+        *make_questions([group], "score", 0, oracle="o"),
+        *make_questions([twin(1, "a", "bb", "bb")], "score", 0, oracle="o"),
+    ]
     assert ledger.price(again) == Price(2)
-    ask(ledger, 0, group, twin(1, "a", "bb", "bb"), twin(2, "ccc", "a", "dddd"), twin(3, "a", "ccc"), twin(4, "a", "bb"))
+    ask(
+        ledger,
+        0,
+        group,
+        twin(1, "a", "bb", "bb"),
+        twin(2, "ccc", "a", "dddd"),
+        twin(3, "a", "ccc"),
+        twin(4, "a", "bb"),
+    )
     assert ledger.committed("train").queries == 3
     items = ledger.take(0, 5).items
-    assert [item.answer.marks for item in items if "unpaid" in item.answer.marks] == [("unpaid", "unpaid", "unpaid")]
-    assert values(Feedback(0, tuple(item for item in items if "unpaid" not in item.answer.marks), 0)) == [(1, 1, 2), (1, 2, 2), (1, 3), (1, 2)]
+    assert [item.answer.marks for item in items if "unpaid" in item.answer.marks] == [
+        ("unpaid", "unpaid", "unpaid")
+    ]
+    assert values(Feedback(0, tuple(item for item in items if "unpaid" not in item.answer.marks), 0)) == [
+        (1, 1, 2),
+        (1, 2, 2),
+        (1, 3),
+        (1, 2),
+    ]
     assert texts(oracle) == [("a", "bb"), ("ccc",)]
     assert ledger.store.spent("train") == Price(3)
     assert contradictions(ledger.store) == []
@@ -257,13 +313,25 @@ def test_an_answer_that_is_too_old_to_learn_from_is_awaited_by_newer_questions(o
 
 def test_labels_of_equal_pairs_are_drawn_for_each(opened: Opened) -> None:
     ledger = opened(FakeOracle(lambda question: 0.6, answers="compare"), labels="bernoulli")
-    ask(ledger, 0, make_group(0, "aa", "b"), *(twin(number, "aa", "b") for number in range(1, 20)), kind="compare")
+    ask(
+        ledger,
+        0,
+        make_group(0, "aa", "b"),
+        *(twin(number, "aa", "b") for number in range(1, 20)),
+        kind="compare",
+    )
     assert {item.label for item in ledger.take(0, 20).items} == {0, 1}
 
 
-CHANGES: dict[str, Any] = {"algorithm.prompts": 4, "prompts.max_prompts": 2, "sampling": {"max_new_tokens": 1, "top_k": 3}, "stop.max_steps": 6}
+CHANGES: dict[str, Any] = {
+    "algorithm.prompts": 4,
+    "prompts.max_prompts": 2,
+    "sampling": {"max_new_tokens": 1, "top_k": 3},
+    "stop.max_steps": 6,
+}
 AHEAD = {"grpo": 0, "dpo": 8}
-"""Two prompts, each twice a step, and answers of a token out of three: most of what is asked is under way already."""
+"""Two prompts, each twice a step, and answers of a token out of three: most of what is asked is under way
+already."""
 POINTS = [
     ("oat.ledger.ledger:Ledger._submit", 3, False),
     ("oat.ledger.store:Store.add_answers", 6, True),
@@ -277,8 +345,14 @@ def reward(text: str) -> float:
 
 def configured(world: World, algorithm: str, folder: Path) -> Path:
     file = world.folder / "letter.py"
-    file.write_text("def reward(prompts, completions):\n    return [float(sum(map(ord, text))) for text in completions]\n")
-    return world.config(algorithm, folder, {**CHANGES, "oracle": {"name": f"{file}:reward", "max_outstanding": AHEAD[algorithm]}})
+    file.write_text(
+        "def reward(prompts, completions):\n    return [float(sum(map(ord, text))) for text in completions]\n"
+    )
+    return world.config(
+        algorithm,
+        folder,
+        {**CHANGES, "oracle": {"name": f"{file}:reward", "max_outstanding": AHEAD[algorithm]}},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -298,11 +372,18 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0].split(".")[-1])
 def test_a_killed_run_awaits_what_the_unbroken_one_did(
-    world: World, tmp_path: Path, unbroken: Callable[[str], Path], algorithm: str, point: tuple[str, int, bool]
+    world: World,
+    tmp_path: Path,
+    unbroken: Callable[[str], Path],
+    algorithm: str,
+    point: tuple[str, int, bool],
 ) -> None:
     place, call, after = point
     config = configured(world, algorithm, tmp_path)
-    assert forked(lambda: kill_at(*named(place), call, after=after) or oat("train", config), tmp_path / "log") < 0
+    assert (
+        forked(lambda: kill_at(*named(place), call, after=after) or oat("train", config), tmp_path / "log")
+        < 0
+    )
     assert forked(lambda: oat("train", config), tmp_path / "log") == 0
     whole = unbroken(algorithm)
     assert digest_run(tmp_path / algorithm) == digest_run(whole)
@@ -311,14 +392,26 @@ def test_a_killed_run_awaits_what_the_unbroken_one_did(
         awaited = [row for step in range(6) for row in recorded(store, "train", step) if row.others]
         assert awaited
         assert all(not set(store.answer(row)[0].marks) & {"failed", "unpaid"} for row in awaited)
-        rows = [json.loads(line) for line in (tmp_path / algorithm / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (tmp_path / algorithm / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
         for step, row in enumerate(rows[1:]):
-            letters = [text for asked in store.taken("train", step) for text in asked.question.candidates if asked.question.oracle != UNASKED]
-            assert row["reward/mean"] == pytest.approx(sum(map(reward, letters)) / len(letters)), "of pairs as of groups, after a kill too"
+            letters = [
+                text
+                for asked in store.taken("train", step)
+                for text in asked.question.candidates
+                if asked.question.oracle != UNASKED
+            ]
+            assert row["reward/mean"] == pytest.approx(sum(map(reward, letters)) / len(letters)), (
+                "of pairs as of groups, after a kill too"
+            )
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
-def test_a_fork_awaits_what_the_run_did(world: World, tmp_path: Path, unbroken: Callable[[str], Path], algorithm: str) -> None:
+def test_a_fork_awaits_what_the_run_did(
+    world: World, tmp_path: Path, unbroken: Callable[[str], Path], algorithm: str
+) -> None:
     """It begins where answers were under way, whose record is cut off, and ends as the run itself."""
     config = configured(world, algorithm, tmp_path)
     assert oat("train", config, "--from", f"{unbroken(algorithm)}@4") == 0
@@ -332,5 +425,11 @@ def test_an_answer_made_of_scores_that_are_none_is_an_error(opened: Opened) -> N
 
     ledger = opened(Odd(lambda question: 0.7, answers="compare"))
     ask(ledger, 0, make_group(0, "a", "bb"), kind="compare")
-    with pytest.raises(OracleError, match=r"oracle o: the answer to question train/0/0/0/0 .* has the scores \(1.0, nan\); give the pair's two"):
+    with pytest.raises(
+        OracleError,
+        match=(
+            r"oracle o: the answer to question train/0/0/0/0 .* has the scores \(1.0, nan\); give the pair's "
+            r"two"
+        ),
+    ):
         ledger.take(0, 1)

@@ -1,4 +1,5 @@
-"""Checkpoints: exactness, writing in the background, what stays and what goes. Order, damage and full disks are in tests/faults."""
+"""Checkpoints: exactness, writing in the background, what stays and what goes. Order, damage and full disks
+are in tests/faults."""
 
 import hashlib
 import json
@@ -32,7 +33,9 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 def save(checkpoints: Checkpoints, *steps: int, **metrics: float) -> None:
     for step in steps:
-        checkpoints.save(step, {"learner/w": torch.full((3,), float(step))}, {"learner": {"updates": step}}, metrics)
+        checkpoints.save(
+            step, {"learner/w": torch.full((3,), float(step))}, {"learner": {"updates": step}}, metrics
+        )
     checkpoints.wait()
 
 
@@ -58,14 +61,31 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_come_back_bitwise(checkpoints: Checkpoints, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     tensors: dict[str, torch.Tensor] = {}
-    for name, shape in {"matrix": (3, 4), "scalar": (), "empty": (0, 5), "one": (1,), "deep": (1, 2, 1, 3)}.items():
+    for name, shape in {
+        "matrix": (3, 4),
+        "scalar": (),
+        "empty": (0, 5),
+        "one": (1,),
+        "deep": (1, 2, 1, 3),
+    }.items():
         tensors[name] = (torch.randn(shape, generator=generator) * 100).to(dtype)
     tensors["transposed"], tensors["shared"] = tensors["matrix"].T, tensors["matrix"]
     tensors["slice/of a thing"] = tensors["matrix"][:, 1::2]
@@ -82,7 +102,11 @@ def test_odd_floats_come_back_bitwise(checkpoints: Checkpoints) -> None:
     odd = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45, 3.4e38]).view(torch.int32)
     odd[0] |= 7
     number = 0.1 + 0.2
-    checkpoints.save(1, {"odd": odd.view(torch.float32)}, {"part": {"x": number, "count": 2**62, "none": None, "words": ["ü", "\u2028"]}})
+    checkpoints.save(
+        1,
+        {"odd": odd.view(torch.float32)},
+        {"part": {"x": number, "count": 2**62, "none": None, "words": ["ü", "\u2028"]}},
+    )
     found = checkpoints.load()
     assert found is not None
     assert torch.equal(found[1]["odd"].view(torch.int32), odd)
@@ -142,7 +166,9 @@ def test_one_write_at_a_time_and_no_thread_left(checkpoints: Checkpoints, held: 
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_the_last_one_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool) -> None:
+def test_the_last_one_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
     """Nor is any where the step waits; but two names of one storage are two tensors on disk."""
     given, weight = [], torch.ones(4)
     write = safetensors.torch.save_file
@@ -160,8 +186,14 @@ def test_the_last_one_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert given == [0 if background else 1, 1]
 
 
-def test_an_error_of_the_writer_is_raised_once_at_the_next_call(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Callable[[], object]] = [lambda: checkpoints.save(3, {}, {}), checkpoints.load, checkpoints.wait]
+def test_an_error_of_the_writer_is_raised_once_at_the_next_call(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: checkpoints.save(3, {}, {}),
+        checkpoints.load,
+        checkpoints.wait,
+    ]
     save(checkpoints, 1)
     for call in calls:
         with monkeypatch.context() as patch:
@@ -169,7 +201,10 @@ def test_an_error_of_the_writer_is_raised_once_at_the_next_call(checkpoints: Che
             checkpoints.save(2, {"w": torch.zeros(5)}, {})
             assert checkpoints._writer is not None
             checkpoints._writer[0].join()
-        with pytest.raises(CheckpointError, match=r"step 2 could not be written \(ZeroDivisionError.* bytes, and [\d,]+ bytes are free there"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"step 2 could not be written \(ZeroDivisionError.* bytes, and [\d,]+ bytes are free there",
+        ):
             call()
         checkpoints.wait()
         assert on_disk(checkpoints) == ["latest", "step_00000001"]
@@ -204,7 +239,10 @@ def test_a_run_whose_checkpoint_fails_ends_with_the_message(world: World, tmp_pa
         log.unlink()
         assert forked(lambda at=at: failing(at), log) == 1  # type: ignore[misc]
         lines = log.read_text().splitlines()
-        assert lines[-1].startswith(f"oat train: {tmp_path / 'dpo' / 'checkpoints'}: the checkpoint of step {step} could not be written")
+        assert lines[-1].startswith(
+            f"oat train: {tmp_path / 'dpo' / 'checkpoints'}: the checkpoint of step {step} could not be "
+            "written"
+        )
         assert "No space left on device" in lines[-1]
         assert "Traceback" not in log.read_text()
         assert not any("finished" in line for line in lines)
@@ -226,7 +264,8 @@ def test_the_newest_is_loaded_and_old_ones_go(checkpoints: Checkpoints) -> None:
 
 
 def test_the_best_stay(tmp_path: Path) -> None:
-    """Beside the newest; of equal ones the newer; rows without the metric, or with a value that is no number, are not ranked."""
+    """Beside the newest; of equal ones the newer; rows without the metric, or with a value that is no number,
+    are not ranked."""
     checkpoints = Checkpoints(tmp_path, every=1, keep_last=1, keep_best=2)
     kept = {}
     for step, value in enumerate([0.5, 0.9, None, 0.2, 0.9, float("nan"), 0.7], start=1):
@@ -243,7 +282,10 @@ def test_another_metric_ranks_what_is_there(tmp_path: Path) -> None:
     """A run that goes on may name another one: every value of the row is kept."""
     save(Checkpoints(tmp_path, every=1, keep_last=9), 1, **{"eval/sampled": 0.9, "eval/greedy": 0.1})
     save(Checkpoints(tmp_path, every=1, keep_last=9), 2, **{"eval/sampled": 0.1, "eval/greedy": 0.9})
-    by = {name: Checkpoints(tmp_path, every=1, keep_last=1, best_metric=name).best() for name in ("eval/sampled", "eval/greedy")}
+    by = {
+        name: Checkpoints(tmp_path, every=1, keep_last=1, best_metric=name).best()
+        for name in ("eval/sampled", "eval/greedy")
+    }
     assert by == {"eval/sampled": 1, "eval/greedy": 2}
     with pytest.raises(CheckpointError, match=r"no checkpoint has a value of user/x; give a step \(1, 2\)"):
         Checkpoints(tmp_path, every=1, keep_last=1, best_metric="user/x").best()
@@ -272,7 +314,10 @@ def test_an_older_one_that_is_needed_stays_whatever_the_limits(tmp_path: Path) -
 
 def test_the_newest_stays_though_it_is_too_large(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, every=1, keep_last=3, max_gb=1e-9)
-    with pytest.warns(UserWarning, match=r"that are needed take \S+ GB, more than checkpoint.max_gb 1e-09; no others are kept"):
+    with pytest.warns(
+        UserWarning,
+        match=r"that are needed take \S+ GB, more than checkpoint.max_gb 1e-09; no others are kept",
+    ):
         save(checkpoints, 1, 2)
     assert loaded_step(checkpoints) == 2
     assert checkpoints.steps == [2]
@@ -284,7 +329,10 @@ def test_a_step_is_loaded_by_its_number(checkpoints: Checkpoints) -> None:
     with pytest.raises(CheckpointError, match="has none of step 3; there are checkpoints of the steps 1, 2"):
         checkpoints.load_step(3)
     (checkpoints.directory / "step_00000001" / "state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"step_00000001: state.json has 2 bytes.*of the steps 1, 2 .checkpoint.keep_last says"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"step_00000001: state.json has 2 bytes.*of the steps 1, 2 .checkpoint.keep_last says",
+    ):
         checkpoints.load_step(1)
 
 
@@ -292,14 +340,25 @@ def test_a_step_is_loaded_by_its_number(checkpoints: Checkpoints) -> None:
     ("changes", "words"),
     [
         ({"checkpoint.best_metric": "eval/greedy"}, "nothing reads checkpoint.best_metric"),
-        ({"checkpoint.keep_best": 1, "checkpoint.best_metric": "eval/sample"}, "there is no such metric; did you mean `eval/sampled`"),
-        ({"checkpoint.keep_best": 1, "evaluation": None}, "checkpoint.best_metric is 'eval/sampled': no evaluation of this run gives it"),
+        (
+            {"checkpoint.keep_best": 1, "checkpoint.best_metric": "eval/sample"},
+            "there is no such metric; did you mean `eval/sampled`",
+        ),
+        (
+            {"checkpoint.keep_best": 1, "evaluation": None},
+            "checkpoint.best_metric is 'eval/sampled': no evaluation of this run gives it",
+        ),
         ({"checkpoint.keep_best": 1, "evaluation.samples": 0}, "no evaluation of this run gives it"),
-        ({"checkpoint.keep_best": 1, "checkpoint.best_metric": "eval/greedy", "evaluation.greedy": False}, "no evaluation of this run gives it"),
+        (
+            {"checkpoint.keep_best": 1, "checkpoint.best_metric": "eval/greedy", "evaluation.greedy": False},
+            "no evaluation of this run gives it",
+        ),
         ({"checkpoint.max_gb": 0}, "checkpoint.max_gb"),
     ],
 )
-def test_a_retention_that_cannot_be_is_refused(world: World, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_a_retention_that_cannot_be_is_refused(
+    world: World, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         resolve(*load_config(world.config("dpo", tmp_path, changes)))
 
@@ -312,7 +371,11 @@ def test_so_many_stay_and_the_newest_gives_equal_logits(world: World, tmp_path: 
             found: torch.Tensor = module(input_ids=torch.arange(12)[None]).logits
         return found
 
-    config = world.config("dpo", tmp_path, {"checkpoint.every": 1, "checkpoint.keep_last": 5, "stop.max_steps": 7, "evaluation": None})
+    config = world.config(
+        "dpo",
+        tmp_path,
+        {"checkpoint.every": 1, "checkpoint.keep_last": 5, "stop.max_steps": 7, "evaluation": None},
+    )
     with open_run(*resolved(config)) as run:
         start = logits(run)
         train(run, lambda step, values: None)
@@ -325,9 +388,22 @@ def test_so_many_stay_and_the_newest_gives_equal_logits(world: World, tmp_path: 
     assert not torch.equal(start, end)
 
 
-def test_a_run_keeps_its_best_and_exports_it(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = world.config("dpo", tmp_path, {"checkpoint.every": 1, "evaluation.every": 1, "learner.learning_rate": 0.05, "stop.max_steps": 5})
-    flags = ["--checkpoint.keep_last", "1", "--checkpoint.keep_best", "1", "--checkpoint.best_metric", "eval/greedy"]
+def test_a_run_keeps_its_best_and_exports_it(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = world.config(
+        "dpo",
+        tmp_path,
+        {"checkpoint.every": 1, "evaluation.every": 1, "learner.learning_rate": 0.05, "stop.max_steps": 5},
+    )
+    flags = [
+        "--checkpoint.keep_last",
+        "1",
+        "--checkpoint.keep_best",
+        "1",
+        "--checkpoint.best_metric",
+        "eval/greedy",
+    ]
     assert forked(lambda: oat("train", config, *flags), tmp_path / "log") == 0
     rows = [json.loads(line) for line in (tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()][1:]
     best = max(rows, key=lambda row: (row["eval/greedy"], row["step"]))["step"]
@@ -340,14 +416,18 @@ def test_a_run_keeps_its_best_and_exports_it(world: World, tmp_path: Path, capsy
     found = [safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("best", "step")]
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
     listed = ", ".join(map(str, sorted({best, 5})))
-    for step, code, words in (("99", 1, f"has none of step 99; there are checkpoints of the steps {listed}"), ("x", 2, "--step is 'x'")):
+    for step, code, words in (
+        ("99", 1, f"has none of step 99; there are checkpoints of the steps {listed}"),
+        ("x", 2, "--step is 'x'"),
+    ):
         assert oat("export", run, tmp_path / "none", "--step", step) == code
         assert words in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
 def test_a_pointer_to_an_older_one_is_followed_aloud(checkpoints: Checkpoints) -> None:
-    """As after a kill between rename and pointer, or when a person turns a run back; one flipped bit may say the same (2 and 3 differ in one)."""
+    """As after a kill between rename and pointer, or when a person turns a run back; one flipped bit may say
+    the same (2 and 3 differ in one)."""
     save(checkpoints, 2, 3)
     pointer = checkpoints.directory / "latest"
     pointer.write_bytes(bytes([*pointer.read_bytes()[:-2], pointer.read_bytes()[-2] ^ 1, ord("\n")]))
@@ -379,7 +459,13 @@ def test_a_damaged_space_in_a_manifest_is_no_damage_to_what_it_says(checkpoints:
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert verify(folder) is None
-    for content in ("[]", "null", '{"tensors.safetensors": 3}', '{"tensors.safetensors": {"bytes": 1}}', "[" * 100_000):
+    for content in (
+        "[]",
+        "null",
+        '{"tensors.safetensors": 3}',
+        '{"tensors.safetensors": {"bytes": 1}}',
+        "[" * 100_000,
+    ):
         (folder / "manifest.json").write_text(content)
         assert verify(folder) is not None
 
@@ -390,7 +476,9 @@ def test_all_damaged(checkpoints: Checkpoints) -> None:
         (checkpoints.directory / f"step_0000000{step}" / "state.json").write_text("{}")
     with (
         pytest.warns(UserWarning, match="does not match|has 2 bytes"),
-        pytest.raises(CheckpointError, match=r"step_00000002: state.json.*step_00000001: state.json.*from its ledger"),
+        pytest.raises(
+            CheckpointError, match=r"step_00000002: state.json.*step_00000001: state.json.*from its ledger"
+        ),
     ):
         checkpoints.load()
 
@@ -406,7 +494,9 @@ def test_a_state_that_is_nested_too_deep_is_damaged(checkpoints: Checkpoints) ->
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["state.json"] = {"sha256": hashlib.sha256(deep.encode()).hexdigest(), "bytes": len(deep)}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.warns(UserWarning, match="step_00000002: ValueError: it is nested too deep; trying the checkpoint before it"):
+    with pytest.warns(
+        UserWarning, match="step_00000002: ValueError: it is nested too deep; trying the checkpoint before it"
+    ):
         assert loaded_step(checkpoints) == 1
 
 
@@ -430,7 +520,9 @@ def test_pruning_never_removes_the_last_good_one(checkpoints: Checkpoints) -> No
     assert on_disk(checkpoints) == ["latest", "step_00000009"]
 
 
-def test_older_ones_stay_when_the_new_one_does_not_verify(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_ones_stay_when_the_new_one_does_not_verify(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(checkpoints, 1, 2)
     publish = Checkpoints._publish
 
@@ -458,13 +550,19 @@ def test_leftovers_of_a_killed_save_are_harmless_and_cleaned(checkpoints: Checkp
     assert on_disk(checkpoints) == ["latest", "step_00000001", "step_00000002"]
 
 
-def test_a_step_that_is_saved_again_stands_beside_the_first_until_it_verifies(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_saved_again_stands_beside_the_first_until_it_verifies(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So a kill leaves one of them; the others of that step then go, and what is no checkpoint stays."""
     save(checkpoints, 1, 2)
     (checkpoints.directory / "step_of_mine").mkdir()
     both: list[list[str]] = []
     prune = Checkpoints._prune
-    monkeypatch.setattr(Checkpoints, "_prune", lambda self, newest, keep: (both.append(on_disk(self)), prune(self, newest, keep)))
+    monkeypatch.setattr(
+        Checkpoints,
+        "_prune",
+        lambda self, newest, keep: (both.append(on_disk(self)), prune(self, newest, keep)),
+    )
     for number in range(1, 12):
         (checkpoints.directory / on_disk(checkpoints)[2] / "state.json").write_text("{}")
         save(checkpoints, 2)

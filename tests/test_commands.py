@@ -23,7 +23,10 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 def sections() -> dict[str, tuple[str, str]]:
     """By command: what follows its name in the heading, and the text."""
     parts = re.split(r"^## oat (\S+)(.*)$", PAGE, flags=re.MULTILINE)[1:]
-    return {name: (arguments.strip(), text) for name, arguments, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True)}
+    return {
+        name: (arguments.strip(), text)
+        for name, arguments, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    }
 
 
 def examples() -> list[list[str]]:
@@ -49,8 +52,11 @@ def test_a_section_has_the_arguments_and_flags_of_its_command(name: str) -> None
         assert not metavar or written[flag] in str(metavar).split("|")
 
 
-def test_the_examples_work_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """But for the quickstart, which takes minutes, and the server, which does not end; they have tests of their own."""
+def test_the_examples_work_as_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for the quickstart, which takes minutes, and the server, which does not end; they have tests of
+    their own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is 1 + 1?\n")))
     for name, text in files().items():

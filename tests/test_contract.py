@@ -1,4 +1,5 @@
-"""What an oracle may say: one check for the ledger, for preferences that are made of scores, and for `check_oracle`."""
+"""What an oracle may say: one check for the ledger, for preferences that are made of scores, and for
+`check_oracle`."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -39,7 +40,8 @@ class Odd(FakeOracle):
     """Scores by length, in an answer with something changed; or something else in its stead.
 
     Args:
-        changes: of the answer, as functions of what it has in that field; anything but a dictionary stands for the answer.
+        changes: of the answer, as functions of what it has in that field; anything but a dictionary stands
+        for the answer.
     """
 
     def __init__(self, changes: Any):
@@ -70,15 +72,27 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "one value for all": ({"values": always(1.0)}, "`values` of the answer to .* is 1.0; give a tuple"),
     "a text for values": ({"values": always("12")}, "`values` of the answer to .* is '12'; give a tuple"),
     "a text for marks": ({"marks": always("ok")}, "`marks` of the answer to .* is 'ok'; give a tuple"),
-    "no value": ({"values": lambda values: [None] * len(values)}, "is None; give a finite number, or mark it abstain"),
+    "no value": (
+        {"values": lambda values: [None] * len(values)},
+        "is None; give a finite number, or mark it abstain",
+    ),
     "NaN": ({"values": lambda values: [math.nan] * len(values)}, "is nan; give a finite number"),
     "a tensor": ({"values": lambda values: [*torch.tensor(values)]}, "is tensor.*; give a finite number"),
-    "larger than a float": ({"values": lambda values: [10**400] * len(values)}, "is 10+[.]{3}; give a finite number"),
-    "unpaid": ({"marks": lambda marks: ["unpaid"] * len(marks)}, "has the marks 'unpaid'.*; an oracle may give ok, tie, abstain, failed"),
+    "larger than a float": (
+        {"values": lambda values: [10**400] * len(values)},
+        "is 10+[.]{3}; give a finite number",
+    ),
+    "unpaid": (
+        {"marks": lambda marks: ["unpaid"] * len(marks)},
+        "has the marks 'unpaid'.*; an oracle may give ok, tie, abstain, failed",
+    ),
     "awaited": ({"marks": lambda marks: ["awaited"] * len(marks)}, "has the marks 'awaited'"),
     "no mark": ({"marks": lambda marks: [None] * len(marks)}, "has the marks None"),
     "nested marks": ({"marks": lambda marks: [["ok"]] * len(marks)}, r"has the marks \['ok'\]"),
-    "no queries": ({"queries": always(None)}, "`queries` of the answer .* is None; give a whole number from 0"),
+    "no queries": (
+        {"queries": always(None)},
+        "`queries` of the answer .* is None; give a whole number from 0",
+    ),
     "negative queries": ({"queries": always(-2)}, "`queries` of the answer .* is -2"),
     "half a query": ({"queries": always(0.5)}, "`queries` of the answer .* is 0.5"),
     "too many queries": ({"queries": always(2**70)}, "`queries` of the answer .* is 1180591620717411303424"),
@@ -87,7 +101,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a negative cost": ({"cost": always(-0.1)}, "`cost` of the answer .* is -0.1"),
     "no seconds": ({"seconds": always(None)}, "`seconds` of the answer .* is None"),
     "nobody": ({"by": always(None)}, "`by` of the answer .* is None; give the name of who answered"),
-    "scores beside scores": ({"scores": always((1.0, 2.0))}, r"has the scores \(1.0, 2.0\); give the pair's two"),
+    "scores beside scores": (
+        {"scores": always((1.0, 2.0))},
+        r"has the scores \(1.0, 2.0\); give the pair's two",
+    ),
 }
 
 
@@ -110,7 +127,10 @@ def test_a_broken_answer_is_refused_everywhere(opened: Callable[[Any], Ledger], 
 SOUND: dict[str, dict[str, Callable[[Any], Any]]] = {
     "lists": {"values": list, "marks": list, "scores": list},
     "an array": {"values": np.array, "queries": np.int64, "cost": np.float32},
-    "other numbers": {"values": lambda values: tuple(Fraction(value) for value in values), "seconds": np.float64},
+    "other numbers": {
+        "values": lambda values: tuple(Fraction(value) for value in values),
+        "seconds": np.float64,
+    },
 }
 
 
@@ -119,7 +139,13 @@ def test_what_means_the_same_is_taken_as_plain_numbers(opened: Callable[[Any], L
     ledger = opened(Odd(SOUND[name]))
     answer = ask(ledger)
     assert (answer.values, answer.marks, answer.queries) == ((1.0, 2.0), ("ok", "ok"), 2)
-    assert [type(value) for value in (*answer.values, answer.queries, answer.cost, answer.seconds)] == [float, float, int, float, float]
+    assert [type(value) for value in (*answer.values, answer.queries, answer.cost, answer.seconds)] == [
+        float,
+        float,
+        int,
+        float,
+        float,
+    ]
     assert contradictions(ledger.store) == []
     check_oracle(Odd(SOUND[name]))
     check_oracle(Preferences(Odd(SOUND[name])))
@@ -127,7 +153,9 @@ def test_what_means_the_same_is_taken_as_plain_numbers(opened: Callable[[Any], L
 
 @pytest.mark.parametrize("mark", ["abstain", "failed", "tie"])
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, "none"])
-def test_beside_another_mark_a_value_without_a_meaning_is_stored_as_a_neutral_one(opened: Callable[[Any], Ledger], mark: str, value: Any) -> None:
+def test_beside_another_mark_a_value_without_a_meaning_is_stored_as_a_neutral_one(
+    opened: Callable[[Any], Ledger], mark: str, value: Any
+) -> None:
     changes = {"values": lambda values: (value,) * len(values), "marks": lambda marks: (mark,) * len(marks)}
     ledger = opened(Odd(changes))
     answer = ask(ledger)
@@ -157,17 +185,38 @@ async def later(pairs: Any) -> Any:
 @pytest.mark.parametrize(
     ("oracle", "words"),
     [
-        (lambda: Mute(submitted=always(None)), "submit returned None for .* question.*; return a list with one string a question"),
+        (
+            lambda: Mute(submitted=always(None)),
+            "submit returned None for .* question.*; return a list with one string a question",
+        ),
         (lambda: Mute(submitted=lambda tickets: "0" * len(tickets)), "submit returned '0+' for"),
-        (lambda: Mute(submitted=lambda tickets: [[ticket] for ticket in tickets]), r"submit returned \[\['0'\].* for"),
-        (lambda: Mute(collected=always(None)), r"collect returned None; return a list of \(ticket, Answer\) pairs, empty where nothing is there"),
+        (
+            lambda: Mute(submitted=lambda tickets: [[ticket] for ticket in tickets]),
+            r"submit returned \[\['0'\].* for",
+        ),
+        (
+            lambda: Mute(collected=always(None)),
+            (
+                r"collect returned None; return a list of \(ticket, Answer\) pairs, empty where nothing is "
+                r"there"
+            ),
+        ),
         (lambda: Mute(collected=dict), "collect returned {'"),
         (lambda: Mute(collected=lambda pairs: [answer for _, answer in pairs]), "collect returned Answer"),
-        (lambda: Mute(collected=lambda pairs: [([ticket], answer) for ticket, answer in pairs]), r"collect returned \(\['"),
-        pytest.param(lambda: Mute(collected=later), "collect returned <coroutine", marks=pytest.mark.filterwarnings("ignore:coroutine")),
+        (
+            lambda: Mute(collected=lambda pairs: [([ticket], answer) for ticket, answer in pairs]),
+            r"collect returned \(\['",
+        ),
+        pytest.param(
+            lambda: Mute(collected=later),
+            "collect returned <coroutine",
+            marks=pytest.mark.filterwarnings("ignore:coroutine"),
+        ),
     ],
 )
-def test_tickets_and_pairs_are_lists(opened: Callable[[Any], Ledger], oracle: Callable[[], Any], words: str) -> None:
+def test_tickets_and_pairs_are_lists(
+    opened: Callable[[Any], Ledger], oracle: Callable[[], Any], words: str
+) -> None:
     with pytest.raises(OracleError, match=f"oracle o: {words}"):
         ask(opened(oracle()))
     with pytest.raises(ContractError, match=f"Mute: {words}"):
@@ -177,7 +226,9 @@ def test_tickets_and_pairs_are_lists(opened: Callable[[Any], Ledger], oracle: Ca
 
 
 def test_the_sound_preferences_beside_a_broken_one_are_kept(opened: Callable[[Any], Ledger]) -> None:
-    ledger = opened(Preferences(FakeOracle(lambda question: [math.nan if question.key.occurrence == 1 else 2.0, 1.0])))
+    ledger = opened(
+        Preferences(FakeOracle(lambda question: [math.nan if question.key.occurrence == 1 else 2.0, 1.0]))
+    )
     groups = [make_group(number, "a", "bb") for number in range(3)]
     ledger.ask(0, 0, groups, make_questions(groups, "compare", 0, oracle="o"))
     with pytest.raises(OracleError, match="is nan; give a finite number"):

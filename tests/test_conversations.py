@@ -1,4 +1,5 @@
-"""Supervised learning of conversations: which tokens of a file of `messages` are learned, and how they lie in the passes of an update."""
+"""Supervised learning of conversations: which tokens of a file of `messages` are learned, and how they lie in
+the passes of an update."""
 
 import json
 from itertools import pairwise
@@ -23,13 +24,17 @@ from oat.types import Trajectory
 
 EXTENDS = """{% for message in messages %}{{ 'a' if message.role == 'user' else 'b' }}{{ message.content }}{{ eos_token }}{% endfor %}
 {%- if add_generation_prompt %}b{% endif %}"""
-REWRITES = EXTENDS.replace("message.content }}", "message.content if loop.last else message.content.replace('=', '') }}")
+REWRITES = EXTENDS.replace(
+    "message.content }}", "message.content if loop.last else message.content.replace('=', '') }}"
+)
 """What was said before loses a character."""
 
 
 def said(*texts: str, **fields: Any) -> list[dict[str, Any]]:
     """Turn by turn, the user first; further fields are of the assistant's first message."""
-    messages: list[dict[str, Any]] = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
+    messages: list[dict[str, Any]] = [
+        {"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)
+    ]
     return [messages[0], {**messages[1], **fields}, *messages[2:]]
 
 
@@ -53,54 +58,101 @@ def test_every_turn_of_the_assistant_is_learned(world: World, tmp_path: Path, fo
         record = {"prompt": messages[:1], "completion": messages[1:]}
     if form == "sharegpt":
         names = {"user": "human", "assistant": "gpt"}
-        record = {"conversations": [{"from": names[message["role"]], "value": message["content"]} for message in messages]}
+        record = {
+            "conversations": [
+                {"from": names[message["role"]], "value": message["content"]} for message in messages
+            ]
+        }
     renderer, (row,) = recorded(world, tmp_path, record)
     assert renderer.decode(row.ids) == "a1+1<eos>b2<eos>a+3<eos>b5<eos>a+4<eos>b9<eos>"
-    assert [renderer.decode(segment.ids) for segment in row.segments] == ["a1+1<eos>b", "2<eos>", "a+3<eos>b", "5<eos>", "a+4<eos>b", "9<eos>"]
-    assert row.trained.tolist() == [number % 2 == 1 for number, segment in enumerate(row.segments) for _ in segment.ids]
+    assert [renderer.decode(segment.ids) for segment in row.segments] == [
+        "a1+1<eos>b",
+        "2<eos>",
+        "a+3<eos>b",
+        "5<eos>",
+        "a+4<eos>b",
+        "9<eos>",
+    ]
+    assert row.trained.tolist() == [
+        number % 2 == 1 for number, segment in enumerate(row.segments) for _ in segment.ids
+    ]
 
 
 def test_weights_take_turns_out(world: World, tmp_path: Path) -> None:
     messages = said("1+1", "2", "+3", "5", "+4", "9")
-    for weights, learned in (((0, 1, 1), "5<eos>9<eos>"), ((1, 0, 1), "2<eos>9<eos>"), ((1, 1, 0), "2<eos>5<eos>"), ((0, 0, 1), "9<eos>")):
-        weighted = [{**m, "weight": weights[n // 2]} if m["role"] == "assistant" else m for n, m in enumerate(messages)]
+    for weights, learned in (
+        ((0, 1, 1), "5<eos>9<eos>"),
+        ((1, 0, 1), "2<eos>9<eos>"),
+        ((1, 1, 0), "2<eos>5<eos>"),
+        ((0, 0, 1), "9<eos>"),
+    ):
+        weighted = [
+            {**m, "weight": weights[n // 2]} if m["role"] == "assistant" else m
+            for n, m in enumerate(messages)
+        ]
         renderer, (row,) = recorded(world, tmp_path, {"messages": weighted})
         assert renderer.decode(row.ids) == "a1+1<eos>b2<eos>a+3<eos>b5<eos>a+4<eos>b9<eos>"
         assert renderer.decode(row.ids[row.trained]) == learned, weights
 
 
-def config(world: World, tmp_path: Path, template: str, records: list[dict[str, Any]], **changes: Any) -> Path:
+def config(
+    world: World, tmp_path: Path, template: str, records: list[dict[str, Any]], **changes: Any
+) -> Path:
     (tmp_path / "chat.jinja").write_text(template, encoding="utf-8")
     prompts = {"path": str(write_jsonl(tmp_path / "chats.jsonl", records)), "shuffle": False}
-    common = {"prompts": prompts, "algorithm": {"name": "sft", "prompts": 4}, "oracle.name": "recorded", "evaluation": None, "stop.max_steps": 1}
-    return world.config("sft", tmp_path, {**common, "render.template": str(tmp_path / "chat.jinja"), **changes})
+    common = {
+        "prompts": prompts,
+        "algorithm": {"name": "sft", "prompts": 4},
+        "oracle.name": "recorded",
+        "evaluation": None,
+        "stop.max_steps": 1,
+    }
+    return world.config(
+        "sft", tmp_path, {**common, "render.template": str(tmp_path / "chat.jinja"), **changes}
+    )
 
 
 def test_a_template_that_rewrites_history_is_refused_where_that_changes_a_turn(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Check and train say the same of the first such record; what it keeps is learned, and so is a last message alone."""
+    """Check and train say the same of the first such record; what it keeps is learned, and so is a last
+    message alone."""
     same, other = {"messages": said("1+1", "2", "+3", "5=")}, {"messages": said("1+9", "1=0", "+3", "13")}
     file = config(world, tmp_path, REWRITES, [same, other] * 2)
     for command in ("check", "train"):
         assert oat(command, file) == 2
         words = capsys.readouterr().err
-        assert "chats.jsonl:2: field 'completion': the response cannot be rendered: the chat template rewrites history" in words
-        assert "behind 'a1+9<eos>b1' it writes '0<eos>a+3<eos>b13<eos>' in the whole conversation, and '=0<eos>a+3<eos>b13<eos>' when" in words
+        assert (
+            "chats.jsonl:2: field 'completion': the response cannot be rendered: the chat template "
+            "rewrites history"
+        ) in words
+        assert (
+            "behind 'a1+9<eos>b1' it writes '0<eos>a+3<eos>b13<eos>' in the whole conversation, and "
+            "'=0<eos>a+3<eos>b13<eos>' when"
+        ) in words
         assert "choose a template that only adds" in words
     only_last = {"messages": said("1", "1=0", "3", "13", weight=0)}
     assert oat("train", config(world, tmp_path, REWRITES, [same, only_last] * 2)) == 0
     row = json.loads((tmp_path / "sft" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[1])
-    assert (row["rows/trained"], row["response/length"]) == (2, 4), "2, 5= and two ends; 13 and its end; each record once"
+    assert (row["rows/trained"], row["response/length"]) == (2, 4), (
+        "2, 5= and two ends; 13 and its end; each record once"
+    )
 
 
 @pytest.mark.inventory(14)
 def test_conversations_are_packed(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """End to end without padding, each from position 0, and as many in a pass as `micro_batch_tokens` has room for."""
+    """End to end without padding, each from position 0, and as many in a pass as `micro_batch_tokens` has
+    room for."""
     passes: list[tuple[list[int], int]] = []
     hidden = CausalLM.hidden
 
-    def watched(lm: CausalLM, input_ids: torch.Tensor, *, positions: torch.Tensor | None = None, layout: Packed | None = None) -> torch.Tensor:
+    def watched(
+        lm: CausalLM,
+        input_ids: torch.Tensor,
+        *,
+        positions: torch.Tensor | None = None,
+        layout: Packed | None = None,
+    ) -> torch.Tensor:
         if layout is not None and positions is not None and torch.is_grad_enabled():
             lengths = [span.stop - span.start for span in layout.spans]
             assert positions[0].tolist() == [place for length in lengths for place in range(length)]
@@ -108,8 +160,17 @@ def test_conversations_are_packed(world: World, tmp_path: Path, monkeypatch: pyt
             passes.append((lengths, input_ids.numel()))
         return hidden(lm, input_ids, positions=positions, layout=layout)
 
-    records = [{"messages": said(f"{number}+" + "1" * (number % 7), "2" * (1 + number % 5), "=", str(number))} for number in range(40)]
-    file = config(world, tmp_path, EXTENDS, records, **{"algorithm.prompts": 40, "learner.micro_batch_size": None, "learner.micro_batch_tokens": 64})
+    records = [
+        {"messages": said(f"{number}+" + "1" * (number % 7), "2" * (1 + number % 5), "=", str(number))}
+        for number in range(40)
+    ]
+    file = config(
+        world,
+        tmp_path,
+        EXTENDS,
+        records,
+        **{"algorithm.prompts": 40, "learner.micro_batch_size": None, "learner.micro_batch_tokens": 64},
+    )
     monkeypatch.setattr(CausalLM, "hidden", watched)
     assert oat("train", file) == 0
     _, rows = recorded(world, tmp_path, *records)
@@ -121,8 +182,11 @@ def test_conversations_are_packed(world: World, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.inventory(14)
 def test_neighbours_in_a_pass_are_invisible(world: World, tmp_path: Path) -> None:
-    """Log-probabilities are those of each row alone; no gradient reaches a token that only the neighbour has, not even a rounding error."""
-    renderer, (one, other) = recorded(world, tmp_path, {"messages": said("1+1", "2", "+3", "5")}, {"messages": said("7", "8", "9", "6")})
+    """Log-probabilities are those of each row alone; no gradient reaches a token that only the neighbour has,
+    not even a rounding error."""
+    renderer, (one, other) = recorded(
+        world, tmp_path, {"messages": said("1+1", "2", "+3", "5")}, {"messages": said("7", "8", "9", "6")}
+    )
     lm = load_lm(str(world.folder / "model"))
     model = LanguageModel(lm, num_tokens=renderer.num_tokens)
     together = model.outputs([other, one], {}, {"raw"})["raw"]

@@ -22,10 +22,18 @@ from oat.types import Message
 
 RECORDS = [{"prompt": f'{n}+{n}=\n, "quoted"', "answer": str(2 * n), "note": "é☃"} for n in range(5)]
 CHATS = [
-    {"prompt": [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1"}], "answer": 2, "tags": ["a"], "more": {"x": 1.5}},
+    {
+        "prompt": [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1"}],
+        "answer": 2,
+        "tags": ["a"],
+        "more": {"x": 1.5},
+    },
     {"prompt": [{"role": "user", "content": "2+2"}], "answer": None, "tags": [], "more": None},
 ]
-FUNCTION = "import json\n\ndef records():\n    with open({path!r}) as file:\n        yield from map(json.loads, file)\n"
+FUNCTION = (
+    "import json\n\ndef records():\n    with open({path!r}) as file:\n        yield from map(json.loads, "
+    "file)\n"
+)
 
 
 def read(records, split=None, **options):
@@ -62,11 +70,20 @@ def test_a_record_by_hand(tmp_path):
         tmp_path,
         [
             {"question": "2+2=", "answer": 4, "level": {"easy": True}},
-            {"question": [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}], "answer": "2", "level": None},
+            {
+                "question": [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}],
+                "answer": "2",
+                "level": None,
+            },
         ],
     )
     first, second = read(path, prompt_key="question", reference_key="answer")
-    assert (first.row, first.occurrence, first.messages, first.reference) == (1, 0, (Message("user", "2+2="),), "4")
+    assert (first.row, first.occurrence, first.messages, first.reference) == (
+        1,
+        0,
+        (Message("user", "2+2="),),
+        "4",
+    )
     assert first.columns == {"answer": 4, "level": {"easy": True}}
     assert (second.row, second.occurrence) == (2, 1)
     assert second.messages == (Message("system", "add"), Message("user", "1+1="))
@@ -76,8 +93,13 @@ def test_a_record_by_hand(tmp_path):
 
 def test_byte_order_mark_crlf_blank_lines_and_line_separators(tmp_path):
     path = tmp_path / "windows.jsonl"
-    path.write_bytes("\ufeff".encode() + b'{"prompt": "a"}\r\n\r\n' + '{"prompt": "b\u2028c\u0085d"}'.encode())
-    assert [(prompt.row, prompt.messages[0].content) for prompt in read(path)] == [(1, "a"), (3, "b\u2028c\u0085d")]
+    path.write_bytes(
+        "\ufeff".encode() + b'{"prompt": "a"}\r\n\r\n' + '{"prompt": "b\u2028c\u0085d"}'.encode()
+    )
+    assert [(prompt.row, prompt.messages[0].content) for prompt in read(path)] == [
+        (1, "a"),
+        (3, "b\u2028c\u0085d"),
+    ]
 
 
 MALFORMED = [
@@ -103,17 +125,38 @@ MALFORMED = [
     (b'{"prompt": ["a"]}', "message 1: expected .*got a string"),
     (b'{"prompt": [{"from": "human", "text": "a"}]}', "message 1: .*got the fields 'from', 'text'"),
     (b'{"prompt": [{"from": "person", "value": "a"}]}', "expected a role, got 'person'.*human"),
-    (b'{"prompt": [{"role": "user", "content": "a", "value": "b"}]}', "write role and text in these two fields"),
-    (b'{"prompt": [{"role": "user", "content": "a", "weight": 1}]}', "expected weight 0, or 1 on an assistant's message, got 1 on user's"),
+    (
+        b'{"prompt": [{"role": "user", "content": "a", "value": "b"}]}',
+        "write role and text in these two fields",
+    ),
+    (
+        b'{"prompt": [{"role": "user", "content": "a", "weight": 1}]}',
+        "expected weight 0, or 1 on an assistant's message, got 1 on user's",
+    ),
     (b'{"prompt": [{"role": "user", "content": "a", "weight": 0.5}]}', "got 0.5"),
     (b'{"prompt": [{"role": "human", "content": "a"}]}', "expected a role, got 'human'"),
     (b'{"prompt": [{"role": ["user"], "content": "a"}]}', "expected a role"),
-    (b'{"prompt": [{"role": "user", "content": {"text": "a"}}]}', "expected a string as content, got an object"),
-    (b'{"prompt": [{"role": "user", "content": ["a"]}]}', 'message 1, part 1: expected {"type": "text", "text": ...}, got a string'),
-    (b'{"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]}', "part 2: .*a part of the type 'image'; only"),
-    (b'{"prompt": [{"role": "user", "content": [{"type": "text"}]}]}', "message 1, part 1: expected .*, got an object"),
+    (
+        b'{"prompt": [{"role": "user", "content": {"text": "a"}}]}',
+        "expected a string as content, got an object",
+    ),
+    (
+        b'{"prompt": [{"role": "user", "content": ["a"]}]}',
+        'message 1, part 1: expected {"type": "text", "text": ...}, got a string',
+    ),
+    (
+        b'{"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]}',
+        "part 2: .*a part of the type 'image'; only",
+    ),
+    (
+        b'{"prompt": [{"role": "user", "content": [{"type": "text"}]}]}',
+        "message 1, part 1: expected .*, got an object",
+    ),
     (b'{"prompt": [{"role": "user", "content": []}]}', "expected text, got an empty message"),
-    (b'{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', "got assistant; end the prompt with"),
+    (
+        b'{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
+        "got assistant; end the prompt with",
+    ),
     (b'{"prompt": "a\\ud800"}', r"field 'prompt'.*lone surrogate U\+D800"),
     (b'{"prompt": "a", "x": [{"\\udfff": 1}]}', r"field 'x'.*lone surrogate U\+DFFF"),
     (b'{"prompt": "a\\u0000b"}', "field 'prompt'.*NUL"),
@@ -176,7 +219,12 @@ def test_every_form_of_a_data_set_gives_the_same_prompts(tmp_path, records, cach
     for form in ("one", "splits", "data.parquet", "folder", "mine.py:records", "array.json", "data.json"):
         assert read(f"{tmp_path}/{form}") == expected, form
     assert read(records) == read(iter(records)) == read(tuple(records)) == read(lambda: records) == expected
-    assert read(table) == read(table.to_iterable_dataset()) == read(datasets.DatasetDict(train=table)) == expected
+    assert (
+        read(table)
+        == read(table.to_iterable_dataset())
+        == read(datasets.DatasetDict(train=table))
+        == expected
+    )
     assert read({"train": records[1:], "test": records}, split="test") == expected
     assert read(tmp_path / "splits", split="test") == expected[:1]
     cache.joinpath("folder").rename(cache / "org___folder")
@@ -209,7 +257,9 @@ def test_csv_gives_the_same_prompts(tmp_path):
         writer.writerows(RECORDS)
     expected = read(write(tmp_path, RECORDS), reference_key="answer")
     prompts = read(path, reference_key="answer")
-    assert [(p.messages, p.reference, p.columns) for p in prompts] == [(p.messages, p.reference, p.columns) for p in expected]
+    assert [(p.messages, p.reference, p.columns) for p in prompts] == [
+        (p.messages, p.reference, p.columns) for p in expected
+    ]
     assert [prompt.row for prompt in prompts] == [3, 5, 7, 9, 11], "the last line of each record"
 
 
@@ -222,7 +272,10 @@ def test_csv_gives_the_same_prompts(tmp_path):
         (b'prompt\na\n"b" c\nd\n', "csv:3: expected CSV in the record that begins here, got something else"),
         (b'prompt\na\n"b\nc\n', "csv:3: .*unexpected end of data"),
         (b'"prompt\na\n', "csv:1: .*unexpected end of data"),
-        (b'prompt\n"a\r\nb"\n\xc3\xa9\xff\n' + b"c\n" * 10_000, "csv:4: expected UTF-8, got byte 0xff at 2; save the file as UTF-8"),
+        (
+            b'prompt\n"a\r\nb"\n\xc3\xa9\xff\n' + b"c\n" * 10_000,
+            "csv:4: expected UTF-8, got byte 0xff at 2; save the file as UTF-8",
+        ),
         ("prompt\na\n".encode("utf-16"), "csv:1: expected UTF-8, got byte 0xff at 0"),
         (b"prompt\n", "empty file"),
         (b"", "empty file"),
@@ -236,10 +289,14 @@ def test_malformed_csv(tmp_path, content, message):
         read(path)
 
 
-@pytest.mark.parametrize("name", ["absent.jsonl", "absent.csv", "absent.parquet", "absent", "data/absent.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["absent.jsonl", "absent.csv", "absent.parquet", "absent", "data/absent.jsonl"]
+)
 def test_a_file_that_is_not_there(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=f"{name}: expected a .* file, got .*No such file or directory; check the path"):
+    with pytest.raises(
+        DataError, match=f"{name}: expected a .* file, got .*No such file or directory; check the path"
+    ):
         read(name)
 
 
@@ -253,7 +310,13 @@ def test_a_parquet_file_that_is_none(tmp_path):
 def test_parquet_columns_of_one_name(tmp_path):
     path = tmp_path / "twice.parquet"
     pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"]], names=["prompt", "prompt"]), path)
-    with pytest.raises(DataError, match=r"^\S*twice\.parquet: expected column names that differ, got 'prompt' twice; rename the columns$"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"^\S*twice\.parquet: expected column names that differ, got 'prompt' twice; rename the "
+            r"columns$"
+        ),
+    ):
         read(path)
 
 
@@ -261,7 +324,10 @@ def test_parquet_columns_of_one_name(tmp_path):
     ("content", "message"),
     [
         (b'[{"prompt": "a"}, {"prompt": ""}]', r"array\.json: record 2: field 'prompt'"),
-        (b'[{"prompt": "a"},\n {"prompt": "b"]', r"array\.json: expected one JSON array, got invalid JSON .*line 2"),
+        (
+            b'[{"prompt": "a"},\n {"prompt": "b"]',
+            r"array\.json: expected one JSON array, got invalid JSON .*line 2",
+        ),
         (b'[{"prompt": "a", "prompt": "b"}]', "the field 'prompt' stands twice"),
         (b'["a\xff"]', "expected UTF-8, got byte 0xff at 3"),
         (b"[]", "at least one record"),
@@ -280,24 +346,37 @@ def test_malformed_arrays(tmp_path, content, message):
 def test_a_packed_file_says_what_it_is(tmp_path):
     path = tmp_path / "data.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"prompt": "a"}'))
-    with pytest.raises(DataError, match=r"data\.jsonl\.gz: expected a file of records, got a packed one \(\.gz\); unpack it"):
+    with pytest.raises(
+        DataError, match=r"data\.jsonl\.gz: expected a file of records, got a packed one \(\.gz\); unpack it"
+    ):
         read(path)
 
 
-@pytest.mark.parametrize(("name", "is_hinted"), [("squad", True), ("gsm8k@main", True), ("data/squad", False), ("absent.jsonl", False)])
+@pytest.mark.parametrize(
+    ("name", "is_hinted"),
+    [("squad", True), ("gsm8k@main", True), ("data/squad", False), ("absent.jsonl", False)],
+)
 def test_a_name_that_might_be_of_the_hub_is_told_how_those_look(tmp_path, monkeypatch, name, is_hinted):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     path = tmp_path / name if "/" in name else name
     with pytest.raises(DataError, match="check the path") as seen:
         read(path)
-    assert (f"; a dataset of the hub is named with who owns it, as `org/{name}`" in str(seen.value)) == is_hinted
+    assert (
+        f"; a dataset of the hub is named with who owns it, as `org/{name}`" in str(seen.value)
+    ) == is_hinted
 
 
 @pytest.mark.usefixtures("cache")
 def test_a_hub_data_set_without_a_network_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"no such file.*hf download --repo-type dataset org/name --local-dir.*HF_HOME.*HF_HUB_OFFLINE=1"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"no such file.*hf download --repo-type dataset org/name "
+            r"--local-dir.*HF_HOME.*HF_HUB_OFFLINE=1"
+        ),
+    ):
         read("org/name@main")
 
 
@@ -318,7 +397,9 @@ def test_splits_that_are_none(tmp_path):
         read(tmp_path / "two")
     with pytest.raises(DataError, match="did you mean `validation`"):
         read(tmp_path / "two", split="validatoin")
-    assert contents(read(tmp_path / "two", split="validation")) == [record["prompt"] for record in RECORDS], "without a split `train`"
+    assert contents(read(tmp_path / "two", split="validation")) == [record["prompt"] for record in RECORDS], (
+        "without a split `train`"
+    )
     with pytest.raises(DataError, match=r"^records: expected the split 'train', got none; .*valid: test"):
         read({"test": RECORDS})
     with pytest.raises(DataError, match="remove `split: test`"):
@@ -332,7 +413,9 @@ def test_splits_that_are_none(tmp_path):
 def test_a_missing_library_is_named(tmp_path, monkeypatch, module, name):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(DataError, match=rf"{name}: reading it needs the library .*pip install 'oat-align\[data\]'"):
+    with pytest.raises(
+        DataError, match=rf"{name}: reading it needs the library .*pip install 'oat-align\[data\]'"
+    ):
         read(name)
 
 
@@ -353,7 +436,10 @@ def test_a_library_that_would_run_code_is_refused(tmp_path, monkeypatch):
         ("def records():\n    return 5", "raised TypeError"),
         ("records = [{'prompt': 'a'}]", "raised TypeError: 'list' object is not callable"),
         ("def records():\n    return []", "expected at least one record"),
-        ("def records():\n    return [{'prompt': 'a'}, {'promt': 'a'}]", "records:2: field 'prompt'.*did you mean `promt`"),
+        (
+            "def records():\n    return [{'prompt': 'a'}, {'promt': 'a'}]",
+            "records:2: field 'prompt'.*did you mean `promt`",
+        ),
     ],
 )
 def test_functions_that_give_no_records(tmp_path, body, message):
@@ -375,7 +461,13 @@ def broken():
     [
         (broken(), "records raised RuntimeError: the disk is gone"),
         (broken, "records raised RuntimeError: the disk is gone"),
-        (lambda n: [], "records raised TypeError: .*; give an iterable of records, or a function without arguments that returns one"),
+        (
+            lambda n: [],
+            (
+                "records raised TypeError: .*; give an iterable of records, or a function without arguments "
+                "that returns one"
+            ),
+        ),
         (5, "records raised TypeError"),
         ([], "expected at least one record"),
     ],
@@ -407,7 +499,9 @@ def test_the_first_records_and_no_more_are_read(tmp_path):
     path.write_text('{"prompt": "a"}\n\n{"prompt": "b"}\nthis is not JSON\n')
     assert contents(read(path, max_prompts=2)) == ["a", "b"]
     endless = tmp_path / "mine.py"
-    endless.write_text("import itertools\n\ndef records():\n    return ({'prompt': str(n)} for n in itertools.count())\n")
+    endless.write_text(
+        "import itertools\n\ndef records():\n    return ({'prompt': str(n)} for n in itertools.count())\n"
+    )
     assert contents(read(f"{endless}:records", max_prompts=3)) == ["0", "1", "2"]
     with pytest.raises(DataError, match=f"{path}:4"):
         read(path, max_prompts=3)
@@ -416,7 +510,12 @@ def test_the_first_records_and_no_more_are_read(tmp_path):
 def test_the_settings_that_the_page_shows_exist():
     page = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)]
-    sections = {"prompts": PromptsConfig, "evaluation": EvaluationConfig, "render": RenderConfig, "oracle": OracleConfig}
+    sections = {
+        "prompts": PromptsConfig,
+        "evaluation": EvaluationConfig,
+        "render": RenderConfig,
+        "oracle": OracleConfig,
+    }
     assert {section for block in blocks for section in block} == set(sections)
     for block in blocks:
         for section, fields in block.items():

@@ -1,4 +1,5 @@
-"""What asking can cost at most, as `oat check` says it and a budget is held against it before the first step."""
+"""What asking can cost at most, as `oat check` says it and a budget is held against it before the first
+step."""
 
 import json
 import random
@@ -57,12 +58,21 @@ def by_length(tmp_path: Path) -> str:
     return f"{tmp_path / 'by_length.py'}:ByLength"
 
 
-def test_what_check_says_is_what_can_come(world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_check_says_is_what_can_come(
+    world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Three responses of four letters about a prompt of four; none that the run asks about may cost more."""
-    config = world.config("grpo", tmp_path, {"oracle.name": by_length, "stop": {"max_steps": 3, "max_cost": 2.0}, "evaluation": None})
+    config = world.config(
+        "grpo",
+        tmp_path,
+        {"oracle.name": by_length, "stop": {"max_steps": 3, "max_cost": 2.0}, "evaluation": None},
+    )
     assert oat("check", config) == 0
     said = capsys.readouterr().out
-    most = "a question at most 3 queries, 24 tokens, 0.24 in money; a step at most 12 queries, 96 tokens, 0.96 in money"
+    most = (
+        "a question at most 3 queries, 24 tokens, 0.24 in money; a step at most 12 queries, 96 tokens, "
+        "0.96 in money"
+    )
     assert f"  cost         {most}; all steps at most 36 queries, 288 tokens, 2 in money\n" in said
     assert oat("train", config) == 0
     store = Store(tmp_path / "grpo" / "ledger.sqlite")
@@ -75,7 +85,13 @@ def test_of_a_run_that_its_budget_ends_check_says_the_budget(
     world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop = {"max_steps": None, "max_cost": 2.0, "max_queries": 20}
-    assert oat("check", world.config("grpo", tmp_path, {"oracle.name": by_length, "stop": stop, "evaluation": None})) == 0
+    assert (
+        oat(
+            "check",
+            world.config("grpo", tmp_path, {"oracle.name": by_length, "stop": stop, "evaluation": None}),
+        )
+        == 0
+    )
     assert "0.96 in money; the run at most 20 queries, 2 in money, its budget\n" in capsys.readouterr().out
 
 
@@ -83,20 +99,41 @@ def test_of_a_run_that_its_budget_ends_check_says_the_budget(
 def test_a_budget_below_a_question_is_refused(
     world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str], limit: dict[str, Any]
 ) -> None:
-    config = world.config("grpo", tmp_path, {"oracle.name": by_length, "stop": {"max_steps": 3, **limit}, "evaluation": None})
-    (name, value), most = next(iter(limit.items())), {"max_cost": "0.24", "max_tokens": "24", "max_queries": "3"}
+    config = world.config(
+        "grpo", tmp_path, {"oracle.name": by_length, "stop": {"max_steps": 3, **limit}, "evaluation": None}
+    )
+    (name, value), most = (
+        next(iter(limit.items())),
+        {"max_cost": "0.24", "max_tokens": "24", "max_queries": "3"},
+    )
     for command in ("check", "train"):
         assert oat(command, config) == 2
         said = capsys.readouterr().err
-        assert re.search(rf"grpo.yaml:\d+: stop.{name} is {value:g}, and one question can cost {most[name]} \(.*by_length.py:ByLength", said)
+        assert re.search(
+            (
+                rf"grpo.yaml:\d+: stop.{name} is {value:g}, and one question can cost {most[name]} "
+                r"\(.*by_length.py:ByLength"
+            ),
+            said,
+        )
         assert "raise it, or lower what a question can cost" in said
     assert not (tmp_path / "grpo").exists()
 
 
 def test_one_below_a_step_is_warned_of(world: World, tmp_path: Path, by_length: str) -> None:
-    config = world.config("grpo", tmp_path, {"oracle.name": by_length, "stop": {"max_steps": 3, "max_cost": 0.5}, "evaluation": None})
+    config = world.config(
+        "grpo",
+        tmp_path,
+        {"oracle.name": by_length, "stop": {"max_steps": 3, "max_cost": 0.5}, "evaluation": None},
+    )
     for command in ("check", "train"):
-        with pytest.warns(OatWarning, match=r"stop.max_cost is 0.5, and a step of 4 questions can cost 0.96, so its questions are asked in waves"):
+        with pytest.warns(
+            OatWarning,
+            match=(
+                r"stop.max_cost is 0.5, and a step of 4 questions can cost 0.96, so its questions are asked "
+                r"in waves"
+            ),
+        ):
             assert oat(command, config) == 0
     tree = yaml.safe_load(config.read_text())
     tree["stop"]["max_cost"] = 0.1
@@ -106,9 +143,18 @@ def test_one_below_a_step_is_warned_of(world: World, tmp_path: Path, by_length: 
             assert oat(command, config) == 0, "a run that is begun goes on"
 
 
-def test_recorded_responses_are_as_they_are(world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]) -> None:
-    data = write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "a" * number, "rejected": "b"} for number in range(1, 30)])
-    changes = {"prompts": {"path": str(data), "responses": ["chosen", "rejected"]}, "oracle.name": by_length, "evaluation": None}
+def test_recorded_responses_are_as_they_are(
+    world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_jsonl(
+        tmp_path / "pairs.jsonl",
+        [{"prompt": "1+1=", "chosen": "a" * number, "rejected": "b"} for number in range(1, 30)],
+    )
+    changes = {
+        "prompts": {"path": str(data), "responses": ["chosen", "rejected"]},
+        "oracle.name": by_length,
+        "evaluation": None,
+    }
     tree = world.tree("dpo", tmp_path / "dpo", changes)
     del tree["algorithm"]["samples"]
     (tmp_path / "dpo.yaml").write_text(yaml.safe_dump(tree))
@@ -118,24 +164,59 @@ def test_recorded_responses_are_as_they_are(world: World, tmp_path: Path, by_len
 
 def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None:
     """Responses of up to four tokens, drawn anew, about prompts of the run."""
-    options = {"name": "judge", "model": "m", "url": "http://127.0.0.1:1/v1", "price_in": 1.0, "price_out": 2.0}
-    config = resolve(*load_config(world.config("dpo", tmp_path, {"oracle": options, "stop": {"max_steps": 3, "max_cost": 9.0}, "evaluation": None})))
+    options = {
+        "name": "judge",
+        "model": "m",
+        "url": "http://127.0.0.1:1/v1",
+        "price_in": 1.0,
+        "price_out": 2.0,
+    }
+    config = resolve(
+        *load_config(
+            world.config(
+                "dpo",
+                tmp_path,
+                {"oracle": options, "stop": {"max_steps": 3, "max_cost": 9.0}, "evaluation": None},
+            )
+        )
+    )
     run_inputs = gather_inputs(config)
-    most, judge, draw = dearest_question(config, run_inputs), run_inputs.asked["judge"], random.Random(0)
+    most = dearest_question(config, run_inputs)
+    judge = run_inputs.asked["judge"]
+    draw = random.Random(0)
     assert isinstance(judge, Judge)
     prices = []
     for number, prompt in enumerate(run_inputs.prompts.all()):
         texts = ["".join(draw.choice("0123456789+=ab") for _ in range(draw.randrange(5))) for _ in range(2)]
-        prices.append(judge.price(Question.about(make_group(number, *texts), Key("train", 0, 0, number), "compare", (0, 1), "judge")))
-        prices.append(judge.price(Question(Key("train", 0, 0, number), "compare", prompt.messages, tuple(texts), (0, 1))))
+        prices.append(
+            judge.price(
+                Question.about(
+                    make_group(number, *texts), Key("train", 0, 0, number), "compare", (0, 1), "judge"
+                )
+            )
+        )
+        prices.append(
+            judge.price(
+                Question(Key("train", 0, 0, number), "compare", prompt.messages, tuple(texts), (0, 1))
+            )
+        )
     run_inputs.close()
     assert max(price.tokens for price in prices) <= most.tokens < 1.2 * max(price.tokens for price in prices)
     assert max(price.cost for price in prices) <= most.cost
 
 
 def test_the_longest_texts_by_any_measure() -> None:
-    """Of letters, of bytes, and of characters that are written as escapes; none of an id that ends a response."""
-    words = ["<pad>", "<eos>", "a", "bbbbbb", "\u4e00\u4e00\u4e00\u4e00", "\u200b\u200b\u200b", "<a very long end of turn>"]
+    """Of letters, of bytes, and of characters that are written as escapes; none of an id that ends a
+    response."""
+    words = [
+        "<pad>",
+        "<eos>",
+        "a",
+        "bbbbbb",
+        "\u4e00\u4e00\u4e00\u4e00",
+        "\u200b\u200b\u200b",
+        "<a very long end of turn>",
+    ]
     built = Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="<pad>"))
     built.pre_tokenizer, built.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, pad_token="<pad>", eos_token="<eos>")
@@ -146,12 +227,23 @@ def test_the_longest_texts_by_any_measure() -> None:
 
 def test_prompts_are_spread_over_all_sources(world: World, tmp_path: Path) -> None:
     files = [
-        write_jsonl(tmp_path / f"{name}.jsonl", [{"prompt": f"{name}{number}"} for number in range(size)]) for name, size in (("a", 2), ("b", 7))
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"prompt": f"{name}{number}"} for number in range(size)])
+        for name, size in (("a", 2), ("b", 7))
     ]
-    config = resolve(*load_config(world.config("grpo", tmp_path, {"prompts": {"path": [str(file) for file in files]}, "evaluation": None})))
+    config = resolve(
+        *load_config(
+            world.config(
+                "grpo", tmp_path, {"prompts": {"path": [str(file) for file in files]}, "evaluation": None}
+            )
+        )
+    )
     prompts = gather_inputs(config).prompts
     state = prompts.state
-    assert [prompt.messages[0].content for prompt in prompts.spread(99)] == ["a0", "a1", *(f"b{number}" for number in range(7))]
+    assert [prompt.messages[0].content for prompt in prompts.spread(99)] == [
+        "a0",
+        "a1",
+        *(f"b{number}" for number in range(7)),
+    ]
     assert [prompt.messages[0].content for prompt in prompts.spread(3)] == ["a0", "b1", "b4"]
     assert prompts.state == state
 
@@ -161,7 +253,9 @@ def test_a_run_that_asked_nobody_does_not_say_that_it_finished(
 ) -> None:
     """An oracle whose price is higher once it is asked; the first question that is not paid is warned of."""
     oracle = {"name": by_length, "really": 9.0}
-    config = world.config("grpo", tmp_path, {"oracle": oracle, "stop": {"max_steps": 3, "max_cost": 5.0}, "evaluation": None})
+    config = world.config(
+        "grpo", tmp_path, {"oracle": oracle, "stop": {"max_steps": 3, "max_cost": 5.0}, "evaluation": None}
+    )
     with pytest.warns(OatWarning) as caught:
         assert oat("train", config) == 0
     said = capsys.readouterr().out

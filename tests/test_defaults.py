@@ -1,4 +1,5 @@
-"""Defaults that follow from other settings: the engine's threads, and what `oat check` says of all of them."""
+"""Defaults that follow from other settings: the engine's threads, and what `oat check` says of all of
+them."""
 
 from pathlib import Path
 
@@ -21,8 +22,11 @@ def said_of(config: Path, *flags: object) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("flags", "expected"), [((), 3), (("--engine.threads", 2), 2)])
-def test_the_engine_computes_on_the_threads_of_the_run(world: World, tmp_path: Path, flags: tuple[object, ...], expected: int) -> None:
-    """Unless it has a number of its own. Nothing is computed here: a process whose kernels had several threads can have no forked children."""
+def test_the_engine_computes_on_the_threads_of_the_run(
+    world: World, tmp_path: Path, flags: tuple[object, ...], expected: int
+) -> None:
+    """Unless it has a number of its own. Nothing is computed here: a process whose kernels had several
+    threads can have no forked children."""
     config, before = world.config("grpo", tmp_path, {"compute.threads": 3}), torch.get_num_threads()
     try:
         with outlines():
@@ -35,7 +39,10 @@ def test_the_engine_computes_on_the_threads_of_the_run(world: World, tmp_path: P
 
 def test_a_run_that_was_begun_before_keeps_its_number(world: World, tmp_path: Path) -> None:
     """It was measured then."""
-    config, stored = world.config("grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None}), tmp_path / "grpo" / "config.yaml"
+    config, stored = (
+        world.config("grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None}),
+        tmp_path / "grpo" / "config.yaml",
+    )
     assert oat("train", config) == 0
     tree = yaml.safe_load(stored.read_text())
     assert (tree["compute"]["threads"], tree["engine"]["threads"]) == (1, 1)
@@ -46,7 +53,12 @@ def test_a_run_that_was_begun_before_keeps_its_number(world: World, tmp_path: Pa
 
 
 def test_what_follows_from_what(world: World, tmp_path: Path) -> None:
-    changes = {"learner": {"schedule": "linear"}, "algorithm.kl_coef": 0.1, "algorithm.epochs": 3, "compute.threads": 2}
+    changes = {
+        "learner": {"schedule": "linear"},
+        "algorithm.kl_coef": 0.1,
+        "algorithm.epochs": 3,
+        "compute.threads": 2,
+    }
     config = world.config("grpo", tmp_path, changes)
     expected = {
         "model.reference": "the policy's start, as model.path",
@@ -60,10 +72,20 @@ def test_what_follows_from_what(world: World, tmp_path: Path) -> None:
     assert forked(lambda: oat("check", config), tmp_path / "log") == 0
     lines = (tmp_path / "log").read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("  by default   "))
-    assert [line[15:] for line in lines[start : start + len(expected)]] == [f"{name}: {value}" for name, value in expected.items()]
+    assert [line[15:] for line in lines[start : start + len(expected)]] == [
+        f"{name}: {value}" for name, value in expected.items()
+    ]
     assert any(line.startswith("  engine ") and ", 2 threads; " in line for line in lines)
-    assert said_of(config, "--learner.micro_batch_tokens", 64)["learner.micro_batch_size"] == "no limit, since learner.micro_batch_tokens is one"
-    given = {"learner.schedule_steps": 12, "learner.micro_batch_size": 8, "evaluation.oracle": world.oracle, "engine.threads": 2}
+    assert (
+        said_of(config, "--learner.micro_batch_tokens", 64)["learner.micro_batch_size"]
+        == "no limit, since learner.micro_batch_tokens is one"
+    )
+    given = {
+        "learner.schedule_steps": 12,
+        "learner.micro_batch_size": 8,
+        "evaluation.oracle": world.oracle,
+        "engine.threads": 2,
+    }
     given |= {"model.reference": world.folder / "model", "model.reference_dtype": "float32"}
     assert said_of(config, *(part for name, value in given.items() for part in (f"--{name}", value))) == {}
     assert "engine.threads" not in said_of(config, "--engine.threads", 1)
@@ -71,7 +93,12 @@ def test_what_follows_from_what(world: World, tmp_path: Path) -> None:
 
 def test_what_follows_from_recorded_data_and_forms(world: World, tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}])
-    offline = {"prompts": {"path": str(data)}, "oracle": {"name": "recorded"}, "algorithm": {"name": "dpo", "prompts": 1}, "evaluation": None}
+    offline = {
+        "prompts": {"path": str(data)},
+        "oracle": {"name": "recorded"},
+        "algorithm": {"name": "dpo", "prompts": 1},
+        "evaluation": None,
+    }
     said = said_of(world.config("dpo", tmp_path, offline))
     assert said["prompts.responses"] == "chosen, rejected, what oracle.name recorded reads"
     assert said["algorithm.samples"] == "2, as many as prompts.responses has"

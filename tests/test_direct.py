@@ -1,4 +1,5 @@
-"""The direct losses as algorithms: pairs from feedback, one term a pair, against plain Python on the numbers of each token."""
+"""The direct losses as algorithms: pairs from feedback, one term a pair, against plain Python on the numbers
+of each token."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pairs import LOSER, SLOW, WINNER, Response, feedback, forward, item, mean, numbers, objective, outputs, prepared, total
+from pairs import (
+    LOSER,
+    SLOW,
+    WINNER,
+    Response,
+    feedback,
+    forward,
+    item,
+    mean,
+    numbers,
+    objective,
+    outputs,
+    prepared,
+    total,
+)
 
 from oat.algorithms.base import View, step_metrics
 from oat.algorithms.contrast import AOT, CPO, EXO, ORPO, DiscoPOP
@@ -18,7 +33,12 @@ from oat.learner.batching import select_rows, view_of
 
 
 def slow_total(
-    name: str, view: View, policy: Sequence[float], reference: Sequence[float], entropy: Sequence[float], frozen: Sequence[float]
+    name: str,
+    view: View,
+    policy: Sequence[float],
+    reference: Sequence[float],
+    entropy: Sequence[float],
+    frozen: Sequence[float],
 ) -> float:
     """The mean over two pairs, from lists of one number a token."""
     ends = np.flatnonzero(np.diff(view.row_of_K)) + 1
@@ -32,7 +52,9 @@ def slow_total(
 def test_loss_and_gradient_are_those_of_plain_python(name: str) -> None:
     """The gradient by central differences, in float64. Of the entropy there is none: see `bnf_scores`."""
     algorithm, _ = SLOW[name]
-    batch, view, found = prepared(algorithm, item(0, WINNER), item(1, LOSER[::-1], label=1), item(2, ("abc", "abc"), None, "tie"))
+    batch, view, found = prepared(
+        algorithm, item(0, WINNER), item(1, LOSER[::-1], label=1), item(2, ("abc", "abc"), None, "tie")
+    )
     assert [row.text for row in batch.rows] == [*WINNER, *LOSER]
     raw, entropy = found["policy"]["raw"], found["policy"]["entropy"].requires_grad_()
     loss = total(algorithm, batch, found)
@@ -60,7 +82,9 @@ def test_a_masked_pair_changes_neither_loss_nor_gradient(name: str) -> None:
         loss = total(algorithm, batch, found)
         loss.backward()
         results.append((loss.item(), found["policy"]["raw"].grad))
-        assert step_metrics(feedback(item(0, WINNER), *rest))["answers/tied_frac"] == (0.5 if mark == "tie" else 0.0)
+        assert step_metrics(feedback(item(0, WINNER), *rest))["answers/tied_frac"] == (
+            0.5 if mark == "tie" else 0.0
+        )
     for loss, gradient in results[:-1]:
         assert loss == results[-1][0]
         assert torch.equal(gradient, results[-1][1])
@@ -80,12 +104,19 @@ def test_a_term_does_not_depend_on_other_pairs(name: str) -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 def test_descent_raises_chosen_and_lowers_rejected_tokens(name: str) -> None:
-    """Of one token each, where policy and reference agree. There `apo_down` leaves the chosen one where it is."""
+    """Of one token each, where policy and reference agree. There `apo_down` leaves the chosen one where it
+    is."""
     algorithm, _ = SLOW[name]
     batch, view, _ = prepared(algorithm, item(0, ("a", "b")))
-    raw = view["reference_logps_K"].clone() if "reference_logps_K" in batch.columns else torch.full((2,), -1.0, dtype=torch.float64)
+    raw = (
+        view["reference_logps_K"].clone()
+        if "reference_logps_K" in batch.columns
+        else torch.full((2,), -1.0, dtype=torch.float64)
+    )
     raw.requires_grad_()
-    total(algorithm, batch, {"policy": {"raw": raw, "entropy": torch.full((2,), 0.5, dtype=torch.float64)}}).backward()
+    total(
+        algorithm, batch, {"policy": {"raw": raw, "entropy": torch.full((2,), 0.5, dtype=torch.float64)}}
+    ).backward()
     assert raw.grad is not None
     assert raw.grad[0] <= 0 < raw.grad[1]
     assert (raw.grad[0] == 0) == (name == "apo_down")
@@ -107,7 +138,9 @@ def test_the_sft_term_is_the_mean_log_probability_of_the_chosen() -> None:
     batch, _, found = prepared(plain, item(0, WINNER), item(1, LOSER))
     raw = found["policy"]["raw"]
     mean_logps = (raw[:4].mean() + raw[6:7].mean()) / 2
-    assert (total(with_term, batch, found) - total(plain, batch, found)).item() == pytest.approx(-0.25 * mean_logps.item())
+    assert (total(with_term, batch, found) - total(plain, batch, found)).item() == pytest.approx(
+        -0.25 * mean_logps.item()
+    )
 
 
 @pytest.mark.inventory(10)
@@ -140,7 +173,10 @@ def test_reported_rewards(name: str) -> None:
     algorithm, _ = SLOW[name]
     batch, view, found = prepared(algorithm, item(0, WINNER))
     tokens = found["policy"]["raw"].tolist(), numbers(batch.rows, "reference").tolist()
-    chosen, rejected = (REWARDS[name](Response(*(column[part] for column in tokens), [], [])) for part in (slice(0, 4), slice(4, 6)))
+    chosen, rejected = (
+        REWARDS[name](Response(*(column[part] for column in tokens), [], []))
+        for part in (slice(0, 4), slice(4, 6))
+    )
     metrics = {key: values.mean().item() for key, (values, _) in algorithm.metrics(found, view).items()}
     assert metrics["pairs/reward_chosen"] == pytest.approx(chosen)
     assert metrics["pairs/reward_rejected"] == pytest.approx(rejected)
@@ -148,11 +184,14 @@ def test_reported_rewards(name: str) -> None:
     assert metrics["pairs/accuracy"] == float(chosen > rejected)
     assert metrics["logps/chosen"] == pytest.approx(sum(tokens[0][:4]))
     gap = mean([abs(own - other) for own, other in zip(*tokens, strict=True)])
-    assert metrics.get("logps/reference_gap") == (None if name in ("simpo", "orpo", "cpo") else pytest.approx(gap))
+    assert metrics.get("logps/reference_gap") == (
+        None if name in ("simpo", "orpo", "cpo") else pytest.approx(gap)
+    )
 
 
 def test_the_gap_to_the_reference_by_hand() -> None:
-    """A response of four tokens that all rise by 1/2 nat, and one of two that fall by 1/4 and 3/4: 3 nats over 6 tokens, and not 1 over 6."""
+    """A response of four tokens that all rise by 1/2 nat, and one of two that fall by 1/4 and 3/4: 3 nats
+    over 6 tokens, and not 1 over 6."""
     algorithm = objective(DPO)
     _, view, _ = prepared(algorithm, item(0, WINNER), item(1, LOSER, None, "tie"))
     raw = view["reference_logps_K"] + torch.tensor([0.5, 0.5, 0.5, 0.5, -0.25, -0.75])
@@ -163,7 +202,13 @@ def test_the_gap_to_the_reference_by_hand() -> None:
 @pytest.mark.parametrize("name", SLOW)
 def test_a_pair_with_a_response_without_tokens_is_left_out_and_counted(name: str) -> None:
     algorithm, _ = SLOW[name]
-    batch, _, _ = prepared(algorithm, item(0, WINNER), item(1, ("a", "")), item(2, ("", "a"), label=1), item(3, ("", "b"), None, "tie"))
+    batch, _, _ = prepared(
+        algorithm,
+        item(0, WINNER),
+        item(1, ("a", "")),
+        item(2, ("", "a"), label=1),
+        item(3, ("", "b"), None, "tie"),
+    )
     assert [row.text for row in batch.rows] == list(WINNER)
     assert batch.metrics["pairs/empty_frac"] == 0.75
     assert batch.metrics["rows/trained"] == 2
@@ -178,7 +223,12 @@ def test_kept_ties_are_masked_in_the_order_they_were_asked() -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 def test_nothing_but_ties_is_an_empty_batch(name: str) -> None:
-    assert SLOW[name][0].prepare(feedback(item(0, ("a", "b"), None, "tie")), forward, np.random.default_rng(0)).size == 0
+    assert (
+        SLOW[name][0]
+        .prepare(feedback(item(0, ("a", "b"), None, "tie")), forward, np.random.default_rng(0))
+        .size
+        == 0
+    )
 
 
 @pytest.mark.parametrize("level", [-1e4, -1e-7])
@@ -221,14 +271,33 @@ def test_settings_out_of_range(cls: type[Direct], options: dict[str, Any], field
 
 
 def test_names() -> None:
-    of_pairs = ["dpo", "robust_dpo", "ipo", "slic", "simpo", "bnf", "exo", "nca", "apo_zero", "apo_down", "sppo_hard", "discopop", "aot"]
+    of_pairs = [
+        "dpo",
+        "robust_dpo",
+        "ipo",
+        "slic",
+        "simpo",
+        "bnf",
+        "exo",
+        "nca",
+        "apo_zero",
+        "apo_down",
+        "sppo_hard",
+        "discopop",
+        "aot",
+    ]
     of_pairs += ["orpo", "cpo"]
     assert list(ALGORITHMS) == [*of_pairs, "kto", "sft", "grpo", "dr_grpo", "reward_model"]
 
 
 def test_rewards_that_pairs_are_made_of_are_reported() -> None:
-    """Means over the candidates that have a score, whether their pair has a winner or not; nothing where pairs were compared as such."""
-    items = [item(0, WINNER, scores=(3.0, 1.0)), item(1, LOSER, None, "tie", scores=(2.0, 2.0)), item(2, WINNER, None, "abstain")]
+    """Means over the candidates that have a score, whether their pair has a winner or not; nothing where
+    pairs were compared as such."""
+    items = [
+        item(0, WINNER, scores=(3.0, 1.0)),
+        item(1, LOSER, None, "tie", scores=(2.0, 2.0)),
+        item(2, WINNER, None, "abstain"),
+    ]
     items.append(item(3, WINNER, None, "abstain", scores=(None, 7.0)))
     metrics = step_metrics(feedback(*items))
     assert {name: metrics[name] for name in metrics if name.startswith("reward/")} == {

@@ -35,7 +35,14 @@ def blocks(language: str) -> list[Any]:
     return [
         pytest.param(block, id=f"{page.stem}-{number}")
         for page in PAGES
-        for number, block in enumerate(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE), 1)
+        for number, block in enumerate(
+            re.findall(
+                rf"^```{language}\n(.*?)^```",
+                page.read_text(encoding="utf-8"),
+                flags=re.DOTALL | re.MULTILINE,
+            ),
+            1,
+        )
     ]
 
 
@@ -47,18 +54,33 @@ def test_every_block_is_valid(block: str, tmp_path: Path) -> None:
     """A whole configuration, or sections of one."""
     given = yaml.safe_load(block)
     path = tmp_path / "config.yaml"
-    path.write_text(block if {"model", "oracle", "stop"} <= set(given) else yaml.safe_dump({**BASE, **given}), encoding="utf-8")
+    path.write_text(
+        block if {"model", "oracle", "stop"} <= set(given) else yaml.safe_dump({**BASE, **given}),
+        encoding="utf-8",
+    )
     config = resolve(*load_config(path))
     assert config.algorithm.name == given.get("algorithm", BASE["algorithm"])["name"]
 
 
 @pytest.mark.parametrize("block", blocks("python"))
-def test_every_block_of_python_runs(block: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_of_python_runs(
+    block: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a run lies in runs/mine, with what the README begins with."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(world.folder / "model", "quickstart/start")
     shutil.copy(world.folder / "train.jsonl", "prompts.jsonl")
-    assert oat("train", world.config("grpo", tmp_path, {"run_dir": str(tmp_path / "runs" / "mine"), "evaluation.gold": world.oracle})) == 0
+    assert (
+        oat(
+            "train",
+            world.config(
+                "grpo",
+                tmp_path,
+                {"run_dir": str(tmp_path / "runs" / "mine"), "evaluation.gold": world.oracle},
+            ),
+        )
+        == 0
+    )
     exec(block, {})
 
 
@@ -68,14 +90,26 @@ def test_every_algorithm_has_a_recipe() -> None:
 
 
 def test_the_page_of_settings_is_made_from_the_code() -> None:
-    assert settings_page.PAGE.read_text(encoding="utf-8") == settings_page.page(), "run: python tests/settings_page.py"
+    assert settings_page.PAGE.read_text(encoding="utf-8") == settings_page.page(), (
+        "run: python tests/settings_page.py"
+    )
 
 
 def test_every_setting_says_what_it_means() -> None:
-    classes = {cls for _, cls in settings_page.sections(Config)} | {algorithm.Config for algorithm in ALGORITHMS.values()} | {TorchEngineConfig}
+    classes = (
+        {cls for _, cls in settings_page.sections(Config)}
+        | {algorithm.Config for algorithm in ALGORITHMS.values()}
+        | {TorchEngineConfig}
+    )
     classes |= {SinkConfig, *(listed.options for listed in SINKS.values())}
     for cls in classes:
         texts, shapes = settings_page.documented(cls), typing.get_type_hints(cls)
-        sections = {name for name, kind in shapes.items() if any(map(dataclasses.is_dataclass, (kind, *typing.get_args(kind))))}
+        sections = {
+            name
+            for name, kind in shapes.items()
+            if any(map(dataclasses.is_dataclass, (kind, *typing.get_args(kind))))
+        }
         missing = {f.name for f in dataclasses.fields(cls)} - texts.keys() - sections - {"options"}
-        assert missing <= ({"name"} if issubclass(cls, Component) else set()), f"{cls.__name__} says nothing about {missing}"
+        assert missing <= ({"name"} if issubclass(cls, Component) else set()), (
+            f"{cls.__name__} says nothing about {missing}"
+        )

@@ -1,4 +1,5 @@
-"""An engine in bfloat16 has weights of its own, cast from the learner's; what is kept and proven, what a run makes of it."""
+"""An engine in bfloat16 has weights of its own, cast from the learner's; what is kept and proven, what a run
+makes of it."""
 
 import json
 import signal
@@ -38,20 +39,29 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 
 def built(world: World, algorithm: str, folder: Path, changes: Mapping[str, Any]) -> tuple[Run, TorchEngine]:
     folder.mkdir(exist_ok=True)
-    run = build(resolve(*load_config(world.config(algorithm, folder, {**HALF, **changes}))), directory=made(folder / "built"))
+    run = build(
+        resolve(*load_config(world.config(algorithm, folder, {**HALF, **changes}))),
+        directory=made(folder / "built"),
+    )
     engine: Any = run.weights.holders["sampler"][0]  # type: ignore[attr-defined]
     return run, getattr(engine, "_box", engine)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_what_is_recorded_is_what_the_cast_model_says(family: str, deterministic: bool, tmp_path: Path) -> None:
-    """Against its plain forward pass, which rounds its attention scores too; and against the model it was cast from."""
+def test_what_is_recorded_is_what_the_cast_model_says(
+    family: str, deterministic: bool, tmp_path: Path
+) -> None:
+    """Against its plain forward pass, which rounds its attention scores too; and against the model it was
+    cast from."""
     path = save_model(tmp_path, build_config(family), scale=2.0)
     lm, exact = load_lm(path, dtype="bfloat16"), load_lm(path)
     generator = np.random.default_rng(1)
     lengths = [int(length) for length in generator.integers(1, 20, 12)]
-    requests = [Request(generator.integers(0, NUM_TOKENS, n).astype(np.int32), Sampling(9), KEYS.key("half", n, k)) for k, n in enumerate(lengths)]
+    requests = [
+        Request(generator.integers(0, NUM_TOKENS, n).astype(np.int32), Sampling(9), KEYS.key("half", n, k))
+        for k, n in enumerate(lengths)
+    ]
     completions = run(build_engine(lm, deterministic=deterministic), requests)
     assert {completion.raw_logps.dtype for completion in completions} == {np.dtype(np.float32)}
     gaps = []
@@ -68,7 +78,9 @@ def test_what_is_recorded_is_what_the_cast_model_says(family: str, deterministic
 
 def test_what_is_sent_is_cast_and_what_is_held_is_proven(world: World) -> None:
     source, path = Source(load_lm(str(world.folder / "model"))), str(world.folder / "model")
-    engine = TorchEngine({"sampler": load_lm(path, dtype="bfloat16")}, num_tokens=16, stop_ids=[1], decode=lambda ids: "")
+    engine = TorchEngine(
+        {"sampler": load_lm(path, dtype="bfloat16")}, num_tokens=16, stop_ids=[1], decode=lambda ids: ""
+    )
     source.move()
     Weights({"sampler": [engine]}, 1, {"sampler": torch.bfloat16}).sync(source, 1)
     for name, tensor in engine._slots["sampler"].tensors().items():
@@ -78,7 +90,10 @@ def test_what_is_sent_is_cast_and_what_is_held_is_proven(world: World) -> None:
         Weights({"sampler": [engine]}, 1).sync(source, 2)
 
 
-@pytest.mark.parametrize(("name", "place", "bit"), [("model.embed_tokens.weight", 0, 0), ("model.norm.weight", 31, 7), ("lm_head.weight", 500, 3)])
+@pytest.mark.parametrize(
+    ("name", "place", "bit"),
+    [("model.embed_tokens.weight", 0, 0), ("model.norm.weight", 31, 7), ("lm_head.weight", 500, 3)],
+)
 def test_one_turned_bit_in_the_cast_copy_is_found(world: World, name: str, place: int, bit: int) -> None:
     source = Source(load_lm(str(world.folder / "model")))
 
@@ -98,9 +113,11 @@ def test_one_turned_bit_in_the_cast_copy_is_found(world: World, name: str, place
 
 @pytest.mark.parametrize("sync_every", [1, 2])
 @pytest.mark.parametrize("changes", [{}, LORA], ids=["whole", "adapter"])
-def test_slots_are_copies_of_the_learners_weights(world: World, tmp_path: Path, changes: dict[str, Any], sync_every: int) -> None:
-    """Of the policy, of its adapter too; nothing of the learner's changes, and nothing is shared with it. A reference that only the learner reads is
-    not copied."""
+def test_slots_are_copies_of_the_learners_weights(
+    world: World, tmp_path: Path, changes: dict[str, Any], sync_every: int
+) -> None:
+    """Of the policy, of its adapter too; nothing of the learner's changes, and nothing is shared with it. A
+    reference that only the learner reads is not copied."""
     run, engine = built(world, "dpo", tmp_path, {**changes, "learner.sync_every": sync_every})
     learner: Any = run.learner
     learner = getattr(learner, "_box", learner)
@@ -111,7 +128,9 @@ def test_slots_are_copies_of_the_learners_weights(world: World, tmp_path: Path, 
     mine = learner.tensors("policy")
     theirs = [engine._slots[slot].tensors() for slot in ("sampler", "policy")]
     assert {tensor.dtype for tensor in mine.values()} == {torch.float32}
-    assert {tensor.data_ptr() for tensor in mine.values()} & {tensor.data_ptr() for tensors in theirs for tensor in tensors.values()} == set()
+    assert {tensor.data_ptr() for tensor in mine.values()} & {
+        tensor.data_ptr() for tensors in theirs for tensor in tensors.values()
+    } == set()
     for tensors in theirs:
         assert all(torch.equal(tensors[name], tensor.bfloat16()) for name, tensor in mine.items())
     assert held(engine, "sampler") == held(engine, "policy")
@@ -119,7 +138,9 @@ def test_slots_are_copies_of_the_learners_weights(world: World, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("changes", [{}, LORA], ids=["whole", "adapter"])
-def test_a_reference_that_is_sampled_from_is_the_start(world: World, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_reference_that_is_sampled_from_is_the_start(
+    world: World, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     algorithm = f"{Path(__file__).parent / 'protocol' / 'xpo.py'}:XPO"
     options = {"algorithm": {"name": algorithm, "prompts": 4}, **changes}
     run, engine = built(world, "dpo", tmp_path, options)
@@ -127,10 +148,19 @@ def test_a_reference_that_is_sampled_from_is_the_start(world: World, tmp_path: P
     ids = [np.arange(9) % 15, np.arange(4)]
     restore(run)
     sampled = {name: tensor + 0.25 for name, tensor in run.learner.tensors("policy").items()}
-    run.weights.push("policy", 1, sampled if not changes else {name: t for name, t in sampled.items() if "lora" in name} | _frozen(run))
-    for found, expected in zip(engine.logps(ids, "reference"), build_engine(start, num_tokens=16).logps(ids, "sampler"), strict=True):
+    run.weights.push(
+        "policy",
+        1,
+        sampled if not changes else {name: t for name, t in sampled.items() if "lora" in name} | _frozen(run),
+    )
+    for found, expected in zip(
+        engine.logps(ids, "reference"), build_engine(start, num_tokens=16).logps(ids, "sampler"), strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
-    assert any((a != b).any() for a, b in zip(engine.logps(ids, "reference"), engine.logps(ids, "policy"), strict=True))
+    assert any(
+        (a != b).any()
+        for a, b in zip(engine.logps(ids, "reference"), engine.logps(ids, "policy"), strict=True)
+    )
     run.ledger.close()
 
 
@@ -140,11 +170,18 @@ def _frozen(run: Run) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def learnt(world: World, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Finished runs of GRPO whose engine is in bfloat16, with many samples of a rewarded letter; one with its values over the wire."""
+    """Finished runs of GRPO whose engine is in bfloat16, with many samples of a rewarded letter; one with its
+    values over the wire."""
     found = {}
     for name, serialise in (("plain", False), ("wired", True)):
         folder = tmp_path_factory.mktemp(name)
-        changes = {"algorithm.samples": 8, "stop.max_steps": 12, "evaluation.every": 12, "evaluation.samples": 16, "compute.serialise": serialise}
+        changes = {
+            "algorithm.samples": 8,
+            "stop.max_steps": 12,
+            "evaluation.every": 12,
+            "evaluation.samples": 16,
+            "compute.serialise": serialise,
+        }
         config = world.config("grpo", folder, {**HALF, **changes, "learner.learning_rate": 0.01})
         assert forked(lambda config=config: oat("train", config), folder / "log") == 0
         found[name] = folder / "grpo"
@@ -167,8 +204,17 @@ def test_old_log_probabilities_are_the_learners_own(learnt: Mapping[str, Path]) 
 
 @pytest.mark.parametrize("sync_every", [1, 2])
 @pytest.mark.parametrize("changes", [{}, LORA], ids=["whole", "adapter"])
-def test_a_killed_run_goes_on_bitwise(world: World, tmp_path: Path, changes: dict[str, Any], sync_every: int) -> None:
-    settings = {**HALF, **changes, "learner.sync_every": sync_every, "checkpoint.every": 1, "stop.max_steps": 4, "evaluation.every": 1}
+def test_a_killed_run_goes_on_bitwise(
+    world: World, tmp_path: Path, changes: dict[str, Any], sync_every: int
+) -> None:
+    settings = {
+        **HALF,
+        **changes,
+        "learner.sync_every": sync_every,
+        "checkpoint.every": 1,
+        "stop.max_steps": 4,
+        "evaluation.every": 1,
+    }
     config = world.config("grpo", tmp_path, settings)
 
     def train(name: str, kill: int | None = None) -> int:
@@ -179,16 +225,25 @@ def test_a_killed_run_goes_on_bitwise(world: World, tmp_path: Path, changes: dic
 
         return forked(action, tmp_path / "log")
 
-    assert [train("unbroken"), train("killed", kill=2), train("killed", kill=2), train("killed")] == [0, -signal.SIGKILL, -signal.SIGKILL, 0]
+    assert [train("unbroken"), train("killed", kill=2), train("killed", kill=2), train("killed")] == [
+        0,
+        -signal.SIGKILL,
+        -signal.SIGKILL,
+        0,
+    ]
     assert digest_run(tmp_path / "killed") == digest_run(tmp_path / "unbroken")
 
 
-def test_a_finished_run_is_evaluated_as_it_was(learnt: Mapping[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_evaluated_as_it_was(
+    learnt: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert oat("eval", learnt["plain"]) == 0
     assert json.loads(capsys.readouterr().out)["eval/sampled"] == rows_of(learnt["plain"])[-1]["eval/sampled"]
 
 
-def test_a_tensor_that_stays_in_float32_is_named(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_that_stays_in_float32_is_named(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a router's bias does in some models."""
 
     def with_bias(*given: Any, **options: Any) -> CausalLM:
@@ -197,7 +252,13 @@ def test_a_tensor_that_stays_in_float32_is_named(world: World, tmp_path: Path, m
         return lm
 
     monkeypatch.setattr("oat.build.models.load_model", with_bias)
-    with pytest.raises(ModelError, match=r"a `llama` keeps `router_bias` in float32 when it is loaded in bfloat16; leave engine.dtype at float32"):
+    with pytest.raises(
+        ModelError,
+        match=(
+            r"a `llama` keeps `router_bias` in float32 when it is loaded in bfloat16; leave engine.dtype at "
+            r"float32"
+        ),
+    ):
         built(world, "dpo", tmp_path, {})
 
 
@@ -206,17 +267,26 @@ def test_a_tensor_that_stays_in_float32_is_named(world: World, tmp_path: Path, m
     [
         ({"engine.dtype": "float16"}, "engine.dtype"),
         (
-            {"engine.dtype": "bfloat16", "prompts.responses": ["answer", "worse"], "oracle.name": "recorded", "evaluation": None},
+            {
+                "engine.dtype": "bfloat16",
+                "prompts.responses": ["answer", "worse"],
+                "oracle.name": "recorded",
+                "evaluation": None,
+            },
             "engine.dtype is 'bfloat16': nothing is sampled from recorded responses without an evaluation",
         ),
     ],
 )
-def test_settings_that_make_no_sense(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str) -> None:
+def test_settings_that_make_no_sense(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
+) -> None:
     assert oat("train", world.config("dpo", tmp_path, changes)) == 2
     assert words in capsys.readouterr().err
 
 
-def test_a_run_keeps_its_precision(learnt: Mapping[str, Path], world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_keeps_its_precision(
+    learnt: Mapping[str, Path], world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     stored = learnt["plain"] / "config.yaml"
     assert oat("train", stored, "--engine.dtype", "float32") == 2
     assert 'engine.dtype: "bfloat16" in the run, "float32" now' in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Rows that come and go over a cache of pages: who enters, who waits, what is shared; and that none of it shows in a completion."""
+"""Rows that come and go over a cache of pages: who enters, who waits, what is shared; and that none of it
+shows in a completion."""
 
 import itertools
 
@@ -17,7 +18,10 @@ from oat.types import Request, Sampling
 
 @pytest.fixture(scope="module")
 def lms(tmp_path_factory):
-    return {family: load_lm(save_model(tmp_path_factory.mktemp(family), build_config(family))) for family in FAMILIES}
+    return {
+        family: load_lm(save_model(tmp_path_factory.mktemp(family), build_config(family)))
+        for family in FAMILIES
+    }
 
 
 @pytest.fixture
@@ -42,13 +46,18 @@ def crowd(*, prompts: int, each: int, seed: int = 0) -> list[Request]:
     requests = []
     for prompt in range(prompts):
         ids = generator.integers(0, NUM_TOKENS, generator.integers(1, 25)).astype(np.int32)
-        requests += [Request(ids, Sampling(int(generator.integers(1, 25))), KEYS.key("crowd", seed, prompt, n)) for n in range(each)]
+        requests += [
+            Request(ids, Sampling(int(generator.integers(1, 25))), KEYS.key("crowd", seed, prompt, n))
+            for n in range(each)
+        ]
     return requests
 
 
 def assert_right(lm, requests, completions):
     for request, completion in zip(requests, completions, strict=True):
-        rows = plain_logits(lm.module, np.concatenate([request.ids, completion.ids]))[len(request.ids) - 1 : -1]
+        rows = plain_logits(lm.module, np.concatenate([request.ids, completion.ids]))[
+            len(request.ids) - 1 : -1
+        ]
         expected = [row[token] - log_normaliser(row) for row, token in zip(rows, completion.ids, strict=True)]
         np.testing.assert_allclose(completion.raw_logps, expected, atol=1e-5, rtol=1e-5)
 
@@ -60,9 +69,13 @@ def test_rows_enter_while_others_are_decoded(lms, family, decodings):
     assert_right(lms[family], requests, completions)
     held = [rows for _, rows, _ in decodings]
     assert max(map(len, held)) == 6
-    assert any(old and new and set(old) & set(new) and set(new) - set(old) for old, new in itertools.pairwise(held))
+    assert any(
+        old and new and set(old) & set(new) and set(new) - set(old) for old, new in itertools.pairwise(held)
+    )
     at_once = run(build_engine(lms[family], max_rows=64), requests)
-    assert [completion.ids.tolist() for completion in completions] == [completion.ids.tolist() for completion in at_once]
+    assert [completion.ids.tolist() for completion in completions] == [
+        completion.ids.tolist() for completion in at_once
+    ]
 
 
 @pytest.mark.parametrize("each", [8, 20])
@@ -72,7 +85,9 @@ def test_rows_enter_also_where_a_prompt_has_as_many_as_there_are_places(lms, dec
     assert_right(lms["llama"], requests, completions)
     held = [rows for _, rows, _ in decodings]
     assert max(map(len, held)) == 8
-    assert sum(bool(set(old) & set(new) and set(new) - set(old)) for old, new in itertools.pairwise(held)) > each
+    assert (
+        sum(bool(set(old) & set(new) and set(new) - set(old)) for old, new in itertools.pairwise(held)) > each
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -82,12 +97,18 @@ def test_a_full_cache_sends_the_youngest_rows_back(lms, family, decodings, monke
     expected = run(engine, requests)
     del decodings[:]
     entered, admit = [], PagedCache.admit
-    monkeypatch.setattr(PagedCache, "admit", lambda cache, rows, length: entered.extend(rows) or admit(cache, rows, length))
+    monkeypatch.setattr(
+        PagedCache, "admit", lambda cache, rows, length: entered.extend(rows) or admit(cache, rows, length)
+    )
     bound = 7 * engine._page_bytes[id(lms[family])] / 1e9
     found = run(build_engine(lms[family], stop_ids=[], cache_gb=bound * 1.001), requests)
     assert_right(lms[family], requests, found)
-    assert [completion.ids.tolist() for completion in found] == [completion.ids.tolist() for completion in expected]
-    assert [completion.finish_reason for completion in found] == [completion.finish_reason for completion in expected]
+    assert [completion.ids.tolist() for completion in found] == [
+        completion.ids.tolist() for completion in expected
+    ]
+    assert [completion.finish_reason for completion in found] == [
+        completion.finish_reason for completion in expected
+    ]
     assert max(pages for *_, pages in decodings) <= 7
     assert len(entered) > len(requests)
 
@@ -123,23 +144,34 @@ def test_a_request_may_take_every_page(lms, decodings, prompt, each):
 def test_a_crowd_passes_through_a_cache_that_just_holds_its_longest(lms, decodings, seed):
     requests = crowd(prompts=8, each=3, seed=seed)
     longest = max(len(request.ids) + request.sampling.max_new_tokens for request in requests)
-    completions = run(build_engine(lms["llama"], stop_ids=[], **held_by(lms["llama"], -(-longest // PAGE))), requests)
+    completions = run(
+        build_engine(lms["llama"], stop_ids=[], **held_by(lms["llama"], -(-longest // PAGE))), requests
+    )
     assert_right(lms["llama"], requests, completions)
-    assert [len(completion.ids) for completion in completions] == [request.sampling.max_new_tokens for request in requests]
+    assert [len(completion.ids) for completion in completions] == [
+        request.sampling.max_new_tokens for request in requests
+    ]
     assert max(pages for *_, pages in decodings) == -(-longest // PAGE)
 
 
 def test_rows_of_fixed_shapes_may_take_every_page(lms):
-    requests = [Request(np.full(2 * PAGE + 4, n % NUM_TOKENS, dtype=np.int32), Sampling(4), KEYS.key("fixed", n)) for n in range(64)]
+    requests = [
+        Request(np.full(2 * PAGE + 4, n % NUM_TOKENS, dtype=np.int32), Sampling(4), KEYS.key("fixed", n))
+        for n in range(64)
+    ]
     lm = lms["llama"]
-    completions = run(build_engine(lm, stop_ids=[], max_rows=64, deterministic=True, **held_by(lm, 3 * 64)), requests)
+    completions = run(
+        build_engine(lm, stop_ids=[], max_rows=64, deterministic=True, **held_by(lm, 3 * 64)), requests
+    )
     assert_right(lm, requests, completions)
 
 
 def test_samples_of_a_prompt_share_its_pass_and_its_pages(lms, decodings, monkeypatch):
     lm, passes = lms["llama"], []
     hidden = lm.hidden
-    monkeypatch.setattr(lm, "hidden", lambda ids, **options: passes.append(ids.shape) or hidden(ids, **options))
+    monkeypatch.setattr(
+        lm, "hidden", lambda ids, **options: passes.append(ids.shape) or hidden(ids, **options)
+    )
     prompt = np.arange(2 * PAGE + 3, dtype=np.int32) % NUM_TOKENS
     requests = [Request(prompt, Sampling(5), KEYS.key("shared", n)) for n in range(8)]
     engine = build_engine(lm, stop_ids=[])
@@ -155,7 +187,11 @@ def test_samples_of_a_prompt_share_its_pass_and_its_pages(lms, decodings, monkey
 def test_a_prompt_that_comes_again_is_several_groups(lms, decodings):
     """Here 4 samples a prompt, and one prompt five times: no shared page has more than 4 readers."""
     prompts = [np.full(2 * PAGE, n, dtype=np.int32) for n in (0, 1, 1, 2, 1, 3, 1, 4, 1)]
-    requests = [Request(ids, Sampling(3), KEYS.key("again", n, sample)) for n, ids in enumerate(prompts) for sample in range(4)]
+    requests = [
+        Request(ids, Sampling(3), KEYS.key("again", n, sample))
+        for n, ids in enumerate(prompts)
+        for sample in range(4)
+    ]
     completions = run(build_engine(lms["llama"], stop_ids=[]), requests)
     assert_right(lms["llama"], requests, completions)
     assert decodings[0][0]._cache.shared.readers == 4
@@ -167,7 +203,9 @@ def test_pages_are_all_given_back_and_close_their_gaps(lms, decodings):
     run(build_engine(lms["qwen3"], max_rows=8), requests)
     cache = decodings[-1][0]._cache
     for pages in (cache.own, cache.shared):
-        assert sorted({*pages._free, *np.flatnonzero((pages.rows_PG >= 0).any(1)).tolist()}) == list(range(pages.used))
+        assert sorted({*pages._free, *np.flatnonzero((pages.rows_PG >= 0).any(1)).tolist()}) == list(
+            range(pages.used)
+        )
     assert cache.own.used < 8 * 4
 
 
@@ -197,13 +235,18 @@ def test_pages_that_move_are_the_last_ones(backwards):
 def test_shared_pages_and_others_stay_within_one_memory(lms, decodings, monkeypatch, seed):
     """Which starts as no number."""
     lm, empty = lms["llama"], torch.Tensor.new_empty
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, *shape, **asked: empty(like, *shape, **asked).fill_(torch.nan))
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda like, *shape, **asked: empty(like, *shape, **asked).fill_(torch.nan)
+    )
     requests = crowd(prompts=24, each=3, seed=seed)
     completions = run(build_engine(lm, max_rows=24, stop_ids=[], **held_by(lm, 24)), requests)
     assert_right(lm, requests, completions)
     cache = decodings[-1][0]._cache
     assert max(pages for *_, pages in decodings) > 20
-    assert sum(tensor.nbytes for layer in cache._storage.layers.values() for tensor in layer) == 24 * cache.page_bytes
+    assert (
+        sum(tensor.nbytes for layer in cache._storage.layers.values() for tensor in layer)
+        == 24 * cache.page_bytes
+    )
 
 
 def test_where_the_two_ends_would_meet_gaps_are_closed_first():
@@ -223,14 +266,18 @@ def test_where_the_two_ends_would_meet_gaps_are_closed_first():
 
 
 def test_little_of_the_cache_is_padding(tmp_path):
-    """Rows of geometric lengths, mean 32: at most a tenth of the keys that a step computes with belong to no token."""
+    """Rows of geometric lengths, mean 32: at most a tenth of the keys that a step computes with belong to no
+    token."""
     lm = load_lm(save_model(tmp_path, build_config("llama", context=256)))
     generator = np.random.default_rng(3)
     requests = []
     for prompt in range(24):
         ids = generator.integers(0, NUM_TOKENS, generator.integers(16, 65)).astype(np.int32)
         lengths = np.minimum(generator.geometric(1 / 32, 4), 128)
-        requests += [Request(ids, Sampling(int(length)), KEYS.key("padding", prompt, n)) for n, length in enumerate(lengths)]
+        requests += [
+            Request(ids, Sampling(int(length)), KEYS.key("padding", prompt, n))
+            for n, length in enumerate(lengths)
+        ]
     engine = build_engine(lm, stop_ids=[], max_rows=64)
     before = engine.work()
     run(engine, requests)

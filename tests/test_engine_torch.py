@@ -5,7 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny_models import CONTEXT, FAMILIES, NUM_TOKENS, VOCAB_ROWS, build_config, build_tokenizer, save_model, slow_distribution
+from tiny_models import (
+    CONTEXT,
+    FAMILIES,
+    NUM_TOKENS,
+    VOCAB_ROWS,
+    build_config,
+    build_tokenizer,
+    save_model,
+    slow_distribution,
+)
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from oat import seeds
@@ -40,14 +49,20 @@ def lms(paths):
 
 
 def build_engine(lm, **options):
-    return TorchEngine({"sampler": lm}, **{"num_tokens": NUM_TOKENS, "stop_ids": [0], "decode": DECODE, **options})
+    return TorchEngine(
+        {"sampler": lm}, **{"num_tokens": NUM_TOKENS, "stop_ids": [0], "decode": DECODE, **options}
+    )
 
 
 def build_requests(*samplings: Sampling, each: int = 3, seed: int = 0) -> list[Request]:
     """Prompts of 1 to 14 tokens, for each sampling."""
     generator = np.random.default_rng(seed)
     return [
-        Request(generator.integers(1, NUM_TOKENS, generator.integers(1, 15)).astype(np.int32), sampling, KEYS.key("test", seed, number, sample))
+        Request(
+            generator.integers(1, NUM_TOKENS, generator.integers(1, 15)).astype(np.int32),
+            sampling,
+            KEYS.key("test", seed, number, sample),
+        )
         for number, sampling in enumerate(samplings)
         for sample in range(each)
     ]
@@ -77,7 +92,9 @@ def test_every_token_against_a_plain_forward(lms, family):
     for request, completion in zip(requests, completions, strict=True):
         prompt, sampling = len(request.ids), request.sampling
         logits = plain_logits(lms[family].module, np.concatenate([request.ids, completion.ids]))
-        uniforms = seeds.uniforms(np.full(len(completion.ids), request.key, np.uint64), prompt + np.arange(len(completion.ids)))
+        uniforms = seeds.uniforms(
+            np.full(len(completion.ids), request.key, np.uint64), prompt + np.arange(len(completion.ids))
+        )
         for t, token in enumerate(completion.ids):
             row = logits[prompt - 1 + t]
             expected = slow_distribution(row[:NUM_TOKENS], sampling)
@@ -89,7 +106,11 @@ def test_every_token_against_a_plain_forward(lms, family):
                 kept = completion.kept
                 assert kept.ids[kept.offsets[t] : kept.offsets[t + 1]].tolist() == list(expected)
         assert (completion.kept is not None) == sampling.keep_sets
-        assert (completion.raw_logps.dtype, completion.sampled_logps.dtype, completion.ids.dtype) == (np.float32, np.float32, np.int32)
+        assert (completion.raw_logps.dtype, completion.sampled_logps.dtype, completion.ids.dtype) == (
+            np.float32,
+            np.float32,
+            np.int32,
+        )
         assert completion.finish_reason == ("stop" if completion.ids[-1] == 0 else "length")
 
 
@@ -112,11 +133,16 @@ def chi_square_p(counts: np.ndarray, expected: np.ndarray) -> float:
     """Pearson's test; cells of expectation below 5 are merged into one."""
     small = expected < 5
     if small.any():
-        counts, expected = np.append(counts[~small], counts[small].sum()), np.append(expected[~small], expected[small].sum())
+        counts, expected = (
+            np.append(counts[~small], counts[small].sum()),
+            np.append(expected[~small], expected[small].sum()),
+        )
     assert counts[expected == 0].sum() == 0
     counts, expected = counts[expected > 0], expected[expected > 0]
     statistic = ((counts - expected) ** 2 / expected).sum()
-    return torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2).double(), torch.tensor(statistic / 2).double()).item()
+    return torch.special.gammaincc(
+        torch.tensor((len(counts) - 1) / 2).double(), torch.tensor(statistic / 2).double()
+    ).item()
 
 
 JOINT = {
@@ -132,13 +158,20 @@ JOINT = {
 @pytest.mark.fault("R2")
 @pytest.mark.parametrize("name", JOINT)
 def test_joint_law_of_three_tokens(tmp_path_factory, name, figure):
-    lm = load_lm(save_model(tmp_path_factory.mktemp("joint"), build_config("llama", vocab_rows=10, layers=1), scale=8.0))
+    lm = load_lm(
+        save_model(
+            tmp_path_factory.mktemp("joint"), build_config("llama", vocab_rows=10, layers=1), scale=8.0
+        )
+    )
     engine = build_engine(lm, num_tokens=8, stop_ids=[], max_rows=4000)
     expected = exact_joint(lm.module, [3, 1], 8, JOINT[name])
     assert expected.sum() == pytest.approx(1)
     for seed in range(5):
         address = seeds.Seeds(seed)
-        requests = [Request(np.array([3, 1], np.int32), JOINT[name], address.key("joint", name, sample)) for sample in range(4000)]
+        requests = [
+            Request(np.array([3, 1], np.int32), JOINT[name], address.key("joint", name, sample))
+            for sample in range(4000)
+        ]
         counts = np.zeros_like(expected)
         for completion in engine.generate(requests, "sampler"):
             counts[tuple(completion.ids)] += 1
@@ -182,7 +215,10 @@ def bits(completion) -> tuple:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_deterministic_is_bitwise_under_any_batching(paths, family, max_rows, dtype, figure):
     lengths = [2, 9, 20]
-    samplings = [dataclasses.replace(sampling, max_new_tokens=length) for sampling, length in zip(SAMPLINGS.values(), itertools.cycle(lengths))]
+    samplings = [
+        dataclasses.replace(sampling, max_new_tokens=length)
+        for sampling, length in zip(SAMPLINGS.values(), itertools.cycle(lengths))
+    ]
     requests = build_requests(*samplings, each=6, seed=2)
     others = build_requests(*SAMPLINGS.values(), each=4, seed=3)
     engine = build_engine(load_lm(paths[family], dtype=dtype), max_rows=max_rows, deterministic=True)
@@ -196,13 +232,20 @@ def test_deterministic_is_bitwise_under_any_batching(paths, family, max_rows, dt
             for completion, place in zip(found, order, strict=True):
                 if place < len(part):
                     assert bits(completion) == expected[part[place]]
-        figure(f"{len(requests)} of {len(requests)} completions bitwise equal in 1, 2, 4 and 7 queues, in any order")
+        figure(
+            f"{len(requests)} of {len(requests)} completions bitwise equal in 1, 2, 4 and 7 queues, in "
+            "any order"
+        )
 
 
 def test_deterministic_computes_on_two_threads_at_most(lms, monkeypatch):
     lm, seen = lms["llama"], []
     forward = lm.module.base_model.forward
-    monkeypatch.setattr(lm.module.base_model, "forward", lambda *args, **kwargs: seen.append(torch.get_num_threads()) or forward(*args, **kwargs))
+    monkeypatch.setattr(
+        lm.module.base_model,
+        "forward",
+        lambda *args, **kwargs: seen.append(torch.get_num_threads()) or forward(*args, **kwargs),
+    )
     torch.set_num_threads(4)
     try:
         engine = build_engine(lm, deterministic=True)
@@ -247,7 +290,9 @@ def test_prompts_prefilled_in_several_passes(lms, monkeypatch):
     whole = run(build_engine(lms["qwen3"]), requests)
     monkeypatch.setattr("oat.engines.decoding.PASS_TOKENS", 48)
     for deterministic in (False, True):
-        for found, expected in zip(run(build_engine(lms["qwen3"], deterministic=deterministic), requests), whole, strict=True):
+        for found, expected in zip(
+            run(build_engine(lms["qwen3"], deterministic=deterministic), requests), whole, strict=True
+        ):
             assert found.ids.tolist() == expected.ids.tolist()
             np.testing.assert_allclose(found.raw_logps, expected.raw_logps, atol=1e-5)
 
@@ -272,7 +317,10 @@ def test_stop_strings_span_tokens_and_stay(lms):
     stops = tuple(text[9:12] for text in texts[:3])
     stopped = run(
         build_engine(lms["gpt_neox"], stop_ids=[]),
-        [dataclasses.replace(request, sampling=Sampling(24, stop=stops if index % 2 == 0 else ())) for index, request in enumerate(requests)],
+        [
+            dataclasses.replace(request, sampling=Sampling(24, stop=stops if index % 2 == 0 else ()))
+            for index, request in enumerate(requests)
+        ],
     )
     assert sum(completion.finish_reason == "stop" for completion in stopped) >= 2
     for index, (completion, text) in enumerate(zip(stopped, texts, strict=True)):
@@ -295,13 +343,24 @@ def test_length_and_the_end_of_the_context(lms):
     engine = build_engine(lms["llama"], stop_ids=[])
     long, full = np.ones(CONTEXT - 3, np.int32), np.ones(CONTEXT, np.int32)
     at_length, at_end, no_room, nothing = run(
-        engine, [Request(long, Sampling(2), 1), Request(long, Sampling(9), 2), Request(full, Sampling(9), 3), Request(long, Sampling(0), 4)]
+        engine,
+        [
+            Request(long, Sampling(2), 1),
+            Request(long, Sampling(9), 2),
+            Request(full, Sampling(9), 3),
+            Request(long, Sampling(0), 4),
+        ],
     )
     assert [len(completion.ids) for completion in (at_length, at_end, no_room, nothing)] == [2, 3, 0, 0]
     assert {completion.finish_reason for completion in (at_length, at_end, no_room, nothing)} == {"length"}
     logits = plain_logits(lms["llama"].module, np.concatenate([long, at_end.ids]))
-    assert at_end.raw_logps[-1] == pytest.approx(logits[-2][at_end.ids[-1]] - log_normaliser(logits[-2]), abs=1e-5)
-    (shorter,) = run(build_engine(lms["llama"], stop_ids=[], context_length=10), [Request(np.ones(4, np.int32), Sampling(9), 2)])
+    assert at_end.raw_logps[-1] == pytest.approx(
+        logits[-2][at_end.ids[-1]] - log_normaliser(logits[-2]), abs=1e-5
+    )
+    (shorter,) = run(
+        build_engine(lms["llama"], stop_ids=[], context_length=10),
+        [Request(np.ones(4, np.int32), Sampling(9), 2)],
+    )
     assert len(shorter.ids) == 6
 
 
@@ -320,7 +379,9 @@ def test_ids_beyond_the_tokenizer_are_never_sampled(paths):
     lm = load_lm(paths["llama"])
     with torch.no_grad():
         lm.module.get_output_embeddings().weight[NUM_TOKENS:] *= 20
-    requests = build_requests(Sampling(20), Sampling(20, temperature=0.0), Sampling(20, temperature=3.0, top_k=30), each=20)
+    requests = build_requests(
+        Sampling(20), Sampling(20, temperature=0.0), Sampling(20, temperature=3.0, top_k=30), each=20
+    )
     completions = run(build_engine(lm), requests)
     assert max(completion.ids.max() for completion in completions) < NUM_TOKENS
     for completion in completions[:20]:
@@ -329,8 +390,13 @@ def test_ids_beyond_the_tokenizer_are_never_sampled(paths):
 
 
 def test_completions_come_as_they_finish_and_travel(lms):
-    requests = [Request(np.array([3], np.int32), Sampling(size, top_k=3, keep_sets=True), size) for size in (9, 2, 5)]
-    order = [completion.index for completion in build_engine(lms["llama"], stop_ids=[]).generate(requests, "sampler")]
+    requests = [
+        Request(np.array([3], np.int32), Sampling(size, top_k=3, keep_sets=True), size) for size in (9, 2, 5)
+    ]
+    order = [
+        completion.index
+        for completion in build_engine(lms["llama"], stop_ids=[]).generate(requests, "sampler")
+    ]
     assert order == [1, 2, 0]
     completion = run(build_engine(lms["llama"]), requests)[0]
     assert bits(roundtrip(completion)) == bits(completion)
@@ -339,9 +405,15 @@ def test_completions_come_as_they_finish_and_travel(lms):
 def test_kept_sets_are_bounded(lms, monkeypatch):
     wide = Sampling(3, top_p=0.999, keep_sets=True)
     monkeypatch.setattr("oat.engines.decoding.KEPT_LIMIT", 3)
-    with pytest.raises(EngineError, match=r"holds at most 3; lower sampling\.top_k or sampling\.top_p, or use a preference algorithm"):
+    with pytest.raises(
+        EngineError,
+        match=r"holds at most 3; lower sampling\.top_k or sampling\.top_p, or use a preference algorithm",
+    ):
         run(build_engine(lms["llama"]), build_requests(wide))
-    run(build_engine(lms["llama"]), build_requests(dataclasses.replace(wide, keep_sets=False), Sampling(3, top_k=3, keep_sets=True)))
+    run(
+        build_engine(lms["llama"]),
+        build_requests(dataclasses.replace(wide, keep_sets=False), Sampling(3, top_k=3, keep_sets=True)),
+    )
 
 
 ONE = np.array([1], np.int32)
@@ -351,7 +423,10 @@ ONE = np.array([1], np.int32)
     ("request_", "message"),
     [
         (Request(np.array([], np.int32), Sampling(1), 0), "has no token"),
-        (Request(np.ones(CONTEXT + 1, np.int32), Sampling(1), 0), f"has {CONTEXT + 1} tokens and the context holds {CONTEXT}"),
+        (
+            Request(np.ones(CONTEXT + 1, np.int32), Sampling(1), 0),
+            f"has {CONTEXT + 1} tokens and the context holds {CONTEXT}",
+        ),
         (Request(np.array([VOCAB_ROWS], np.int32), Sampling(1), 0), "has an id outside 0 to 43"),
         (Request(np.array([-1], np.int32), Sampling(1), 0), "has an id outside"),
         (Request(ONE, Sampling(1, temperature=-1.0), 0), "temperature = -1.0"),
@@ -380,7 +455,9 @@ def test_other_refusals(lms, tmp_path):
         build_engine(lms["llama"], context_length=49)
     with pytest.raises(EngineError, match="max_rows = 0"):
         build_engine(lms["llama"], max_rows=0)
-    recurrent = load_lm(save_model(tmp_path, MambaConfig(vocab_size=VOCAB_ROWS, hidden_size=32, num_hidden_layers=1)))
+    recurrent = load_lm(
+        save_model(tmp_path, MambaConfig(vocab_size=VOCAB_ROWS, hidden_size=32, num_hidden_layers=1))
+    )
     with pytest.raises(ModelError, match="`mamba` cannot be decoded with this engine's cache"):
         build_engine(recurrent)
 
@@ -428,7 +505,9 @@ class TestLoad:
         assert receipt.checksums == {name: checksum(tensor) for name, tensor in learner.tensors().items()}
         assert {completion.version for completion in before} == {0}
         assert {completion.version for completion in after} == {3}
-        assert [bits(completion) for completion in after] == [bits(completion) for completion in run(build_engine(learner), requests)]
+        assert [bits(completion) for completion in after] == [
+            bits(completion) for completion in run(build_engine(learner), requests)
+        ]
         assert [bits(completion) for completion in after] != [bits(completion) for completion in before]
 
     def test_one_flipped_bit_in_the_engine_is_seen(self, learner, paths):
@@ -438,7 +517,9 @@ class TestLoad:
         name = "model.layers.1.mlp.up_proj.weight"
         for place, bit in ((0, 0), (17, 31)):
             sent = {key: tensor.detach().clone() for key, tensor in held.tensors().items()}
-            held.tensors()[name].data.view(-1).view(torch.int32)[place] ^= 1 << bit if bit < 31 else -(1 << 31)
+            held.tensors()[name].data.view(-1).view(torch.int32)[place] ^= (
+                1 << bit if bit < 31 else -(1 << 31)
+            )
             wrong = [key for key, tensor in held.tensors().items() if checksum(tensor) != checksum(sent[key])]
             assert wrong == [name]
 
@@ -453,18 +534,32 @@ class TestLoad:
         tensors = learner.tensors()
         name = sorted(tensors)[-1]
         with pytest.raises(WeightsError, match=r"was not sent `model\.embed_tokens\.weight`"):
-            engine.load("sampler", 1, {key: tensor for key, tensor in tensors.items() if key != "model.embed_tokens.weight"})
-        with pytest.raises(WeightsError, match=r"was sent `model\.norm\.weigth`, which its model lacks; did you mean `model\.norm\.weight`"):
+            engine.load(
+                "sampler",
+                1,
+                {key: tensor for key, tensor in tensors.items() if key != "model.embed_tokens.weight"},
+            )
+        with pytest.raises(
+            WeightsError,
+            match=(
+                r"was sent `model\.norm\.weigth`, which its model lacks; did you mean "
+                r"`model\.norm\.weight`"
+            ),
+        ):
             engine.load("sampler", 1, {**tensors, "model.norm.weigth": tensors["model.norm.weight"]})
         with pytest.raises(WeightsError, match=r"holds `.*` as \(.*\) and was sent \(3,\)"):
             engine.load("sampler", 1, {**tensors, name: torch.zeros(3)})
         assert engine.version("sampler") == 0
-        assert [bits(completion) for completion in run(engine, build_requests(Sampling(3)))] == [bits(completion) for completion in before]
+        assert [bits(completion) for completion in run(engine, build_requests(Sampling(3)))] == [
+            bits(completion) for completion in before
+        ]
 
     def test_shared_memory_is_not_copied_and_stays_trainable(self, learner):
         engine = build_engine(learner)
         versions = {name: tensor._version for name, tensor in learner.tensors().items()}
-        receipt = engine.load("sampler", 7, {name: tensor.detach() for name, tensor in learner.tensors().items()})
+        receipt = engine.load(
+            "sampler", 7, {name: tensor.detach() for name, tensor in learner.tensors().items()}
+        )
         assert {name: tensor._version for name, tensor in learner.tensors().items()} == versions
         assert receipt.checksums == {name: checksum(tensor) for name, tensor in learner.tensors().items()}
         run(engine, build_requests(Sampling(2)))
@@ -479,12 +574,21 @@ class TestLoad:
 
     def test_slots_that_share_a_model_share_its_version(self, learner, paths):
         own = load_lm(paths["qwen3"])
-        engine = TorchEngine({"sampler": own, "policy": own, "reference": learner}, num_tokens=NUM_TOKENS, stop_ids=[0], decode=DECODE)
+        engine = TorchEngine(
+            {"sampler": own, "policy": own, "reference": learner},
+            num_tokens=NUM_TOKENS,
+            stop_ids=[0],
+            decode=DECODE,
+        )
         engine.load("sampler", 2, {name: tensor * 1.1 for name, tensor in own.tensors().items()})
         assert [engine.version(slot) for slot in ("sampler", "policy", "reference")] == [2, 2, 0]
         requests = build_requests(Sampling(4))
-        assert [bits(completion) for completion in run(engine, requests, "policy")] == [bits(completion) for completion in run(engine, requests)]
-        assert [bits(completion) for completion in run(engine, requests, "reference")] != [bits(completion) for completion in run(engine, requests)]
+        assert [bits(completion) for completion in run(engine, requests, "policy")] == [
+            bits(completion) for completion in run(engine, requests)
+        ]
+        assert [bits(completion) for completion in run(engine, requests, "reference")] != [
+            bits(completion) for completion in run(engine, requests)
+        ]
 
     def test_a_load_while_generating_is_an_error(self, engine, learner):
         completions = engine.generate([Request(ONE, Sampling(size), size) for size in (1, 9)], "sampler")

@@ -1,4 +1,5 @@
-"""The ensemble's optimiser and the fading of its prior, against the sources (SEA, arXiv:2411.01493; EE4LLM, arXiv:2402.00396)."""
+"""The ensemble's optimiser and the fading of its prior, against the sources (SEA, arXiv:2411.01493; EE4LLM,
+arXiv:2402.00396)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,26 +19,43 @@ from oat.models.ensemble import Ensemble
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, Answer, Feedback, Item, Trajectory
 
-FEATURES, MEMBERS, STRENGTH = 4, 3, 0.5
+FEATURES = 4
+MEMBERS = 3
+STRENGTH = 0.5
 CONFIG = EnsembleConfig(members=MEMBERS, hidden=8, batch=2, steps=1, buffer=3, prior=STRENGTH)
 
 
-def pairs(count: int, *, label: int | None = 0, oracle: str = "judge", queries: int = 2, step: int = 1) -> list[Item]:
+def pairs(
+    count: int, *, label: int | None = 0, oracle: str = "judge", queries: int = 2, step: int = 1
+) -> list[Item]:
     """Compared pairs with features; what they cost is apart from what they say."""
     groups, items = [make_group(number, "a", "b") for number in range(count)], []
     for group, question in zip(groups, make_questions(groups, "compare", step, oracle=oracle), strict=True):
-        features = np.random.default_rng([step, group.prompt.occurrence]).normal(size=(2, FEATURES)).astype(np.float32)
-        answer = Answer(question.key, (0.5 if label is None else 1.0 - label,), ("tie" if label is None else "ok",), queries)
+        features = (
+            np.random.default_rng([step, group.prompt.occurrence])
+            .normal(size=(2, FEATURES))
+            .astype(np.float32)
+        )
+        answer = Answer(
+            question.key,
+            (0.5 if label is None else 1.0 - label,),
+            ("tie" if label is None else "ok",),
+            queries,
+        )
         items.append(Item(group, replace(question, features=features), answer, label))
     return items
 
 
 def small(config: EnsembleConfig, weights: float = 1.0) -> Learner:
-    ensemble = Ensemble(features=FEATURES, members=MEMBERS, hidden=8, activation="relu", generator=np.random.default_rng(0))
+    ensemble = Ensemble(
+        features=FEATURES, members=MEMBERS, hidden=8, activation="relu", generator=np.random.default_rng(0)
+    )
     with torch.no_grad():
         for parameter in ensemble.parameters():
             parameter.mul_(weights)
-    return Learner({ENSEMBLE: ensemble}, {ENSEMBLE: ensemble_optimiser(config)}, micro_batch_size=None, seeds=Seeds(0))
+    return Learner(
+        {ENSEMBLE: ensemble}, {ENSEMBLE: ensemble_optimiser(config)}, micro_batch_size=None, seeds=Seeds(0)
+    )
 
 
 def no_model(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
@@ -57,7 +75,8 @@ def test_the_prior_fades_with_labelled_pairs_and_not_with_what_they_cost(queries
     silent = [*pairs(5, label=None), *pairs(7, oracle=ENSEMBLE)]
     assert strength(objective, pairs(4, queries=queries) + silent, queries) == pytest.approx(STRENGTH * 2 / 4)
     assert strength(objective, silent, 2 * queries) == pytest.approx(STRENGTH * 2 / 4)
-    assert strength(objective, pairs(6, step=2), 3 * queries) == pytest.approx(STRENGTH * 2 / 10)  # of which the buffer holds 3
+    # of which the buffer holds 3
+    assert strength(objective, pairs(6, step=2), 3 * queries) == pytest.approx(STRENGTH * 2 / 10)
 
 
 def test_it_learns_by_the_adam_of_the_sources() -> None:
@@ -68,7 +87,11 @@ def test_it_learns_by_the_adam_of_the_sources() -> None:
     adam = torch.optim.Adam(plain.parameters(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.3)
     norms = []
     for step in range(4):
-        batch = objective.prepare(Feedback(step, tuple(pairs(3, label=step % 2, step=step)), 0), no_model, np.random.default_rng(step))
+        batch = objective.prepare(
+            Feedback(step, tuple(pairs(3, label=step % 2, step=step)), 0),
+            no_model,
+            np.random.default_rng(step),
+        )
         report = learner.update(objective, batch)
         rewards_NM = plain(batch.columns["features_N"])
         loss = torch.logaddexp(torch.tensor(0.0), rewards_NM[1::2] - rewards_NM[0::2]).mean()
@@ -89,7 +112,10 @@ def test_its_gradient_is_clipped_only_where_that_is_set() -> None:
         learner, objective = small(config, weights=20.0), EnsembleLearning(config)
         batch = objective.prepare(Feedback(1, tuple(pairs(3)), 0), no_model, np.random.default_rng(0))
         report, found = gradient_of(learner, partial(learner.update, objective, batch), ENSEMBLE)
-        norms[norm] = (report["optim/ensemble_grad_norm"], float(torch.cat([part.flatten() for part in found.values()]).norm()))
+        norms[norm] = (
+            report["optim/ensemble_grad_norm"],
+            float(torch.cat([part.flatten() for part in found.values()]).norm()),
+        )
     assert norms[None][1] == pytest.approx(norms[None][0])
     assert norms[1e-3] == pytest.approx((norms[None][0], 1e-3), rel=1e-3)
 
@@ -101,11 +127,22 @@ def test_a_state_of_before_is_taken_up_with_a_warning() -> None:
     with pytest.warns(OatWarning, match="ensemble, by AdamW .*labelled pairs, 4 so far") as said:
         after.load_state(old)
     assert len(said) == 1
-    assert strength(after, pairs(1, step=2), 10) == strength(before, pairs(1, step=2), 10) == pytest.approx(STRENGTH * 2 / 5)
+    assert (
+        strength(after, pairs(1, step=2), 10)
+        == strength(before, pairs(1, step=2), 10)
+        == pytest.approx(STRENGTH * 2 / 5)
+    )
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("betas", (0.9, 1.0)), ("betas", (-0.1, 0.9)), ("eps", 0.0), ("max_grad_norm", 0.0), ("max_grad_norm", float("inf"))]
+    ("field", "value"),
+    [
+        ("betas", (0.9, 1.0)),
+        ("betas", (-0.1, 0.9)),
+        ("eps", 0.0),
+        ("max_grad_norm", 0.0),
+        ("max_grad_norm", float("inf")),
+    ],
 )
 def test_settings_that_no_optimiser_has_are_refused(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"explorer\.ensemble\.{field} is"):

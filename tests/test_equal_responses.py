@@ -1,4 +1,5 @@
-"""Which responses are equal: recorded ones and whole episodes are told apart by their tokens, samples for an oracle that reads by their text."""
+"""Which responses are equal: recorded ones and whole episodes are told apart by their tokens, samples for an
+oracle that reads by their text."""
 
 import json
 import warnings
@@ -51,9 +52,18 @@ def trained(world: World, tmp_path: Path) -> Callable[..., tuple[Path, oat.Train
 
     def train(prompts: Any, oracle: Any, **sampling: Any) -> tuple[Path, oat.Trainer]:
         (tmp_path / "chat.jinja").write_text(TEMPLATE)
-        tree = world.tree("dpo", tmp_path, {"evaluation": None, "sampling": None, "stop.max_steps": 2, "tracking.keep_trajectories": True})
+        tree = world.tree(
+            "dpo",
+            tmp_path,
+            {"evaluation": None, "sampling": None, "stop.max_steps": 2, "tracking.keep_trajectories": True},
+        )
         del tree["run_dir"]
-        tree |= {"prompts": prompts, "oracle": oracle, "render": {"template": str(tmp_path / "chat.jinja")}, **sampling}
+        tree |= {
+            "prompts": prompts,
+            "oracle": oracle,
+            "render": {"template": str(tmp_path / "chat.jinja")},
+            **sampling,
+        }
         trainer = oat.Trainer(**tree, run_dir=tmp_path / "run", quiet=True)
         trainer.train()
         return tmp_path / "run", trainer
@@ -62,11 +72,17 @@ def trained(world: World, tmp_path: Path) -> Callable[..., tuple[Path, oat.Train
 
 
 @pytest.mark.parametrize("differ", PAIRS)
-def test_recorded_pairs_that_differ_anywhere_are_learned_from(trained: Callable[..., tuple[Path, oat.Trainer]], differ: str) -> None:
+def test_recorded_pairs_that_differ_anywhere_are_learned_from(
+    trained: Callable[..., tuple[Path, oat.Trainer]], differ: str
+) -> None:
     chosen, rejected = PAIRS[differ]
-    records = [{"prompt": [asked(f"{number}+1=")], "chosen": chosen, "rejected": rejected} for number in range(8)]
+    records = [
+        {"prompt": [asked(f"{number}+1=")], "chosen": chosen, "rejected": rejected} for number in range(8)
+    ]
     _, trainer = trained(records, "recorded")
-    assert [(row["rows/trained"], row["answers/tied_frac"]) for row in trainer.metrics[1:]] == [(8.0, 0.0)] * 2
+    assert [(row["rows/trained"], row["answers/tied_frac"]) for row in trainer.metrics[1:]] == [
+        (8.0, 0.0)
+    ] * 2
     assert trainer.metrics[2]["loss/total"] < trainer.metrics[1]["loss/total"]
 
 
@@ -78,14 +94,20 @@ class FirstTurnCounts:
 
     def step(self, state: dict[str, Any], response: str) -> Turn:
         turns = state["turns"] + 1
-        return Turn({"turns": turns}, asked_again() if turns == 1 else None, float(ALPHABET.find(response)) if turns == 1 else 0.0)
+        return Turn(
+            {"turns": turns},
+            asked_again() if turns == 1 else None,
+            float(ALPHABET.find(response)) if turns == 1 else 0.0,
+        )
 
 
 def asked_again() -> Message:
     return Message("user", "1+1=")
 
 
-def test_episodes_with_equal_last_texts_are_told_apart_by_their_rewards(trained: Callable[..., tuple[Path, oat.Trainer]]) -> None:
+def test_episodes_with_equal_last_texts_are_told_apart_by_their_rewards(
+    trained: Callable[..., tuple[Path, oat.Trainer]],
+) -> None:
     sampling = {"max_new_tokens": 1, "environment": FirstTurnCounts}
     prompts = [{"prompt": [asked(f"{number % 10}+{number // 10}=")]} for number in range(64)]
     run, _ = trained(prompts, "environment", sampling=sampling, algorithm={"name": "dpo", "prompts": 64})
@@ -107,16 +129,31 @@ def exported(run: Path, out: Path, layout: str = "preference") -> list[dict[str,
     return rows
 
 
-def test_recorded_responses_are_exported_whole(trained: Callable[..., tuple[Path, oat.Trainer]], tmp_path: Path) -> None:
+def test_recorded_responses_are_exported_whole(
+    trained: Callable[..., tuple[Path, oat.Trainer]], tmp_path: Path
+) -> None:
     """They are the data again, which train again."""
-    records = [{"prompt": [asked(f"{number}+1=")], "chosen": c, "rejected": r} for number, (c, r) in enumerate(PAIRS.values())] * 2
+    records = [
+        {"prompt": [asked(f"{number}+1=")], "chosen": c, "rejected": r}
+        for number, (c, r) in enumerate(PAIRS.values())
+    ] * 2
     run, _ = trained(records, "recorded")
     rows = exported(run, tmp_path / "pairs.jsonl")
-    assert sorted(json.dumps(row, sort_keys=True) for row in rows) == sorted(json.dumps(record, sort_keys=True) for record in records)
+    assert sorted(json.dumps(row, sort_keys=True) for row in rows) == sorted(
+        json.dumps(record, sort_keys=True) for record in records
+    )
 
 
-def test_what_parquet_has_no_type_for_is_refused(trained: Callable[..., tuple[Path, oat.Trainer]], tmp_path: Path) -> None:
-    run, _ = trained([{"prompt": [asked(f"{number}+1=")], "chosen": [call("a")], "rejected": [call("b")]} for number in range(8)], "recorded")
+def test_what_parquet_has_no_type_for_is_refused(
+    trained: Callable[..., tuple[Path, oat.Trainer]], tmp_path: Path
+) -> None:
+    run, _ = trained(
+        [
+            {"prompt": [asked(f"{number}+1=")], "chosen": [call("a")], "rejected": [call("b")]}
+            for number in range(8)
+        ],
+        "recorded",
+    )
     assert oat_command("ledger", run, "--export", tmp_path / "pairs.parquet") == 2
     assert oat_command("ledger", run, "--export", tmp_path / "pairs.jsonl") == 0
     assert not [file.name for file in tmp_path.iterdir() if "parquet" in file.name]
@@ -134,14 +171,25 @@ def test_what_parquet_has_no_type_for_is_refused(trained: Callable[..., tuple[Pa
     ],
 )
 def test_parquet_holds_what_was_given_or_nothing(tmp_path: Path, calls: list[Any], is_written: bool) -> None:
-    rows = [{"prompt": [asked("1"), said("", tool_calls=[{"name": "f", "arguments": arguments}])], "score": 1.0} for arguments in calls]
+    rows = [
+        {"prompt": [asked("1"), said("", tool_calls=[{"name": "f", "arguments": arguments}])], "score": 1.0}
+        for arguments in calls
+    ]
     out = tmp_path / "rows.parquet"
     if is_written:
         _write_parquet(rows, out)
         found = parquet.read_table(out).to_pylist()
-        assert [row["prompt"][1]["tool_calls"] for row in found] == [row["prompt"][1]["tool_calls"] for row in rows]
+        assert [row["prompt"][1]["tool_calls"] for row in found] == [
+            row["prompt"][1]["tool_calls"] for row in rows
+        ]
     else:
-        with pytest.raises(ConfigError, match=r"rows.parquet: a field of the messages, such as `tool_calls`, has no one type .* write .jsonl"):
+        with pytest.raises(
+            ConfigError,
+            match=(
+                r"rows.parquet: a field of the messages, such as `tool_calls`, has no one type .* write "
+                r".jsonl"
+            ),
+        ):
             _write_parquet(rows, out)
         assert not [*tmp_path.iterdir()]
 
@@ -162,8 +210,12 @@ def test_episodes_of_several_turns_are_left_out_of_exports_and_counted(
     prompts = [{"prompt": [asked(f"{number % 10}+{number // 10}=")]} for number in range(32)]
     algorithm = {"name": "dpo" if layout == "preference" else "grpo", "prompts": 32, "samples": 2}
     run, _ = trained(prompts, "environment", sampling=sampling, algorithm=algorithm)
-    store, whole, others = Store(run / "ledger.sqlite", read_only=True), 0, 0
-    for row, answer, label in store.answers([asked for step in (0, 1) for asked in store.taken("train", step)]):
+    store = Store(run / "ledger.sqlite", read_only=True)
+    whole = 0
+    others = 0
+    for row, answer, label in store.answers(
+        [asked for step in (0, 1) for asked in store.taken("train", step)]
+    ):
         group = store.groups("train", row.question.key.step, 0)[row.member]
         is_whole = all(len(trajectory.segments) == 2 for trajectory in group.trajectories)
         others += not is_whole
@@ -178,11 +230,21 @@ def ids(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
-def choose(first: tuple[str, np.ndarray], second: tuple[str, np.ndarray], slot: str, *, reads_text: bool) -> str:
-    rows = [(Segment("context", ids(1)), Segment("model", response, mask=response > 0)) for _, response in (first, second)]
+def choose(
+    first: tuple[str, np.ndarray], second: tuple[str, np.ndarray], slot: str, *, reads_text: bool
+) -> str:
+    rows = [
+        (Segment("context", ids(1)), Segment("model", response, mask=response > 0))
+        for _, response in (first, second)
+    ]
     texts = (first[0], second[0])
-    group = Group(Prompt(1, 0, (Message("user", "p"),)), tuple(Trajectory(slot, row, "stop", text) for row, text in zip(rows, texts, strict=True)))
-    (question,) = NoExploration("compare", reads_text=reads_text).choose([group], [Key("train", 0, 0, 0)], {}, np.random.default_rng(0))
+    group = Group(
+        Prompt(1, 0, (Message("user", "p"),)),
+        tuple(Trajectory(slot, row, "stop", text) for row, text in zip(rows, texts, strict=True)),
+    )
+    (question,) = NoExploration("compare", reads_text=reads_text).choose(
+        [group], [Key("train", 0, 0, 0)], {}, np.random.default_rng(0)
+    )
     return question.oracle
 
 
@@ -197,16 +259,25 @@ def choose(first: tuple[str, np.ndarray], second: tuple[str, np.ndarray], slot: 
         ("recorded", False, ("a ", ids(2)), UNASKED),
     ],
 )
-def test_who_sees_the_tokens(slot: str, reads_text: bool, second: tuple[str, np.ndarray], oracle: str) -> None:
+def test_who_sees_the_tokens(
+    slot: str, reads_text: bool, second: tuple[str, np.ndarray], oracle: str
+) -> None:
     assert choose(("a", ids(2)), second, slot, reads_text=reads_text) == oracle
 
 
-def test_a_step_without_a_pair_that_is_asked_is_said_once(trained: Callable[..., tuple[Path, oat.Trainer]]) -> None:
-    records = [{"prompt": [asked(f"{number}+1=")], "chosen": [said("a")], "rejected": [said("a")]} for number in range(8)]
+def test_a_step_without_a_pair_that_is_asked_is_said_once(
+    trained: Callable[..., tuple[Path, oat.Trainer]],
+) -> None:
+    records = [
+        {"prompt": [asked(f"{number}+1=")], "chosen": [said("a")], "rejected": [said("a")]}
+        for number in range(8)
+    ]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _, trainer = trained(records, "recorded")
-    assert [str(each.message)[:47] for each in caught if each.category is OatWarning] == ["step 1: nobody was asked about any of 4 pairs, "]
+    assert [str(each.message)[:47] for each in caught if each.category is OatWarning] == [
+        "step 1: nobody was asked about any of 4 pairs, "
+    ]
     assert trainer.metrics[1]["answers/tied_frac"] == 1.0
 
 

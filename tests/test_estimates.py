@@ -1,4 +1,5 @@
-"""The numbers of an evaluation: worked by hand, against slow versions that enumerate, and at their extremes."""
+"""The numbers of an evaluation: worked by hand, against slow versions that enumerate, and at their
+extremes."""
 
 import itertools
 import math
@@ -11,12 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oat.evaluation.statistics import agreement, average, bootstrap_interval, length_controlled_win_rate, majority_at, pass_at, wins
+from oat.evaluation.statistics import (
+    agreement,
+    average,
+    bootstrap_interval,
+    length_controlled_win_rate,
+    majority_at,
+    pass_at,
+    wins,
+)
 
 NAN = math.nan
 QUICK = settings(derandomize=True, deadline=None, max_examples=50)
 VALUES = st.sampled_from([0.0, 0.5, 1.0, NAN])
-TABLES = st.integers(1, 5).flatmap(lambda size: st.lists(st.lists(VALUES, min_size=size, max_size=size), min_size=1, max_size=4))
+TABLES = st.integers(1, 5).flatmap(
+    lambda size: st.lists(st.lists(VALUES, min_size=size, max_size=size), min_size=1, max_size=4)
+)
 
 
 def table(*rows: list[float]) -> np.ndarray:
@@ -43,12 +54,15 @@ def test_average_by_hand() -> None:
 
 
 def test_pass_at_by_hand() -> None:
-    """Of 4 samples 1 is right: 1/4 for one draw, 1 - C(3,2)/C(4,2) = 1/2 for two, 1 for four. A prompt without any brings 0."""
+    """Of 4 samples 1 is right: 1/4 for one draw, 1 - C(3,2)/C(4,2) = 1/2 for two, 1 for four. A prompt
+    without any brings 0."""
     rows = table([0, 1, 0, 0], [0, 0, 0, 0])
     assert [pass_at(rows, k, success=1.0) for k in (1, 2, 3, 4)] == [0.125, 0.25, 0.375, 0.5]
     assert pass_at(rows, 1, success=0.0) == 1.0
     assert pass_at(rows, 5, success=1.0) is None
-    assert pass_at(table([1, NAN], [0, 1]), 2, success=1.0) == 1.0, "one value is too few for k = 2, and says nothing"
+    assert pass_at(table([1, NAN], [0, 1]), 2, success=1.0) == 1.0, (
+        "one value is too few for k = 2, and says nothing"
+    )
     assert pass_at(table([2.0] * 3000), 1500, success=1.5) == 1.0
     assert pass_at(table([1.0] + [0.0] * 2999), 1500, success=1.0) == pytest.approx(0.5)
 
@@ -65,7 +79,8 @@ def test_pass_at_counts_the_sets_of_samples(rows: list[list[float]], k: int, suc
 
 
 def test_majority_by_hand() -> None:
-    """Two votes for 7, right, against one for 8; then a tie of a right and a wrong answer; then nobody has an answer."""
+    """Two votes for 7, right, against one for 8; then a tie of a right and a wrong answer; then nobody has an
+    answer."""
     rows = table([1, 0, 1], [1, 0, 0], [0.25, 0.25, 1])
     answers = [[Decimal("7"), Decimal("8"), Decimal("7.0")], ["7", "8", None], [None, None, None]]
     assert majority_at(rows[:1], answers[:1], 3) == 1.0
@@ -74,9 +89,13 @@ def test_majority_by_hand() -> None:
     assert majority_at(rows, answers, 3) == pytest.approx(2 / 3)
     assert majority_at(rows, answers, 4) is None
     assert majority_at(rows, answers, 1) == pytest.approx((2 / 3 + 1 / 3 + 0.5) / 3)
-    assert majority_at(table([1, 0, 0, 0, 0]), [["a", "b", "b", "b", "b"]], 2) == pytest.approx((0.5 + 0) / 2), "two groups of two, one is left"
+    assert majority_at(table([1, 0, 0, 0, 0]), [["a", "b", "b", "b", "b"]], 2) == pytest.approx(
+        (0.5 + 0) / 2
+    ), "two groups of two, one is left"
     assert majority_at(table([NAN, 1, 1]), [["b", "a", "a"]], 2) == 1.0
-    assert majority_at(table([1, 0, 0.5]), [["a", "a", "a"]], 3) == 0.5, "an answer is worth the mean of its samples"
+    assert majority_at(table([1, 0, 0.5]), [["a", "a", "a"]], 3) == 0.5, (
+        "an answer is worth the mean of its samples"
+    )
 
 
 @QUICK
@@ -89,9 +108,15 @@ def test_majority_equals_slow_version(rows: list[list[float]], k: int, chance: r
         groups = []
         while len(left) >= k:
             group, left = left[:k], left[k:]
-            votes = {answer: [v for a, v in group if a == answer] for answer, _ in group if answer is not None}
+            votes = {
+                answer: [v for a, v in group if a == answer] for answer, _ in group if answer is not None
+            }
             best = [value for value in votes.values() if len(value) == max(map(len, votes.values()))]
-            groups.append(statistics.fmean(map(statistics.fmean, best)) if best else statistics.fmean(v for _, v in group))
+            groups.append(
+                statistics.fmean(map(statistics.fmean, best))
+                if best
+                else statistics.fmean(v for _, v in group)
+            )
         if groups:
             prompts.append(statistics.fmean(groups))
     assert close(majority_at(table(*rows), answers, k), mean(prompts))
@@ -109,7 +134,8 @@ def test_one_sample_passes_and_votes_as_it_is_worth(rows: list[list[float]]) -> 
 
 @pytest.mark.inventory(99)
 def test_win_rate_by_hand() -> None:
-    """An oracle that always says 0.75 gives a win rate of 1 and a mean probability of 0.75; a tie is half a win."""
+    """An oracle that always says 0.75 gives a win rate of 1 and a mean probability of 0.75; a tie is half a
+    win."""
     always = np.full((5, 3), 0.75)
     assert (average(wins(always)), average(always)) == (1.0, 0.75)
     assert wins(table([0.0, 0.49, 0.5, 0.51, 1.0, NAN])).tolist()[0][:5] == [0.0, 0.0, 0.5, 1.0, 1.0]
@@ -134,12 +160,17 @@ def test_the_interval_equals_slow_version() -> None:
     rows, generator = np.random.default_rng(1).random((7, 3)), np.random.default_rng(2)
     sums = [float(sum(row)) for row in rows]
     means = sorted(sum(sums[place] for place in generator.integers(7, size=7)) / 21 for _ in range(1000))
-    assert bootstrap_interval(rows, np.random.default_rng(2)) == pytest.approx((means[24], means[974]), abs=1e-12)
+    assert bootstrap_interval(rows, np.random.default_rng(2)) == pytest.approx(
+        (means[24], means[974]), abs=1e-12
+    )
 
 
 def test_the_interval_covers() -> None:
-    """Of 200 experiments of 60 prompts about 95 in 100 hold the true mean; samples of one prompt that say the same narrow nothing."""
-    generator, held, widths = np.random.default_rng(3), 0, []
+    """Of 200 experiments of 60 prompts about 95 in 100 hold the true mean; samples of one prompt that say the
+    same narrow nothing."""
+    generator = np.random.default_rng(3)
+    held = 0
+    widths = []
     for _ in range(200):
         solved = (generator.random((60, 1)) < 0.3).astype(float)
         interval = bootstrap_interval(np.repeat(solved, 8, axis=1), generator, resamples=200)
@@ -165,7 +196,8 @@ def lengths(size: int, seed: int, shift: float) -> tuple[np.ndarray, np.ndarray]
 @pytest.mark.parametrize("shift", [-60, 0, 60])
 @pytest.mark.parametrize("seed", range(4))
 def test_an_oracle_that_only_likes_length(seed: int, shift: float) -> None:
-    """The plain rate is far from one half where one side writes more; at equal lengths there is nothing to choose."""
+    """The plain rate is far from one half where one side writes more; at equal lengths there is nothing to
+    choose."""
     ours, theirs = lengths(2000, seed, shift)
     won = (1 + np.sign(ours - theirs)) / 2
     assert shift == 0 or abs(won.mean() - 0.5) > 0.2
@@ -181,7 +213,8 @@ def test_an_oracle_that_ignores_length(rate: float) -> None:
 
 @pytest.mark.parametrize(("quality", "bias"), [(0.8, 1.5), (-0.5, 1.5), (1.0, -2.0)])
 def test_a_known_effect_of_length_is_taken_out(quality: float, bias: float) -> None:
-    """Wins drawn from the model itself: at equal lengths the rate is sigmoid(quality), whatever the oracle thinks of length."""
+    """Wins drawn from the model itself: at equal lengths the rate is sigmoid(quality), whatever the oracle
+    thinks of length."""
     ours, theirs = lengths(20_000, 7, 60)
     differences = (ours - theirs) / (ours - theirs).std(ddof=1)
     chances = 1 / (1 + np.exp(-(quality + bias * np.tanh(differences))))
@@ -192,29 +225,41 @@ def test_a_known_effect_of_length_is_taken_out(quality: float, bias: float) -> N
 
 
 def test_the_fit_is_the_best_of_a_grid() -> None:
-    won, ours, theirs = np.array([1, 1, 0, 0.5, 1, 0]), np.array([9, 3, 4, 7, 8, 1]), np.array([2, 5, 4, 6, 9, 3])
+    won = np.array([1, 1, 0, 0.5, 1, 0])
+    ours = np.array([9, 3, 4, 7, 8, 1])
+    theirs = np.array([2, 5, 4, 6, 9, 3])
     feature = np.tanh((ours - theirs) / statistics.stdev((ours - theirs).tolist()))
 
     def loss(a: float, b: float) -> float:
         chances = [1 / (1 + math.exp(-(a + b * x))) for x in feature]
-        return -sum(w * math.log(p) + (1 - w) * math.log(1 - p) for w, p in zip(won, chances, strict=True)) + b * b / 20
+        return (
+            -sum(w * math.log(p) + (1 - w) * math.log(1 - p) for w, p in zip(won, chances, strict=True))
+            + b * b / 20
+        )
 
     best = min(itertools.product(np.arange(-2, 2, 0.02), np.arange(-4, 4, 0.02)), key=lambda at: loss(*at))
-    assert length_controlled_win_rate(won, ours, theirs) == pytest.approx(1 / (1 + math.exp(-best[0])), abs=0.01)
+    assert length_controlled_win_rate(won, ours, theirs) == pytest.approx(
+        1 / (1 + math.exp(-best[0])), abs=0.01
+    )
 
 
 def test_length_at_its_extremes() -> None:
     ours, theirs = np.array([5.0, 6.0, 7.0]), np.array([4.0, 5.0, 6.0])
-    assert length_controlled_win_rate(np.array([1.0, 0.0, 0.0]), ours, theirs) == pytest.approx(1 / 3), "all are longer by one: the plain rate"
+    assert length_controlled_win_rate(np.array([1.0, 0.0, 0.0]), ours, theirs) == pytest.approx(1 / 3), (
+        "all are longer by one: the plain rate"
+    )
     assert length_controlled_win_rate(np.array([0.5]), ours[:1], theirs[:1]) == 0.5
     assert length_controlled_win_rate(np.array([NAN, 1.0, NAN]), ours, theirs) == 1.0
     assert length_controlled_win_rate(np.array([NAN]), ours[:1], theirs[:1]) is None
     assert length_controlled_win_rate(np.ones(50), *lengths(50, 0, 0)) == pytest.approx(1.0, abs=1e-6)
-    assert length_controlled_win_rate(np.array([1.0, 0.0]), np.array([10**9, 1]), np.array([1, 10**9])) == pytest.approx(0.5)
+    assert length_controlled_win_rate(
+        np.array([1.0, 0.0]), np.array([10**9, 1]), np.array([1, 10**9])
+    ) == pytest.approx(0.5)
 
 
 def test_agreement_by_hand() -> None:
-    """Of three pairs two are ordered alike; a pair that one of both does not tell apart, or has no value for, says nothing."""
+    """Of three pairs two are ordered alike; a pair that one of both does not tell apart, or has no value for,
+    says nothing."""
     assert agreement(table([1, 2, 3]), table([1, 2, 1.5])) == pytest.approx(2 / 3)
     assert agreement(table([1, 2, 3], [1, NAN, 2]), table([1, 2, 2], [0, 5, 1])) == 1.0
     assert agreement(table([1, 2]), table([2, 1])) == 0.0

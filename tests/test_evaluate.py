@@ -1,4 +1,5 @@
-"""Evaluation: the same questions under the same numbers, what counts, what is paid, and that training never notices."""
+"""Evaluation: the same questions under the same numbers, what counts, what is paid, and that training never
+notices."""
 
 import importlib
 import json
@@ -80,11 +81,17 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def responses(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "evaluations" / f"step_{step:08d}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (run_dir / "evaluations" / f"step_{step:08d}.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    ]
 
 
 def test_two_evaluations_differ_by_the_weights_alone(world: World, tmp_path: Path) -> None:
-    """At a learning rate of 0 every evaluation repeats the first, token for token; it stands before the first step, when due, and at the end."""
+    """At a learning rate of 0 every evaluation repeats the first, token for token; it stands before the first
+    step, when due, and at the end."""
     config = world.config("grpo", tmp_path, {"learner.learning_rate": 0, "stop.max_steps": 5})
     train(config, tmp_path / "log")
     first = responses(tmp_path / "grpo", 0)
@@ -109,11 +116,16 @@ def test_training_does_not_notice_an_evaluation(world: World, tmp_path: Path) ->
         digests.append(digest_run(folder / "grpo"))
         state = json.loads((folder / "grpo" / "checkpoints" / "step_00000002" / "state.json").read_text())
         state["ledger"].pop("eval", None)
-        states.append({part: value for part, value in state.items() if part not in ("stop", "evaluation", "metrics")})
+        states.append(
+            {part: value for part, value in state.items() if part not in ("stop", "evaluation", "metrics")}
+        )
     assert [digests[0][part] == digests[1][part] for part in ("weights", "optimiser")] == [True] * 2
     assert states[0] == states[1]
     without, with_ = (
-        [{name: value for name, value in repeatable(row).items() if not name.startswith("eval/")} for row in rows(tmp_path / name / "grpo")]
+        [
+            {name: value for name, value in repeatable(row).items() if not name.startswith("eval/")}
+            for row in rows(tmp_path / name / "grpo")
+        ]
         for name in ("without", "with")
     )
     assert with_ == without
@@ -123,7 +135,12 @@ def test_fewer_prompts_get_the_same_responses(world: World, tmp_path: Path) -> N
     changes = {"stop.max_steps": 1, "engine": {"name": "torch", "deterministic": True}}
     train(world.config("grpo", tmp_path, changes), tmp_path / "log")
     (tmp_path / "few").mkdir()
-    train(world.config("grpo", tmp_path / "few", {**changes, "evaluation.max_prompts": 2, "evaluation.greedy": False}), tmp_path / "log")
+    train(
+        world.config(
+            "grpo", tmp_path / "few", {**changes, "evaluation.max_prompts": 2, "evaluation.greedy": False}
+        ),
+        tmp_path / "log",
+    )
     assert responses(tmp_path / "few" / "grpo", 0) == responses(tmp_path / "grpo", 0)[:4]
 
 
@@ -138,32 +155,51 @@ def test_what_has_no_value_does_not_count(world: World, tmp_path: Path, rewards:
         assert rows(tmp_path / "grpo")[1][f"eval/{mode}"] == pytest.approx(sum(values) / len(values))
     odd = write_jsonl(tmp_path / "odd.jsonl", [{"prompt": "1+1=", "answer": "2"}])
     (tmp_path / "odd").mkdir()
-    config = world.config("grpo", tmp_path / "odd", {"oracle.name": f"{rewards}:choosy", "stop.max_steps": 1, "evaluation.path": str(odd)})
+    config = world.config(
+        "grpo",
+        tmp_path / "odd",
+        {"oracle.name": f"{rewards}:choosy", "stop.max_steps": 1, "evaluation.path": str(odd)},
+    )
     train(config, tmp_path / "log")
     assert not any(name.startswith("eval/") for row in rows(tmp_path / "odd" / "grpo") for name in row)
 
 
-def test_a_comparing_oracle_gives_the_win_rate_against_references(world: World, tmp_path: Path, rewards: str) -> None:
-    """References have two letters; the oracle says 0.9 for a longer response, a half for equal ones, nothing for shorter ones."""
-    train(world.config("dpo", tmp_path, {"oracle.name": f"{rewards}:longer", "stop.max_steps": 1}), tmp_path / "log")
+def test_a_comparing_oracle_gives_the_win_rate_against_references(
+    world: World, tmp_path: Path, rewards: str
+) -> None:
+    """References have two letters; the oracle says 0.9 for a longer response, a half for equal ones, nothing
+    for shorter ones."""
+    train(
+        world.config("dpo", tmp_path, {"oracle.name": f"{rewards}:longer", "stop.max_steps": 1}),
+        tmp_path / "log",
+    )
     found = responses(tmp_path / "dpo", 1)
     assert len(found) == 4 * 2 + 4
     assert {record["reference"] for record in found} == {"ab"}
     for record in found:
         size = len(record["output"])
-        assert (record["mark"], record["value"]) == (("abstain", None) if size < 2 else ("ok", 0.5 if size == 2 else 0.9))
+        assert (record["mark"], record["value"]) == (
+            ("abstain", None) if size < 2 else ("ok", 0.5 if size == 2 else 0.9)
+        )
     for mode in ("sampled", "greedy"):
         values = [record["value"] for record in found if record["mode"] == mode and record["mark"] == "ok"]
         assert rows(tmp_path / "dpo")[1][f"eval/{mode}"] == pytest.approx(sum(values) / len(values))
 
 
 def test_a_tie_counts_one_half_of_a_win(world: World, tmp_path: Path, rewards: str) -> None:
-    train(world.config("dpo", tmp_path, {"oracle.name": f"{rewards}:Ties", "stop.max_steps": 1}), tmp_path / "log")
+    train(
+        world.config("dpo", tmp_path, {"oracle.name": f"{rewards}:Ties", "stop.max_steps": 1}),
+        tmp_path / "log",
+    )
     assert rows(tmp_path / "dpo")[1]["eval/sampled"] == pytest.approx((0.5 + 1 + 1 + 1) / 4)
 
 
-def test_a_win_rate_needs_references(world: World, tmp_path: Path, rewards: str, capsys: pytest.CaptureFixture[str]) -> None:
-    config = world.config("dpo", tmp_path, {"oracle.name": f"{rewards}:longer", "prompts.reference_key": None})
+def test_a_win_rate_needs_references(
+    world: World, tmp_path: Path, rewards: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = world.config(
+        "dpo", tmp_path, {"oracle.name": f"{rewards}:longer", "prompts.reference_key": None}
+    )
     assert oat("train", config) == 2
     assert "set prompts.reference_key" in capsys.readouterr().err
 
@@ -181,7 +217,9 @@ def test_a_kill_during_an_evaluation_pays_for_what_was_in_flight_only(
     world: World, tmp_path: Path, rewards: str, place: str, call: int, twice: int
 ) -> None:
     """Two evaluations of four prompts with three responses each, and two steps of training."""
-    config = world.config("grpo", tmp_path, {"oracle.name": f"{rewards}:counted", "oracle.repeats": 0, "stop.max_steps": 2})
+    config = world.config(
+        "grpo", tmp_path, {"oracle.name": f"{rewards}:counted", "oracle.repeats": 0, "stop.max_steps": 2}
+    )
 
     def arm() -> None:
         module, _, names = place.partition(":")
@@ -196,7 +234,9 @@ def test_a_kill_during_an_evaluation_pays_for_what_was_in_flight_only(
     assert len(paid) - len(held_out) == 2 * 4 * 3
 
 
-def test_a_run_and_a_configuration_can_be_evaluated_alone(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_and_a_configuration_can_be_evaluated_alone(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the numbers that the run itself reported, and nothing written into the run."""
     config = world.config("dpo", tmp_path)
     train(config, tmp_path / "log")
@@ -218,13 +258,25 @@ def test_what_cannot_be_evaluated(world: World, tmp_path: Path, capsys: pytest.C
     assert "--evaluation.path" in capsys.readouterr().err
     assert oat("eval", tmp_path) == 2
     assert "config.yaml" in capsys.readouterr().err
-    assert oat("eval", config, "--evaluation.path", world.folder / "held_out.jsonl", "--evaluation.max_prompt", "1") == 2
+    assert (
+        oat(
+            "eval",
+            config,
+            "--evaluation.path",
+            world.folder / "held_out.jsonl",
+            "--evaluation.max_prompt",
+            "1",
+        )
+        == 2
+    )
     assert "`max_prompts`" in capsys.readouterr().err
 
 
 def test_a_failing_evaluation_leaves_training_alone(world: World, tmp_path: Path) -> None:
     """Its oracle raises; the run warns, counts it, and ends in the weights of a run without evaluation."""
-    (tmp_path / "broken.py").write_text("def reward(prompts, completions, **columns):\n    raise RuntimeError('down')\n", encoding="utf-8")
+    (tmp_path / "broken.py").write_text(
+        "def reward(prompts, completions, **columns):\n    raise RuntimeError('down')\n", encoding="utf-8"
+    )
     config = world.config("dpo", tmp_path)
     with pytest.warns(UserWarning, match="down"):
         assert oat("train", config, "--evaluation.oracle", f"{tmp_path / 'broken.py'}:reward") == 0

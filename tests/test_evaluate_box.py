@@ -1,4 +1,5 @@
-"""The evaluation as a box: its own oracle, budget, slot and times; and that whatever fails in it leaves training as it is."""
+"""The evaluation as a box: its own oracle, budget, slot and times; and that whatever fails in it leaves
+training as it is."""
 
 import itertools
 import json
@@ -42,19 +43,34 @@ def training_of(run_dir: Path) -> list[tuple[Any, ...]]:
 
 
 def test_an_oracle_of_its_own_with_options(world: World, tmp_path: Path, judges: str) -> None:
-    """The same class twice, with other options: training learns from one, evaluations are by the other, and the ledger tells them apart."""
+    """The same class twice, with other options: training learns from one, evaluations are by the other, and
+    the ledger tells them apart."""
     name = f"{judges}:Constant"
-    changes = {"oracle": {"name": name, "value": 0.9}, "evaluation.oracle": {"name": name, "value": 0.3}, "stop.max_steps": 1}
+    changes = {
+        "oracle": {"name": name, "value": 0.9},
+        "evaluation.oracle": {"name": name, "value": 0.3},
+        "stop.max_steps": 1,
+    }
     assert oat("train", world.config("grpo", tmp_path, changes)) == 0
     row = rows(tmp_path / "grpo")[1]
     assert (row["reward/mean"], row["eval/sampled"], row["eval/greedy"]) == pytest.approx((0.9, 0.3, 0.3))
     with closing(Store(tmp_path / "grpo" / "ledger.sqlite")) as store:
-        assert {(account.purpose, account.oracle) for account in accounts(store)} == {("train", name), ("eval", f"{name}/eval")}
+        assert {(account.purpose, account.oracle) for account in accounts(store)} == {
+            ("train", name),
+            ("eval", f"{name}/eval"),
+        }
 
 
-def test_the_name_alone_of_the_oracle_of_training_is_that_oracle(world: World, tmp_path: Path, judges: str) -> None:
+def test_the_name_alone_of_the_oracle_of_training_is_that_oracle(
+    world: World, tmp_path: Path, judges: str
+) -> None:
     name = f"{judges}:Constant"
-    changes = {"oracle": {"name": name, "value": 0.9}, "evaluation.oracle": name, "evaluation.gold": name, "stop.max_steps": 1}
+    changes = {
+        "oracle": {"name": name, "value": 0.9},
+        "evaluation.oracle": name,
+        "evaluation.gold": name,
+        "stop.max_steps": 1,
+    }
     config = world.config("grpo", tmp_path, changes)
     assert oat("train", config) == 0
     row = rows(tmp_path / "grpo")[1]
@@ -68,20 +84,41 @@ def test_the_name_alone_of_the_oracle_of_training_is_that_oracle(world: World, t
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "an option of the oracle": ({"oracle": {"name": "JUDGES:Constant", "valeu": 1}}, ["`evaluation.oracle.valeu` of ", "did you mean `value`?"]),
-    "an option of the second oracle": ({"gold": {"name": "JUDGES:Constant", "max_querys": 1}}, ["`evaluation.gold.max_querys`", "`max_queries`"]),
-    "an option of a function": ({"oracle": {"name": "JUDGES:has_a", "value": 1}}, ["`evaluation.oracle.value` of "]),
+    "an option of the oracle": (
+        {"oracle": {"name": "JUDGES:Constant", "valeu": 1}},
+        ["`evaluation.oracle.valeu` of ", "did you mean `value`?"],
+    ),
+    "an option of the second oracle": (
+        {"gold": {"name": "JUDGES:Constant", "max_querys": 1}},
+        ["`evaluation.gold.max_querys`", "`max_queries`"],
+    ),
+    "an option of a function": (
+        {"oracle": {"name": "JUDGES:has_a", "value": 1}},
+        ["`evaluation.oracle.value` of "],
+    ),
     "no oracle": ({"gold": {}}, ["`evaluation.gold.name` is missing"]),
-    "recorded answers": ({"gold": "recorded"}, ["evaluation.gold is 'recorded'", "name an oracle that can score them"]),
-    "an environment that is not there": ({"oracle": "environment"}, ["evaluation.oracle is 'environment'", "sampling.environment"]),
+    "recorded answers": (
+        {"gold": "recorded"},
+        ["evaluation.gold is 'recorded'", "name an oracle that can score them"],
+    ),
+    "an environment that is not there": (
+        {"oracle": "environment"},
+        ["evaluation.oracle is 'environment'", "sampling.environment"],
+    ),
     "a slot": ({"slot": "critic"}, ["evaluation.slot", "'critic'"]),
     "k above the samples": ({"pass_at": [1, 3]}, ["evaluation.pass_at is (1, 3)", "evaluation.samples is 2"]),
-    "a majority above the samples": ({"majority_at": [3], "answers": "last_number"}, ["evaluation.majority_at is (3,)", "evaluation.samples is 2"]),
+    "a majority above the samples": (
+        {"majority_at": [3], "answers": "last_number"},
+        ["evaluation.majority_at is (3,)", "evaluation.samples is 2"],
+    ),
     "k of nothing": ({"pass_at": [0]}, ["evaluation.pass_at", ">= 1"]),
     "a majority of what": ({"majority_at": [2]}, ["evaluation.majority_at", "set evaluation.answers"]),
     "answers that nobody reads": ({"answers": "last_number"}, ["nothing reads evaluation.answers"]),
     "success that nobody reads": ({"success": 0.5}, ["nothing reads evaluation.success"]),
-    "no such answers": ({"majority_at": [2], "answers": "last_numbr"}, ["'last_numbr'", "did you mean `last_number`?"]),
+    "no such answers": (
+        {"majority_at": [2], "answers": "last_numbr"},
+        ["'last_numbr'", "did you mean `last_number`?"],
+    ),
     "answers that are no function": ({"majority_at": [2], "answers": "JUDGES:JUDGES"}, ["has no JUDGES"]),
     "an empty budget": ({"max_queries": 0}, ["evaluation.max_queries", ">= 1"]),
 }
@@ -89,7 +126,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
 def test_a_mistake_is_one_message(
-    world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str], mistake: tuple[dict[str, Any], list[str]]
+    world: World,
+    tmp_path: Path,
+    judges: str,
+    capsys: pytest.CaptureFixture[str],
+    mistake: tuple[dict[str, Any], list[str]],
 ) -> None:
     section, words = json.loads(json.dumps(mistake[0]).replace("JUDGES:", f"{judges}:")), mistake[1]
     config = world.config("dpo", tmp_path, {f"evaluation.{name}": value for name, value in section.items()})
@@ -99,14 +140,27 @@ def test_a_mistake_is_one_message(
     assert not (tmp_path / "dpo").exists()
 
 
-def test_budgets_and_waits_that_nobody_fills(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The oracle of training costs nothing here; nor does a column of a data set that the records of an evaluation need."""
-    free = {"oracle.name": "recorded", "prompts.responses": ["answer"], "algorithm": {"name": "sft", "prompts": 4}}
-    config = world.config("sft", tmp_path, {**free, "evaluation.oracle": world.oracle, "evaluation.every_queries": 5})
+def test_budgets_and_waits_that_nobody_fills(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The oracle of training costs nothing here; nor does a column of a data set that the records of an
+    evaluation need."""
+    free = {
+        "oracle.name": "recorded",
+        "prompts.responses": ["answer"],
+        "algorithm": {"name": "sft", "prompts": 4},
+    }
+    config = world.config(
+        "sft", tmp_path, {**free, "evaluation.oracle": world.oracle, "evaluation.every_queries": 5}
+    )
     assert oat("train", config) == 2
     assert "evaluation.every_queries is 5: recorded costs no queries" in capsys.readouterr().err
     (tmp_path / "game.py").write_text("class Game: ...\n", encoding="utf-8")
-    played = {"oracle.name": "environment", "sampling.environment": f"{tmp_path / 'game.py'}:Game", "evaluation.max_queries": 5}
+    played = {
+        "oracle.name": "environment",
+        "sampling.environment": f"{tmp_path / 'game.py'}:Game",
+        "evaluation.max_queries": 5,
+    }
     assert oat("train", world.config("grpo", tmp_path, played)) == 2
     assert "environment costs nothing; remove max_queries" in capsys.readouterr().err
     assert oat("train", world.config("grpo", tmp_path, {"prompts.prompt_key": "output"})) == 2
@@ -114,8 +168,11 @@ def test_budgets_and_waits_that_nobody_fills(world: World, tmp_path: Path, capsy
 
 
 def test_a_budget(world: World, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    """Twelve queries an evaluation and thirty in the budget: two evaluations are made, two are not begun, and this is said once."""
-    config = world.config("grpo", tmp_path, {"evaluation.max_queries": 30, "oracle.repeats": 0, "stop.max_steps": 6})
+    """Twelve queries an evaluation and thirty in the budget: two evaluations are made, two are not begun, and
+    this is said once."""
+    config = world.config(
+        "grpo", tmp_path, {"evaluation.max_queries": 30, "oracle.repeats": 0, "stop.max_steps": 6}
+    )
     assert oat("train", config) == 0
     assert evaluated(tmp_path / "grpo").keys() == {0, 2}
     assert evaluated(tmp_path / "grpo", "eval/skipped") == {4: 1.0, 6: 1.0}
@@ -129,15 +186,34 @@ def test_a_budget(world: World, tmp_path: Path, recwarn: pytest.WarningsRecorder
 
 @pytest.mark.parametrize("judge", ["oracle", "gold"])
 def test_a_budget_is_held_against_what_the_oracle_says_it_costs(
-    world: World, tmp_path: Path, judges: str, judge: str, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+    world: World,
+    tmp_path: Path,
+    judges: str,
+    judge: str,
+    recwarn: pytest.WarningsRecorder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Twenty-four queries an evaluation: the second one does not fit into thirty. After it no more samples are drawn, but for the other judge's."""
+    """Twenty-four queries an evaluation: the second one does not fit into thirty. After it no more samples
+    are drawn, but for the other judge's."""
     drawn, answer = [], Evaluation._answer
-    monkeypatch.setattr(Evaluation, "_answer", lambda self, mode: drawn.append(mode.name) or answer(self, mode))
-    budget = {"evaluation.max_queries": 30, f"evaluation.{judge}.max_queries": 30} if judge == "gold" else {"evaluation.max_queries": 30}
-    changes = {f"evaluation.{judge}": {"name": f"{judges}:Dear"}, **budget, "oracle.repeats": 0, "stop.max_steps": 8}
+    monkeypatch.setattr(
+        Evaluation, "_answer", lambda self, mode: drawn.append(mode.name) or answer(self, mode)
+    )
+    budget = (
+        {"evaluation.max_queries": 30, f"evaluation.{judge}.max_queries": 30}
+        if judge == "gold"
+        else {"evaluation.max_queries": 30}
+    )
+    changes = {
+        f"evaluation.{judge}": {"name": f"{judges}:Dear"},
+        **budget,
+        "oracle.repeats": 0,
+        "stop.max_steps": 8,
+    }
     assert oat("train", world.config("grpo", tmp_path, changes)) == 0
-    prefix, purpose, section = ("eval/", "eval", "evaluation") if judge == "oracle" else ("eval/gold_", "gold", "evaluation.gold")
+    prefix, purpose, section = (
+        ("eval/", "eval", "evaluation") if judge == "oracle" else ("eval/gold_", "gold", "evaluation.gold")
+    )
     assert evaluated(tmp_path / "grpo", f"{prefix}sampled").keys() == {0}
     skipped = evaluated(tmp_path / "grpo", f"{prefix}skipped")
     assert skipped == ({2: 1.0, 4: 1.0, 6: 1.0, 8: 1.0} if judge == "oracle" else {2: 1.0})
@@ -159,12 +235,24 @@ def test_a_budget_is_held_against_what_the_oracle_says_it_costs(
     ],
 )
 def test_a_budget_of_tokens_or_money(
-    world: World, tmp_path: Path, judges: str, judge: str, limit: dict[str, float], words: str, recwarn: pytest.WarningsRecorder
+    world: World,
+    tmp_path: Path,
+    judges: str,
+    judge: str,
+    limit: dict[str, float],
+    words: str,
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
     """Twelve responses an evaluation, of seven tokens and a quarter of a coin each."""
     section = "evaluation.gold." if judge == "gold" else "evaluation."
-    changes = {f"evaluation.{judge}": {"name": f"{judges}:Metered"}, **{f"{section}{name}": value for name, value in limit.items()}}
-    assert oat("train", world.config("grpo", tmp_path, {**changes, "oracle.repeats": 0, "stop.max_steps": 4})) == 0
+    changes = {
+        f"evaluation.{judge}": {"name": f"{judges}:Metered"},
+        **{f"{section}{name}": value for name, value in limit.items()},
+    }
+    assert (
+        oat("train", world.config("grpo", tmp_path, {**changes, "oracle.repeats": 0, "stop.max_steps": 4}))
+        == 0
+    )
     prefix = "eval/gold_" if judge == "gold" else "eval/"
     assert evaluated(tmp_path / "grpo", f"{prefix}sampled").keys() == {0}
     assert evaluated(tmp_path / "grpo", f"{prefix}skipped").keys() >= {2}
@@ -178,7 +266,10 @@ def test_a_limit_that_an_oracle_cannot_keep_is_refused(
     config = world.config("grpo", tmp_path, {"evaluation.gold": {"name": f"{judges}:Constant", limit: 5}})
     for command in ("check", "train"):
         assert oat(command, config) == 2
-        assert f"evaluation.gold.{limit} is set, and the oracle {judges}:Constant does not say what a question costs" in capsys.readouterr().err
+        assert (
+            f"evaluation.gold.{limit} is set, and the oracle {judges}:Constant does not say what a "
+            "question costs"
+        ) in capsys.readouterr().err
 
 
 def test_what_is_known_costs_a_budget_nothing(world: World, tmp_path: Path) -> None:
@@ -190,7 +281,11 @@ def test_what_is_known_costs_a_budget_nothing(world: World, tmp_path: Path) -> N
 
 def test_a_part_of_an_evaluation_has_no_mean(world: World, tmp_path: Path, judges: str) -> None:
     """The price rises between the look at the budget and the question."""
-    changes = {"evaluation.oracle": {"name": f"{judges}:Dear", "rises": 12}, "evaluation.max_queries": 60, "stop.max_steps": 2}
+    changes = {
+        "evaluation.oracle": {"name": f"{judges}:Dear", "rises": 12},
+        "evaluation.max_queries": 60,
+        "stop.max_steps": 2,
+    }
     assert oat("train", world.config("grpo", tmp_path, changes)) == 0
     assert [row for row in rows(tmp_path / "grpo") if "eval/sampled" in row] == []
     assert evaluated(tmp_path / "grpo", "eval/skipped") == {0: 1.0, 2: 1.0}
@@ -201,8 +296,14 @@ def test_a_part_of_an_evaluation_has_no_mean(world: World, tmp_path: Path, judge
 
 
 def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: str) -> None:
-    """The run is killed after the last evaluation, and goes on from its start: what is known by then changes no decision."""
-    changes = {"evaluation.oracle": {"name": f"{judges}:Dear"}, "evaluation.max_queries": 30, "checkpoint.every": 10, "learner.learning_rate": 0.03}
+    """The run is killed after the last evaluation, and goes on from its start: what is known by then changes
+    no decision."""
+    changes = {
+        "evaluation.oracle": {"name": f"{judges}:Dear"},
+        "evaluation.max_queries": 30,
+        "checkpoint.every": 10,
+        "learner.learning_rate": 0.03,
+    }
     config = world.config("grpo", tmp_path, changes)
     assert oat("train", config, "--run_dir", tmp_path / "unbroken") == 0
     assert evaluated(tmp_path / "unbroken", "eval/skipped").keys() == {2, 4}
@@ -210,9 +311,13 @@ def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: s
     assert digest_run(tmp_path / "killed") == digest_run(tmp_path / "unbroken")
 
 
-@pytest.mark.parametrize(("place", "call"), [("oat.ledger.ledger:Ledger._submit", 8), ("oat.evaluation.evaluation:Evaluation._write", 2)])
+@pytest.mark.parametrize(
+    ("place", "call"),
+    [("oat.ledger.ledger:Ledger._submit", 8), ("oat.evaluation.evaluation:Evaluation._write", 2)],
+)
 def test_a_budget_that_a_kill_left_half_empty(world: World, tmp_path: Path, place: str, call: int) -> None:
-    """An evaluation that had begun is ended, whatever it has cost; what comes later is decided as in the unbroken run."""
+    """An evaluation that had begun is ended, whatever it has cost; what comes later is decided as in the
+    unbroken run."""
     flags = ("--evaluation.max_queries", "30", "--stop.max_steps", "6")
     config = world.config("grpo", tmp_path)
     assert oat("train", config, "--run_dir", tmp_path / "unbroken", *flags) == 0
@@ -221,29 +326,43 @@ def test_a_budget_that_a_kill_left_half_empty(world: World, tmp_path: Path, plac
 
 
 def test_any_slot(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a sync after the third step the sampler answers after two steps as at the start; the reference always does, and the policy never.
-    `oat eval` finds in the checkpoint what each slot held at the end."""
+    """With a sync after the third step the sampler answers after two steps as at the start; the reference
+    always does, and the policy never. `oat eval` finds in the checkpoint what each slot held at the end."""
     found = {}
     for slot in ("policy", "sampler", "reference"):
-        changes = {"learner.sync_every": 3, "learner.learning_rate": 0.03, "evaluation.slot": slot, "evaluation.samples": 8}
+        changes = {
+            "learner.sync_every": 3,
+            "learner.learning_rate": 0.03,
+            "evaluation.slot": slot,
+            "evaluation.samples": 8,
+        }
         (tmp_path / slot).mkdir()
         assert oat("train", world.config("grpo", tmp_path / slot, changes)) == 0
-        outputs = [[record["output"] for record in records(tmp_path / slot / "grpo", step)] for step in (0, 2, 4)]
+        outputs = [
+            [record["output"] for record in records(tmp_path / slot / "grpo", step)] for step in (0, 2, 4)
+        ]
         found[slot] = [outputs[0] == outputs[1], outputs[1] == outputs[2], outputs[0] == outputs[2]]
         last = rows(tmp_path / slot / "grpo")[-1]
         capsys.readouterr()
         assert oat("eval", tmp_path / slot / "grpo") == 0
-        assert json.loads(capsys.readouterr().out) == {name: value for name, value in last.items() if name == "step" or name.startswith("eval/")}
+        assert json.loads(capsys.readouterr().out) == {
+            name: value for name, value in last.items() if name == "step" or name.startswith("eval/")
+        }
     assert found == {"policy": [False] * 3, "sampler": [True, False, False], "reference": [True] * 3}
     weights = {slot: digest_run(tmp_path / slot / "grpo")["weights"] for slot in found}
     assert len(set(weights.values())) == 1
 
 
 def tensors_of(run: Run) -> dict[str, torch.Tensor]:
-    """Copies of what the learner and the slots of the engine hold, but for the slot that an evaluation is given the newest policy in."""
+    """Copies of what the learner and the slots of the engine hold, but for the slot that an evaluation is
+    given the newest policy in."""
     engine: Any = run.weights.holders["sampler"][0]  # type: ignore[attr-defined]
     learner: Any = run.learner
-    held = {f"learner/{model}/{name}": tensor for model in learner.models for name, tensor in learner.tensors(model).items()}
+    held = {
+        f"learner/{model}/{name}": tensor
+        for model in learner.models
+        for name, tensor in learner.tensors(model).items()
+    }
     for slot, lm in engine._slots.items():
         if slot != "policy":
             held |= {f"{slot}/{name}": tensor for name, tensor in lm.tensors().items()}
@@ -252,9 +371,19 @@ def tensors_of(run: Run) -> dict[str, torch.Tensor]:
 
 @pytest.mark.inventory(97)
 @pytest.mark.parametrize("fails", ["", "submit", "collect", "answers"])
-@pytest.mark.parametrize("kept", [{}, {"learner.sync_every": 3}, {"learner.sync_every": 3, "engine": {"name": "torch", "dtype": "bfloat16"}}])
-def test_an_evaluation_leaves_every_weight_as_it_was(world: World, tmp_path: Path, judges: str, kept: dict[str, Any], fails: str) -> None:
-    """Also one that fails, when it asks, waits or counts: the learner's weights, and the sampler's and the reference's in the engine, bit by bit."""
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {},
+        {"learner.sync_every": 3},
+        {"learner.sync_every": 3, "engine": {"name": "torch", "dtype": "bfloat16"}},
+    ],
+)
+def test_an_evaluation_leaves_every_weight_as_it_was(
+    world: World, tmp_path: Path, judges: str, kept: dict[str, Any], fails: str
+) -> None:
+    """Also one that fails, when it asks, waits or counts: the learner's weights, and the sampler's and the
+    reference's in the engine, bit by bit."""
     own = {"name": f"{judges}:Constant", "fails": fails if fails in ("submit", "collect") else ""}
     section = {
         "evaluation.oracle": own,
@@ -272,7 +401,11 @@ def test_an_evaluation_leaves_every_weight_as_it_was(world: World, tmp_path: Pat
     assert ("eval/failed" in metrics.values, "eval/sampled" in metrics.values) == (bool(fails), not fails)
     assert before.keys() == after.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    assert {name.split("/")[0] for name in before} == {"learner", "sampler", *([] if "engine" in kept else ["reference"])}
+    assert {name.split("/")[0] for name in before} == {
+        "learner",
+        "sampler",
+        *([] if "engine" in kept else ["reference"]),
+    }
     if kept:
         assert engine.version("sampler") == version == 0
     run.ledger.close()
@@ -280,16 +413,25 @@ def test_an_evaluation_leaves_every_weight_as_it_was(world: World, tmp_path: Pat
 
 @pytest.mark.inventory(97)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
-def test_training_is_the_same_with_a_working_a_failing_and_no_evaluation(world: World, tmp_path: Path, judges: str, algorithm: str) -> None:
+def test_training_is_the_same_with_a_working_a_failing_and_no_evaluation(
+    world: World, tmp_path: Path, judges: str, algorithm: str
+) -> None:
     found = {}
     sections: dict[str, Any] = {
         "none": None,
-        **{fails: {"name": f"{judges}:Constant", "fails": fails} for fails in ("", "submit", "collect", "exit", "half")},
+        **{
+            fails: {"name": f"{judges}:Constant", "fails": fails}
+            for fails in ("", "submit", "collect", "exit", "half")
+        },
     }
     for name, own in sections.items():
         folder = tmp_path / f"with {name}"
         folder.mkdir()
-        changes = {"evaluation": None} if own is None else {"evaluation.oracle": own, "evaluation.gold": {**own, "max_queries": 1000}}
+        changes = (
+            {"evaluation": None}
+            if own is None
+            else {"evaluation.oracle": own, "evaluation.gold": {**own, "max_queries": 1000}}
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert oat("train", world.config(algorithm, folder, changes)) == 0
@@ -300,8 +442,11 @@ def test_training_is_the_same_with_a_working_a_failing_and_no_evaluation(world: 
     assert evaluated(tmp_path / "with collect" / algorithm, "eval/failed") == {0: 1.0, 2: 1.0, 4: 1.0}
 
 
-def test_answers_about_an_evaluation_that_failed_do_not_stand_for_a_later_one(world: World, tmp_path: Path, judges: str) -> None:
-    """Of the evaluation after two steps half is answered when it fails, and stays open no longer: the numbers of the next one are its own."""
+def test_answers_about_an_evaluation_that_failed_do_not_stand_for_a_later_one(
+    world: World, tmp_path: Path, judges: str
+) -> None:
+    """Of the evaluation after two steps half is answered when it fails, and stays open no longer: the numbers
+    of the next one are its own."""
     found = []
     for fails in ("", "half"):
         folder = tmp_path / f"fails {fails}"
@@ -321,12 +466,23 @@ def test_answers_about_an_evaluation_that_failed_do_not_stand_for_a_later_one(wo
 
 @pytest.mark.parametrize("fails", ["submit", "collect", "half"])
 @pytest.mark.parametrize("judge", ["oracle", "gold"])
-def test_an_evaluation_that_failed_fails_in_a_replay_too(world: World, tmp_path: Path, judges: str, judge: str, fails: str) -> None:
-    """The run is killed after a later evaluation, and goes on from before the first, with an oracle that works by then: rows and files are as they
-    were. Nothing that was asked stays open, sets money aside, or is asked again."""
-    own, log, run_dir = {"name": f"{judges}:Constant", "fails": fails, "healed": str(tmp_path / "healed")}, tmp_path / "log", tmp_path / "grpo"
+def test_an_evaluation_that_failed_fails_in_a_replay_too(
+    world: World, tmp_path: Path, judges: str, judge: str, fails: str
+) -> None:
+    """The run is killed after a later evaluation, and goes on from before the first, with an oracle that
+    works by then: rows and files are as they were. Nothing that was asked stays open, sets money aside, or is
+    asked again."""
+    own = {"name": f"{judges}:Constant", "fails": fails, "healed": str(tmp_path / "healed")}
+    log = tmp_path / "log"
+    run_dir = tmp_path / "grpo"
     config = world.config("grpo", tmp_path, {f"evaluation.{judge}": own, "checkpoint.every": 10})
-    assert forked(lambda: kill_at(*named("oat.tracking.files:Tracking.row"), 5, after=True) or oat("train", config), log) == -signal.SIGKILL
+    assert (
+        forked(
+            lambda: kill_at(*named("oat.tracking.files:Tracking.row"), 5, after=True) or oat("train", config),
+            log,
+        )
+        == -signal.SIGKILL
+    )
     written = [repeatable(row) for row in rows(run_dir)]
     files = {file.name: file.read_bytes() for file in (run_dir / "evaluations").glob("*")}
     assert written[2]["eval/failed" if judge == "oracle" else "eval/gold_failed"] == 1.0
@@ -337,7 +493,11 @@ def test_an_evaluation_that_failed_fails_in_a_replay_too(world: World, tmp_path:
     assert [repeatable(row) for row in rows(run_dir)] == written
     assert {file.name: file.read_bytes() for file in (run_dir / "evaluations").glob("*")} == files
     with closing(Store(run_dir / "ledger.sqlite")) as store:
-        assert [(account.purpose, account.pending, account.again) for account in accounts(store) if account.pending or account.again] == []
+        assert [
+            (account.purpose, account.pending, account.again)
+            for account in accounts(store)
+            if account.pending or account.again
+        ] == []
         assert store.committed(purpose := {"oracle": "eval", "gold": "gold"}[judge]) == store.spent(purpose)
         assert contradictions(store) == []
 
@@ -351,7 +511,8 @@ def played(judges: str, environment: str) -> dict[str, Any]:
 def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
     world: World, tmp_path: Path, judges: str, what: str, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """An environment that raises on held-out prompts, an oracle that cannot say what they cost, and a file of records that cannot be written."""
+    """An environment that raises on held-out prompts, an oracle that cannot say what they cost, and a file of
+    records that cannot be written."""
     unpriced = {"name": f"{judges}:Unpriced", "max_queries": 100}
     changes: dict[str, Any] = {
         "environment": played(judges, "Refusing"),
@@ -368,24 +529,60 @@ def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
         (run_dir / "evaluations" / ".new-step_00000002.jsonl").mkdir()  # where the file is to be made
     assert oat("train", config) == 0
     expected = {
-        "environment": ("failed", {0, 1, 2, 4}, "the environment Refusing raised KeyError: 'target', in an episode from record 1; repair it"),
-        "price": ("failed", {0, 1, 2, 4}, f"`price` of oracle {judges}:Unpriced raised ZeroDivisionError: no tokens counted, asked about eval/0/0"),
-        "price of the second": ("gold_failed", {0, 1, 2, 4}, f"`price` of oracle {judges}:Unpriced raised ZeroDivisionError: no tokens counted"),
-        "file": ("failed", {2}, f"{run_dir / 'evaluations' / 'step_00000002.jsonl'}: the records cannot be written (Is a directory"),
+        "environment": (
+            "failed",
+            {0, 1, 2, 4},
+            "the environment Refusing raised KeyError: 'target', in an episode from record 1; repair it",
+        ),
+        "price": (
+            "failed",
+            {0, 1, 2, 4},
+            (
+                f"`price` of oracle {judges}:Unpriced raised ZeroDivisionError: no tokens counted, asked "
+                "about eval/0/0"
+            ),
+        ),
+        "price of the second": (
+            "gold_failed",
+            {0, 1, 2, 4},
+            f"`price` of oracle {judges}:Unpriced raised ZeroDivisionError: no tokens counted",
+        ),
+        "file": (
+            "failed",
+            {2},
+            (
+                f"{run_dir / 'evaluations' / 'step_00000002.jsonl'}: the records cannot be written (Is a "
+                "directory"
+            ),
+        ),
     }
     metric, steps, words = expected[what]
     assert evaluated(run_dir, f"eval/{metric}").keys() == steps
     assert [warning for warning in recwarn if words in str(warning.message)]
-    assert evaluated(run_dir).keys() == (set() if metric == "failed" else {0, 1, 2, 4}) | ({0, 1, 4} if what == "file" else set())
+    assert evaluated(run_dir).keys() == (set() if metric == "failed" else {0, 1, 2, 4}) | (
+        {0, 1, 4} if what == "file" else set()
+    )
     for part in ("weights", "optimiser"):
         assert digest_run(run_dir)[part] == digest_run(tmp_path / "without" / "grpo")[part]
 
 
-@pytest.mark.parametrize(("environment", "words"), [("Refusing", "raised KeyError: 'target'"), ("Endless", "raised AttributeError: 'NoneType'")])
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [("Refusing", "raised KeyError: 'target'"), ("Endless", "raised AttributeError: 'NoneType'")],
+)
 def test_an_environment_that_fails_in_training_ends_the_run(
-    world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str], environment: str, words: str
+    world: World,
+    tmp_path: Path,
+    judges: str,
+    capsys: pytest.CaptureFixture[str],
+    environment: str,
+    words: str,
 ) -> None:
-    changes = {**played(judges, environment), "prompts.path": str(world.folder / "held_out.jsonl"), "evaluation": None}
+    changes = {
+        **played(judges, environment),
+        "prompts.path": str(world.folder / "held_out.jsonl"),
+        "evaluation": None,
+    }
     assert oat("train", world.config("grpo", tmp_path, changes)) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith(f"oat train: the environment {environment} {words}")
@@ -393,11 +590,22 @@ def test_an_environment_that_fails_in_training_ends_the_run(
 
 
 @pytest.mark.parametrize(("after", "failed"), [(False, {}), (True, {2: 1.0})])
-def test_a_kill_while_an_evaluation_fails(world: World, tmp_path: Path, judges: str, after: bool, failed: dict[int, float]) -> None:
-    """Before its failure is on record it is made anew; from then on it has failed. Either way nothing stays open."""
+def test_a_kill_while_an_evaluation_fails(
+    world: World, tmp_path: Path, judges: str, after: bool, failed: dict[int, float]
+) -> None:
+    """Before its failure is on record it is made anew; from then on it has failed. Either way nothing stays
+    open."""
     own = {"name": f"{judges}:Constant", "fails": "half", "healed": str(tmp_path / "healed")}
     config, log = world.config("grpo", tmp_path, {"evaluation.oracle": own}), tmp_path / "log"
-    assert forked(lambda: kill_at(*named("oat.ledger.ledger:Ledger.give_up"), 1, after=after) or oat("train", config), log) == -signal.SIGKILL
+    assert (
+        forked(
+            lambda: (
+                kill_at(*named("oat.ledger.ledger:Ledger.give_up"), 1, after=after) or oat("train", config)
+            ),
+            log,
+        )
+        == -signal.SIGKILL
+    )
     (tmp_path / "healed").touch()
     assert forked(lambda: oat("train", config), log) == 0, log.read_text()
     assert evaluated(tmp_path / "grpo", "eval/failed") == failed
@@ -407,8 +615,12 @@ def test_a_kill_while_an_evaluation_fails(world: World, tmp_path: Path, judges: 
         assert contradictions(store) == []
 
 
-def test_oat_eval_says_that_it_failed(world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str]) -> None:
-    config = world.config("dpo", tmp_path, {"evaluation.oracle": {"name": f"{judges}:Constant", "fails": "collect"}})
+def test_oat_eval_says_that_it_failed(
+    world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = world.config(
+        "dpo", tmp_path, {"evaluation.oracle": {"name": f"{judges}:Constant", "fails": "collect"}}
+    )
     with pytest.warns(UserWarning, match="down"):
         assert oat("eval", config) == 1
     assert json.loads(capsys.readouterr().out) == {"step": 0, "eval/failed": 1.0}
@@ -426,10 +638,15 @@ def test_oat_eval_says_that_it_failed(world: World, tmp_path: Path, judges: str,
         ({"every": 1, "every_hours": 1}, [0, 10]),
     ],
 )
-def test_an_evaluation_that_is_due_waits_for_queries(world: World, tmp_path: Path, section: dict[str, Any], steps: list[int]) -> None:
+def test_an_evaluation_that_is_due_waits_for_queries(
+    world: World, tmp_path: Path, section: dict[str, Any], steps: list[int]
+) -> None:
     """Twelve queries a step; an evaluation at the start and at the end in any case."""
     changes = {f"evaluation.{name}": value for name, value in section.items()}
-    assert oat("train", world.config("grpo", tmp_path, {**changes, "stop.max_steps": 10, "oracle.repeats": 0})) == 0
+    assert (
+        oat("train", world.config("grpo", tmp_path, {**changes, "stop.max_steps": 10, "oracle.repeats": 0}))
+        == 0
+    )
     assert list(evaluated(tmp_path / "grpo")) == steps
 
 
@@ -437,13 +654,16 @@ def test_an_evaluation_that_is_due_waits_for_queries(world: World, tmp_path: Pat
 @pytest.mark.parametrize(
     ("place", "call", "by"),
     [
-        ("oat.learner.learner:Learner.update", 3, signal.SIGKILL),  # due since step 2, and waiting at the checkpoint after it
+        # due since step 2, and waiting at the checkpoint after it
+        ("oat.learner.learner:Learner.update", 3, signal.SIGKILL),
         ("oat.evaluation.evaluation:Evaluation._answer", 3, signal.SIGKILL),
         ("oat.evaluation.evaluation:Evaluation._answer", 3, signal.SIGTERM),
         ("oat.learner.learner:Learner.update", 5, signal.SIGTERM),
     ],
 )
-def test_a_killed_run_makes_the_same_evaluations(world: World, tmp_path: Path, place: str, call: int, by: int) -> None:
+def test_a_killed_run_makes_the_same_evaluations(
+    world: World, tmp_path: Path, place: str, call: int, by: int
+) -> None:
     config = world.config("grpo", tmp_path, {"evaluation.every_queries": 30, "stop.max_steps": 7})
     assert oat("train", config, "--run_dir", tmp_path / "unbroken") == 0
     assert list(evaluated(tmp_path / "unbroken")) == [0, 3, 6, 7]
@@ -469,9 +689,14 @@ def test_hours_count_over_restarts() -> None:
     assert [again.due(4, queries) for queries in (49, 50)] == [False, True]
 
 
-def test_what_an_evaluation_lost_is_not_asked_again_by_training(world: World, tmp_path: Path, judges: str) -> None:
-    """Its oracle fails when it is asked; the run is killed, and the continued one must not ask it in a step of training."""
-    config = world.config("grpo", tmp_path, {"evaluation.oracle": {"name": f"{judges}:Constant", "fails": "submit"}})
+def test_what_an_evaluation_lost_is_not_asked_again_by_training(
+    world: World, tmp_path: Path, judges: str
+) -> None:
+    """Its oracle fails when it is asked; the run is killed, and the continued one must not ask it in a step
+    of training."""
+    config = world.config(
+        "grpo", tmp_path, {"evaluation.oracle": {"name": f"{judges}:Constant", "fails": "submit"}}
+    )
     place, log = named("oat.learner.learner:Learner.update"), tmp_path / "log"
     assert forked(lambda: kill_at(*place, 3) or oat("train", config), log) < 0
     assert forked(lambda: oat("train", config), log) == 0, log.read_text()

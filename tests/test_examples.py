@@ -19,7 +19,10 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 LOOP = EXAMPLES / "00_loop.py"
 LEARNED = {
     "01_custom_reward.py": (r"mean reward: (\S+) in the first step, (\S+) in the last", 0.6),
-    "02_custom_oracle.py": (r"log-probability of a preferred answer: (\S+) in the first step, (\S+) in the last", 1.5),
+    "02_custom_oracle.py": (
+        r"log-probability of a preferred answer: (\S+) in the first step, (\S+) in the last",
+        1.5,
+    ),
     "04_custom_loss.py": (r"mean reward: (\S+) in the first step, (\S+) in the last", 0.6),
     "05_environment.py": (r"found in two guesses: (\S+)% in the first step, (\S+)% in the last", 40),
 }
@@ -41,7 +44,9 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return start
 
 
-def test_the_loop_without_a_framework_has_the_losses_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_without_a_framework_has_the_losses_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The settings are those that the file itself names."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(EXAMPLES)
@@ -51,8 +56,16 @@ def test_the_loop_without_a_framework_has_the_losses_of_the_loop(tmp_path: Path,
     Path("loop.yaml").write_text(dedent(settings[1]))
     config, _ = load_config("loop.yaml")
     options = config.algorithm.options
-    assert (config.stop.max_steps, config.learner.learning_rate, config.sampling.max_new_tokens) == (module.STEPS, module.LEARNING_RATE, module.T)
-    assert (options["prompts"], options["samples"], options["epochs"]) == (len(module.PROMPTS), module.G, module.EPOCHS)
+    assert (config.stop.max_steps, config.learner.learning_rate, config.sampling.max_new_tokens) == (
+        module.STEPS,
+        module.LEARNING_RATE,
+        module.T,
+    )
+    assert (options["prompts"], options["samples"], options["epochs"]) == (
+        len(module.PROMPTS),
+        module.G,
+        module.EPOCHS,
+    )
     model, tokenizer = module.make_model()
     for part in (model, tokenizer):
         part.save_pretrained("model")
@@ -82,7 +95,9 @@ def test_the_loop_is_short_and_needs_no_framework() -> None:
 
 
 def test_the_loop_shows_what_is_learned(started: Started) -> None:
-    first, *_, last = re.findall(r"^step +\d+ .* reward (\S+)   a=", started("00_loop.py"), flags=re.MULTILINE)
+    first, *_, last = re.findall(
+        r"^step +\d+ .* reward (\S+)   a=", started("00_loop.py"), flags=re.MULTILINE
+    )
     assert float(first) < 0.2
     assert float(last) > 0.9
 
@@ -96,7 +111,9 @@ def test_there_is_one_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize("name", EXTENSIONS)
-def test_an_extension_runs_and_names_itself_in_its_configuration(name: str, started: Started, tmp_path: Path) -> None:
+def test_an_extension_runs_and_names_itself_in_its_configuration(
+    name: str, started: Started, tmp_path: Path
+) -> None:
     started(name, "--stop.max_steps", "2")
     (metrics,) = tmp_path.glob("*/run/metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 3
@@ -118,7 +135,8 @@ def test_an_extension_learns(name: str, started: Started) -> None:
 
 def test_the_explorer_asks_about_two_of_six(started: Started) -> None:
     found = re.search(
-        r"(\d+) answers were asked about, of 384 sampled; (\d+)% of the pairs were ties", started("03_custom_explorer.py", "--stop.max_steps=2")
+        r"(\d+) answers were asked about, of 384 sampled; (\d+)% of the pairs were ties",
+        started("03_custom_explorer.py", "--stop.max_steps=2"),
     )
     assert found is not None
     assert int(found[1]) <= 384 / 3

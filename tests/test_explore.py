@@ -28,7 +28,12 @@ def test_it_needs_nothing_and_widens_nothing():
 def test_scores_are_asked_for_all_samples():
     first, second = choose("score", group(7, "a", "a", "b"), group(8, "c"))
     assert (first.candidates, first.picks, first.oracle) == (("a", "a", "b"), (0, 1, 2), "")
-    assert (first.key, first.kind, first.reference, first.columns) == (Key("train", 3, 0, 7), "score", "4", {"level": 7})
+    assert (first.key, first.kind, first.reference, first.columns) == (
+        Key("train", 3, 0, 7),
+        "score",
+        "4",
+        {"level": 7},
+    )
     assert first.messages == (Message("user", "2+2="),)
     assert (second.key, second.candidates) == (Key("train", 3, 0, 8), ("c",))
 
@@ -41,5 +46,7 @@ def test_two_samples_are_compared_unless_they_are_equal():
 
 @pytest.mark.parametrize("texts", [("a",), ("a", "b", "c")])
 def test_a_comparison_needs_two_samples(texts):
-    with pytest.raises(ConfigError, match=f"needs 2 samples a prompt, not {len(texts)}; set 2 samples, or choose an explorer"):
+    with pytest.raises(
+        ConfigError, match=f"needs 2 samples a prompt, not {len(texts)}; set 2 samples, or choose an explorer"
+    ):
         choose("compare", group(0, *texts))

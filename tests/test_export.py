@@ -30,25 +30,35 @@ def run_dir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "dpo"
 
 
-def test_transformers_loads_the_trained_policy(run_dir: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And gives the log-probabilities that the engine gives for the run's newest weights, which are not those of the start."""
+def test_transformers_loads_the_trained_policy(
+    run_dir: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And gives the log-probabilities that the engine gives for the run's newest weights, which are not those
+    of the start."""
     assert oat("export", run_dir, tmp_path / "model") == 0
     assert capsys.readouterr().out == f"oat export: the model after 4 steps is in {tmp_path / 'model'}\n"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     start = AutoModelForCausalLM.from_pretrained(world.folder / "model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    sequences = [np.array(tokenizer("3+4=ab")["input_ids"], dtype=np.int32), np.array(tokenizer("0+0=aabb12")["input_ids"], dtype=np.int32)]
+    sequences = [
+        np.array(tokenizer("3+4=ab")["input_ids"], dtype=np.int32),
+        np.array(tokenizer("0+0=aabb12")["input_ids"], dtype=np.int32),
+    ]
 
     config = resolve(load_config(run_dir / "config.yaml")[0], {})
     run = build(config, directory=made(tmp_path / "built"))
     found = Checkpoints(run_dir / "checkpoints", every=1, keep_last=1).load()
     assert found is not None
-    run.parts["learner"].load_state({name.removeprefix("learner/"): tensor for name, tensor in found[1].items()} | found[2]["learner"])
+    run.parts["learner"].load_state(
+        {name.removeprefix("learner/"): tensor for name, tensor in found[1].items()} | found[2]["learner"]
+    )
     run.weights.push("policy", 4, run.learner.tensors("policy"))
     engine: Any = run.collector.actor.engine  # type: ignore[attr-defined]
     for ids, ours in zip(sequences, engine.logps(sequences, "policy"), strict=True):
         with torch.no_grad():
-            theirs, before = (m(torch.from_numpy(ids[None]).long()).logits.log_softmax(-1)[0, :-1] for m in (model, start))
+            theirs, before = (
+                m(torch.from_numpy(ids[None]).long()).logits.log_softmax(-1)[0, :-1] for m in (model, start)
+            )
         next_ids = torch.from_numpy(ids[1:]).long()[:, None]
         np.testing.assert_allclose(ours, theirs.gather(1, next_ids)[:, 0].numpy(), atol=1e-5)
         assert np.abs(ours - before.gather(1, next_ids)[:, 0].numpy()).max() > 1e-3
@@ -56,18 +66,31 @@ def test_transformers_loads_the_trained_policy(run_dir: Path, world: World, tmp_
 
 
 def test_the_model_card(run_dir: Path, world: World, tmp_path: Path) -> None:
-    """What was asked of whom, the curve's numbers, a configuration that runs again; and nothing of where this machine keeps its files."""
+    """What was asked of whom, the curve's numbers, a configuration that runs again; and nothing of where this
+    machine keeps its files."""
     assert oat("export", run_dir, tmp_path / "model") == 0
     card = (tmp_path / "model" / "README.md").read_text()
     _, front, text = card.split("---\n", 2)
-    assert yaml.safe_load(front) == {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["oat", "dpo"]}
+    assert yaml.safe_load(front) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["oat", "dpo"],
+    }
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     queries = int(rows[-1]["oracle/queries"])
-    assert f"* Oracle `reward.py:reward/preferences`, in training: {queries} queries in 16 questions\n" in text
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    assert (
+        f"* Oracle `reward.py:reward/preferences`, in training: {queries} queries in 16 questions\n" in text
+    )
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("| ")
+    ]
     assert [line[0] for line in table] == ["step", "---", "0", "2", "4"], "those of evaluations"
     place = table[0].index("eval/sampled")
-    assert [float(line[place]) for line in table[2:]] == pytest.approx([rows[step]["eval/sampled"] for step in (0, 2, 4)], rel=1e-3)
+    assert [float(line[place]) for line in table[2:]] == pytest.approx(
+        [rows[step]["eval/sampled"] for step in (0, 2, 4)], rel=1e-3
+    )
     stored = yaml.safe_load((run_dir / "config.yaml").read_text())
     shown = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
     assert shown["algorithm"] == stored["algorithm"]
@@ -99,14 +122,23 @@ class Api:
 def test_the_model_card_tells_no_secret(world: World, tmp_path: Path) -> None:
     (tmp_path / "api.py").write_text(API)
     oracle = {"name": f"{tmp_path / 'api.py'}:Api", "api_key": "sk-123", "folder": str(tmp_path / "x")}
-    config = world.config("grpo", tmp_path, {"oracle": oracle, "evaluation.oracle": {**oracle, "folder": "y"}, "stop.max_steps": 1})
+    config = world.config(
+        "grpo",
+        tmp_path,
+        {"oracle": oracle, "evaluation.oracle": {**oracle, "folder": "y"}, "stop.max_steps": 1},
+    )
     assert oat("train", config) == 0
     assert oat("export", tmp_path / "grpo", tmp_path / "model") == 0
     card = (tmp_path / "model" / "README.md").read_text()
     assert "sk-123" not in card
     assert str(tmp_path) not in card
     assert "api_key: '***'" in card
-    assert command_line(["oat", "train", "--oracle", "{name: a, api_key: sk-123}"]) == ["oat", "train", "--oracle", "{name: a, api_key: ***}"]
+    assert command_line(["oat", "train", "--oracle", "{name: a, api_key: sk-123}"]) == [
+        "oat",
+        "train",
+        "--oracle",
+        "{name: a, api_key: ***}",
+    ]
 
 
 def test_an_exported_model_starts_another_run(run_dir: Path, world: World, tmp_path: Path) -> None:
@@ -116,13 +148,20 @@ def test_an_exported_model_starts_another_run(run_dir: Path, world: World, tmp_p
     assert forked(lambda: oat("train", config), tmp_path / "log") == 0
     first = json.loads((tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()[0])
     last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
-    assert [first[name] for name in ("eval/sampled", "eval/greedy")] == [last[name] for name in ("eval/sampled", "eval/greedy")]
+    assert [first[name] for name in ("eval/sampled", "eval/greedy")] == [
+        last[name] for name in ("eval/sampled", "eval/greedy")
+    ]
 
 
-def test_an_export_overwrites_neither_a_file_nor_the_start(run_dir: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_overwrites_neither_a_file_nor_the_start(
+    run_dir: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("mine")
     start = {file.name: file.read_bytes() for file in (world.folder / "model").iterdir()}
-    for out, words in {tmp_path / "file": "is a file", world.folder / "model": "the model that the run started from"}.items():
+    for out, words in {
+        tmp_path / "file": "is a file",
+        world.folder / "model": "the model that the run started from",
+    }.items():
         assert oat("export", run_dir, out) == 2
         assert words in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "mine"
@@ -149,13 +188,24 @@ def test_the_digest_of_a_run(run_dir: Path, tmp_path: Path, capsys: pytest.Captu
     found = Checkpoints(copy / "checkpoints", every=1, keep_last=2).load()
     assert found is not None
     step, tensors, state = found
-    for prefix, part in {"learner/policy/weights/": "weights", "learner/policy/moments/exp_avg/": "optimiser"}.items():
+    for prefix, part in {
+        "learner/policy/weights/": "weights",
+        "learner/policy/moments/exp_avg/": "optimiser",
+    }.items():
         name = next(name for name in tensors if name.startswith(prefix))
         changed = {**tensors, name: tensors[name] * (1 + 1e-6)}
         Checkpoints(copy / "checkpoints", every=1, keep_last=2, background=False).save(step, changed, state)
-        assert {name for name, value in digest_run(copy).items() if value != printed[name]} == {part, "metrics"}
-    Checkpoints(copy / "checkpoints", every=1, keep_last=2, background=False).save(step, tensors, {**state, "prompts": {"taken": 0}})
-    assert {name for name, value in digest_run(copy).items() if value != printed[name]} == {"state", "metrics"}
+        assert {name for name, value in digest_run(copy).items() if value != printed[name]} == {
+            part,
+            "metrics",
+        }
+    Checkpoints(copy / "checkpoints", every=1, keep_last=2, background=False).save(
+        step, tensors, {**state, "prompts": {"taken": 0}}
+    )
+    assert {name for name, value in digest_run(copy).items() if value != printed[name]} == {
+        "state",
+        "metrics",
+    }
 
 
 @pytest.mark.parametrize(
@@ -169,7 +219,11 @@ def test_the_digest_of_a_run(run_dir: Path, tmp_path: Path, capsys: pytest.Captu
     ids=["a damaged and a deleted row", "the last row", "bytes that are no text", "nothing left"],
 )
 def test_a_digest_of_damaged_metrics_is_one_message(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: dict[int, bytes | None], said: str
+    run_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    lines: dict[int, bytes | None],
+    said: str,
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run_dir, copy)
@@ -188,7 +242,9 @@ def test_a_row_that_is_still_being_written_is_left_out_of_a_digest(run_dir: Path
     assert digest_run(copy) == digest_run(run_dir)
 
 
-def test_the_card_of_a_run_with_deleted_rows_has_the_numbers_of_the_others(run_dir: Path, tmp_path: Path) -> None:
+def test_the_card_of_a_run_with_deleted_rows_has_the_numbers_of_the_others(
+    run_dir: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run_dir, copy)
     damage_metrics(copy, {1: None})
@@ -198,7 +254,9 @@ def test_the_card_of_a_run_with_deleted_rows_has_the_numbers_of_the_others(run_d
     assert f"| 4 | {row['eval/sampled']:,.4g} |" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_what_has_no_digest_and_no_model(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_no_digest_and_no_model(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for command in (["digest", tmp_path], ["export", tmp_path, tmp_path / "out"]):
         assert oat(*command) == 2
         assert "holds no run" in capsys.readouterr().err

@@ -28,12 +28,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_block_is_run() -> None:
     assert PAGE.count("```") == 2 * (len(FILES) + len(CONFIGS))
-    assert {name for text in (*CONFIGS, FILES["test_mine.py"]) for name in FILES if name.removesuffix(".py") in text} >= {*FILES} - {"test_mine.py"}
+    assert {
+        name
+        for text in (*CONFIGS, FILES["test_mine.py"])
+        for name in FILES
+        if name.removesuffix(".py") in text
+    } >= {*FILES} - {"test_mine.py"}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=[re.findall(r"\w+\.py", config)[-1] for config in CONFIGS])
 def test_every_configuration_runs(folder: Path, config: str) -> None:
-    whole = config + "".join(f"{section}: {fields}\n" for section, fields in OTHERS.items() if f"{section}:" not in config)
+    whole = config + "".join(
+        f"{section}: {fields}\n" for section, fields in OTHERS.items() if f"{section}:" not in config
+    )
     rows = tiny_run(whole, ["a=", "b=", "aa=", "bb="], folder=folder)
     assert len(rows) == 3
     assert "loss/total" in rows[-1]
@@ -42,20 +49,44 @@ def test_every_configuration_runs(folder: Path, config: str) -> None:
         assert "shorter.py" in config or {"reward/mean", "reward/zero_spread_frac"} <= row.keys()
 
 
-def test_a_batch_that_does_not_keep_to_the_page_ends_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_that_does_not_keep_to_the_page_ends_the_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As the checks say it, though nobody has made them."""
     source = FILES["algorithm.py"]
     for good, bad, words in (
-        ("numbers = np.arange(len(rows))", "numbers = 2 * np.arange(len(rows))", r"unit_of_N is \[0 2 4 6\]; give one whole number a row"),
+        (
+            "numbers = np.arange(len(rows))",
+            "numbers = 2 * np.arange(len(rows))",
+            r"unit_of_N is \[0 2 4 6\]; give one whole number a row",
+        ),
         ("Batch(rows, numbers", "Batch(rows[1:], numbers", r"there are 3 rows, and unit_of_N has 4 numbers"),
-        ("Batch(rows, numbers, numbers", "Batch(rows, numbers[1:], numbers[1:]", r"there are 4 rows, and unit_of_N has 3 numbers"),
-        ("Batch(rows, numbers, numbers", "Batch(rows, numbers[:-1], numbers", r"unit_of_N is \[0 1 2\]; give one whole number a row, .*\(N is 4\)"),
-        ("Batch(rows, numbers, numbers", "Batch(rows, numbers, numbers[:-1]", r"group_of_N is \[0 1 2\]; give one whole number a row, .*\(N is 4\)"),
-        ('{"rewards_N": rewards_N}', '{"rewards_N": rewards_N[1:]}', r"the column rewards_N has shape \(3,\); its axis N has 4 places"),
+        (
+            "Batch(rows, numbers, numbers",
+            "Batch(rows, numbers[1:], numbers[1:]",
+            r"there are 4 rows, and unit_of_N has 3 numbers",
+        ),
+        (
+            "Batch(rows, numbers, numbers",
+            "Batch(rows, numbers[:-1], numbers",
+            r"unit_of_N is \[0 1 2\]; give one whole number a row, .*\(N is 4\)",
+        ),
+        (
+            "Batch(rows, numbers, numbers",
+            "Batch(rows, numbers, numbers[:-1]",
+            r"group_of_N is \[0 1 2\]; give one whole number a row, .*\(N is 4\)",
+        ),
+        (
+            '{"rewards_N": rewards_N}',
+            '{"rewards_N": rewards_N[1:]}',
+            r"the column rewards_N has shape \(3,\); its axis N has 4 places",
+        ),
     ):
         assert good in source
         (folder / "algorithm.py").write_text(source.replace(good, bad))
-        whole = next(config for config in CONFIGS if "algorithm.py" in config) + "".join(f"{name}: {text}\n" for name, text in OTHERS.items())
+        whole = next(config for config in CONFIGS if "algorithm.py" in config) + "".join(
+            f"{name}: {text}\n" for name, text in OTHERS.items()
+        )
         with pytest.raises(ContractError, match="ended with exit code 2"):
             tiny_run(whole, ["a=", "b="], folder=folder)
         assert re.search(f"the batch of best: {words}", capsys.readouterr().err)
@@ -73,9 +104,13 @@ def test_the_tests_pass(folder: Path) -> None:
 
 def test_the_checks_are_not_content_with_everything(folder: Path) -> None:
     (folder / "reward.py").write_text(
-        "seen = []\n\ndef reward(prompts, completions, **columns):\n    seen.extend(completions)\n    return [float(len(seen))] * len(completions)\n"
+        "seen = []\n\ndef reward(prompts, completions, **columns):\n    seen.extend(completions)\n    "
+        "return [float(len(seen))] * len(completions)\n"
     )
-    with pytest.raises(ContractError, match=r"reward: question .*: answered \(\S+, 'ok'\), and \(\S+, 'ok'\) when asked again"):
+    with pytest.raises(
+        ContractError,
+        match=r"reward: question .*: answered \(\S+, 'ok'\), and \(\S+, 'ok'\) when asked again",
+    ):
         check_oracle(load_symbol("reward.py:reward"))
     with pytest.raises(ContractError, match=r"the run in \S+ ended with exit code 2"):
         tiny_run("oracle: {name: nobody}\n", ["a="], folder=folder)

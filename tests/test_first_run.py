@@ -1,4 +1,5 @@
-"""The page of a first real run works as typed, with a tiny model in the place of the hub's; and the index of pages knows them all."""
+"""The page of a first real run works as typed, with a tiny model in the place of the hub's; and the index of
+pages knows them all."""
 
 import io
 import re
@@ -14,7 +15,10 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "first_run.md").read_text(encoding="utf-8")
 HUB = "Qwen/Qwen2.5-0.5B-Instruct"
-TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant {% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if "
+    "add_generation_prompt %}assistant {% endif %}"
+)
 
 
 def test_the_page_works_as_typed(tmp_path, monkeypatch, capsys):
@@ -26,9 +30,15 @@ def test_the_page_works_as_typed(tmp_path, monkeypatch, capsys):
     files = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", PAGE, flags=re.DOTALL))
     assert set(files) == {"train.jsonl", "heldout.jsonl", "reward.py", "first.yaml"}
     for name, text in files.items():
-        Path(name).write_text(text.replace(HUB, "model").replace("max_steps: 60", "max_steps: 4"), encoding="utf-8")
+        Path(name).write_text(
+            text.replace(HUB, "model").replace("max_steps: 60", "max_steps: 4"), encoding="utf-8"
+        )
     blocks = re.findall(r"<!-- run -->\n```sh\n(.*?)```", PAGE, flags=re.DOTALL)
-    lines = [shlex.split(line.replace(HUB, "model"), comments=True) for block in blocks for line in block.splitlines()]
+    lines = [
+        shlex.split(line.replace(HUB, "model"), comments=True)
+        for block in blocks
+        for line in block.splitlines()
+    ]
     assert len(lines) == 12
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is 2 + 3?\n")))
     for program, *arguments in lines:
@@ -39,12 +49,19 @@ def test_the_page_works_as_typed(tmp_path, monkeypatch, capsys):
     assert len(Path("said.jsonl").read_text(encoding="utf-8").splitlines()) == 2
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 def test_every_link_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]*)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert not target or "://" in target or (page.parent / target).exists(), target
 
 
 def test_the_index_names_every_page():
-    linked = {(DOCS / target).resolve() for target in re.findall(r"\]\(([^)#]+)", (DOCS / "README.md").read_text(encoding="utf-8"))}
+    linked = {
+        (DOCS / target).resolve()
+        for target in re.findall(r"\]\(([^)#]+)", (DOCS / "README.md").read_text(encoding="utf-8"))
+    }
     assert {*DOCS.rglob("*.md")} - linked == {DOCS / "README.md"}

@@ -1,4 +1,5 @@
-"""Every field of a configuration in a fork: one that may change is changed in a real run, which goes on with it; any other is refused by name."""
+"""Every field of a configuration in a fork: one that may change is changed in a real run, which goes on with
+it; any other is refused by name."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -87,14 +88,19 @@ BESIDE: dict[str, dict[str, Any]] = {
     "evaluation.success": {"evaluation.pass_at": [1]},
     "evaluation.majority_at": {"evaluation.answers": "last_number"},
     "evaluation.answers": {"evaluation.majority_at": [1]},
-    **{f"evaluation.{limit}": {"evaluation.oracle": {"name": "WORLD/judges.py:Metered"}} for limit in ("max_tokens", "max_cost")},
+    **{
+        f"evaluation.{limit}": {"evaluation.oracle": {"name": "WORLD/judges.py:Metered"}}
+        for limit in ("max_tokens", "max_cost")
+    },
     "oracle.max_answer_age": {"oracle.max_outstanding": 5},
     "learner.schedule_steps": {"learner.schedule": "linear"},
 }
 """What must change with it, or nothing would read it."""
 
 READS = {
-    **dict.fromkeys(("oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "evaluation.pairs"), "dpo"),
+    **dict.fromkeys(
+        ("oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "evaluation.pairs"), "dpo"
+    ),
     "learner.critic_learning_rate": "ppo",
 }
 """The algorithm that reads it, where GRPO does not."""
@@ -151,15 +157,26 @@ REFUSED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The configuration of a finished run of an algorithm, of four steps; each is made once. The last is a user's, with a critic."""
+    """The configuration of a finished run of an algorithm, of four steps; each is made once. The last is a
+    user's, with a critic."""
     found: dict[str, Path] = {}
     (world.folder / "judges.py").write_text(JUDGES, encoding="utf-8")
     write_jsonl(world.folder / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "a", "rejected": "b"}])
-    changes = {"ppo": {"algorithm": {"name": f"{Path(__file__).parent / 'protocol' / 'ppo.py'}:PPO", "prompts": 4, "samples": 2}}}
+    changes = {
+        "ppo": {
+            "algorithm": {
+                "name": f"{Path(__file__).parent / 'protocol' / 'ppo.py'}:PPO",
+                "prompts": 4,
+                "samples": 2,
+            }
+        }
+    }
 
     def make(algorithm: str) -> Path:
         if algorithm not in found:
-            found[algorithm] = world.config(algorithm, tmp_path_factory.mktemp("parent"), changes.get(algorithm))
+            found[algorithm] = world.config(
+                algorithm, tmp_path_factory.mktemp("parent"), changes.get(algorithm)
+            )
             assert oat("train", found[algorithm]) == 0
         return found[algorithm]
 
@@ -170,7 +187,9 @@ def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved dataset with a split `test`."""
     folder = tmp_path_factory.mktemp("dataset") / "saved"
-    datasets.DatasetDict(test=datasets.Dataset.from_list([{"prompt": "1+1=", "answer": "a"}])).save_to_disk(folder)
+    datasets.DatasetDict(test=datasets.Dataset.from_list([{"prompt": "1+1=", "answer": "a"}])).save_to_disk(
+        folder
+    )
     return folder
 
 
@@ -199,12 +218,18 @@ def test_every_field_is_one_or_the_other(parents: Callable[[str], Path]) -> None
 
 
 @pytest.mark.parametrize("field", FORKED)
-def test_a_field_that_may_change(world: World, parents: Callable[[str], Path], dataset: Path, tmp_path: Path, field: str) -> None:
+def test_a_field_that_may_change(
+    world: World, parents: Callable[[str], Path], dataset: Path, tmp_path: Path, field: str
+) -> None:
     """Under it the fork takes up the checkpoint, and makes a step more than the run."""
     config = parents(READS.get(field, "grpo"))
     text = json.dumps({field: FORKED[field], **BESIDE.get(field, {})})
     changed = json.loads(text.replace("WORLD", str(world.folder)).replace("DATASET", str(dataset)))
-    flags = [word for name, value in {**changed, "stop.max_steps": 5}.items() for word in (f"--{name}", json.dumps(value))]
+    flags = [
+        word
+        for name, value in {**changed, "stop.max_steps": 5}.items()
+        for word in (f"--{name}", json.dumps(value))
+    ]
     assert oat("train", config, "--run_dir", tmp_path / "fork", "--from", f"{run_of(config)}@4", *flags) == 0
     stored = leaves(yaml.safe_load((tmp_path / "fork" / "config.yaml").read_text()))
     assert {name: stored[name] for name in leaves(changed)} == leaves(changed)
@@ -222,7 +247,10 @@ def test_a_field_that_may_not_change(parents: Callable[[str], Path], tmp_path: P
     section, name = field.split(".")
     tree |= {"run_dir": str(tmp_path / "fork"), section: {**tree[section], name: REFUSED[field]}}
     changed: Config = convert(Config, tree, (), {})
-    with pytest.raises(ConfigError, match=rf"cannot change these; .*\n  {field}[.:]"), open_run(changed, {}, f"{run_of(config)}@4"):
+    with (
+        pytest.raises(ConfigError, match=rf"cannot change these; .*\n  {field}[.:]"),
+        open_run(changed, {}, f"{run_of(config)}@4"),
+    ):
         pass
     assert not (tmp_path / "fork").exists()
 
@@ -239,8 +267,25 @@ def test_a_whole_evaluation_may_come_or_go(world: World, tmp_path: Path, before:
     assert found == ({3, 4} if after else {0, 2})
 
 
-def test_prompts_a_step_stay_where_epochs_count_them(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompts_a_step_stay_where_epochs_count_them(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = world.config("grpo", tmp_path, {"prompts.epochs": 1})
     assert oat("train", config) == 0
-    assert oat("train", config, "--run_dir", tmp_path / "fork", "--from", f"{tmp_path / 'grpo'}@2", "--algorithm.prompts", "2") == 2
-    assert "cannot change these; begin a run of its own, or undo:\n  algorithm.prompts: 4 in the run, 2 now" in capsys.readouterr().err
+    assert (
+        oat(
+            "train",
+            config,
+            "--run_dir",
+            tmp_path / "fork",
+            "--from",
+            f"{tmp_path / 'grpo'}@2",
+            "--algorithm.prompts",
+            "2",
+        )
+        == 2
+    )
+    assert (
+        "cannot change these; begin a run of its own, or undo:\n  algorithm.prompts: 4 in the run, 2 now"
+        in capsys.readouterr().err
+    )

@@ -1,4 +1,5 @@
-"""The other losses of pairs and that of single responses: numbers by hand, slow versions, gradients, signs, extremes."""
+"""The other losses of pairs and that of single responses: numbers by hand, slow versions, gradients, signs,
+extremes."""
 
 import math
 
@@ -30,7 +31,9 @@ def float64(*values):
 
 def test_exo_by_hand():
     # sigmoid(log 3) = 3/4: the label smoothed to (3/4, 1/4) itself; at h = 0, 1/2 log(2/3) + 1/2 log 2.
-    torch.testing.assert_close(exo_loss(float64(2 * LOG3, 0.0), beta=0.5, label_smoothing=0.25), float64(0.0, 0.5 * math.log(4 / 3)))
+    torch.testing.assert_close(
+        exo_loss(float64(2 * LOG3, 0.0), beta=0.5, label_smoothing=0.25), float64(0.0, 0.5 * math.log(4 / 3))
+    )
 
 
 def test_nca_by_hand():
@@ -41,7 +44,9 @@ def test_nca_by_hand():
 
 def test_apo_by_hand():
     # r = (log 3, -log 3): 1/4 + 1/4; both 0: 1/2 + 1/2.
-    torch.testing.assert_close(apo_zero_loss(float64(2 * LOG3, 0.0), float64(-2 * LOG3, 0.0), beta=0.5), float64(0.5, 1.0))
+    torch.testing.assert_close(
+        apo_zero_loss(float64(2 * LOG3, 0.0), float64(-2 * LOG3, 0.0), beta=0.5), float64(0.5, 1.0)
+    )
     # r = (log 3, 0): 3/4 + 1/4; (0, -log 3): 1/2 + 1/4; (-log 3, -2 log 3): 1/4 + 1/4.
     found = apo_down_loss(float64(2 * LOG3, 0.0, -2 * LOG3), float64(0.0, -2 * LOG3, -4 * LOG3), beta=0.5)
     torch.testing.assert_close(found, float64(1.0, 0.75, 0.5))
@@ -49,7 +54,11 @@ def test_apo_by_hand():
 
 def test_sppo_by_hand():
     # Targets 2 and -2 at beta 1/4: (1 - 2)^2 + (-3 + 2)^2; met exactly; missed by 2 each.
-    assert sppo_hard_loss(float64(1.0, 2.0, 0.0), float64(-3.0, -2.0, 0.0), beta=0.25).tolist() == [2.0, 0.0, 8.0]
+    assert sppo_hard_loss(float64(1.0, 2.0, 0.0), float64(-3.0, -2.0, 0.0), beta=0.25).tolist() == [
+        2.0,
+        0.0,
+        8.0,
+    ]
 
 
 def test_discopop_by_hand():
@@ -58,7 +67,9 @@ def test_discopop_by_hand():
     torch.testing.assert_close(found, float64(0.25 * math.log(4 / 3) + 0.25, 0.5 * math.log(2) + 0.5))
 
 
-@pytest.mark.parametrize(("tau", "slope"), [(0.05, 5 * (1 - math.log(2)) - 0.75), (0.5, 0.5 * (1 - math.log(2)) - 0.75)])
+@pytest.mark.parametrize(
+    ("tau", "slope"), [(0.05, 5 * (1 - math.log(2)) - 0.75), (0.5, 0.5 * (1 - math.log(2)) - 0.75)]
+)
 def test_discopop_begins_against_the_preference_at_a_small_tau(tau, slope):
     # m' (1 - log 2) - 1/4 - 1/2 with m' = 1 / (4 tau): above 0 at the paper's tau.
     margin = float64(0.0).requires_grad_()
@@ -74,26 +85,34 @@ def test_orpo_by_hand():
 
 
 def test_cpo_by_hand():
-    torch.testing.assert_close(cpo_loss(float64(2 * LOG3 - 5, -7.0), float64(-5.0, -7.0), beta=0.5), float64(-math.log(0.75), math.log(2)))
+    torch.testing.assert_close(
+        cpo_loss(float64(2 * LOG3 - 5, -7.0), float64(-5.0, -7.0), beta=0.5),
+        float64(-math.log(0.75), math.log(2)),
+    )
 
 
 def test_kto_by_hand():
     # beta (ratio - z) = log 3: a desirable response is 1/4 from certain, another 3/4.
     ratio, is_desirable = float64(2 * LOG3 + 1, 2 * LOG3 + 1, 1.0), torch.tensor([True, False, False])
-    torch.testing.assert_close(kto_loss(ratio, is_desirable, float64(1.0, 1.0, 1.0), beta=0.5), float64(0.25, 0.75, 0.5))
+    torch.testing.assert_close(
+        kto_loss(ratio, is_desirable, float64(1.0, 1.0, 1.0), beta=0.5), float64(0.25, 0.75, 0.5)
+    )
 
 
 def test_ranks_by_hand():
     assert rank_matches(float64(3.0, 1.0, 2.0), float64(30.0, 10.0, 20.0)).tolist() == [0, 1, 2]
     assert rank_matches(float64(3.0, 1.0, 2.0), float64(10.0, 20.0, 30.0)).tolist() == [2, 0, 1]
-    assert rank_matches(float64(0.0, 0.0), float64(5.0, 4.0)).tolist() == [1, 0], "equal values keep their order"
+    assert rank_matches(float64(0.0, 0.0), float64(5.0, 4.0)).tolist() == [1, 0], (
+        "equal values keep their order"
+    )
     assert rank_matches(torch.zeros(0), torch.zeros(0)).tolist() == []
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.floats(-50, 50), st.floats(-50, 50)), max_size=8))
 def test_the_kth_smallest_meets_the_kth_smallest(pairs):
-    """So sums over sorted values are sums over matched ones: of any convex cost of the difference the least over all matchings."""
+    """So sums over sorted values are sums over matched ones: of any convex cost of the difference the least
+    over all matchings."""
     first, second = (torch.tensor([pair[i] for pair in pairs], dtype=torch.float64) for i in range(2))
     places = rank_matches(first, second)
     assert sorted(places.tolist()) == list(range(len(pairs)))
@@ -130,8 +149,13 @@ def test_equal_slow_versions(pairs, beta, smoothing):
     ]
     slow = []
     for c, r, is_wanted in pairs:
-        x, q, tau = beta * (c - r), slow_sigmoid(beta * (c - r)), 2 * smoothing
-        exo = sum(p * (slow_log_sigmoid(s) - math.log(t)) for p, s, t in ((q, x, 1 - smoothing), (slow_sigmoid(-x), -x, smoothing)))
+        x = beta * (c - r)
+        q = slow_sigmoid(beta * (c - r))
+        tau = 2 * smoothing
+        exo = sum(
+            p * (slow_log_sigmoid(s) - math.log(t))
+            for p, s, t in ((q, x, 1 - smoothing), (slow_sigmoid(-x), -x, smoothing))
+        )
         nca = -slow_log_sigmoid(beta * c) - (slow_log_sigmoid(-beta * c) + slow_log_sigmoid(-beta * r)) / 2
         zero = slow_sigmoid(-beta * c) + slow_sigmoid(beta * r)
         down = slow_sigmoid(beta * c) + slow_sigmoid(-x)
@@ -140,9 +164,23 @@ def test_equal_slow_versions(pairs, beta, smoothing):
         discopop = -(1 - mixed) * slow_log_sigmoid(x) + math.exp(slow_log_sigmoid(x / tau) - x)
         kto = slow_sigmoid((-1 if is_wanted else 1) * beta * (c - 1.5))
         odds = [math.exp(-abs(v) - 0.1) / (1 - math.exp(-abs(v) - 0.1)) for v in (c, r)]
-        slow.append((exo, nca, zero, down, sppo, discopop, -slow_log_sigmoid(x), kto, -math.log(odds[0] / (odds[0] + odds[1]))))
+        slow.append(
+            (
+                exo,
+                nca,
+                zero,
+                down,
+                sppo,
+                discopop,
+                -slow_log_sigmoid(x),
+                kto,
+                -math.log(odds[0] / (odds[0] + odds[1])),
+            )
+        )
     for number, values in enumerate(found):
-        torch.testing.assert_close(values, torch.tensor([row[number] for row in slow], dtype=torch.float64), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            values, torch.tensor([row[number] for row in slow], dtype=torch.float64), rtol=1e-9, atol=1e-9
+        )
 
 
 LOSSES = {
@@ -154,7 +192,12 @@ LOSSES = {
     "discopop": lambda c, r: discopop_loss(c - r, beta=0.7, tau=0.5),
     "orpo": orpo_loss,
     "cpo": lambda c, r: cpo_loss(c, r, beta=0.7),
-    "kto": lambda c, r: kto_loss(torch.cat([c, r]), torch.arange(2 * len(c)) < len(c), torch.full_like(torch.cat([c, r]), 0.3), beta=0.7),
+    "kto": lambda c, r: kto_loss(
+        torch.cat([c, r]),
+        torch.arange(2 * len(c)) < len(c),
+        torch.full_like(torch.cat([c, r]), 0.3),
+        beta=0.7,
+    ),
 }
 SLOPES = {
     "exo": (-0.25 * math.log(9) * 0.7, 0.25 * math.log(9) * 0.7),
@@ -165,7 +208,8 @@ SLOPES = {
     "discopop": (0.7 * (0.5 * (1 - math.log(2)) - 0.75), -0.7 * (0.5 * (1 - math.log(2)) - 0.75)),
     "cpo": (-0.5 * 0.7, 0.5 * 0.7),
 }
-"""By hand: how each term changes with the log-ratio of the chosen and of the rejected response where both are 0."""
+"""By hand: how each term changes with the log-ratio of the chosen and of the rejected response where both are
+0."""
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -193,9 +237,13 @@ def test_the_first_step_of_kto_and_orpo():
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_extremes(name):
-    """Log-ratios and log-probabilities to 1e4, and certain responses: every term and every gradient is a finite number."""
+    """Log-ratios and log-probabilities to 1e4, and certain responses: every term and every gradient is a
+    finite number."""
     ends = (-1e4, -200.0, -1e-9, 0.0) if name == "orpo" else (-1e4, -200.0, 0.0, 200.0, 1e4)
-    chosen, rejected = (values.flatten().requires_grad_() for values in torch.meshgrid(torch.tensor(ends), torch.tensor(ends), indexing="ij"))
+    chosen, rejected = (
+        values.flatten().requires_grad_()
+        for values in torch.meshgrid(torch.tensor(ends), torch.tensor(ends), indexing="ij")
+    )
     terms = LOSSES[name](chosen, rejected)
     gradients = torch.autograd.grad(terms.sum(), (chosen, rejected))
     assert all(values.isfinite().all() for values in (terms, *gradients))
@@ -218,7 +266,10 @@ def test_empty():
 
 def test_shapes(unchecked):
     functions = [
-        *(lambda a, b, loss=loss: loss(a, b, beta=1.0) for loss in (nca_loss, apo_zero_loss, apo_down_loss, sppo_hard_loss, cpo_loss)),
+        *(
+            lambda a, b, loss=loss: loss(a, b, beta=1.0)
+            for loss in (nca_loss, apo_zero_loss, apo_down_loss, sppo_hard_loss, cpo_loss)
+        ),
         orpo_loss,
         rank_matches,
         lambda a, b: kto_loss(a, b > 0, a, beta=1.0),

@@ -8,31 +8,47 @@ from oat.functional.head import linear_functionals
 from oat.functional.logprobs import sampled_logps, token_entropy, token_logps
 from oat.learner.limits import LiveBytes
 
-K, D, V = 11, 5, 7
+K = 11
+D = 5
+V = 7
 
 
 def inputs(
     seed: int = 0, dtype: torch.dtype = torch.float64, *, bias: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    hidden, weight = torch.randn(K, D, generator=generator, dtype=dtype), torch.randn(V, D, generator=generator, dtype=dtype)
+    hidden, weight = (
+        torch.randn(K, D, generator=generator, dtype=dtype),
+        torch.randn(V, D, generator=generator, dtype=dtype),
+    )
     shift = torch.randn(V, generator=generator, dtype=dtype) if bias else None
     return hidden, weight, shift, torch.randint(V - 1, (K,), generator=generator)
 
 
 def tempered(ids: torch.Tensor):
-    return {"sampled": lambda logits, span: sampled_logps(logits, ids[span], torch.full((len(logits),), 0.7, dtype=logits.dtype), V - 1)}
+    return {
+        "sampled": lambda logits, span: sampled_logps(
+            logits, ids[span], torch.full((len(logits),), 0.7, dtype=logits.dtype), V - 1
+        )
+    }
 
 
 def whole(hidden, weight, bias, ids):
     """The same through one matrix of logits and autograd."""
     logits = hidden @ weight.t() if bias is None else hidden @ weight.t() + bias
-    return {"raw": token_logps(logits, ids), "entropy": token_entropy(logits), **{name: f(logits, slice(None)) for name, f in tempered(ids).items()}}
+    return {
+        "raw": token_logps(logits, ids),
+        "entropy": token_entropy(logits),
+        **{name: f(logits, slice(None)) for name, f in tempered(ids).items()},
+    }
 
 
 def test_by_hand():
     """Two ids with odds 3 : 1 and 1 : 1; the hidden state is the logarithm of the odds."""
-    hidden, weight = torch.tensor([[math.log(3)], [0.0]], requires_grad=True), torch.tensor([[1.0], [0.0]], requires_grad=True)
+    hidden, weight = (
+        torch.tensor([[math.log(3)], [0.0]], requires_grad=True),
+        torch.tensor([[1.0], [0.0]], requires_grad=True),
+    )
     found = linear_functionals(hidden, weight, None, torch.tensor([0, 1]), chunk=1, entropy=True)
     assert found["raw"].tolist() == pytest.approx([math.log(3 / 4), math.log(1 / 2)])
     assert found["entropy"].tolist() == pytest.approx([math.log(4) - 3 / 4 * math.log(3), math.log(2)])
@@ -53,7 +69,11 @@ def test_values_and_gradients_are_those_of_the_whole_matrix(chunk, bias):
     both = []
     for function in ("ours", "whole"):
         leaves = [None if tensor is None else tensor.clone().requires_grad_() for tensor in tensors]
-        values = linear_functionals(*leaves, ids, chunk, entropy=True, others=tempered(ids)) if function == "ours" else whole(*leaves, ids)
+        values = (
+            linear_functionals(*leaves, ids, chunk, entropy=True, others=tempered(ids))
+            if function == "ours"
+            else whole(*leaves, ids)
+        )
         assert list(values) == ["raw", "entropy", "sampled"]
         finite = [torch.where(value.isfinite(), value, 0.0) for value in values.values()]
         sum((slope * value).sum() for slope, value in zip(slopes, finite, strict=True)).backward()
@@ -61,7 +81,9 @@ def test_values_and_gradients_are_those_of_the_whole_matrix(chunk, bias):
     torch.testing.assert_close(both[0], both[1], atol=1e-12, rtol=1e-10)
 
 
-@pytest.mark.parametrize("wanted", [("raw",), ("entropy",), ("sampled",), ("raw", "entropy"), ("entropy", "sampled")])
+@pytest.mark.parametrize(
+    "wanted", [("raw",), ("entropy",), ("sampled",), ("raw", "entropy"), ("entropy", "sampled")]
+)
 def test_gradient_of_some_of_the_values(wanted):
     *tensors, ids = inputs(3)
 
@@ -119,10 +141,13 @@ def test_no_tokens():
 
 
 def test_neither_logits_nor_their_gradient_is_ever_whole():
-    """Of 64 chunks of 2 tokens, a few tensors of a chunk's size live at once; the gradient of the weights is the one larger thing."""
+    """Of 64 chunks of 2 tokens, a few tensors of a chunk's size live at once; the gradient of the weights is
+    the one larger thing."""
     hidden, weight = torch.randn(128, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
     with LiveBytes() as bytes_:
-        values = linear_functionals(hidden, weight, None, torch.zeros(128, dtype=torch.int64), 2, entropy=True)
+        values = linear_functionals(
+            hidden, weight, None, torch.zeros(128, dtype=torch.int64), 2, entropy=True
+        )
         (values["raw"] + values["entropy"]).sum().backward()
     assert bytes_.peak < 2 * weight.nbytes + 8 * 2 * 1000 * 4
 

@@ -1,4 +1,5 @@
-"""Every kink of the losses: which side counts exactly there, and that the two sides differ, so that it is one."""
+"""Every kink of the losses: which side counts exactly there, and that the two sides differ, so that it is
+one."""
 
 import ast
 import json
@@ -17,7 +18,14 @@ import oat.functional
 from oat.algorithms.direct import DPO, ROUNDING
 from oat.functional.contrast import ORPO_EPS, orpo_loss
 from oat.functional.policy import clipped_policy_loss, log_ratio
-from oat.functional.preference import bnf_scores, dpo_loss, dpo_margin, hinge_loss, positive_margin, simpo_margin
+from oat.functional.preference import (
+    bnf_scores,
+    dpo_loss,
+    dpo_margin,
+    hinge_loss,
+    positive_margin,
+    simpo_margin,
+)
 from oat.functional.rewards import confidence
 
 
@@ -39,15 +47,20 @@ class Kink:
 
 
 def surrogate(advantage: float, low: float, high: float) -> Term:
-    return lambda x: clipped_policy_loss(x, torch.zeros_like(x), torch.full_like(x, advantage), clip_low=low, clip_high=high)[0]
+    return lambda x: clipped_policy_loss(
+        x, torch.zeros_like(x), torch.full_like(x, advantage), clip_low=low, clip_high=high
+    )[0]
 
 
 def positive(rounding: float | None = None) -> Term:
-    """Of the chosen response's log-probability, at a reference of -2; beta 1, lambda 4, the margin's own slope taken away."""
+    """Of the chosen response's log-probability, at a reference of -2; beta 1, lambda 4, the margin's own
+    slope taken away."""
 
     def term(x: torch.Tensor) -> torch.Tensor:
         rounding_U = None if rounding is None else torch.full_like(x, rounding)
-        return positive_margin(torch.zeros_like(x), x, torch.full_like(x, -2.0), weight=4.0, rounding_U=rounding_U)
+        return positive_margin(
+            torch.zeros_like(x), x, torch.full_like(x, -2.0), weight=4.0, rounding_U=rounding_U
+        )
 
     return term
 
@@ -57,7 +70,12 @@ KINKS = [
     Kink("positive_margin", positive(), -2.0, (4.0, 0.0, 0.0)),
     Kink("positive_margin", positive(0.5), -2.5, (4.0, 0.0, 0.0)),
     Kink("hinge_loss", lambda x: hinge_loss(x, beta=0.5), 2.0, (-0.5, 0.0, 0.0)),
-    Kink("hinge_loss", lambda x: hinge_loss(simpo_margin(x, torch.zeros_like(x), gamma_beta_ratio=0.5), beta=2.0), 1.0, (-2.0, 0.0, 0.0)),
+    Kink(
+        "hinge_loss",
+        lambda x: hinge_loss(simpo_margin(x, torch.zeros_like(x), gamma_beta_ratio=0.5), beta=2.0),
+        1.0,
+        (-2.0, 0.0, 0.0),
+    ),
     Kink("log_ratio", lambda x: log_ratio(x, torch.zeros_like(x), max_log_ratio=3.0), 3.0, (1.0, 1.0, 0.0)),
     Kink("log_ratio", lambda x: log_ratio(x, torch.zeros_like(x), max_log_ratio=3.0), -3.0, (0.0, 1.0, 1.0)),
     Kink("clipped_policy_loss", surrogate(1.5, 0.5, 1.0), LOG_2, (-3.0, -3.0, 0.0)),
@@ -87,7 +105,8 @@ def test_the_side_that_counts_at_a_kink(kink: Kink, dtype: torch.dtype) -> None:
     x = torch.stack([place - step, place, place + step]).requires_grad_()
     (slopes,) = torch.autograd.grad(kink.term(x).sum(), x)
     scale = abs(kink.slopes[1]) or 1.0
-    if kink.function == "orpo_loss":  # its slope is far from 1 near a probability of 1: held is where there is one
+    # its slope is far from 1 near a probability of 1: held is where there is one
+    if kink.function == "orpo_loss":
         slopes = slopes.sign()
     assert slopes[1].item() == pytest.approx(kink.slopes[1], rel=1e-6)
     assert slopes.tolist() == pytest.approx(kink.slopes, abs=2e-3 * scale)
@@ -95,33 +114,52 @@ def test_the_side_that_counts_at_a_kink(kink: Kink, dtype: torch.dtype) -> None:
 
 def test_a_ratio_at_its_bound_is_not_clipped() -> None:
     x = torch.tensor([LOG_2, -LOG_2], dtype=torch.float64)
-    _, clipped = clipped_policy_loss(x, torch.zeros_like(x), torch.tensor([1.0, -1.0], dtype=torch.float64), clip_low=0.5, clip_high=1.0)
+    _, clipped = clipped_policy_loss(
+        x, torch.zeros_like(x), torch.tensor([1.0, -1.0], dtype=torch.float64), clip_low=0.5, clip_high=1.0
+    )
     assert clipped.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("weight", [0.0, 5.0, 50.0])
 def test_dpo_positive_is_dpo_where_policy_and_reference_agree(weight: float) -> None:
     chosen, rejected = (torch.tensor([-3.0], requires_grad=True) for _ in range(2))
-    margin = positive_margin(dpo_margin(chosen, rejected, chosen.detach(), rejected.detach()), chosen, chosen.detach(), weight=weight)
+    margin = positive_margin(
+        dpo_margin(chosen, rejected, chosen.detach(), rejected.detach()),
+        chosen,
+        chosen.detach(),
+        weight=weight,
+    )
     dpo_loss(margin, beta=1.0).sum().backward()
     assert chosen.grad is not None
     assert chosen.grad.item() == -0.5
 
 
 @pytest.mark.parametrize("micro_batch", [2, 64])
-def test_the_first_step_of_dpo_positive_is_that_of_dpo(world: World, tmp_path: Path, micro_batch: int) -> None:
+def test_the_first_step_of_dpo_positive_is_that_of_dpo(
+    world: World, tmp_path: Path, micro_batch: int
+) -> None:
     """Also where the passes of reference and policy have other shapes, and so round otherwise."""
     norms = []
     for weight in (0.0, 50.0):
-        changes = {"learner.micro_batch_size": micro_batch, "stop.max_steps": 1, "algorithm.prompts": 16, "evaluation": None}
-        file = world.config("dpo", tmp_path, {**changes, "algorithm.positive_lambda": weight, "run_dir": str(tmp_path / f"{weight}")})
+        changes = {
+            "learner.micro_batch_size": micro_batch,
+            "stop.max_steps": 1,
+            "algorithm.prompts": 16,
+            "evaluation": None,
+        }
+        file = world.config(
+            "dpo",
+            tmp_path,
+            {**changes, "algorithm.positive_lambda": weight, "run_dir": str(tmp_path / f"{weight}")},
+        )
         assert run("train", file) == 0
         norms.append(rows(tmp_path / f"{weight}")[1]["optim/grad_norm"])
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
 def test_a_fall_is_measured_against_the_rounding_of_all_tokens() -> None:
-    """Lambda does nothing at half of the rounding of a response's tokens, and all that the paper says at twice of it."""
+    """Lambda does nothing at half of the rounding of a response's tokens, and all that the paper says at
+    twice of it."""
     plain, positive = objective(DPO), objective(DPO, positive_lambda=3.0)
     batch, view, _ = prepared(plain, item(0, WINNER))
     for share, times in ((0.5, 0.0), (2.0, 1.0)):
@@ -134,23 +172,50 @@ def test_a_fall_is_measured_against_the_rounding_of_all_tokens() -> None:
 @pytest.mark.parametrize("q", [0.1, 0.5, 0.9])
 def test_the_slope_of_bnf_has_one_value_where_policy_and_reference_agree(q: float) -> None:
     logps = (torch.tensor([q - 1e-4, q, q + 1e-4], dtype=torch.float64)).log().requires_grad_()
-    bnf_scores(logps, torch.full((3,), math.log(q), dtype=torch.float64), torch.zeros(3, dtype=torch.float64)).sum().backward()
+    bnf_scores(
+        logps, torch.full((3,), math.log(q), dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    ).sum().backward()
     assert logps.grad is not None
     assert logps.grad.tolist() == pytest.approx([1.0, 1.0, 1.0], abs=1e-2)
 
 
 def test_every_bound_of_the_losses_is_listed() -> None:
-    """A function of `functional/` that bounds, compares or folds stands in KINKS, or in NONE with a reason. Drawing tokens and multiplying have no
-    kink, and what log-probabilities subtract against overflow is added again."""
-    words = {"clamp", "clip", "relu", "maximum", "minimum", "abs", "amax", "amin", "max", "min", "sign", "where", "fmax", "hinge", "argsort"}
+    """A function of `functional/` that bounds, compares or folds stands in KINKS, or in NONE with a reason.
+    Drawing tokens and multiplying have no kink, and what log-probabilities subtract against overflow is added
+    again."""
+    words = {
+        "clamp",
+        "clip",
+        "relu",
+        "maximum",
+        "minimum",
+        "abs",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "sign",
+        "where",
+        "fmax",
+        "hinge",
+        "argsort",
+    }
     folder = Path(oat.functional.__path__[0])
     found = set()
     for file in folder.glob("*.py"):
         if file.stem in ("sampling", "products", "head", "logprobs"):
             continue
-        for function in (node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef)):
+        for function in (
+            node
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, ast.FunctionDef)
+        ):
             calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
-            names = {call.attr if isinstance(call, ast.Attribute) else call.id for call in calls if isinstance(call, ast.Attribute | ast.Name)}
+            names = {
+                call.attr if isinstance(call, ast.Attribute) else call.id
+                for call in calls
+                if isinstance(call, ast.Attribute | ast.Name)
+            }
             if names & words:
                 found.add(function.name)
     assert found == {kink.function for kink in KINKS} | set(NONE)

@@ -18,16 +18,22 @@ def test_hand_worked():
     logps = torch.tensor([-1.0, -1.0, -1.0 - LOG2], dtype=torch.float64)
     reference = torch.tensor([-1.0, -1.0 - LOG2, -1.0], dtype=torch.float64)
     torch.testing.assert_close(kl_k1(logps, reference), torch.tensor([0.0, LOG2, -LOG2], dtype=torch.float64))
-    torch.testing.assert_close(kl_k2(logps, reference), torch.tensor([0.0, LOG2**2 / 2, LOG2**2 / 2], dtype=torch.float64))
-    torch.testing.assert_close(kl_k3(logps, reference), torch.tensor([0.0, LOG2 - 0.5, 1.0 - LOG2], dtype=torch.float64))
+    torch.testing.assert_close(
+        kl_k2(logps, reference), torch.tensor([0.0, LOG2**2 / 2, LOG2**2 / 2], dtype=torch.float64)
+    )
+    torch.testing.assert_close(
+        kl_k3(logps, reference), torch.tensor([0.0, LOG2 - 0.5, 1.0 - LOG2], dtype=torch.float64)
+    )
 
 
 def test_expectation_is_the_divergence():
-    # Over all tokens, weighted by the policy: k1 and k3 give sum p log(p / q) exactly, here for p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2):
-    # 1/2 log 2 + 0 - 1/4 log 2 = log(2) / 4.
+    # Over all tokens, weighted by the policy: k1 and k3 give sum p log(p / q) exactly, here for p = (1/2,
+    # 1/4, 1/4), q = (1/4, 1/4, 1/2): 1/2 log 2 + 0 - 1/4 log 2 = log(2) / 4.
     policy, reference = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.25, 0.5])
     for estimator in (kl_k1, kl_k3):
-        assert (policy * estimator(policy.log(), reference.log())).sum().item() == pytest.approx(LOG2 / 4, abs=1e-7)
+        assert (policy * estimator(policy.log(), reference.log())).sum().item() == pytest.approx(
+            LOG2 / 4, abs=1e-7
+        )
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)
@@ -37,7 +43,9 @@ def test_equals_slow_version(pairs):
     differences = [a - b for a, b in pairs]
     slow = [differences, [d * d / 2 for d in differences], [math.exp(-d) - 1 + d for d in differences]]
     for estimator, expected in zip(ESTIMATORS, slow, strict=True):
-        torch.testing.assert_close(estimator(logps, reference), torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            estimator(logps, reference), torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12
+        )
     assert (kl_k3(logps, reference) >= 0).all()
 
 
@@ -49,7 +57,8 @@ def test_gradient(estimator):
 
 
 def test_sign_of_the_gradient_on_two_tokens():
-    # Descending on k2 or k3 lowers the token that the policy has above the reference and raises the other; k1 lowers both alike.
+    # Descending on k2 or k3 lowers the token that the policy has above the reference and raises the other; k1
+    # lowers both alike.
     signs = {kl_k1: [1.0, 1.0], kl_k2: [1.0, -1.0], kl_k3: [1.0, -1.0]}
     for estimator, expected in signs.items():
         logps = torch.tensor([-1.0, -3.0], requires_grad=True)
@@ -63,7 +72,9 @@ def test_permutation_and_shape(estimator):
     logps, reference = -torch.rand(2, 12, generator=generator)
     order = torch.randperm(12, generator=generator)
     assert torch.equal(estimator(logps, reference)[order], estimator(logps[order], reference[order]))
-    assert torch.equal(estimator(logps.view(3, 4), reference.view(3, 4)).view(-1), estimator(logps, reference))
+    assert torch.equal(
+        estimator(logps.view(3, 4), reference.view(3, 4)).view(-1), estimator(logps, reference)
+    )
     assert estimator(logps[:0], reference[:0]).shape == (0,)
 
 

@@ -39,7 +39,9 @@ LOGITS = float64([[math.log(2) + 5, 5.0, 5.0], [-3.0, math.log(7) - 3, -INF]])
 
 
 def test_logps_by_hand():
-    assert token_logps(LOGITS, torch.tensor([0, 1])).tolist() == pytest.approx([math.log(1 / 2), math.log(7 / 8)])
+    assert token_logps(LOGITS, torch.tensor([0, 1])).tolist() == pytest.approx(
+        [math.log(1 / 2), math.log(7 / 8)]
+    )
     assert token_logps(LOGITS, torch.tensor([2, 2])).tolist() == [pytest.approx(math.log(1 / 4)), -INF]
 
 
@@ -52,19 +54,26 @@ def test_entropy_by_hand():
 
 
 def test_sampled_by_hand():
-    # Temperature 1/2 squares the odds: 4 : 1 : 1. Without the last column 4 : 1. Over {0, 2}: 4 : 1. Over {1}: certain.
+    # Temperature 1/2 squares the odds: 4 : 1 : 1. Without the last column 4 : 1. Over {0, 2}: 4 : 1. Over
+    #     {1}: certain.
     logits, half = LOGITS[:1], float64([0.5])
     first = torch.tensor([0])
     assert sampled_logps(logits, first, half, 3).item() == pytest.approx(math.log(4 / 6))
     assert sampled_logps(logits, first, half, 2).item() == pytest.approx(math.log(4 / 5))
-    assert sampled_logps(logits, first, half, 3, (torch.tensor([2, 0]), torch.tensor([0, 0]))).item() == pytest.approx(math.log(4 / 5))
-    assert sampled_logps(logits, torch.tensor([1]), half, 3, (torch.tensor([1]), torch.tensor([0]))).item() == 0.0
+    assert sampled_logps(
+        logits, first, half, 3, (torch.tensor([2, 0]), torch.tensor([0, 0]))
+    ).item() == pytest.approx(math.log(4 / 5))
+    assert (
+        sampled_logps(logits, torch.tensor([1]), half, 3, (torch.tensor([1]), torch.tensor([0]))).item()
+        == 0.0
+    )
     assert sampled_logps(logits, first, half, 3, (torch.tensor([1]), torch.tensor([0]))).item() == -INF
 
 
 @st.composite
 def tokens(draw):
-    """Rows of 5 logits with an id, a temperature, the number of real columns, and kept sets that hold the id or are empty."""
+    """Rows of 5 logits with an id, a temperature, the number of real columns, and kept sets that hold the id
+    or are empty."""
     num_tokens = draw(st.integers(1, 5))
     rows = []
     for _ in range(draw(st.integers(0, 5))):
@@ -84,12 +93,21 @@ def test_equals_slow_version(drawn, random):
     temperature = float64([row[2] for row in rows])
     pairs = [(v, k) for k, row in enumerate(rows) for v in row[3]]
     random.shuffle(pairs)
-    kept = torch.tensor([v for v, _ in pairs], dtype=torch.int64), torch.tensor([k for _, k in pairs], dtype=torch.int64)
+    kept = (
+        torch.tensor([v for v, _ in pairs], dtype=torch.int64),
+        torch.tensor([k for _, k in pairs], dtype=torch.int64),
+    )
     for fast, slow in [
         (token_logps(logits, ids), [slow_logps(row[0])[row[1]] for row in rows]),
         (token_entropy(logits), [slow_entropy(row[0]) for row in rows]),
-        (sampled_logps(logits, ids, temperature, num_tokens), [slow_sampled(*row[:3], num_tokens, None) for row in rows]),
-        (sampled_logps(logits, ids, temperature, num_tokens, kept), [slow_sampled(*row[:3], num_tokens, row[3]) for row in rows]),
+        (
+            sampled_logps(logits, ids, temperature, num_tokens),
+            [slow_sampled(*row[:3], num_tokens, None) for row in rows],
+        ),
+        (
+            sampled_logps(logits, ids, temperature, num_tokens, kept),
+            [slow_sampled(*row[:3], num_tokens, row[3]) for row in rows],
+        ),
     ]:
         torch.testing.assert_close(fast, float64(slow), rtol=1e-9, atol=1e-9)
 
@@ -117,12 +135,15 @@ def test_gradients():
 def test_gradient_is_one_hot_minus_probabilities():
     # d log p_i / d z_v = ([i = v] - p_v) / temperature, with p over the kept ids only and 0 elsewhere.
     logits = LOGITS[:1].clone().requires_grad_()
-    sampled_logps(logits, torch.tensor([0]), float64([0.5]), 3, (torch.tensor([0, 2]), torch.tensor([0, 0]))).sum().backward()
+    sampled_logps(
+        logits, torch.tensor([0]), float64([0.5]), 3, (torch.tensor([0, 2]), torch.tensor([0, 0]))
+    ).sum().backward()
     assert logits.grad[0].tolist() == pytest.approx([2 * (1 - 4 / 5), 0.0, -2 * (1 / 5)])
 
 
 def test_gradient_with_impossible_tokens():
-    # Entropy of (1/2, 1/2, 0) is at its largest: gradient 0 everywhere. Log-probability: one-hot minus probabilities.
+    # Entropy of (1/2, 1/2, 0) is at its largest: gradient 0 everywhere. Log-probability: one-hot minus
+    #     probabilities.
     logits = torch.tensor([[1.0, 1.0, -INF]], requires_grad=True)
     token_entropy(logits).sum().backward()
     assert logits.grad.tolist() == [pytest.approx([0.0, 0.0, 0.0], abs=1e-7)]
@@ -144,15 +165,24 @@ def test_invariances():
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))
     moved = kept[0], order.argsort()[kept[1]]
     torch.testing.assert_close(token_logps(logits[order], ids[order]), token_logps(logits, ids)[order])
-    torch.testing.assert_close(sampled_logps(logits[order], ids[order], temperature[order], num_tokens, moved), truncated[order])
-    for function in (lambda x: token_logps(x, ids), token_entropy, lambda x: sampled_logps(x, ids, temperature, num_tokens, kept)):
+    torch.testing.assert_close(
+        sampled_logps(logits[order], ids[order], temperature[order], num_tokens, moved), truncated[order]
+    )
+    for function in (
+        lambda x: token_logps(x, ids),
+        token_entropy,
+        lambda x: sampled_logps(x, ids, temperature, num_tokens, kept),
+    ):
         torch.testing.assert_close(function(logits + 40.0), function(logits))
     padded = torch.cat([logits[:, :num_tokens], torch.full((len(ids), 5), 50.0, dtype=torch.float64)], 1)
     assert torch.equal(sampled_logps(padded, ids, temperature, num_tokens), plain)
     assert torch.equal(sampled_logps(padded, ids, temperature, num_tokens, kept), truncated)
     assert truncated[-1] == plain[-1]
     assert (truncated[:-1] >= plain[:-1]).all()
-    everything = torch.arange(num_tokens).repeat(len(ids)), torch.arange(len(ids)).repeat_interleave(num_tokens)
+    everything = (
+        torch.arange(num_tokens).repeat(len(ids)),
+        torch.arange(len(ids)).repeat_interleave(num_tokens),
+    )
     torch.testing.assert_close(sampled_logps(logits, ids, temperature, num_tokens, everything), plain)
     no_kept = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
     assert torch.equal(sampled_logps(logits, ids, temperature, num_tokens, no_kept), plain)
@@ -160,7 +190,9 @@ def test_invariances():
 
 def test_temperature_one_and_the_whole_vocabulary_are_the_raw_values_bitwise():
     logits, ids, *_ = random_case(dtype=torch.float32)
-    assert torch.equal(sampled_logps(logits, ids, torch.ones(len(ids)), logits.shape[1]), token_logps(logits, ids))
+    assert torch.equal(
+        sampled_logps(logits, ids, torch.ones(len(ids)), logits.shape[1]), token_logps(logits, ids)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -196,7 +228,11 @@ def test_extremes():
 def test_empty():
     logits, ids = torch.zeros(0, 4, requires_grad=True), torch.zeros(0, dtype=torch.int64)
     kept = ids, ids
-    for values in (token_logps(logits, ids), token_entropy(logits), sampled_logps(logits, ids, torch.zeros(0), 4, kept)):
+    for values in (
+        token_logps(logits, ids),
+        token_entropy(logits),
+        sampled_logps(logits, ids, torch.zeros(0), 4, kept),
+    ):
         assert values.shape == (0,)
         values.sum().backward()
 
@@ -204,11 +240,15 @@ def test_empty():
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_temperature_must_be_positive(temperature):
     with pytest.raises(ConfigError, match="temperature 0"):
-        sampled_logps(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), torch.tensor([1.0, temperature]), 3)
+        sampled_logps(
+            torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), torch.tensor([1.0, temperature]), 3
+        )
 
 
 def test_shapes(unchecked):
-    logits, ids, ones = torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), torch.ones(2)
+    logits = torch.zeros(2, 3)
+    ids = torch.zeros(2, dtype=torch.int64)
+    ones = torch.ones(2)
     for function in (lambda x: token_logps(x, ids), token_entropy, lambda x: sampled_logps(x, ids, ones, 3)):
         with pytest.raises(ShapeError, match=r"\(1, 2, 3\)"):
             function(logits[None])
@@ -233,7 +273,10 @@ def head_case(num_tokens, dtype=torch.float64):
     hidden = torch.randn(num_tokens, 4, generator=generator, dtype=dtype, requires_grad=True)
     weight = torch.randn(9, 4, generator=generator, dtype=dtype, requires_grad=True)
     ids = torch.randint(0, 9, (num_tokens,), generator=generator)
-    functionals = {"raw": lambda logits, span: token_logps(logits, ids[span]), "entropy": lambda logits, span: token_entropy(logits)}
+    functionals = {
+        "raw": lambda logits, span: token_logps(logits, ids[span]),
+        "entropy": lambda logits, span: token_entropy(logits),
+    }
     return hidden, weight, ids, functionals
 
 
@@ -246,7 +289,11 @@ def test_chunks_equal_the_whole(num_tokens, chunk):
     coefficients = torch.linspace(-1, 1, num_tokens, dtype=torch.float64)
     gradients = []
     for values in (outputs, whole):
-        gradients.append(torch.autograd.grad((values["raw"] * coefficients).sum() + values["entropy"].square().sum(), (hidden, weight)))
+        gradients.append(
+            torch.autograd.grad(
+                (values["raw"] * coefficients).sum() + values["entropy"].square().sum(), (hidden, weight)
+            )
+        )
     assert list(outputs) == ["raw", "entropy"]
     for name, value in whole.items():
         torch.testing.assert_close(outputs[name], value)
@@ -256,7 +303,9 @@ def test_chunks_equal_the_whole(num_tokens, chunk):
 
 def test_chunked_gradient():
     hidden, weight, _, functionals = head_case(5)
-    assert torch.autograd.gradcheck(lambda h, w: tuple(chunked_head(h, lambda x: x @ w.T, functionals, 2).values()), (hidden, weight))
+    assert torch.autograd.gradcheck(
+        lambda h, w: tuple(chunked_head(h, lambda x: x @ w.T, functionals, 2).values()), (hidden, weight)
+    )
 
 
 def test_functionals_see_float32_and_their_own_slice():
@@ -268,7 +317,12 @@ def test_functionals_see_float32_and_their_own_slice():
         return values[span]
 
     with torch.no_grad():
-        outputs = chunked_head(torch.zeros(5, 4, dtype=torch.bfloat16), torch.nn.Linear(4, 9, dtype=torch.bfloat16), {"values": functional}, 2)
+        outputs = chunked_head(
+            torch.zeros(5, 4, dtype=torch.bfloat16),
+            torch.nn.Linear(4, 9, dtype=torch.bfloat16),
+            {"values": functional},
+            2,
+        )
     assert torch.equal(outputs["values"], values)
     assert seen == [(torch.float32, slice(0, 2)), (torch.float32, slice(2, 4)), (torch.float32, slice(4, 5))]
 
@@ -277,7 +331,9 @@ def test_functionals_see_float32_and_their_own_slice():
 def test_no_tokens(chunk):
     hidden, weight, _, functionals = head_case(0, torch.float32)
     outputs = chunked_head(hidden, lambda h: h @ weight.T, functionals, chunk)
-    assert {name: (value.shape, value.dtype) for name, value in outputs.items()} == {name: ((0,), torch.float32) for name in functionals}
+    assert {name: (value.shape, value.dtype) for name, value in outputs.items()} == {
+        name: ((0,), torch.float32) for name in functionals
+    }
     other = torch.ones(1, requires_grad=True)
     (outputs["raw"].sum() + outputs["entropy"].sum() + other.sum()).backward()
     assert other.grad.item() == 1.0
@@ -289,7 +345,10 @@ class LiveChunks(TorchDispatchMode):
 
     def __init__(self, size):
         super().__init__()
-        self.size, self.live, self.most, self.largest = size, weakref.WeakSet(), 0, 0
+        self.size = size
+        self.live = weakref.WeakSet()
+        self.most = 0
+        self.largest = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -302,11 +361,15 @@ class LiveChunks(TorchDispatchMode):
 
 
 def test_the_matrix_is_never_whole_forward_or_backward():
-    # 64 chunks of 2 tokens. Kept for the backward pass, each would hold at least two (2, 1000) tensors: 128 and more at once.
+    # 64 chunks of 2 tokens. Kept for the backward pass, each would hold at least two (2, 1000) tensors: 128
+    # and more at once.
     hidden = torch.randn(128, 4, requires_grad=True)
     weight = torch.randn(1000, 4, requires_grad=True)
     ids = torch.zeros(128, dtype=torch.int64)
-    functionals = {"raw": lambda logits, span: token_logps(logits, ids[span]), "entropy": lambda logits, span: token_entropy(logits)}
+    functionals = {
+        "raw": lambda logits, span: token_logps(logits, ids[span]),
+        "entropy": lambda logits, span: token_entropy(logits),
+    }
 
     def head(hidden_CD):
         return (hidden_CD[:, None, :] * weight).sum(-1)[:, :999]

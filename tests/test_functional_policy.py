@@ -22,7 +22,9 @@ def test_hand_worked():
     # A = -2: -min(-1, -1.6) = 1.6, 2, -min(-3, -2.6) = 3. Clipped where the bound made the loss larger.
     logps = torch.tensor(RATIOS * 2, dtype=torch.float64).log() - 1.0
     advantages = torch.tensor([2.0] * 3 + [-2.0] * 3, dtype=torch.float64)
-    terms, clipped = clipped_policy_loss(logps, torch.full_like(logps, -1.0), advantages, clip_low=0.2, clip_high=0.3)
+    terms, clipped = clipped_policy_loss(
+        logps, torch.full_like(logps, -1.0), advantages, clip_low=0.2, clip_high=0.3
+    )
     torch.testing.assert_close(terms, torch.tensor([-1.0, -2.0, -2.6, 1.6, 2.0, 3.0], dtype=torch.float64))
     assert clipped.tolist() == [0, 0, 1, 1, 0, 0]
 
@@ -36,8 +38,14 @@ def test_equals_slow_version(tokens, clips):
     columns = [torch.tensor([token[i] for token in tokens], dtype=torch.float64) for i in range(3)]
     terms, clipped = clipped_policy_loss(*columns, clip_low=clips[0], clip_high=clips[1])
     slow = [slow_term(*token, *clips) for token in tokens]
-    torch.testing.assert_close(terms, torch.tensor([term for term, _ in slow], dtype=torch.float64), rtol=1e-9, atol=1e-9)
-    inside = [i for i, (a, b, _) in enumerate(tokens) if min(abs(math.exp(a - b) - bound) for bound in (1 - clips[0], 1 + clips[1])) > 1e-9]
+    torch.testing.assert_close(
+        terms, torch.tensor([term for term, _ in slow], dtype=torch.float64), rtol=1e-9, atol=1e-9
+    )
+    inside = [
+        i
+        for i, (a, b, _) in enumerate(tokens)
+        if min(abs(math.exp(a - b) - bound) for bound in (1 - clips[0], 1 + clips[1])) > 1e-9
+    ]
     assert [clipped[i].item() for i in inside] == [slow[i][1] for i in inside]
 
 
@@ -46,14 +54,18 @@ def test_gradient():
     logps = torch.tensor([-0.5, -1.0, -1.4, -0.5, -2.0, -1.05], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([1.0, 2.0, 1.5, -1.0, -2.0, -0.5], dtype=torch.float64)
     old_logps = torch.full((6,), -1.0, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x: clipped_policy_loss(x, old_logps, advantages, clip_low=0.2, clip_high=0.2)[0], logps)
+    assert torch.autograd.gradcheck(
+        lambda x: clipped_policy_loss(x, old_logps, advantages, clip_low=0.2, clip_high=0.2)[0], logps
+    )
     assert torch.autograd.gradcheck(lambda x: log_ratio(x, old_logps), logps)
 
 
 def test_gradient_where_policy_and_old_agree_is_minus_the_advantage():
     # At ratio 1 both branches are equal: d/dlogp (-r A) = -A, all of it.
     logps = torch.tensor([-1.0, -2.0], requires_grad=True)
-    clipped_policy_loss(logps, logps.detach(), torch.tensor([3.0, -0.5]), clip_low=0.2, clip_high=0.2)[0].sum().backward()
+    clipped_policy_loss(logps, logps.detach(), torch.tensor([3.0, -0.5]), clip_low=0.2, clip_high=0.2)[
+        0
+    ].sum().backward()
     assert logps.grad.tolist() == [-3.0, 0.5]
 
 
@@ -61,7 +73,9 @@ def test_sign_of_the_gradient_on_two_tokens():
     # Descent raises the good token and lowers the bad one; a clipped token gets no gradient.
     logps = torch.tensor([-1.0, -1.0, 0.0, -3.0], requires_grad=True)
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    terms, clipped = clipped_policy_loss(logps, torch.full((4,), -1.0), advantages, clip_low=0.2, clip_high=0.2)
+    terms, clipped = clipped_policy_loss(
+        logps, torch.full((4,), -1.0), advantages, clip_low=0.2, clip_high=0.2
+    )
     terms.sum().backward()
     assert (-logps.grad).sign().tolist() == [1.0, -1.0, 0.0, 0.0]
     assert clipped.tolist() == [0, 0, 1, 1]
@@ -85,12 +99,17 @@ def test_extremes():
     old_logps = torch.tensor([-1e4, 0.0, -1e4])
     assert log_ratio(logps, old_logps).tolist() == [20.0, -20.0, 0.0]
     assert log_ratio(logps, old_logps, max_log_ratio=3.0).tolist() == [3.0, -3.0, 0.0]
-    terms, _ = clipped_policy_loss(logps, old_logps, torch.tensor([-1.0, -1.0, -1.0]), clip_low=0.2, clip_high=0.2)
+    terms, _ = clipped_policy_loss(
+        logps, old_logps, torch.tensor([-1.0, -1.0, -1.0]), clip_low=0.2, clip_high=0.2
+    )
     assert terms.tolist() == pytest.approx([math.exp(20), 0.8, 1.0])
     terms.sum().backward()
     assert logps.grad.tolist() == [0.0, 0.0, 1.0]
     empty = torch.zeros(0)
-    assert [part.shape for part in clipped_policy_loss(empty, empty, empty, clip_low=0.2, clip_high=0.2)] == [(0,), (0,)]
+    assert [part.shape for part in clipped_policy_loss(empty, empty, empty, clip_low=0.2, clip_high=0.2)] == [
+        (0,),
+        (0,),
+    ]
 
 
 def test_shapes(unchecked):

@@ -31,24 +31,34 @@ def float64(*values):
 
 
 def test_margin_by_hand():
-    # (-10 - -14) - (-11 - -13) = 4 - 2 = 2; the policy moved the other way in the second pair: (-5 - -4) - (-4 - -5) = -2.
-    margin = dpo_margin(float64(-10.0, -5.0), float64(-14.0, -4.0), float64(-11.0, -4.0), float64(-13.0, -5.0))
+    # (-10 - -14) - (-11 - -13) = 4 - 2 = 2; the policy moved the other way in the second pair: (-5 - -4) -
+    # (-4 - -5) = -2.
+    margin = dpo_margin(
+        float64(-10.0, -5.0), float64(-14.0, -4.0), float64(-11.0, -4.0), float64(-13.0, -5.0)
+    )
     assert margin.tolist() == [2.0, -2.0]
 
 
 @pytest.mark.inventory(3)
 def test_loss_by_hand():
-    # beta h = log 3: sigmoid = 3/4, so -log(3/4) = log(4/3) and -log(1/4) = log 4. With smoothing 1/4: 3/4 log(4/3) + 1/4 log 4.
+    # beta h = log 3: sigmoid = 3/4, so -log(3/4) = log(4/3) and -log(1/4) = log 4. With smoothing 1/4: 3/4
+    #     log(4/3) + 1/4 log 4.
     margin = float64(math.log(3.0) / 0.1, -math.log(3.0) / 0.1, 0.0)
     torch.testing.assert_close(dpo_loss(margin, beta=0.1), float64(math.log(4 / 3), math.log(4), math.log(2)))
-    smoothed = [0.75 * math.log(4 / 3) + 0.25 * math.log(4), 0.75 * math.log(4) + 0.25 * math.log(4 / 3), math.log(2)]
+    smoothed = [
+        0.75 * math.log(4 / 3) + 0.25 * math.log(4),
+        0.75 * math.log(4) + 0.25 * math.log(4 / 3),
+        math.log(2),
+    ]
     torch.testing.assert_close(dpo_loss(margin, beta=0.1, label_smoothing=0.25), float64(*smoothed))
 
 
 @pytest.mark.inventory(4)
 def test_labels_that_are_wrong_half_the_time_say_nothing():
     margin = float64(0.0, 0.7, 3.0, 12.0)
-    torch.testing.assert_close(dpo_loss(margin, beta=0.4, label_smoothing=0.5), dpo_loss(-margin, beta=0.4, label_smoothing=0.5))
+    torch.testing.assert_close(
+        dpo_loss(margin, beta=0.4, label_smoothing=0.5), dpo_loss(-margin, beta=0.4, label_smoothing=0.5)
+    )
 
 
 def test_robust_loss_by_hand():
@@ -66,7 +76,8 @@ def test_the_robust_loss_of_flipped_labels_is_on_average_that_of_the_right_ones(
 
 @pytest.mark.inventory(6)
 def test_length_margin_by_hand():
-    # Five tokens longer at 0.02 a token: beta h rises by 0.1, from 0.1 * 1 to 0.2. Three shorter: it falls by 0.06.
+    # Five tokens longer at 0.02 a token: beta h rises by 0.1, from 0.1 * 1 to 0.2. Three shorter: it falls by
+    #     0.06.
     margin = length_margin(float64(1.0, 1.0), float64(15.0, 7.0), float64(10.0, 10.0), alpha=0.02, beta=0.1)
     torch.testing.assert_close(0.1 * margin, float64(0.2, 0.04))
 
@@ -74,7 +85,9 @@ def test_length_margin_by_hand():
 @pytest.mark.inventory(5)
 def test_positive_margin_by_hand():
     # The chosen fell by 1 nat: 2 - 3 * 1. It rose, or stayed: as in DPO.
-    margin = positive_margin(float64(2.0, 2.0, 2.0), float64(-10.0, -8.0, -9.0), float64(-9.0, -9.0, -9.0), weight=3.0)
+    margin = positive_margin(
+        float64(2.0, 2.0, 2.0), float64(-10.0, -8.0, -9.0), float64(-9.0, -9.0, -9.0), weight=3.0
+    )
     assert margin.tolist() == [-1.0, 2.0, 2.0]
     plain = dpo_loss(float64(2.0, 2.0, 2.0), beta=0.1)
     assert (dpo_loss(margin, beta=0.1) > plain).tolist() == [True, False, False]
@@ -93,7 +106,8 @@ def test_hinge_by_hand():
 
 @pytest.mark.inventory(10, 11)
 def test_simpo_by_hand():
-    # Means -1 and -2.5 a token, target margin 0.5 over beta: h = 1. At beta 2, log(1 + e^-2); by the hinge 0, and 1 where h = 0.
+    # Means -1 and -2.5 a token, target margin 0.5 over beta: h = 1. At beta 2, log(1 + e^-2); by the hinge 0,
+    # and 1 where h = 0.
     margin = simpo_margin(float64(-1.0, -2.0), float64(-2.5, -2.5), gamma_beta_ratio=0.5)
     assert margin.tolist() == [1.0, 0.0]
     torch.testing.assert_close(dpo_loss(margin, beta=2.0), float64(math.log(1 + math.exp(-2)), math.log(2)))
@@ -101,10 +115,14 @@ def test_simpo_by_hand():
     assert simpo_margin(float64(-1.0), float64(-2.5), gamma_beta_ratio=0.75).item() == 0.75
 
 
-# p and q of the sampled token, of two: the other has 1 - p.
-# p = 1/4, q = 1/2: tau = 1/2, omega = (1/2) / (3/4) = 2/3, rest = 3/4 log(3/4); score = 1/2 log(1/4) + 1/2 log(3/4), slope 1/2 - 2/3 * 1/4 = 1/3.
-# p = 1/2, q = 1/4: tau = 1, omega = 0: score = log(1/2), slope 1. The 1e-6 in the targets moves neither by more than a hundred-thousandth.
-BNF_CASES = [(1 / 4, 1 / 2, 0.5 * math.log(1 / 4) + 0.5 * math.log(3 / 4), 1 / 3), (1 / 2, 1 / 4, math.log(1 / 2), 1.0)]
+# p and q of the sampled token, of two: the other has 1 - p. p = 1/4, q = 1/2: tau = 1/2, omega = (1/2) /
+# (3/4) = 2/3, rest = 3/4 log(3/4); score = 1/2 log(1/4) + 1/2 log(3/4), slope 1/2 - 2/3 * 1/4 = 1/3. p = 1/2,
+# q = 1/4: tau = 1, omega = 0: score = log(1/2), slope 1. The 1e-6 in the targets moves neither by more than a
+# hundred-thousandth.
+BNF_CASES = [
+    (1 / 4, 1 / 2, 0.5 * math.log(1 / 4) + 0.5 * math.log(3 / 4), 1 / 3),
+    (1 / 2, 1 / 4, math.log(1 / 2), 1.0),
+]
 
 
 @pytest.mark.parametrize(("p", "q", "score", "slope"), BNF_CASES)
@@ -121,7 +139,8 @@ def test_bnf_scores_by_hand(p, q, score, slope):
 
 @pytest.mark.inventory(12)
 def test_bnf_loss_by_hand():
-    # Scores -6 over 3 tokens and -4 over 2: by the shorter length 6/2 - 4/2 = 1; each by its own 6/3 - 4/2 = 0. The second pair changes nothing.
+    # Scores -6 over 3 tokens and -4 over 2: by the shorter length 6/2 - 4/2 = 1; each by its own 6/3 - 4/2 =
+    #     0. The second pair changes nothing.
     sums = float64(-6.0, -100.0), float64(-4.0, 7.0), float64(3.0, 1.0), float64(2.0, 1.0)
     assert bnf_loss(*sums)[0].item() == bnf_loss(*(column[:1] for column in sums)).item() == 1.0
     assert bnf_loss(*sums, own_length=True)[0].item() == 0.0
@@ -129,9 +148,12 @@ def test_bnf_loss_by_hand():
 
 
 def frozen_bnf(logits, at, ids, reference):
-    """Scores written out over the whole vocabulary, with every stopped gradient a constant taken at the logits `at`."""
+    """Scores written out over the whole vocabulary, with every stopped gradient a constant taken at the
+    logits `at`."""
     scores = []
-    for row, frozen, token, q in zip(logits.log_softmax(-1), at.softmax(-1), ids.tolist(), reference.exp(), strict=True):
+    for row, frozen, token, q in zip(
+        logits.log_softmax(-1), at.softmax(-1), ids.tolist(), reference.exp(), strict=True
+    ):
         p = frozen[token]
         tau = torch.clamp(p / (q + 1e-6), max=1)
         omega = (1 - tau + 1e-6) / (1 - p + 1e-6)
@@ -145,7 +167,10 @@ def frozen_bnf(logits, at, ids, reference):
 def test_bnf_equals_its_whole_matrix_with_frozen_targets():
     generator = torch.Generator().manual_seed(0)
     at = 2 * torch.randn(6, 5, generator=generator, dtype=torch.float64)
-    ids, reference = torch.randint(0, 5, (6,), generator=generator), -6 * torch.rand(6, generator=generator, dtype=torch.float64)
+    ids, reference = (
+        torch.randint(0, 5, (6,), generator=generator),
+        -6 * torch.rand(6, generator=generator, dtype=torch.float64),
+    )
     logits = at.clone().requires_grad_()
     found = bnf_scores(token_logps(logits, ids), reference, token_entropy(logits))
     torch.testing.assert_close(found, frozen_bnf(at, at, ids, reference))
@@ -155,14 +180,21 @@ def test_bnf_equals_its_whole_matrix_with_frozen_targets():
         for v in range(5):
             step = torch.zeros_like(at)
             step[row, v] = 1e-5
-            differences[row, v] = (frozen_bnf(at + step, at, ids, reference) - frozen_bnf(at - step, at, ids, reference)).sum() / 2e-5
+            differences[row, v] = (
+                frozen_bnf(at + step, at, ids, reference) - frozen_bnf(at - step, at, ids, reference)
+            ).sum() / 2e-5
     torch.testing.assert_close(logits.grad, differences, rtol=1e-7, atol=1e-9)
-    assert ((token_logps(at, ids) < reference).any(), (token_logps(at, ids) > reference).any()) == (True, True)
+    assert ((token_logps(at, ids) < reference).any(), (token_logps(at, ids) > reference).any()) == (
+        True,
+        True,
+    )
 
 
 def test_bradley_terry_by_hand():
     # Odds e^(d / scale): d = log 3 at scale 1 is 3 to 1; d = 2 log 3 at scale 2 the same.
-    torch.testing.assert_close(bradley_terry(float64(math.log(3), 0.0, -math.log(3))), float64(0.75, 0.5, 0.25))
+    torch.testing.assert_close(
+        bradley_terry(float64(math.log(3), 0.0, -math.log(3))), float64(0.75, 0.5, 0.25)
+    )
     torch.testing.assert_close(bradley_terry(float64(2 * math.log(3)), scale=2.0), float64(0.75))
     assert bradley_terry(torch.zeros(2, 3)).shape == (2, 3)
 
@@ -174,9 +206,14 @@ def test_equals_slow_version(pairs, beta, label_smoothing):
     margin = dpo_margin(*columns)
     slow = [pair[0] - pair[1] - pair[2] + pair[3] for pair in pairs]
     torch.testing.assert_close(margin, torch.tensor(slow, dtype=torch.float64), rtol=1e-9, atol=1e-9)
-    losses = [-(1 - label_smoothing) * slow_log_sigmoid(beta * h) - label_smoothing * slow_log_sigmoid(-beta * h) for h in slow]
+    losses = [
+        -(1 - label_smoothing) * slow_log_sigmoid(beta * h) - label_smoothing * slow_log_sigmoid(-beta * h)
+        for h in slow
+    ]
     expected = torch.tensor(losses, dtype=torch.float64)
-    torch.testing.assert_close(dpo_loss(margin, beta=beta, label_smoothing=label_smoothing), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        dpo_loss(margin, beta=beta, label_smoothing=label_smoothing), expected, rtol=1e-9, atol=1e-9
+    )
     probabilities = torch.tensor([math.exp(slow_log_sigmoid(h / beta)) for h in slow], dtype=torch.float64)
     torch.testing.assert_close(bradley_terry(margin, scale=beta), probabilities, rtol=1e-9, atol=1e-12)
 
@@ -204,18 +241,33 @@ def test_other_losses_equal_slow_versions(pairs, beta, weight, flips):
     slow = []
     for a, b, c, _, n, m in pairs:
         h = a - b
-        robust = ((1 - flips) * slow_log_sigmoid(beta * h) - flips * slow_log_sigmoid(-beta * h)) / (2 * flips - 1)
+        robust = ((1 - flips) * slow_log_sigmoid(beta * h) - flips * slow_log_sigmoid(-beta * h)) / (
+            2 * flips - 1
+        )
         hinge = 1 - beta * h if beta * h < 1 else 0.0
         positive = h if a >= c else h - weight * (c - a)
         shorter = n if n < m else m
-        row = (h + weight * (n - m) / beta, positive, h - weight, (h - 0.5 / beta) ** 2, hinge, robust, (b - a) / shorter, b / m - a / n)
+        row = (
+            h + weight * (n - m) / beta,
+            positive,
+            h - weight,
+            (h - 0.5 / beta) ** 2,
+            hinge,
+            robust,
+            (b - a) / shorter,
+            b / m - a / n,
+        )
         slow.append(row)
     for number, values in enumerate(found):
-        torch.testing.assert_close(values, torch.tensor([row[number] for row in slow], dtype=torch.float64), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            values, torch.tensor([row[number] for row in slow], dtype=torch.float64), rtol=1e-9, atol=1e-9
+        )
 
 
 def test_gradients_of_other_losses():
-    chosen, rejected, reference = float64(-1.0, -7.0).requires_grad_(), float64(-2.0, -3.0).requires_grad_(), float64(-0.5, -8.0)
+    chosen = float64(-1.0, -7.0).requires_grad_()
+    rejected = float64(-2.0, -3.0).requires_grad_()
+    reference = float64(-0.5, -8.0)
     lengths = float64(4.0, 6.0), float64(5.0, 2.0)
     for loss in (
         lambda c, r: dpo_loss(length_margin(c - r, *lengths, alpha=0.3, beta=0.7), beta=0.7),
@@ -232,33 +284,58 @@ def test_gradients_of_other_losses():
 
 
 def test_gradients():
-    columns = [float64(-1.0, -7.0).requires_grad_(), float64(-2.0, -3.0).requires_grad_(), float64(-1.5, -6.0), float64(-2.5, -4.0)]
-    assert torch.autograd.gradcheck(lambda *c: dpo_loss(dpo_margin(*c), beta=0.7, label_smoothing=0.1), columns)
+    columns = [
+        float64(-1.0, -7.0).requires_grad_(),
+        float64(-2.0, -3.0).requires_grad_(),
+        float64(-1.5, -6.0),
+        float64(-2.5, -4.0),
+    ]
+    assert torch.autograd.gradcheck(
+        lambda *c: dpo_loss(dpo_margin(*c), beta=0.7, label_smoothing=0.1), columns
+    )
     assert torch.autograd.gradcheck(lambda d: bradley_terry(d, scale=0.5), (columns[0],))
 
 
 @pytest.mark.inventory(3)
 def test_sign_of_the_gradient_on_two_tokens():
-    # One token each: descent raises the chosen and lowers the rejected one, by beta sigmoid(-beta h) = 1/2 at h = 0 and beta = 1.
+    # One token each: descent raises the chosen and lowers the rejected one, by beta sigmoid(-beta h) = 1/2 at
+    #     h = 0 and beta = 1.
     chosen, rejected = (torch.tensor([-1.0], requires_grad=True) for _ in range(2))
-    dpo_loss(dpo_margin(chosen, rejected, torch.tensor([-1.0]), torch.tensor([-1.0])), beta=1.0).sum().backward()
+    dpo_loss(
+        dpo_margin(chosen, rejected, torch.tensor([-1.0]), torch.tensor([-1.0])), beta=1.0
+    ).sum().backward()
     assert (chosen.grad.item(), rejected.grad.item()) == (-0.5, 0.5)
 
 
 def two_token_losses():
-    """Losses of pairs of one token each, from the log-probabilities under policy and reference; beta 1, and where it has to be said, by hand:
-    how the loss changes with that of the chosen and of the rejected at margin 0.
+    """Losses of pairs of one token each, from the log-probabilities under policy and reference; beta 1, and
+    where it has to be said, by hand: how the loss changes with that of the chosen and of the rejected at
+    margin 0.
     """
     one = torch.ones(1)
     entropy = torch.full((1,), math.log(2))
     return {
-        "robust": (lambda c, r, q: robust_dpo_loss(dpo_margin(c, r, q, q), beta=1.0, label_smoothing=0.25), (-1.0, 1.0)),
-        "length": (lambda c, r, q: dpo_loss(length_margin(dpo_margin(c, r, q, q), one, one, alpha=3.0, beta=1.0), beta=1.0), (-0.5, 0.5)),
-        "positive": (lambda c, r, q: dpo_loss(positive_margin(dpo_margin(c, r, q, q), c, q - 1, weight=3.0), beta=1.0), (-0.5, 0.5)),
+        "robust": (
+            lambda c, r, q: robust_dpo_loss(dpo_margin(c, r, q, q), beta=1.0, label_smoothing=0.25),
+            (-1.0, 1.0),
+        ),
+        "length": (
+            lambda c, r, q: dpo_loss(
+                length_margin(dpo_margin(c, r, q, q), one, one, alpha=3.0, beta=1.0), beta=1.0
+            ),
+            (-0.5, 0.5),
+        ),
+        "positive": (
+            lambda c, r, q: dpo_loss(positive_margin(dpo_margin(c, r, q, q), c, q - 1, weight=3.0), beta=1.0),
+            (-0.5, 0.5),
+        ),
         "ipo": (lambda c, r, q: ipo_loss(dpo_margin(c, r, q, q), beta=1.0), (-1.0, 1.0)),
         "slic": (lambda c, r, q: hinge_loss(dpo_margin(c, r, q, q), beta=1.0), (-1.0, 1.0)),
         "simpo": (lambda c, r, q: dpo_loss(simpo_margin(c, r, gamma_beta_ratio=0.0), beta=1.0), (-0.5, 0.5)),
-        "bnf": (lambda c, r, q: bnf_loss(bnf_scores(c, q, entropy), bnf_scores(r, q, entropy), one, one), (-1.0, 1.0)),
+        "bnf": (
+            lambda c, r, q: bnf_loss(bnf_scores(c, q, entropy), bnf_scores(r, q, entropy), one, one),
+            (-1.0, 1.0),
+        ),
     }
 
 
@@ -290,7 +367,9 @@ def test_invariances():
     columns = -20 * torch.rand(4, 9, generator=generator, dtype=torch.float64)
     margin, order = dpo_margin(*columns), torch.randperm(9, generator=generator)
     assert torch.equal(margin[order], dpo_margin(*columns[:, order]))
-    torch.testing.assert_close(dpo_margin(columns[0] - 3, columns[1] - 3, columns[2] - 8, columns[3] - 8), margin)
+    torch.testing.assert_close(
+        dpo_margin(columns[0] - 3, columns[1] - 3, columns[2] - 8, columns[3] - 8), margin
+    )
     torch.testing.assert_close(dpo_margin(columns[1], columns[0], columns[3], columns[2]), -margin)
     torch.testing.assert_close(bradley_terry(margin) + bradley_terry(-margin), torch.ones_like(margin))
     torch.testing.assert_close(dpo_loss(margin, beta=0.3), -bradley_terry(0.3 * margin).log())
@@ -327,7 +406,8 @@ def test_extremes_of_other_losses():
 
 
 def test_bnf_at_the_extremes():
-    """Certain, impossible and unchanged tokens. One that the policy has driven out gets no feedback any more."""
+    """Certain, impossible and unchanged tokens. One that the policy has driven out gets no feedback any
+    more."""
     logps = torch.tensor([-1e4, 0.0, 0.0, -1e4, -1e-9, 1e-7], requires_grad=True)
     reference, entropy = torch.tensor([-1.0, -1e4, 0.0, -1e4, -1.0, -1.0]), torch.zeros(6)
     scores = bnf_scores(logps, reference, entropy)
@@ -354,9 +434,16 @@ def test_invariances_of_other_losses():
     ):
         assert torch.equal(loss(order), loss(slice(None))[order])
     torch.testing.assert_close(length_margin(margin, lengths[0], lengths[0], alpha=0.1, beta=0.2), margin)
-    torch.testing.assert_close(positive_margin(margin, chosen - 5, reference - 5, weight=2.0), positive_margin(margin, chosen, reference, weight=2.0))
-    torch.testing.assert_close(bnf_loss(chosen, rejected, *lengths), -bnf_loss(rejected, chosen, *lengths.flip(0)))
-    torch.testing.assert_close(robust_dpo_loss(margin, beta=0.3, label_smoothing=0.0), dpo_loss(margin, beta=0.3))
+    torch.testing.assert_close(
+        positive_margin(margin, chosen - 5, reference - 5, weight=2.0),
+        positive_margin(margin, chosen, reference, weight=2.0),
+    )
+    torch.testing.assert_close(
+        bnf_loss(chosen, rejected, *lengths), -bnf_loss(rejected, chosen, *lengths.flip(0))
+    )
+    torch.testing.assert_close(
+        robust_dpo_loss(margin, beta=0.3, label_smoothing=0.0), dpo_loss(margin, beta=0.3)
+    )
 
 
 def test_empty():

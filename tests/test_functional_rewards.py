@@ -12,9 +12,12 @@ def float64(*values: float) -> torch.Tensor:
 
 
 def test_loss_by_hand() -> None:
-    # A difference of log 3 is a probability of 3/4: log(4/3) where it is right, log 4 where it is wrong, log 2 where it knows nothing.
+    # A difference of log 3 is a probability of 3/4: log(4/3) where it is right, log 4 where it is wrong, log
+    #     2 where it knows nothing.
     chosen, rejected = float64(2 + math.log(3), -1.0, 5.0), float64(2.0, math.log(3) - 1, 5.0)
-    torch.testing.assert_close(reward_loss(chosen, rejected), float64(math.log(4 / 3), math.log(4), math.log(2)))
+    torch.testing.assert_close(
+        reward_loss(chosen, rejected), float64(math.log(4 / 3), math.log(4), math.log(2))
+    )
     # A margin of log 3 asks for as much: the first pair knows nothing any more.
     asked = reward_loss(chosen, rejected, float64(math.log(3), 0.0, -math.log(3)))
     torch.testing.assert_close(asked, float64(math.log(2), math.log(4), math.log(4 / 3)))
@@ -25,7 +28,8 @@ def test_centring_by_hand() -> None:
 
 
 def test_calibration_by_hand() -> None:
-    # Probabilities 3/4, 1/4 and 1/2 that the chosen one wins: squared errors 1/16, 9/16 and 1/4; confidence 3/4, 3/4, 1/2.
+    # Probabilities 3/4, 1/4 and 1/2 that the chosen one wins: squared errors 1/16, 9/16 and 1/4; confidence
+    # 3/4, 3/4, 1/2.
     chosen, rejected = float64(math.log(3), 0.0, 7.0), float64(0.0, math.log(3), 7.0)
     torch.testing.assert_close(brier_score(chosen, rejected), float64(1 / 16, 9 / 16, 1 / 4))
     torch.testing.assert_close(confidence(chosen, rejected), float64(3 / 4, 3 / 4, 1 / 2))

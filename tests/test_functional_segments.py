@@ -17,7 +17,10 @@ def test_hand_worked():
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
-@given(st.lists(st.tuples(st.integers(0, 3), st.floats(-100, 100)), max_size=12), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.floats(-100, 100)), max_size=12),
+    st.randoms(use_true_random=False),
+)
 def test_equals_slow_version_in_any_order(tokens, random):
     rows = [[value for row, value in tokens if row == n] for n in range(4)]
     random.shuffle(tokens)

@@ -1,4 +1,5 @@
-"""`oat generate`, `oat chat` and the table of `oat eval`: what a run's policy, or a model, says to prompts of one's own."""
+"""`oat generate`, `oat chat` and the table of `oat eval`: what a run's policy, or a model, says to prompts of
+one's own."""
 
 import fcntl
 import io
@@ -23,15 +24,25 @@ from oat.errors import ConfigError
 from oat.reports.terminal import numbers_table
 from oat.types import Message
 
-TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant {% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if "
+    "add_generation_prompt %}assistant {% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
 def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of GRPO, one with an adapter, and its exports; one of a model with a chat template, and that model."""
+    """A run of GRPO, one with an adapter, and its exports; one of a model with a chat template, and that
+    model."""
     folder = tmp_path_factory.mktemp("generate")
     assert oat("train", world.config("grpo", folder, {"learner.learning_rate": 0.05})) == 0
-    adapter = {"run_dir": str(folder / "lora"), "model.lora": {"rank": 4}, "evaluation": None, "learner.learning_rate": 0.05, "stop.max_steps": 1}
+    adapter = {
+        "run_dir": str(folder / "lora"),
+        "model.lora": {"rank": 4},
+        "evaluation": None,
+        "learner.learning_rate": 0.05,
+        "stop.max_steps": 1,
+    }
     assert oat("train", world.config("dpo", folder, adapter)) == 0
     assert oat("export", folder / "grpo", folder / "exported") == 0
     assert oat("export", folder / "lora", folder / "adapter", "--adapter") == 0
@@ -39,7 +50,9 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder / "chatty")
-    write_jsonl(folder / "prompts.jsonl", [{"prompt": f"{a}+1=", "answer": "ab", "note": a} for a in range(6)])
+    write_jsonl(
+        folder / "prompts.jsonl", [{"prompt": f"{a}+1=", "answer": "ab", "note": a} for a in range(6)]
+    )
     return folder
 
 
@@ -61,24 +74,38 @@ def greedy(model: Path, prompt: str) -> str:
     """What transformers itself says."""
     lm, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
     ids = tokenizer(prompt, return_tensors="pt").input_ids
-    found = lm.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, suppress_tokens=[len(tokenizer), len(tokenizer) + 1])
+    found = lm.generate(
+        ids,
+        max_new_tokens=4,
+        do_sample=False,
+        pad_token_id=0,
+        suppress_tokens=[len(tokenizer), len(tokenizer) + 1],
+    )
     return str(tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True))
 
 
-def test_a_run_says_what_its_exported_model_says(runs: Path, generated: Callable[..., list[dict[str, object]]]) -> None:
+def test_a_run_says_what_its_exported_model_says(
+    runs: Path, generated: Callable[..., list[dict[str, object]]]
+) -> None:
     """Its newest policy, or that of a step; sampled as in training, which differs from the start model."""
     rows = generated("grpo", "--n", 3)
     assert [row["prompt"] for row in rows] == [f"{a}+1=" for a in range(6)]
     assert all(len(row["responses"]) == len(row["finish"]) == 3 for row in rows)
     assert {end for row in rows for end in row["finish"]} == {"stop", "length"}
-    assert [(row["reference"], row["columns"]) for row in rows] == [("ab", {"answer": "ab", "note": a}) for a in range(6)]
-    assert max(len(text) for row in rows for text in row["responses"]) == 4, "sampling.max_new_tokens of the run"
+    assert [(row["reference"], row["columns"]) for row in rows] == [
+        ("ab", {"answer": "ab", "note": a}) for a in range(6)
+    ]
+    assert max(len(text) for row in rows for text in row["responses"]) == 4, (
+        "sampling.max_new_tokens of the run"
+    )
     assert texts(rows) == texts(generated("exported", "--n", 3, "--max-new-tokens", 4))
     assert texts(rows) != texts(generated("grpo", "--n", 3, "--step", 2))
     assert texts(generated("lora")) == texts(generated("adapter", "--max-new-tokens", 4))
 
 
-def test_greedy_is_what_transformers_says(runs: Path, generated: Callable[..., list[dict[str, object]]]) -> None:
+def test_greedy_is_what_transformers_says(
+    runs: Path, generated: Callable[..., list[dict[str, object]]]
+) -> None:
     said = [row["responses"] for row in generated("grpo", "--temperature", 0)]
     assert said == [[greedy(runs / "exported", f"{a}+1=")] for a in range(6)]
 
@@ -89,8 +116,17 @@ def test_the_seed_decides(generated: Callable[..., list[dict[str, object]]]) -> 
     assert texts(first) != texts(other)
 
 
-def test_a_file_is_there_whole_or_not_at_all(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ("generate", runs / "grpo", "--prompts", runs / "prompts.jsonl", "--out", tmp_path / "new" / "out.jsonl")
+def test_a_file_is_there_whole_or_not_at_all(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = (
+        "generate",
+        runs / "grpo",
+        "--prompts",
+        runs / "prompts.jsonl",
+        "--out",
+        tmp_path / "new" / "out.jsonl",
+    )
 
     def told_to_end() -> int:
         kill_at(Decoding, "step", 2, signals=(signal.SIGTERM,))
@@ -111,20 +147,43 @@ def test_a_file_is_there_whole_or_not_at_all(runs: Path, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("words", "said"),
     {
-        "a file": (["generate", "{runs}/prompts.jsonl", "--prompts", "{runs}/prompts.jsonl"], "is a file; give a run directory"),
+        "a file": (
+            ["generate", "{runs}/prompts.jsonl", "--prompts", "{runs}/prompts.jsonl"],
+            "is a file; give a run directory",
+        ),
         "no model": (["generate", "{runs}/none", "--prompts", "{runs}/prompts.jsonl"], "none"),
         "no prompts": (["generate", "{runs}/exported", "--prompts", "{runs}/none.jsonl"], "none.jsonl"),
-        "no responses": (["generate", "{runs}/exported", "--prompts", "{runs}/prompts.jsonl", "--n", "0"], "--n is 0"),
-        "a temperature": (["generate", "{runs}/exported", "--prompts", "{runs}/prompts.jsonl", "--temperature", "nan"], "--temperature is nan"),
-        "a step of a model": (["generate", "{runs}/exported", "--prompts", "{runs}/prompts.jsonl", "--step", "2"], "is no run"),
-        "another step": (["generate", "{runs}/grpo", "--prompts", "{runs}/prompts.jsonl", "--step", "3"], "3"),
+        "no responses": (
+            ["generate", "{runs}/exported", "--prompts", "{runs}/prompts.jsonl", "--n", "0"],
+            "--n is 0",
+        ),
+        "a temperature": (
+            ["generate", "{runs}/exported", "--prompts", "{runs}/prompts.jsonl", "--temperature", "nan"],
+            "--temperature is nan",
+        ),
+        "a step of a model": (
+            ["generate", "{runs}/exported", "--prompts", "{runs}/prompts.jsonl", "--step", "2"],
+            "is no run",
+        ),
+        "another step": (
+            ["generate", "{runs}/grpo", "--prompts", "{runs}/prompts.jsonl", "--step", "3"],
+            "3",
+        ),
         "a precision": (["chat", "{runs}/grpo", "--dtype", "bfloat16"], "has a precision of its own"),
-        "a system message": (["chat", "{runs}/grpo", "--template", "none", "--system", "a"], "--system is given"),
-        "no template": (["chat", "{runs}/exported"], "has no chat template, so nothing says where a turn ends; with --template none"),
+        "a system message": (
+            ["chat", "{runs}/grpo", "--template", "none", "--system", "a"],
+            "--system is given",
+        ),
+        "no template": (
+            ["chat", "{runs}/exported"],
+            "has no chat template, so nothing says where a turn ends; with --template none",
+        ),
         "nor of a run": (["chat", "{runs}/grpo"], "with --template none it continues what you type"),
     }.values(),
 )
-def test_what_cannot_be_is_one_message(words: list[str], said: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_one_message(
+    words: list[str], said: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert oat(*(word.format(runs=runs) for word in words)) in (1, 2)
     found = capsys.readouterr()
@@ -132,17 +191,25 @@ def test_what_cannot_be_is_one_message(words: list[str], said: str, runs: Path, 
     assert (found.out, found.err.count("Traceback")) == ("", 0)
 
 
-def test_a_reward_model_answers_nothing(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_model_answers_nothing(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pairs = tmp_path / "pairs.jsonl"
     write_jsonl(pairs, [{"prompt": f"{a}+1=", "chosen": "ab", "rejected": "b"} for a in range(8)])
-    changes = {"prompts": {"path": str(pairs), "responses": ["chosen", "rejected"]}, "oracle": {"name": "recorded"}, "evaluation": None}
+    changes = {
+        "prompts": {"path": str(pairs), "responses": ["chosen", "rejected"]},
+        "oracle": {"name": "recorded"},
+        "evaluation": None,
+    }
     changes |= {"algorithm": {"name": "reward_model", "prompts": 4}, "stop.max_steps": 1, "sampling": None}
     assert oat("train", world.config("reward_model", tmp_path, changes)) == 0
     assert oat("chat", tmp_path / "reward_model") == 2
     assert "trained a reward model, which answers nothing" in capsys.readouterr().err
 
 
-def test_a_prompt_that_leaves_no_room_is_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_that_leaves_no_room_is_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_jsonl(tmp_path / "long.jsonl", [{"prompt": "1"}, {"prompt": "1" * 64}])
     assert oat("generate", runs / "exported", "--prompts", tmp_path / "long.jsonl") == 2
     assert "record 2: the prompt has 64 tokens, and the model's context holds 64" in capsys.readouterr().err
@@ -175,7 +242,9 @@ def test_a_reader_that_leaves_ends_it_quietly(runs: Path, tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def chatted(runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def chatted(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[str]]:
     """The lines that come out for bytes that go in."""
 
     def run(typed: bytes, *flags: object, code: int = 0, model: str = "chatty") -> list[str]:
@@ -204,7 +273,9 @@ def test_a_pipe_has_lines_in_and_answers_out(runs: Path, chatted: Callable[..., 
     assert chatted(b"how are you\n/new\nwhy", "--max-new-tokens", 6)[1] != expected[1]
 
 
-def test_plain_text_is_continued_where_that_is_asked_for(runs: Path, chatted: Callable[..., list[str]]) -> None:
+def test_plain_text_is_continued_where_that_is_asked_for(
+    runs: Path, chatted: Callable[..., list[str]]
+) -> None:
     said = chatted(b"1+1=\n2+1=\n1+1=", "--template", "none", "--temperature", 0, model="grpo")
     assert said == [greedy(runs / "exported", prompt) for prompt in ("1+1=", "2+1=", "1+1=")]
 
@@ -229,7 +300,10 @@ def test_a_stream_ends_as_a_request_does(runs: Path) -> None:
         messages = [Message("user", "1+1=")]
         *parts, last = speaker.answer(messages, 0)
         assert [len(part.ids) for part in parts] == list(range(1, len(last.ids)))
-        assert all(part.finish_reason == "aborted" and (part.ids == last.ids[: len(part.ids)]).all() for part in parts)
+        assert all(
+            part.finish_reason == "aborted" and (part.ids == last.ids[: len(part.ids)]).all()
+            for part in parts
+        )
         assert last.finish_reason in ("stop", "length")
 
 
@@ -248,7 +322,9 @@ def test_a_terminal_is_asked_and_sees_the_answer(runs: Path) -> None:
 
     seen = in_a_terminal(child)
     assert seen.code == 0, seen.raw
-    assert "chatty answers, and remembers; /exit ends, /new begins anew, Ctrl-C cuts an answer" in " ".join(seen.lines)
+    assert "chatty answers, and remembers; /exit ends, /new begins anew, Ctrl-C cuts an answer" in " ".join(
+        seen.lines
+    )
     speaker = load_speaker(str(runs / "chatty"), Manner(max_new_tokens=6, temperature=0.0))
     *_, last = speaker.answer([Message("user", "how are you")], 0)
     assert any(speaker.renderer.text(last.ids) in line for line in seen.lines)
@@ -288,7 +364,12 @@ def test_eval_prints_a_table_in_a_terminal(runs: Path, capsys: pytest.CaptureFix
 
 def test_a_table_of_numbers() -> None:
     found = {"a": 1.0, "a_low": 0.5, "a_high": 1.25, "b_low": 12345.678}
-    assert numbers_table("so", found).split("\n") == ["so", "           value  95 % interval", "a              1  0.5 to 1.25", "b_low  1.235e+04"]
+    assert numbers_table("so", found).split("\n") == [
+        "so",
+        "           value  95 % interval",
+        "a              1  0.5 to 1.25",
+        "b_low  1.235e+04",
+    ]
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p"])

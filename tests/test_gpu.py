@@ -1,4 +1,5 @@
-"""One CUDA device: engine, learner and whole runs on it, held against the CPU. Skipped where there is none (docs/gpu.md)."""
+"""One CUDA device: engine, learner and whole runs on it, held against the CPU. Skipped where there is none
+(docs/gpu.md)."""
 
 import json
 import signal
@@ -39,23 +40,37 @@ pytestmark = pytest.mark.gpu
 
 CUDA, GPU = torch.device("cuda"), {"compute.profile": "gpu", "compute.threads": None}
 HALF = {"engine.dtype": "bfloat16", "learner.autocast": "bfloat16"}
-LORA = {"model.lora": {"rank": 8, "alpha": 16, "targets": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "lm_head"]}}
+LORA = {
+    "model.lora": {
+        "rank": 8,
+        "alpha": 16,
+        "targets": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "lm_head"],
+    }
+}
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    return {family: save_model(tmp_path_factory.mktemp(family), build_config(family), scale=3.0) for family in FAMILIES}
+    return {
+        family: save_model(tmp_path_factory.mktemp(family), build_config(family), scale=3.0)
+        for family in FAMILIES
+    }
 
 
 def sampled(lm: CausalLM, requests: list[Request], **options: Any) -> list[Completion]:
-    engine = TorchEngine({"sampler": lm}, num_tokens=NUM_TOKENS, stop_ids=[0], decode=lambda ids: "", **options)
+    engine = TorchEngine(
+        {"sampler": lm}, num_tokens=NUM_TOKENS, stop_ids=[0], decode=lambda ids: "", **options
+    )
     return sorted(engine.generate(requests, "sampler"), key=lambda completion: completion.index)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.15)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_the_engine_records_is_what_the_model_says_on_a_cpu(paths: Mapping[str, str], family: str, dtype: str, tolerance: float) -> None:
-    """Rows enter and leave, prompts are shared, every kind of sampling; most tokens are those that a CPU draws."""
+def test_what_the_engine_records_is_what_the_model_says_on_a_cpu(
+    paths: Mapping[str, str], family: str, dtype: str, tolerance: float
+) -> None:
+    """Rows enter and leave, prompts are shared, every kind of sampling; most tokens are those that a CPU
+    draws."""
     requests = build_requests(*SAMPLINGS.values(), each=6)
     exact, lm = load_lm(paths[family]), load_lm(paths[family], dtype=dtype, device=CUDA)
     assert lm.takes_layouts
@@ -73,35 +88,69 @@ def test_what_the_engine_records_is_what_the_model_says_on_a_cpu(paths: Mapping[
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.15)])
 def test_scored_sequences_are_those_of_a_cpu(paths: Mapping[str, str], dtype: str, tolerance: float) -> None:
     sequences = [request.ids for request in build_requests(Sampling(1), each=20, seed=4)]
-    on = {device: load_lm(paths["qwen3"], dtype=dtype if device == "cuda" else "float32", device=device) for device in ("cuda", "cpu")}
-    engines = {device: TorchEngine({"sampler": lm}, num_tokens=NUM_TOKENS, stop_ids=[0], decode=lambda ids: "") for device, lm in on.items()}
-    for one, other in zip(*(engines[device].logps(sequences, "sampler") for device in ("cuda", "cpu")), strict=True):
+    on = {
+        device: load_lm(paths["qwen3"], dtype=dtype if device == "cuda" else "float32", device=device)
+        for device in ("cuda", "cpu")
+    }
+    engines = {
+        device: TorchEngine({"sampler": lm}, num_tokens=NUM_TOKENS, stop_ids=[0], decode=lambda ids: "")
+        for device, lm in on.items()
+    }
+    for one, other in zip(
+        *(engines[device].logps(sequences, "sampler") for device in ("cuda", "cpu")), strict=True
+    ):
         np.testing.assert_allclose(one, other, atol=tolerance)
 
 
 def test_a_full_cache_changes_no_token(paths: Mapping[str, str]) -> None:
     lm, generator = load_lm(paths["llama"], device=CUDA), np.random.default_rng(0)
     prompts = [generator.integers(0, NUM_TOKENS, length).astype(np.int32) for length in (3, 20, 9, 11)]
-    requests = [Request(ids, Sampling(20), KEYS.key("full", number, n)) for number, ids in enumerate(prompts) for n in range(3)]
+    requests = [
+        Request(ids, Sampling(20), KEYS.key("full", number, n))
+        for number, ids in enumerate(prompts)
+        for n in range(3)
+    ]
     expected, found = sampled(lm, requests), sampled(lm, requests, cache_gb=2e-5)
-    assert [completion.ids.tolist() for completion in found] == [completion.ids.tolist() for completion in expected]
+    assert [completion.ids.tolist() for completion in found] == [
+        completion.ids.tolist() for completion in expected
+    ]
 
 
 @pytest.fixture(scope="module")
 def smooth(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("smooth")
     torch.manual_seed(3)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
     LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.1, **shape)).save_pretrained(path)
     return path
 
 
-def learner_on(device: torch.device | str, path: Path, *, autocast: bool = False, checkpointing: bool = False, chunk: int = 4096) -> Learner:
+def learner_on(
+    device: torch.device | str,
+    path: Path,
+    *,
+    autocast: bool = False,
+    checkpointing: bool = False,
+    chunk: int = 4096,
+) -> Learner:
     lms = {name: load_lm(str(path), device=device) for name in ("policy", "reference")}
-    models = {name: LanguageModel(lm, num_tokens=VOCABULARY, chunk=chunk, autocast=autocast) for name, lm in lms.items()}
+    models = {
+        name: LanguageModel(lm, num_tokens=VOCABULARY, chunk=chunk, autocast=autocast)
+        for name, lm in lms.items()
+    }
     if checkpointing:
         lms["policy"].checkpoint_gradients()
-    options: dict[str, Any] = {"micro_batch_size": 8, "gradient_checkpointing": checkpointing, "seeds": Seeds(0)}
+    options: dict[str, Any] = {
+        "micro_batch_size": 8,
+        "gradient_checkpointing": checkpointing,
+        "seeds": Seeds(0),
+    }
     return Learner(models, {"policy": OptimiserSettings(1e-3, max_grad_norm=1.0)}, **options)
 
 
@@ -117,7 +166,10 @@ def update(learner: Learner, name: str) -> tuple[float, torch.Tensor]:
 @pytest.mark.parametrize("chunk", [4096, 5])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_losses_and_gradients_are_those_of_a_cpu(smooth: Path, name: str, chunk: int) -> None:
-    (loss, found), (expected_loss, expected) = update(learner_on(CUDA, smooth, chunk=chunk), name), update(learner_on("cpu", smooth), name)
+    (loss, found), (expected_loss, expected) = (
+        update(learner_on(CUDA, smooth, chunk=chunk), name),
+        update(learner_on("cpu", smooth), name),
+    )
     assert loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-5)
     assert (found - expected).norm() <= 1e-4 * expected.norm()
 
@@ -135,10 +187,14 @@ def test_a_state_goes_from_device_to_device(smooth: Path) -> None:
     """AdamW's moments too: what is learned afterwards is the same."""
     one = learner_on(CUDA, smooth)
     update(one, "dpo")
-    state = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in one.state.items()}
+    state = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in one.state.items()
+    }
     other, third = learner_on(CUDA, smooth), learner_on("cpu", smooth)
     for learner in (other, third):
-        learner.load_state({name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in state.items()})
+        learner.load_state(
+            {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+        )
     for learner in (one, other, third):
         update(learner, "grpo")
     for name, tensor in one.tensors("policy").items():
@@ -148,7 +204,10 @@ def test_a_state_goes_from_device_to_device(smooth: Path) -> None:
 
 def test_values_of_a_critic(smooth: Path) -> None:
     rows = [row(np.random.default_rng(5), 4, 3), row(np.random.default_rng(6), 2, 7)]
-    found, expected = (Critic(load_lm(str(smooth), device=device), np.random.default_rng(0)).outputs(rows, {}, {"value"}) for device in (CUDA, "cpu"))
+    found, expected = (
+        Critic(load_lm(str(smooth), device=device), np.random.default_rng(0)).outputs(rows, {}, {"value"})
+        for device in (CUDA, "cpu")
+    )
     torch.testing.assert_close(found["value"], expected["value"], atol=1e-4, rtol=0)
 
 
@@ -162,11 +221,18 @@ def has_kernel() -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("heads", "key_heads", "width"), [(4, 4, 8), (16, 8, 128), (32, 8, 64), (2, 1, 128)])
-def test_the_kernel_is_taken_where_there_is_one(dtype: torch.dtype, heads: int, key_heads: int, width: int) -> None:
-    assert attention.kernel_agrees(torch.device("cuda", 0), dtype, heads, key_heads, width, width) == has_kernel()
+def test_the_kernel_is_taken_where_there_is_one(
+    dtype: torch.dtype, heads: int, key_heads: int, width: int
+) -> None:
+    assert (
+        attention.kernel_agrees(torch.device("cuda", 0), dtype, heads, key_heads, width, width)
+        == has_kernel()
+    )
 
 
-@pytest.mark.parametrize("spans", [GROUPED, [Span(0, 300), Span(300, 301, prefix=0), Span(301, 555, prefix=0), Span(555, 1555)]])
+@pytest.mark.parametrize(
+    "spans", [GROUPED, [Span(0, 300), Span(300, 301, prefix=0), Span(301, 555, prefix=0), Span(555, 1555)]]
+)
 def test_all_spans_at_once_are_the_spans_in_buckets(spans: list[Span]) -> None:
     if not has_kernel():
         pytest.skip("torch or the device has no variable-length attention")
@@ -183,9 +249,13 @@ def test_all_spans_at_once_are_the_spans_in_buckets(spans: list[Span]) -> None:
         assert (one - other).norm() <= 2e-2 * other.norm()
 
 
-def test_a_model_in_half_precision_goes_through_the_kernel(smooth: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_in_half_precision_goes_through_the_kernel(
+    smooth: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls, kernel = [], attention.variable_length
-    monkeypatch.setattr(attention, "variable_length", lambda query, *rest: calls.append(len(query)) or kernel(query, *rest))
+    monkeypatch.setattr(
+        attention, "variable_length", lambda query, *rest: calls.append(len(query)) or kernel(query, *rest)
+    )
     lm, exact = load_lm(str(smooth), dtype="bfloat16", device=CUDA), load_lm(str(smooth))
     del calls[:]
     sequences = [np.arange(20) % VOCABULARY, np.concatenate([np.arange(12), np.arange(3)])]
@@ -201,24 +271,43 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("changes", [{}, HALF, {**HALF, **LORA, "learner.sync_every": 2}], ids=["float32", "bfloat16", "adapter"])
+@pytest.mark.parametrize(
+    "changes", [{}, HALF, {**HALF, **LORA, "learner.sync_every": 2}], ids=["float32", "bfloat16", "adapter"]
+)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
-def test_a_whole_run(world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run(
+    world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     """It learns, is continued, evaluated and exported; its weights are read without a device."""
     rate = {"learner.learning_rate": 0.03 if "model.lora" in changes else 0.01, "algorithm.prompts": 8}
-    steps = {"stop.max_steps": 10, "evaluation.every": 10, "evaluation.samples": 32, "algorithm.samples": 2 if algorithm == "dpo" else 8}
-    config, run_dir = world.config(algorithm, tmp_path, {**GPU, **rate, **steps, **changes}), tmp_path / algorithm
+    steps = {
+        "stop.max_steps": 10,
+        "evaluation.every": 10,
+        "evaluation.samples": 32,
+        "algorithm.samples": 2 if algorithm == "dpo" else 8,
+    }
+    config, run_dir = (
+        world.config(algorithm, tmp_path, {**GPU, **rate, **steps, **changes}),
+        tmp_path / algorithm,
+    )
     assert oat("train", config) == 0
     rows = rows_of(run_dir)
     assert rows[10]["eval/sampled"] > rows[0]["eval/sampled"] + 0.2
     assert load_config(run_dir / "config.yaml")[0].compute.profile == "gpu"
     assert oat("train", config, "--stop.max_steps", "12") == 0
-    assert [row["weights/version"] for row in rows_of(run_dir)[11:]] == ([10, 12] if "learner.sync_every" in changes else [11, 12])
+    assert [row["weights/version"] for row in rows_of(run_dir)[11:]] == (
+        [10, 12] if "learner.sync_every" in changes else [11, 12]
+    )
     capsys.readouterr()
     assert oat("eval", run_dir) == 0
-    assert json.loads(capsys.readouterr().out)["eval/sampled"] == pytest.approx(rows_of(run_dir)[-1]["eval/sampled"], abs=0.2)
+    assert json.loads(capsys.readouterr().out)["eval/sampled"] == pytest.approx(
+        rows_of(run_dir)[-1]["eval/sampled"], abs=0.2
+    )
     assert oat("export", run_dir, tmp_path / "exported") == 0
-    exported, (step, weights, *_) = AutoModelForCausalLM.from_pretrained(tmp_path / "exported"), policy_weights(run_dir)
+    exported, (step, weights, *_) = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "exported"),
+        policy_weights(run_dir),
+    )
     assert step == 12
     assert {tensor.device.type for tensor in weights.values()} == {"cpu"}
     if "model.lora" not in changes:
@@ -240,7 +329,8 @@ sys.exit(oat("train", {config!r}))
 @pytest.mark.parametrize("changes", [{}, HALF], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_killed_run_goes_on(world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any]) -> None:
-    """It takes the recorded samples and answers again. Sums on a GPU have no fixed order: numbers are near those of the unbroken run, not equal."""
+    """It takes the recorded samples and answers again. Sums on a GPU have no fixed order: numbers are near
+    those of the unbroken run, not equal."""
     config = world.config(algorithm, tmp_path, {**GPU, **changes, "checkpoint.every": 1, "evaluation": None})
     code = KILLED.format(tests=str(Path(__file__).parent), config=str(config))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
@@ -252,8 +342,13 @@ def test_a_killed_run_goes_on(world: World, tmp_path: Path, algorithm: str, chan
         assert found[2][name] == pytest.approx(expected[2][name], rel=0.05, abs=1e-2)
 
 
-def test_one_turned_bit_on_the_device_is_found(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = build(resolve(*load_config(world.config("dpo", tmp_path, {**GPU, **HALF}))), directory=made(tmp_path / "built"))
+def test_one_turned_bit_on_the_device_is_found(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = build(
+        resolve(*load_config(world.config("dpo", tmp_path, {**GPU, **HALF}))),
+        directory=made(tmp_path / "built"),
+    )
     load = TorchEngine.load
 
     def turned(self: TorchEngine, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -269,7 +364,12 @@ def test_one_turned_bit_on_the_device_is_found(world: World, tmp_path: Path, mon
 
 
 def test_tokens_that_fit_are_measured(world: World, tmp_path: Path) -> None:
-    changes = {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto", "compute.memory_gb": 1, "stop.max_steps": 1}
+    changes = {
+        "learner.micro_batch_size": None,
+        "learner.micro_batch_tokens": "auto",
+        "compute.memory_gb": 1,
+        "stop.max_steps": 1,
+    }
     config = world.config("grpo", tmp_path, {**GPU, **changes})
     assert oat("train", config) == 0
     assert load_config(tmp_path / "grpo" / "config.yaml")[0].learner.micro_batch_tokens == 96

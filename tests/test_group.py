@@ -49,10 +49,14 @@ def total(algorithm: Any, batch: Batch, logps_K: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_coefficient_of_the_kl_adapts_before_the_step_learns() -> None:
-    """The reference's log-probabilities are lower than the recorded raw ones by log 2, so each token has k3 = log 2 - 1/2 = 0.1931 nats.
-    Against a target of 0.18 that is an error of 0.0730; of 3 responses over a horizon of 6 the coefficient of 0.4 becomes 0.4146. A second step, of a
-    divergence that is far off, is clipped."""
-    made, seen = GRPO(GRPOConfig(prompts=1, samples=3, kl_coef=0.4, kl_target=0.18, kl_horizon=6)), list[str]()
+    """The reference's log-probabilities are lower than the recorded raw ones by log 2, so each token has k3 =
+    log 2 - 1/2 = 0.1931 nats. Against a target of 0.18 that is an error of 0.0730; of 3 responses over a
+    horizon of 6 the coefficient of 0.4 becomes 0.4146. A second step, of a divergence that is far off, is
+    clipped."""
+    made, seen = (
+        GRPO(GRPOConfig(prompts=1, samples=3, kl_coef=0.4, kl_target=0.18, kl_horizon=6)),
+        list[str](),
+    )
     made.recorded_is_old = True
 
     def lower(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
@@ -113,7 +117,11 @@ def test_gradient_of_a_fresh_sample_by_hand() -> None:
         # 1 / 3 of the sequences, then 1 / tokens of each.
         GRPO(GRPOConfig(prompts=1, samples=3)): [1 / (3 * STD), *[-2 / (12 * STD)] * 4, *[1 / (6 * STD)] * 2],
         # 1 / 7 of the tokens.
-        GRPO(GRPOConfig(prompts=1, samples=3, reduction="token")): [1 / (7 * STD), *[-2 / (7 * STD)] * 4, *[1 / (7 * STD)] * 2],
+        GRPO(GRPOConfig(prompts=1, samples=3, reduction="token")): [
+            1 / (7 * STD),
+            *[-2 / (7 * STD)] * 4,
+            *[1 / (7 * STD)] * 2,
+        ],
         # No standard deviation; 3 sequences of at most 10 tokens.
         DrGRPO(DrGRPOConfig(prompts=1, samples=3, max_length=10)): [1 / 30, *[-2 / 30] * 4, *[1 / 30] * 2],
     }
@@ -128,7 +136,10 @@ def test_gradient_of_a_fresh_sample_by_hand() -> None:
 def test_dr_grpo_weighs_a_token_the_same_in_every_response_and_every_group() -> None:
     """Not so GRPO: it divides by the response's length, and by the spread of the group's rewards."""
     close, far = (1.0, 1.5), (1.0, 9.0)
-    for algorithm in (DrGRPO(DrGRPOConfig(prompts=2, samples=2, max_length=4)), GRPO(GRPOConfig(prompts=2, samples=2))):
+    for algorithm in (
+        DrGRPO(DrGRPOConfig(prompts=2, samples=2, max_length=4)),
+        GRPO(GRPOConfig(prompts=2, samples=2)),
+    ):
         batch = batch_of(algorithm, feedback(close, far))
         logps = batch.columns["old_logps_K"].clone().requires_grad_()
         total(algorithm, batch, logps).backward()
@@ -139,7 +150,8 @@ def test_dr_grpo_weighs_a_token_the_same_in_every_response_and_every_group() -> 
 
 
 def test_the_kl_term_is_reduced_as_the_rest() -> None:
-    """k3 of d = -1.5 - -0.5 = -1 is e^1 - 1 - 1, its slope 1 - e^1; over 7 tokens, of 3 sequences of at most 10 tokens."""
+    """k3 of d = -1.5 - -0.5 = -1 is e^1 - 1 - 1, its slope 1 - e^1; over 7 tokens, of 3 sequences of at most
+    10 tokens."""
 
     def both(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         return {want: torch.full((7,), -1.5 if model == "policy" else -0.5) for want in wants}
@@ -158,7 +170,10 @@ def test_the_kl_term_is_reduced_as_the_rest() -> None:
 
 @pytest.mark.parametrize("mark", ["failed", "abstain"])
 def test_a_missing_score_is_no_part_of_its_group(mark: Mark) -> None:
-    for algorithm in (GRPO(GRPOConfig(prompts=1, samples=3)), DrGRPO(DrGRPOConfig(prompts=1, samples=3, max_length=4))):
+    for algorithm in (
+        GRPO(GRPOConfig(prompts=1, samples=3)),
+        DrGRPO(DrGRPOConfig(prompts=1, samples=3, max_length=4)),
+    ):
         short = batch_of(algorithm, feedback((1.0, 4.0)))
         batch = batch_of(algorithm, feedback((1.0, 4.0, 99.0), missing=mark))
         assert [row.text for row in batch.rows] == list(TEXTS[:2])
@@ -167,7 +182,10 @@ def test_a_missing_score_is_no_part_of_its_group(mark: Mark) -> None:
 
 @pytest.mark.inventory(28)
 def test_a_group_without_spread_teaches_nothing_and_still_counts() -> None:
-    for algorithm in (GRPO(GRPOConfig(prompts=2, samples=2)), DrGRPO(DrGRPOConfig(prompts=2, samples=2, max_length=4))):
+    for algorithm in (
+        GRPO(GRPOConfig(prompts=2, samples=2)),
+        DrGRPO(DrGRPOConfig(prompts=2, samples=2, max_length=4)),
+    ):
         batch = batch_of(algorithm, feedback((1.0, 4.0), (0.3, 0.3)))
         assert batch.columns["advantages_N"][2:].tolist() == [0.0, 0.0]
         logps = batch.columns["old_logps_K"].clone().requires_grad_()

@@ -30,23 +30,44 @@ from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import Message, Segment, Trajectory
 
-TRAIN = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "ab"[: 1 + a % 2] + str(b)} for a in range(1, 5) for b in range(4)]
-HELD_OUT = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "b" * (1 + b % 3)} for a in range(5, 8) for b in range(3)]
+TRAIN = [
+    {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "ab"[: 1 + a % 2] + str(b)}
+    for a in range(1, 5)
+    for b in range(4)
+]
+HELD_OUT = [
+    {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "b" * (1 + b % 3)}
+    for a in range(5, 8)
+    for b in range(3)
+]
 OF_PAIRS = [name for name, cls in ALGORITHMS.items() if issubclass(cls, Direct)]
-NAMES = {f"eval/pairs/{name}" for name in ("count", "loss", "accuracy", "margin", "reward_chosen", "reward_rejected")}
+NAMES = {
+    f"eval/pairs/{name}"
+    for name in ("count", "loss", "accuracy", "margin", "reward_chosen", "reward_rejected")
+}
 GAP = {"eval/pairs/reference_gap"}
 """Of the losses that read a reference."""
 
 
 def offline(world: World, folder: Path, name: str = "dpo", **changes: Any) -> Path:
-    """A run of four steps of recorded pairs, that measures nine others every two steps; folder/<name>.yaml."""
+    """A run of four steps of recorded pairs, that measures nine others every two steps;
+    folder/<name>.yaml."""
     write_jsonl(folder / "pairs.jsonl", TRAIN)
     write_jsonl(folder / "held_out.jsonl", HELD_OUT)
-    only: dict[str, Any] = {"prompts": {"path": str(folder / "pairs.jsonl")}, "oracle": {"name": "recorded"}, "sampling": None}
-    only |= {"algorithm": {"name": name, "prompts": 4}, "evaluation": {"pairs": str(folder / "held_out.jsonl"), "every": 2}}
+    only: dict[str, Any] = {
+        "prompts": {"path": str(folder / "pairs.jsonl")},
+        "oracle": {"name": "recorded"},
+        "sampling": None,
+    }
+    only |= {
+        "algorithm": {"name": name, "prompts": 4},
+        "evaluation": {"pairs": str(folder / "held_out.jsonl"), "every": 2},
+    }
     tree = {**world.tree("dpo", folder / name), **only, **changes}
     file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump({name: value for name, value in tree.items() if value is not None}, sort_keys=False))
+    file.write_text(
+        yaml.safe_dump({name: value for name, value in tree.items() if value is not None}, sort_keys=False)
+    )
     return file
 
 
@@ -59,25 +80,33 @@ def of_pairs(row: dict[str, float]) -> dict[str, float]:
 
 
 def test_the_numbers_are_those_of_each_pair_alone(world: World, tmp_path: Path) -> None:
-    """Worked out from the exported model and the start, pair by pair; at the start policy and reference are one."""
+    """Worked out from the exported model and the start, pair by pair; at the start policy and reference are
+    one."""
     assert oat("train", offline(world, tmp_path)) == 0
     found = rows(tmp_path / "dpo")
     assert [bool(of_pairs(row)) for row in found] == [True, False, True, False, True]
     assert {name for name in found[0] if name.startswith("eval/")} == NAMES | GAP
     assert found[0]["eval/pairs/loss"] == pytest.approx(np.log(2), rel=1e-6)
-    assert (found[0]["eval/pairs/count"], found[0]["eval/pairs/margin"], found[0]["eval/pairs/reference_gap"]) == (9, 0, 0)
+    assert (
+        found[0]["eval/pairs/count"],
+        found[0]["eval/pairs/margin"],
+        found[0]["eval/pairs/reference_gap"],
+    ) == (9, 0, 0)
     assert oat("export", tmp_path / "dpo", tmp_path / "out") == 0
     margins, gaps = [], []
     for record in HELD_OUT:
         ends, starts = (
-            [_logps(place, record["prompt"], record[side]) for side in ("chosen", "rejected")] for place in (tmp_path / "out", world.folder / "model")
+            [_logps(place, record["prompt"], record[side]) for side in ("chosen", "rejected")]
+            for place in (tmp_path / "out", world.folder / "model")
         )
         chosen, rejected = (end - start for end, start in zip(ends, starts, strict=True))
         margins.append(float(chosen.sum() - rejected.sum()))
         gaps += [*chosen.abs(), *rejected.abs()]
     margin_U = torch.tensor(margins)
     assert found[-1]["eval/pairs/reference_gap"] == pytest.approx(float(torch.stack(gaps).mean()), rel=1e-3)
-    assert found[-1]["eval/pairs/loss"] == pytest.approx(float(dpo_loss(margin_U, beta=0.1, label_smoothing=0.0).mean()), rel=1e-4)
+    assert found[-1]["eval/pairs/loss"] == pytest.approx(
+        float(dpo_loss(margin_U, beta=0.1, label_smoothing=0.0).mean()), rel=1e-4
+    )
     assert found[-1]["eval/pairs/margin"] == pytest.approx(0.1 * float(margin_U.mean()), rel=1e-3)
     assert found[-1]["eval/pairs/accuracy"] == pytest.approx(float((margin_U > 0).float().mean()))
     assert found[-1]["eval/pairs/loss"] != found[0]["eval/pairs/loss"]
@@ -85,8 +114,18 @@ def test_the_numbers_are_those_of_each_pair_alone(world: World, tmp_path: Path) 
 
 def _logps(model: Path, prompt: str, response: str) -> torch.Tensor:
     lm = load_lm(str(model))
-    ids, mask = Renderer(load_tokenizer(str(model)), template=None, eos_ids=lm.eos_ids).recorded([Message("user", prompt)], response)
-    row = Trajectory("recorded", (Segment("context", ids[~mask]), Segment("model", ids[mask], mask=np.ones(int(mask.sum()), dtype=bool))), "stop", "")
+    ids, mask = Renderer(load_tokenizer(str(model)), template=None, eos_ids=lm.eos_ids).recorded(
+        [Message("user", prompt)], response
+    )
+    row = Trajectory(
+        "recorded",
+        (
+            Segment("context", ids[~mask]),
+            Segment("model", ids[mask], mask=np.ones(int(mask.sum()), dtype=bool)),
+        ),
+        "stop",
+        "",
+    )
     learner = Learner({"policy": LanguageModel(lm, num_tokens=16)}, {}, micro_batch_size=1, seeds=Seeds(0))
     return learner.forward("policy", [row], {"raw"})["raw"]
 
@@ -112,7 +151,9 @@ def test_every_loss_of_pairs_has_them(world: World, name: str) -> None:
         measured = HeldOutPairs(cls(cls.Config(prompts=4)), prompts, actor, learner, Seeds(0))
         found.append(measured.measure())
         assert measured.measure() == found[-1]
-        assert all(torch.equal(*pair) for pair in zip(before, learner.tensors("policy").values(), strict=True))
+        assert all(
+            torch.equal(*pair) for pair in zip(before, learner.tensors("policy").values(), strict=True)
+        )
     assert found[0].keys() == NAMES | (GAP if "reference" in cls(cls.Config()).requires.models else set())
     assert found[0]["eval/pairs/count"] == 9
     assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
@@ -129,16 +170,24 @@ def test_training_does_not_notice(world: World, tmp_path: Path) -> None:
 def test_a_killed_run_measures_the_same(world: World, tmp_path: Path) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    whole, killed = (offline(world, tmp_path / name, model={"path": str(world.folder / "model")}) for name in ("whole", "killed"))
+    whole, killed = (
+        offline(world, tmp_path / name, model={"path": str(world.folder / "model")})
+        for name in ("whole", "killed")
+    )
     assert oat("train", whole) == 0
     log = tmp_path / "log"
-    assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4) or oat("train", killed), log) < 0
+    assert (
+        forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4) or oat("train", killed), log)
+        < 0
+    )
     assert oat("train", killed) == 0
     digests = [digest_run(tmp_path / name / "dpo") for name in ("whole", "killed")]
     assert digests[0] == digests[1]
 
 
-def test_the_reference_is_computed_once_unless_it_moves(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_is_computed_once_unless_it_moves(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With one that follows the policy the numbers are those of the reference as it is then."""
     passes: list[int] = []
     forward = Learner.forward
@@ -156,16 +205,20 @@ def test_the_reference_is_computed_once_unless_it_moves(world: World, tmp_path: 
     (tmp_path / "moving").mkdir()
     assert oat("train", offline(world, tmp_path / "moving", model=model)) == 0
     assert len(passes) == 3
-    assert [row["eval/pairs/margin"] for row in rows(tmp_path / "moving" / "dpo") if "eval/pairs/margin" in row] == [0, 0, 0]
+    assert [
+        row["eval/pairs/margin"] for row in rows(tmp_path / "moving" / "dpo") if "eval/pairs/margin" in row
+    ] == [0, 0, 0]
 
 
-def test_check_reads_them_and_eval_gives_them(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reads_them_and_eval_gives_them(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = offline(world, tmp_path)
     assert oat("check", file) == 0
     assert (
-        "before the first step, every 2 steps, and at the end: 3 times; 9 pairs that are never learned, and nobody is asked"
-        in capsys.readouterr().out
-    )
+        "before the first step, every 2 steps, and at the end: 3 times; 9 pairs that are never learned, "
+        "and nobody is asked"
+    ) in capsys.readouterr().out
     assert oat("train", file) == 0
     capsys.readouterr()
     assert oat("eval", tmp_path / "dpo") == 0
@@ -178,14 +231,23 @@ def test_check_reads_them_and_eval_gives_them(world: World, tmp_path: Path, caps
         assert oat(command, file, "--run_dir", tmp_path / "new") != 0
         assert "held_out.jsonl:10: field 'rejected'" in capsys.readouterr().err
     write_jsonl(tmp_path / "held_out.jsonl", HELD_OUT[1:])
-    with pytest.warns(OatWarning, match=r"the held-out pairs \(evaluation.pairs\) are not those that this run has been evaluated on"):
+    with pytest.warns(
+        OatWarning,
+        match=r"the held-out pairs \(evaluation.pairs\) are not those that this run has been evaluated on",
+    ):
         assert oat("train", file, "--stop.max_steps", 6) == 0
 
 
 def test_beside_prompts_that_are_answered(world: World, tmp_path: Path) -> None:
-    """Online: an oracle that fails, or whose budget is empty, leaves the pairs' numbers; those are the same with and without the prompts."""
+    """Online: an oracle that fails, or whose budget is empty, leaves the pairs' numbers; those are the same
+    with and without the prompts."""
     write_jsonl(tmp_path / "held_out.jsonl", [*HELD_OUT, {"prompt": "1+1=", "chosen": "2", "rejected": "2"}])
-    evaluation = {"path": str(world.folder / "held_out.jsonl"), "pairs": str(tmp_path / "held_out.jsonl"), "every": 2, "max_queries": 8}
+    evaluation = {
+        "path": str(world.folder / "held_out.jsonl"),
+        "pairs": str(tmp_path / "held_out.jsonl"),
+        "every": 2,
+        "max_queries": 8,
+    }
     assert oat("train", world.config("dpo", tmp_path, {"evaluation": evaluation})) == 0
     found = rows(tmp_path / "dpo")
     assert {"eval/sampled", "eval/greedy", *NAMES} <= found[0].keys()
@@ -203,7 +265,17 @@ def test_reward_models_have_them(world: World, tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert oat("eval", tmp_path / "reward_model") == 0
     assert json.loads(capsys.readouterr().out) == {"step": 4, **of_pairs(found[-1])}
-    assert oat("eval", tmp_path / "reward_model", "--evaluation.path", world.folder / "held_out.jsonl", "--evaluation.oracle", world.oracle) == 2
+    assert (
+        oat(
+            "eval",
+            tmp_path / "reward_model",
+            "--evaluation.path",
+            world.folder / "held_out.jsonl",
+            "--evaluation.oracle",
+            world.oracle,
+        )
+        == 2
+    )
     assert "name held-out pairs in evaluation.pairs" in capsys.readouterr().err
 
 
@@ -230,15 +302,29 @@ def test_from_python(world: World, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"evaluation": {"every": 2}}, "evaluation.path is not set: name prompts that the model answers, or recorded pairs in evaluation.pairs"),
+        (
+            {"evaluation": {"every": 2}},
+            (
+                "evaluation.path is not set: name prompts that the model answers, or recorded pairs in "
+                "evaluation.pairs"
+            ),
+        ),
         ({"evaluation": {"pairs": "held_out.jsonl", "samples": 4}}, "nothing reads evaluation.samples"),
         ({"evaluation": {"pairs": "held_out.jsonl", "every_queries": 4}}, "recorded costs no queries"),
         ({"algorithm": {"name": "sft", "prompts": 4}}, "sft learns from scores and not from pairs"),
         ({"checkpoint": {"keep_best": 1}}, "no evaluation of this run gives it"),
-        ({"evaluation": None, "checkpoint": {"keep_best": 1, "best_metric": "eval/pairs/accuracy"}}, "no evaluation of this run gives it"),
-        ({"algorithm": {"name": "reward_model", "prompts": 4, "held_out": 0.5}}, "algorithm.held_out would leave a share of them out"),
+        (
+            {"evaluation": None, "checkpoint": {"keep_best": 1, "best_metric": "eval/pairs/accuracy"}},
+            "no evaluation of this run gives it",
+        ),
+        (
+            {"algorithm": {"name": "reward_model", "prompts": 4, "held_out": 0.5}},
+            "algorithm.held_out would leave a share of them out",
+        ),
     ],
 )
-def test_mistakes(world: World, tmp_path: Path, changes: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(
+    world: World, tmp_path: Path, changes: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert oat("check", offline(world, tmp_path, **changes)) == 2
     assert words in capsys.readouterr().err

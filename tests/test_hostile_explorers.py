@@ -75,8 +75,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a set": (lambda groups, keys, good: {question.key for question in good}, r"choose returned \{"),
     "a dict": (lambda groups, keys, good: dict(enumerate(good)), r"choose returned \{"),
     "strings": (lambda *_: ["a"], r"choose returned \['a'\]"),
-    "each twice": (lambda groups, keys, good: good + good, "asks more than one question with the key train/4/0/0/0"),
-    "another key": (lambda groups, keys, good: [replace(good[0], key=replace(keys[0], step=77))], "the key train/77/0/0/0, which it was not given"),
+    "each twice": (
+        lambda groups, keys, good: good + good,
+        "asks more than one question with the key train/4/0/0/0",
+    ),
+    "another key": (
+        lambda groups, keys, good: [replace(good[0], key=replace(keys[0], step=77))],
+        "the key train/77/0/0/0, which it was not given",
+    ),
     "a key of lists": (
         lambda groups, keys, good: [replace(good[0], key=replace(keys[0], step=[]))],
         "choose returned what cannot be looked at: it raised TypeError",
@@ -86,8 +92,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "halves": (each(picks=(0.0, 1.0)), r"picks \(0\.0, 1\.0\)"),
     "numpy's": (each(picks=tuple(np.arange(2))), "pick places from 0 to 1, as plain int"),
     "nothing picked": (each(picks=(), candidates=()), "picks"),
-    "one": (lambda groups, keys, good: [Question.about(groups[0], keys[0], "compare", (1,))], "compares 1 responses; pick 2"),
-    "other texts": (each(candidates=("bogus", "other")), r"has the candidates \('bogus', 'other'\), and its picks are"),
+    "one": (
+        lambda groups, keys, good: [Question.about(groups[0], keys[0], "compare", (1,))],
+        "compares 1 responses; pick 2",
+    ),
+    "other texts": (
+        each(candidates=("bogus", "other")),
+        r"has the candidates \('bogus', 'other'\), and its picks are",
+    ),
     "no prompt": (each(messages=()), "speaks of another prompt than its group"),
     "another column": (each(columns={"level": NoEqual()}), "it raised RuntimeError: no equal"),
     "another reference": (each(reference="5"), "speaks of another prompt"),
@@ -114,7 +126,9 @@ def test_what_is_none_of_its_questions_is_refused(what: str) -> None:
     assert len(str(error.value)) < 3000
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), GeneratorExit(), asyncio.CancelledError(), SystemExit(0)], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), GeneratorExit(), asyncio.CancelledError(), SystemExit(0)], ids=repr
+)
 def test_what_it_raises_passes_through(error: BaseException) -> None:
     """Whoever develops one sees its own traceback; the command line makes one message of it."""
 
@@ -151,7 +165,10 @@ def test_fewer_questions_than_groups_are_sound() -> None:
     assert [question.key.occurrence for question in ask(lambda groups, keys, good: good[::-1])] == [2, 1, 0]
 
 
-@pytest.mark.parametrize("plan", [None, "x", replace(PLAN, prompts=0), replace(PLAN, prompts=1.5), replace(PLAN, samples={"sampler": -1})])
+@pytest.mark.parametrize(
+    "plan",
+    [None, "x", replace(PLAN, prompts=0), replace(PLAN, prompts=1.5), replace(PLAN, samples={"sampler": -1})],
+)
 def test_a_plan_that_is_none_is_refused(plan: Any) -> None:
     with pytest.raises(ContractError, match=re.escape("explorer mine.py:Mine: widen returned")):
         Held(Mine(lambda *_: [], lambda given: plan), "compare", "mine.py:Mine").widen(PLAN)
@@ -179,14 +196,24 @@ class Mine(NoExploration):
     ("body", "code", "said"),
     [
         ("raise SystemExit(0)", 1, "line 7 of mine.py raised SystemExit: 0; mend it"),
-        ("return found + found", 2, "explorer {file}:Mine: choose asks more than one question with the key train/0/0/0/0; ask one a group"),
+        (
+            "return found + found",
+            2,
+            (
+                "explorer {file}:Mine: choose asks more than one question with the key train/0/0/0/0; ask "
+                "one "
+                "a group"
+            ),
+        ),
         ("return [q.picks for q in found]", 2, "explorer {file}:Mine: choose returned [("),
     ],
 )
 def test_a_run_ends_with_one_message(world: World, tmp_path: Path, body: str, code: int, said: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(SOURCE.format(body=body))
-    config = world.config("dpo", tmp_path, {"explorer.name": f"{file}:Mine", "evaluation": None, "stop.max_steps": 1})
+    config = world.config(
+        "dpo", tmp_path, {"explorer.name": f"{file}:Mine", "evaluation": None, "stop.max_steps": 1}
+    )
     assert forked(lambda: oat("train", config), tmp_path / "log") == code
     last = (tmp_path / "log").read_text().splitlines()[-1]
     assert last.startswith("oat train: " + said.format(file=file))
@@ -198,7 +225,9 @@ def test_what_a_callback_leaves_is_put_back(world: World, tmp_path: Path) -> Non
         row.clear()
 
     Trainer(**lines(world, tmp_path / "plain"), quiet=True).train()
-    with pytest.warns(OatWarning, match=r"the callback careless changed torch\.set_default_dtype and left it so"):
+    with pytest.warns(
+        OatWarning, match=r"the callback careless changed torch\.set_default_dtype and left it so"
+    ):
         Trainer(**lines(world, tmp_path / "run"), callbacks=[careless], quiet=True).train()
     assert torch.get_default_dtype() == torch.float32
     assert digest_run(tmp_path / "run") == digest_run(tmp_path / "plain")

@@ -1,5 +1,5 @@
-"""What reward functions raise, return and leave behind: one message of bounded length that names the function and says what to do, no traceback; and
-a run that computes what it would compute without it."""
+"""What reward functions raise, return and leave behind: one message of bounded length that names the function
+and says what to do, no traceback; and a run that computes what it would compute without it."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,16 @@ from fixtures import World, make_group, make_questions, oat
 
 from oat.commands.export import digest_run
 from oat.data.sources import open_records
-from oat.errors import MAX_MESSAGE, Again, ConfigError, DataError, Interrupted, OatError, OatWarning, OracleError
+from oat.errors import (
+    MAX_MESSAGE,
+    Again,
+    ConfigError,
+    DataError,
+    Interrupted,
+    OatError,
+    OatWarning,
+    OracleError,
+)
 from oat.ledger.ledger import calling
 from oat.oracles.callables import CallableOracle
 from oat.oracles.isolated import Isolated
@@ -217,7 +226,10 @@ def test_what_a_reward_returns(what: str, way: Callable[..., Any]) -> None:
     make, said = RETURNED[what]
     with pytest.raises(OracleError) as found:
         ask(way(giver(make)))
-    assert len(check_message(found.value, said, "repair" if "raise" in what or "0-d" in said else "return")) < 600
+    assert (
+        len(check_message(found.value, said, "repair" if "raise" in what or "0-d" in said else "return"))
+        < 600
+    )
 
 
 @pytest.mark.parametrize("what", TAKEN)
@@ -238,15 +250,36 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "torch.set_grad_enabled": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
     "torch.set_default_dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
     "torch.set_default_device": (lambda: torch.set_default_device("meta"), torch.get_default_device),
-    "torch.use_deterministic_algorithms": (lambda: torch.use_deterministic_algorithms(True), torch.are_deterministic_algorithms_enabled),
-    "torch.set_num_threads": (lambda: torch.set_num_threads(torch.get_num_threads() + 1), torch.get_num_threads),
-    "torch.set_float32_matmul_precision": (lambda: torch.set_float32_matmul_precision("medium"), torch.get_float32_matmul_precision),
-    "torch.set_autocast_enabled": (lambda: torch.set_autocast_enabled("cpu", True), lambda: torch.is_autocast_enabled("cpu")),
+    "torch.use_deterministic_algorithms": (
+        lambda: torch.use_deterministic_algorithms(True),
+        torch.are_deterministic_algorithms_enabled,
+    ),
+    "torch.set_num_threads": (
+        lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+        torch.get_num_threads,
+    ),
+    "torch.set_float32_matmul_precision": (
+        lambda: torch.set_float32_matmul_precision("medium"),
+        torch.get_float32_matmul_precision,
+    ),
+    "torch.set_autocast_enabled": (
+        lambda: torch.set_autocast_enabled("cpu", True),
+        lambda: torch.is_autocast_enabled("cpu"),
+    ),
     "sys.stdout": (lambda: setattr(sys, "stdout", open(os.devnull, "w")), lambda: sys.stdout),  # noqa: SIM115
     "sys.stderr": (lambda: setattr(sys, "stderr", None), lambda: sys.stderr),
-    "the handler of SIGTERM": (lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN), lambda: signal.getsignal(signal.SIGTERM)),
-    "the handler of SIGINT": (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN), lambda: signal.getsignal(signal.SIGINT)),
-    "the timer of SIGALRM": (lambda: signal.alarm(1000), lambda: signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0)),
+    "the handler of SIGTERM": (
+        lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+        lambda: signal.getsignal(signal.SIGTERM),
+    ),
+    "the handler of SIGINT": (
+        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        lambda: signal.getsignal(signal.SIGINT),
+    ),
+    "the timer of SIGALRM": (
+        lambda: signal.alarm(1000),
+        lambda: signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0),
+    ),
 }
 
 
@@ -271,8 +304,13 @@ def test_what_a_reward_leaves_is_put_back(what: str, raises: bool) -> None:
 
 
 def test_a_reward_that_does_so_while_it_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import torch\ntorch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.float64)\n\ndef reward(): ...\n")
-    with pytest.warns(OatWarning, match=r"mine.py changed torch.set_grad_enabled and torch.set_default_dtype and left it so"):
+    (tmp_path / "mine.py").write_text(
+        "import torch\ntorch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.float64)\n\ndef "
+        "reward(): ...\n"
+    )
+    with pytest.warns(
+        OatWarning, match=r"mine.py changed torch.set_grad_enabled and torch.set_default_dtype and left it so"
+    ):
         plugins.load_symbol(f"{tmp_path / 'mine.py'}:reward")
     assert torch.is_grad_enabled()
     assert torch.get_default_dtype() == torch.float32
@@ -296,8 +334,11 @@ def test_a_closed_output_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_two_calls_at_a_time_neither_keeps_what_the_other_left() -> None:
-    """The second begins while the first has changed the process, and ends after what the first changed is put back."""
-    is_changed, is_put_back, stdout = threading.Event(), threading.Event(), sys.stdout
+    """The second begins while the first has changed the process, and ends after what the first changed is put
+    back."""
+    is_changed = threading.Event()
+    is_put_back = threading.Event()
+    stdout = sys.stdout
 
     async def first(prompts: Any, completions: Any) -> list[float]:
         torch.set_default_dtype(torch.float64)
@@ -319,7 +360,9 @@ def test_of_two_calls_at_a_time_neither_keeps_what_the_other_left() -> None:
         early = oracles[0].submit([question])
         assert is_changed.wait(10.0)
         late_ = oracles[1].submit([question])
-        with pytest.warns(OatWarning, match=r"o changed sys.stdout and torch.set_default_dtype and left it so"):
+        with pytest.warns(
+            OatWarning, match=r"o changed sys.stdout and torch.set_default_dtype and left it so"
+        ):
             assert oracles[0].collect(early, 10.0)
         assert (torch.get_default_dtype(), sys.stdout) == (torch.float32, stdout)
         is_put_back.set()
@@ -425,7 +468,9 @@ def test_a_run_is_what_it_would_be(world: World, tmp_path: Path, capsys: pytest.
     for function in ("tidy", "leaves", "leaves_later"):
         folder = tmp_path / function
         folder.mkdir()
-        config = world.config("grpo", folder, {"oracle.name": f"{tmp_path / 'mine.py'}:{function}", "stop.max_steps": 2})
+        config = world.config(
+            "grpo", folder, {"oracle.name": f"{tmp_path / 'mine.py'}:{function}", "stop.max_steps": 2}
+        )
         assert oat("train", config) == 0
         assert "oat train: finished" in capsys.readouterr().out
         found = digest_run(folder / "grpo")
@@ -434,7 +479,9 @@ def test_a_run_is_what_it_would_be(world: World, tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("name", ["base", "cancelled", "left", "interrupted", "long", "unordered"])
-def test_a_run_ends_with_one_message(world: World, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_ends_with_one_message(
+    world: World, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.py").write_text(HOSTILE)
     changes = {"oracle.name": f"{tmp_path / 'mine.py'}:{name}", "evaluation": None}
     assert oat("train", world.config("grpo", tmp_path, changes)) == 1
@@ -460,7 +507,15 @@ def test_in_a_worker_likewise(tmp_path: Path, name: str, capfd: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("heard")
-@pytest.mark.parametrize("line", ["raise BaseException('x' * 20_000_000)", "raise SystemExit", "raise KeyboardInterrupt", "raise GeneratorExit"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "raise BaseException('x' * 20_000_000)",
+        "raise SystemExit",
+        "raise KeyboardInterrupt",
+        "raise GeneratorExit",
+    ],
+)
 def test_code_that_cannot_be_imported_and_data_that_cannot_be_had(tmp_path: Path, line: str) -> None:
     (tmp_path / "mine.py").write_text(f"{line}\n")
     with pytest.raises(ConfigError) as found:

@@ -76,7 +76,9 @@ TOKEN = "sesame-4711-sesame"
 
 @pytest.mark.parametrize("status", [301, 400, 401, 404, 413, 422])
 def test_a_refusal_is_not(client: Any, status: int) -> None:
-    with serving(in_turn(Reply(b"no\x1b[31m way", status=status, headers={"location": "http://127.0.0.1:9/"}))) as server:
+    with serving(
+        in_turn(Reply(b"no\x1b[31m way", status=status, headers={"location": "http://127.0.0.1:9/"}))
+    ) as server:
         with pytest.raises(RefusalError, match=f"/ask refused with status {status}") as raised:
             ask(client(server.url))
         assert raised.value.status == status
@@ -86,14 +88,22 @@ def test_a_refusal_is_not(client: Any, status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-@pytest.mark.parametrize(("token", "asks"), [(None, "; no token was sent"), (TOKEN, "; is the token right?")], ids=["without a token", "with one"])
-def test_why_nobody_is_let_in_is_said_beside_the_token(client: Any, status: int, token: str | None, asks: str) -> None:
+@pytest.mark.parametrize(
+    ("token", "asks"),
+    [(None, "; no token was sent"), (TOKEN, "; is the token right?")],
+    ids=["without a token", "with one"],
+)
+def test_why_nobody_is_let_in_is_said_beside_the_token(
+    client: Any, status: int, token: str | None, asks: str
+) -> None:
     """The token that was sent is hidden, and so is a key that is seen from its form."""
     body = b"Country, region, or territory not supported (" + TOKEN.encode() + b", sk-proj-0123456789abcdef)"
     reply = Reply(body if token else body.replace(TOKEN.encode(), b"[token]"), status=status)
     with serving(lambda asked: reply) as server, pytest.raises(RefusalError) as raised:
         ask(client(server.url, token=token))
-    assert f"status {status}: Country, region, or territory not supported ([token], ***){asks}; mend the request" in str(raised.value)
+    assert (
+        f"status {status}: Country, region, or territory not supported ([token], ***){asks}; mend the request"
+    ) in str(raised.value)
 
 
 LONG = 15_000_000
@@ -112,7 +122,9 @@ LONG = 15_000_000
     ],
     ids=["a refusal", "an error", "an unusable reply", "a refusal of 20 MB", "a reply of 20 MB"],
 )
-def test_of_a_long_reply_the_beginning_is_said(client: Any, fault: Reply, said: str, token: str | None) -> None:
+def test_of_a_long_reply_the_beginning_is_said(
+    client: Any, fault: Reply, said: str, token: str | None
+) -> None:
     """And the loop that every call shares is not held by it."""
 
     def read(reply: bytes) -> None:
@@ -158,7 +170,9 @@ def test_retry_after_in_seconds_and_as_a_date_holds_for_every_call(client: Any, 
         assert times[1] - times[0] >= 0.95
 
 
-@pytest.mark.parametrize("value", ["99999999999999999999", "soon", "-5", "Wed, 21 Oct 9999 07:28:00 GMT", "Mon, 99 Foo"])
+@pytest.mark.parametrize(
+    "value", ["99999999999999999999", "soon", "-5", "Wed, 21 Oct 9999 07:28:00 GMT", "Mon, 99 Foo"]
+)
 def test_retry_after_is_bounded_by_the_deadline(client: Any, value: str) -> None:
     with serving(in_turn(Reply(status=503, headers={"retry-after": value}))) as server:
         begin = time.monotonic()
@@ -185,12 +199,21 @@ def test_post_does_not_wait_and_no_more_than_concurrency_are_asked_together(clie
 
 
 def test_several_urls_share_calls_and_stand_in_for_each_other(client: Any) -> None:
-    with serving(lambda asked: Reply(b"a", delay_s=0.05)) as a, serving(lambda asked: Reply(b"b", delay_s=0.05)) as b:
+    with (
+        serving(lambda asked: Reply(b"a", delay_s=0.05)) as a,
+        serving(lambda asked: Reply(b"b", delay_s=0.05)) as b,
+    ):
         one = client(a.url, b.url, concurrency=8)
-        said = [future.result(20.0) for future in [one.post("/ask", b"", text, deadline_s=20.0) for _ in range(40)]]
+        said = [
+            future.result(20.0)
+            for future in [one.post("/ask", b"", text, deadline_s=20.0) for _ in range(40)]
+        ]
         assert 15 <= said.count("a") <= 25
         a.stop()
-        said = [future.result(20.0) for future in [one.post("/ask", b"", text, deadline_s=20.0) for _ in range(40)]]
+        said = [
+            future.result(20.0)
+            for future in [one.post("/ask", b"", text, deadline_s=20.0) for _ in range(40)]
+        ]
         assert said == ["b"] * 40
         before, tries = one.counts["retries"], len(b.asked)
         assert [ask(one) for _ in range(5)] == ["b"] * 5
@@ -220,7 +243,9 @@ def test_an_outage_has_an_end(client: Any) -> None:
         one = client(server.url, max_outage_s=0.5)
         assert ask(one) == "good"
         server.stop()
-        with pytest.raises(OutageError, match=r"no answer for \d+ s .*no connection.*run the same command again"):
+        with pytest.raises(
+            OutageError, match=r"no answer for \d+ s .*no connection.*run the same command again"
+        ):
             ask(one, deadline_s=30.0)
         server.start()
         assert ask(one) == "good"
@@ -241,7 +266,10 @@ def test_answers_between_429_are_no_outage(client: Any) -> None:
         one = client(server.url, max_outage_s=0.2)
         begin = time.monotonic()
         while time.monotonic() - begin < 0.6:
-            said = [future.result(20.0) for future in [one.post("/ask", b"", text, deadline_s=20.0) for _ in range(8)]]
+            said = [
+                future.result(20.0)
+                for future in [one.post("/ask", b"", text, deadline_s=20.0) for _ in range(8)]
+            ]
             assert said == ["good"] * 8
 
 
@@ -276,7 +304,18 @@ def test_a_token_that_no_header_can_hold_is_refused_without_saying_it(token: str
     assert not token or token.strip() not in str(raised.value)
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://host", "http://", "http://me:sesame@host", "http://host?key=sesame", "http://h:99999"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "127.0.0.1:8000",
+        "ftp://host",
+        "http://",
+        "http://me:sesame@host",
+        "http://host?key=sesame",
+        "http://h:99999",
+    ],
+)
 def test_an_url_that_cannot_be_used_is_refused(url: str) -> None:
     with pytest.raises(ConfigError) as raised:
         HttpClient(url)

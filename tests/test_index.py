@@ -34,14 +34,24 @@ def renderer(tmp_path):
 
 def sums(count):
     """Sound records; every fourth prompt is longer than most, and some have further columns."""
-    return [{"prompt": f"{n}+{n}=" + "1" * (n % 4 == 0) * 9, "answer": str(2 * n), **({"level": n} if n % 5 == 0 else {})} for n in range(count)]
+    return [
+        {
+            "prompt": f"{n}+{n}=" + "1" * (n % 4 == 0) * 9,
+            "answer": str(2 * n),
+            **({"level": n} if n % 5 == 0 else {}),
+        }
+        for n in range(count)
+    ]
 
 
 def written(tmp_path, kind, records):
     """A file of one kind with these records, and its name."""
     path = tmp_path / f"data.{kind}"
     if kind == "jsonl":
-        path.write_text("".join(record if isinstance(record, str) else json.dumps(record) + "\n" for record in records), encoding="utf-8")
+        path.write_text(
+            "".join(record if isinstance(record, str) else json.dumps(record) + "\n" for record in records),
+            encoding="utf-8",
+        )
     elif kind == "json":
         path.write_text(json.dumps(records), encoding="utf-8")
     elif kind == "csv":
@@ -57,11 +67,18 @@ def written(tmp_path, kind, records):
 
 
 def opened(name, renderer, caches=(), *, skip=True, responses=(), **limits):
-    return PromptSet(Source(name), Layout(responses=responses), Fit(renderer, **limits), skip=skip, caches=caches)
+    return PromptSet(
+        Source(name), Layout(responses=responses), Fit(renderer, **limits), skip=skip, caches=caches
+    )
 
 
 def told(found):
-    return found.index.plain, found.digest, found.notes, [found[number] for number in range(0, len(found), 17)]
+    return (
+        found.index.plain,
+        found.digest,
+        found.notes,
+        [found[number] for number in range(0, len(found), 17)],
+    )
 
 
 MALFORMED = [
@@ -84,13 +101,18 @@ def test_workers_find_what_one_process_finds(tmp_path, renderer, monkeypatch, ki
         records[100:100] = MALFORMED
         records[250:250] = MALFORMED
     else:
-        records = [{**record, "day": datetime.date(2026, 1, 1) if n % 50 == 7 else None} for n, record in enumerate(records)]
+        records = [
+            {**record, "day": datetime.date(2026, 1, 1) if n % 50 == 7 else None}
+            for n, record in enumerate(records)
+        ]
     name = written(tmp_path, kind, records)
     monkeypatch.setattr(index, "ALONE_S", 1e9)
     alone = told(opened(name, renderer, max_tokens=12, room=7))
     monkeypatch.setattr(index, "ALONE_S", -1.0)
     shared = []
-    monkeypatch.setattr(index.Pass, "_share_out", lambda *args, real=index.Pass._share_out: (shared.append(True), real(*args)))
+    monkeypatch.setattr(
+        index.Pass, "_share_out", lambda *args, real=index.Pass._share_out: (shared.append(True), real(*args))
+    )
     assert told(opened(name, renderer, max_tokens=12, room=7)) == alone
     assert shared, "the pass went on in workers"
     assert alone[0]["skipped"] == (2 * len(MALFORMED) if kind == "jsonl" else 6)
@@ -111,7 +133,9 @@ def test_workers_cut_as_one_process_does(tmp_path, renderer, monkeypatch):
     name, found = written(tmp_path, "jsonl", sums(300)), []
     for seconds in (1e9, -1.0):
         monkeypatch.setattr(index, "ALONE_S", seconds)
-        found.append(opened(name, renderer, responses=("answer",), room=12, too_long="cut_prompt_start").index)
+        found.append(
+            opened(name, renderer, responses=("answer",), room=12, too_long="cut_prompt_start").index
+        )
     assert found[1].plain == found[0].plain
     assert (found[0].cut, found[0].longest, len(found[0])) == (75, 12, 300)
 
@@ -137,7 +161,10 @@ def test_what_was_read_is_remembered(tmp_path, renderer, monkeypatch, read, kind
         file.unlink()
     assert told(opened(name, renderer, caches)) == first, "from the second folder"
     assert len(read) == 100, "none was read again"
-    assert [caches[1].stat().st_mode & 0o777, *(file.stat().st_mode & 0o777 for file in caches[1].iterdir())] == [0o700, 0o600]
+    assert [
+        caches[1].stat().st_mode & 0o777,
+        *(file.stat().st_mode & 0o777 for file in caches[1].iterdir()),
+    ] == [0o700, 0o600]
 
 
 def test_a_changed_byte_is_noticed(tmp_path, renderer, monkeypatch, read):
@@ -158,7 +185,10 @@ def test_whatever_decides_an_index_is_in_its_name(tmp_path, renderer, monkeypatc
     name, caches = written(tmp_path, "jsonl", sums(20)), [tmp_path / "cache"]
     make_model(tmp_path / "other", tokens=list("0123456789+-=#"))
     (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
-    chat, other = Renderer(renderer.tokenizer, template=str(tmp_path / "t.jinja")), Renderer(load_tokenizer(str(tmp_path / "other")), template=None)
+    chat, other = (
+        Renderer(renderer.tokenizer, template=str(tmp_path / "t.jinja")),
+        Renderer(load_tokenizer(str(tmp_path / "other")), template=None),
+    )
     variants = [
         lambda: opened(name, renderer, caches),
         lambda: opened(name, other, caches),
@@ -167,7 +197,9 @@ def test_whatever_decides_an_index_is_in_its_name(tmp_path, renderer, monkeypatc
         lambda: opened(name, renderer, caches, room=9),
         lambda: opened(name, renderer, caches, responses=("answer",)),
         lambda: opened(name, renderer, caches, responses=("answer",), max_tokens=9),
-        lambda: opened(name, renderer, caches, responses=("answer",), max_tokens=9, too_long="cut_prompt_start"),
+        lambda: opened(
+            name, renderer, caches, responses=("answer",), max_tokens=9, too_long="cut_prompt_start"
+        ),
         lambda: PromptSet(Source(name), Layout(), Fit(renderer), max_prompts=20, skip=True, caches=caches),
         lambda: PromptSet(Source(name), Layout("answer"), Fit(renderer), skip=True, caches=caches),
     ]
@@ -211,15 +243,22 @@ def test_what_may_only_be_read_is_used(tmp_path, renderer, monkeypatch, read):
 
 
 def test_nobody_else_may_write_where_it_is_made(tmp_path, renderer, monkeypatch):
-    """Whatever new folders are by default; and what somebody left in the place of a new file is not written through."""
+    """Whatever new folders are by default; and what somebody left in the place of a new file is not written
+    through."""
     monkeypatch.setattr(index_cache, "LARGE", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    name, [folder], before = written(tmp_path, "jsonl", sums(50)), index_cache.cache_folders(), os.umask(0)
+    name = written(tmp_path, "jsonl", sums(50))
+    [folder] = index_cache.cache_folders()
+    before = os.umask(0)
     try:
         opened(name, renderer, [folder])
     finally:
         os.umask(before)
-    assert [stat.S_IMODE(each.stat().st_mode) for each in (folder.parent, folder, *folder.iterdir())] == [0o700, 0o700, 0o600]
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (folder.parent, folder, *folder.iterdir())] == [
+        0o700,
+        0o700,
+        0o600,
+    ]
     (file,) = folder.iterdir()
     (other := tmp_path / "other").write_text("theirs")
     (folder / f".new-{os.getpid()}-{file.name}").symlink_to(other)
@@ -279,7 +318,10 @@ def test_a_run_remembers(tmp_path, monkeypatch, capsys):
         f"run_dir: {tmp_path}/run\n"
     )
     assert oat("train", tmp_path / "run.yaml") == 0
-    assert [len(list(folder.iterdir())) for folder in (tmp_path / "xdg" / "oat" / "indexes", tmp_path / "run" / "indexes")] == [1, 1]
+    assert [
+        len(list(folder.iterdir()))
+        for folder in (tmp_path / "xdg" / "oat" / "indexes", tmp_path / "run" / "indexes")
+    ] == [1, 1]
     (tmp_path / "data.jsonl").write_text((tmp_path / "data.jsonl").read_text().replace("7+7", "8+7"))
     assert oat("train", tmp_path / "run.yaml", "--stop.max_steps", 2) == 2
     assert "expected the prompts that the run began with, got others" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""What defines a run's model, its text and its rewards is what it was, or the run says so: real runs, whose files are changed between two lives."""
+"""What defines a run's model, its text and its rewards is what it was, or the run says so: real runs, whose
+files are changed between two lives."""
 
 import csv
 import json
@@ -47,11 +48,13 @@ HELPER = "def worth(text):\n    return text.count('a') + 0.1 * text.count('b')\n
 
 
 def run(folder: Path, *arguments: object, before: Callable[[], None] = lambda: None) -> tuple[int, str]:
-    """A command in a process of its own, in a folder; its exit code, or minus its signal, and what it printed."""
+    """A command in a process of its own, in a folder; its exit code, or minus its signal, and what it
+    printed."""
 
     def action() -> int:
         os.chdir(folder)
-        warnings.showwarning = lambda *args, **_: print(warnings.formatwarning(*args[:4]), end="")  # pytest has one of its own
+        # pytest has one of its own
+        warnings.showwarning = lambda *args, **_: print(warnings.formatwarning(*args[:4]), end="")
         before()
         return command(*arguments)
 
@@ -76,8 +79,23 @@ def make(world: World, folder: Path, algorithm: str = "dpo", changes: dict[str, 
     (folder / "helper.py").write_text(HELPER)
     for name in ("train.jsonl", "held_out.jsonl"):
         shutil.copy(world.folder / name, folder / name)
-    own = {"model.path": "model", "prompts.path": "train.jsonl", "evaluation.path": "held_out.jsonl", "oracle.name": "reward.py:reward"}
-    tree = world.tree(algorithm, Path("run"), {**own, "render.template": "tokenizer", "checkpoint.every": 1, "stop.max_steps": 2, **(changes or {})})
+    own = {
+        "model.path": "model",
+        "prompts.path": "train.jsonl",
+        "evaluation.path": "held_out.jsonl",
+        "oracle.name": "reward.py:reward",
+    }
+    tree = world.tree(
+        algorithm,
+        Path("run"),
+        {
+            **own,
+            "render.template": "tokenizer",
+            "checkpoint.every": 1,
+            "stop.max_steps": 2,
+            **(changes or {}),
+        },
+    )
     (folder / "run.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
     return folder
 
@@ -99,7 +117,9 @@ def copy(begun: Path, tmp_path: Path) -> Path:
 def edit(file: Path, *removed: str, **fields: Any) -> None:
     """Other fields of a JSON file, some removed."""
     found = {**json.loads(file.read_text(encoding="utf-8")), **fields}
-    file.write_text(json.dumps({name: value for name, value in found.items() if name not in removed}), encoding="utf-8")
+    file.write_text(
+        json.dumps({name: value for name, value in found.items() if name not in removed}), encoding="utf-8"
+    )
 
 
 def config(*removed: str, **fields: Any) -> Callable[[Path], None]:
@@ -135,15 +155,24 @@ CHANGES: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
         config(rope_parameters={"rope_theta": 500000.0, "rope_type": "default"}),
         ["run.yaml:3: model.path is 'model'", "config.json: rope_theta was 10000.0 and is 500000.0"],
     ),
-    "the same as older files have it": (config("rope_parameters", rope_theta=5e5), ["config.json: rope_theta was 10000.0 and is 500000.0"]),
+    "the same as older files have it": (
+        config("rope_parameters", rope_theta=5e5),
+        ["config.json: rope_theta was 10000.0 and is 500000.0"],
+    ),
     "an epsilon": (config(rms_norm_eps=0.01), ["config.json: rms_norm_eps was 1e-06 and is 0.01"]),
     "an activation": (config(hidden_act="gelu"), ['config.json: hidden_act was "silu" and is "gelu"']),
-    "the context": (config(max_position_embeddings=48), ["config.json: max_position_embeddings was 64 and is 48"]),
+    "the context": (
+        config(max_position_embeddings=48),
+        ["config.json: max_position_embeddings was 64 and is 48"],
+    ),
     "the ids that end a text": (
         lambda model: edit(model / "generation_config.json", eos_token_id=[2, 5]),
         ["generation_config.json: eos_token_id was [2] and is [2, 5]"],
     ),
-    "two tokens": (tokenizer(exchanged), ["tokenizer.json: model.vocab.a was 14 and is 15", "tokenizer.json: model.vocab.b was 15 and is 14"]),
+    "two tokens": (
+        tokenizer(exchanged),
+        ["tokenizer.json: model.vocab.a was 14 and is 15", "tokenizer.json: model.vocab.b was 15 and is 14"],
+    ),
     "a normaliser": (
         tokenizer(lambda found: found.update(normalizer={"type": "Lowercase"})),
         ['tokenizer.json: normalizer.type was not there and is "Lowercase"'],
@@ -154,7 +183,9 @@ CHANGES: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     ),
     "a decoder": (tokenizer(lambda found: found.update(decoder=None)), ["tokenizer.json: decoder"]),
     "an added token": (
-        tokenizer(lambda found: found["added_tokens"].append({**found["added_tokens"][0], "id": 14, "content": "a"})),
+        tokenizer(
+            lambda found: found["added_tokens"].append({**found["added_tokens"][0], "id": 14, "content": "a"})
+        ),
         ["tokenizer.json: added_tokens.a."],
     ),
     "the token that ends a text": (
@@ -165,14 +196,22 @@ CHANGES: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
         lambda model: edit(model / "tokenizer_config.json", chat_template=TEMPLATE + " "),
         [
             "run.yaml:",
-            "render.template is 'tokenizer': the text of the chat template (chat_template.jinja, or `chat_template` in tokenizer_config.json)",
+            (
+                "render.template is 'tokenizer': the text of the chat template (chat_template.jinja, or "
+                "`chat_template` in tokenizer_config.json)"
+            ),
         ],
     ),
     "the weights of the reference": (other_weights, ["weights: lm_head.weight, model.embed_tokens.weight,"]),
 }
 
 
-@pytest.mark.parametrize("change", few_of(CHANGES, "the base of the positions", "the ids that end a text", "two tokens", "the chat template"))
+@pytest.mark.parametrize(
+    "change",
+    few_of(
+        CHANGES, "the base of the positions", "the ids that end a text", "two tokens", "the chat template"
+    ),
+)
 def test_a_change_of_model_or_text_is_refused_by_file_and_field(copy: Path, change: str) -> None:
     apply, words = CHANGES[change]
     apply(copy / "model")
@@ -195,7 +234,8 @@ def saved_again(model: Path) -> None:
 
 
 def by_another_program(model: Path) -> None:
-    """Another version, aliases, order, white space, fields that nobody reads, and none of those that have their default."""
+    """Another version, aliases, order, white space, fields that nobody reads, and none of those that have
+    their default."""
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"):
         if not (model / name).exists():
             continue
@@ -210,7 +250,11 @@ def by_another_program(model: Path) -> None:
                 "attention_dropout": 0.3,
                 "initializer_range": 0.5,
             }
-            found |= {"rope_theta": found.pop("rope_parameters")["rope_theta"], "rope_scaling": None, "_name_or_path": "elsewhere"}
+            found |= {
+                "rope_theta": found.pop("rope_parameters")["rope_theta"],
+                "rope_scaling": None,
+                "_name_or_path": "elsewhere",
+            }
             del found["mlp_bias"], found["attention_bias"], found["pretraining_tp"], found["rms_norm_eps"]
         (model / name).write_text(json.dumps(dict(reversed(found.items())), indent=7), encoding="utf-8")
 
@@ -238,14 +282,28 @@ def test_a_file_that_is_only_saved_again_is_the_same(copy: Path, again: str) -> 
 
 
 def test_whoever_uses_a_run_meets_the_same_refusal(copy: Path) -> None:
-    """Its greedy accuracy would be another model's, and an export would have another model's configuration."""
+    """Its greedy accuracy would be another model's, and an export would have another model's
+    configuration."""
     assert run(copy, "eval", "run")[0] == 0
     CHANGES["the base of the positions"][0](copy / "model")
     fork = ("train", "run.yaml", "--from", "run@1", "--run_dir", "fork", "--learner.learning_rate", 0.1)
-    commands = (("eval", "run"), ("export", "run", "out"), ("check", "run.yaml", "--stop.max_steps", 3), ("check", *fork[1:]), fork)
-    for arguments in (*commands, ("eval", "model", "--against", "run"), ("eval", "run", "--against", "model")):
+    commands = (
+        ("eval", "run"),
+        ("export", "run", "out"),
+        ("check", "run.yaml", "--stop.max_steps", 3),
+        ("check", *fork[1:]),
+        fork,
+    )
+    for arguments in (
+        *commands,
+        ("eval", "model", "--against", "run"),
+        ("eval", "run", "--against", "model"),
+    ):
         code, said = run(copy, *arguments)
-        assert (code, "config.json: rope_theta was 10000.0 and is 500000.0" in said) == (2, True), (arguments, said)
+        assert (code, "config.json: rope_theta was 10000.0 and is 500000.0" in said) == (2, True), (
+            arguments,
+            said,
+        )
     assert not (copy / "out").exists()
 
 
@@ -255,20 +313,36 @@ def test_a_reference_and_an_adapter_are_held_against_what_they_were(world: World
     assert run(folder, "train", "run.yaml")[0] == 0
     config(rms_norm_eps=0.01)(folder / "reference")
     code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 3)
-    assert (code, "model.reference is 'reference'" in said, "config.json: rms_norm_eps was 1e-06 and is 0.01" in said) == (2, True, True), said
+    assert (
+        code,
+        "model.reference is 'reference'" in said,
+        "config.json: rms_norm_eps was 1e-06 and is 0.01" in said,
+    ) == (2, True, True), said
     config(rms_norm_eps=1e-6)(folder / "reference")
     other_weights(folder / "reference")
     code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 3)
-    assert (code, "model.reference is 'reference'" in said, "weights: lm_head.weight" in said) == (2, True, True), said
+    assert (code, "model.reference is 'reference'" in said, "weights: lm_head.weight" in said) == (
+        2,
+        True,
+        True,
+    ), said
 
 
 @pytest.mark.parametrize(
-    ("file", "words"), [("model/model.safetensors", "weights: "), ("train.jsonl", "expected the prompts that the run began with")]
+    ("file", "words"),
+    [
+        ("model/model.safetensors", "weights: "),
+        ("train.jsonl", "expected the prompts that the run began with"),
+    ],
 )
-def test_before_the_first_checkpoint_start_and_prompts_are_what_the_ledger_knows(world: World, tmp_path: Path, file: str, words: str) -> None:
+def test_before_the_first_checkpoint_start_and_prompts_are_what_the_ledger_knows(
+    world: World, tmp_path: Path, file: str, words: str
+) -> None:
     """The rounds on record were sampled by that start about these prompts."""
     folder = make(world, tmp_path, "grpo", {"checkpoint.every": 2})
-    code, said = run(folder, "train", "run.yaml", before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 1))
+    code, said = run(
+        folder, "train", "run.yaml", before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 1)
+    )
     assert code == -signal.SIGKILL, said
     if file == "train.jsonl":
         write_jsonl(folder / file, [{"prompt": "9+9=", "answer": "b"}])
@@ -287,7 +361,9 @@ def test_the_start_may_go_where_nobody_reads_it_any_more(world: World, tmp_path:
     assert (code, "warning" in said) == (0, False), said
 
 
-def test_a_distance_that_only_evaluations_measure_is_from_the_same_reference(world: World, tmp_path: Path) -> None:
+def test_a_distance_that_only_evaluations_measure_is_from_the_same_reference(
+    world: World, tmp_path: Path
+) -> None:
     folder = make(world, tmp_path, "grpo", {"evaluation.kl": True})
     assert run(folder, "train", "run.yaml")[0] == 0
     other_weights(folder / "model")
@@ -304,13 +380,21 @@ def test_a_changed_reward_goes_on_only_when_that_is_accepted(copy: Path) -> None
     pay_more(copy)
     for name in ("train", "check"):
         code, said = run(copy, name, "run.yaml", "--stop.max_steps", 4)
-        assert (code, "oracle.name is 'reward.py:reward'" in said, "\n  reward.py: its text\n" in said) == (2, True, True), said
+        assert (code, "oracle.name is 'reward.py:reward'" in said, "\n  reward.py: its text\n" in said) == (
+            2,
+            True,
+            True,
+        ), said
         assert "--accept-changed reward" in said
     code, said = run(copy, "train", "run.yaml", "--accept-changed", "rewards")
     assert (code, "what may change and be accepted is reward, not 'rewards'" in said) == (2, True), said
     assert run(copy, "check", "run.yaml", "--stop.max_steps", 4, "--accept-changed", "reward")[0] == 0
     code, said = run(copy, "train", "run.yaml", "--stop.max_steps", 4, "--accept-changed", "reward")
-    assert (code, said.count("oat: warning"), "rows from here on have oracle/changes" in said) == (0, 1, True), said
+    assert (code, said.count("oat: warning"), "rows from here on have oracle/changes" in said) == (
+        0,
+        1,
+        True,
+    ), said
     code, said = run(copy, "train", "run.yaml", "--stop.max_steps", 5)
     assert (code, "warning" in said) == (0, False), said
     found = rows(copy / "run")
@@ -320,7 +404,8 @@ def test_a_changed_reward_goes_on_only_when_that_is_accepted(copy: Path) -> None
 
 
 def test_what_a_kill_leaves_of_an_accepted_change(copy: Path, begun: Path) -> None:
-    """The change counts from the first question on: no command needs to accept it twice, and the rows are those of the run that nobody killed."""
+    """The change counts from the first question on: no command needs to accept it twice, and the rows are
+    those of the run that nobody killed."""
     from oat.commands.export import digest_run
 
     unbroken = Path(shutil.copytree(begun, copy.parent / "unbroken"))
@@ -328,7 +413,13 @@ def test_what_a_kill_leaves_of_an_accepted_change(copy: Path, begun: Path) -> No
         pay_more(folder)
     flags = ("train", "run.yaml", "--stop.max_steps", 4)
     assert run(unbroken, *flags, "--accept-changed", "reward")[0] == 0
-    code, said = run(copy, *flags, "--accept-changed", "reward", before=lambda: kill_at(*named("oat.ledger.ledger:Ledger._record"), 1, after=True))
+    code, said = run(
+        copy,
+        *flags,
+        "--accept-changed",
+        "reward",
+        before=lambda: kill_at(*named("oat.ledger.ledger:Ledger._record"), 1, after=True),
+    )
     assert code == -signal.SIGKILL, said
     assert run(copy, *flags)[0] == 0
     assert digest_run(copy / "run") == digest_run(unbroken / "run")
@@ -337,7 +428,20 @@ def test_what_a_kill_leaves_of_an_accepted_change(copy: Path, begun: Path) -> No
 
 def test_a_fork_has_the_reward_of_its_time(copy: Path) -> None:
     pay_more(copy)
-    assert run(copy, "train", "run.yaml", "--stop.max_steps", 4, "--accept-changed", "reward", "--checkpoint.keep_last", 9)[0] == 0
+    assert (
+        run(
+            copy,
+            "train",
+            "run.yaml",
+            "--stop.max_steps",
+            4,
+            "--accept-changed",
+            "reward",
+            "--checkpoint.keep_last",
+            9,
+        )[0]
+        == 0
+    )
     fork = ("train", "run.yaml", "--stop.max_steps", 4, "--learner.learning_rate", 0.1)
     for step, needs in ((2, True), (3, False)):
         begin = (*fork, "--run_dir", f"fork{step}", "--from", f"run@{step}")
@@ -347,13 +451,17 @@ def test_a_fork_has_the_reward_of_its_time(copy: Path) -> None:
         assert run(copy, *begin, "--accept-changed", "reward")[0] == 0
         assert [row.get("oracle/changes") for row in rows(copy / f"fork{step}")] == [None, None, None, 1, 1]
     (copy / "reward.py").write_text(REWARD)
-    assert run(copy, *fork, "--run_dir", "old", "--from", "run@2")[0] == 0, "it is what the run asked up to there"
+    assert run(copy, *fork, "--run_dir", "old", "--from", "run@2")[0] == 0, (
+        "it is what the run asked up to there"
+    )
     assert not any("oracle/changes" in row for row in rows(copy / "old"))
 
 
 def test_a_reward_that_never_answered_may_be_mended(world: World, tmp_path: Path) -> None:
     folder = make(world, tmp_path, "grpo", {"evaluation": None})
-    (folder / "reward.py").write_text("def reward(prompts, completions, **columns):\n    raise ValueError('not yet')\n")
+    (folder / "reward.py").write_text(
+        "def reward(prompts, completions, **columns):\n    raise ValueError('not yet')\n"
+    )
     assert run(folder, "train", "run.yaml")[0] == 1
     pay_more(folder)
     code, said = run(folder, "train", "run.yaml")
@@ -382,10 +490,17 @@ def test_a_declared_version_is_a_warning(world: World, tmp_path: Path) -> None:
     assert run(folder, "train", "run.yaml")[0] == 0
     (folder / "declared.py").write_text(DECLARED.format(version="1") + "\n# as before\n")
     code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 3)
-    assert (code, said.count("oat: warning"), "code of yours has changed since this run last used it" in said) == (0, 1, True), said
+    assert (
+        code,
+        said.count("oat: warning"),
+        "code of yours has changed since this run last used it" in said,
+    ) == (0, 1, True), said
     (folder / "declared.py").write_text(DECLARED.format(version="2"))
     code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 4)
-    assert (code, "oracle declared.py:Declared has changed since this run last asked it" in said) == (0, True), said
+    assert (code, "oracle declared.py:Declared has changed since this run last asked it" in said) == (
+        0,
+        True,
+    ), said
     assert [row.get("oracle/changes") for row in rows(folder / "run")] == [None, None, None, None, 1]
 
 
@@ -394,7 +509,12 @@ def test_own_code_and_held_out_data_are_warned_of(copy: Path) -> None:
     assert {"reward.py", "helper.py"} <= told(copy / "run")[0]["inputs"]["modules"].keys()
     (copy / "helper.py").write_text(HELPER + "\n# changed\n")
     code, said = run(copy, "train", "run.yaml", "--stop.max_steps", 3)
-    assert (code, said.count("oat: warning"), "code of yours has changed since this run last used it" in said, ": helper.py" in said) == (
+    assert (
+        code,
+        said.count("oat: warning"),
+        "code of yours has changed since this run last used it" in said,
+        ": helper.py" in said,
+    ) == (
         0,
         1,
         True,
@@ -402,7 +522,11 @@ def test_own_code_and_held_out_data_are_warned_of(copy: Path) -> None:
     )
     write_jsonl(copy / "held_out.jsonl", [{"prompt": "1+1=", "answer": "b"}])
     code, said = run(copy, "train", "run.yaml", "--stop.max_steps", 4)
-    assert (code, said.count("oat: warning"), "the held-out prompts (evaluation.path) are not those" in said) == (0, 1, True), said
+    assert (
+        code,
+        said.count("oat: warning"),
+        "the held-out prompts (evaluation.path) are not those" in said,
+    ) == (0, 1, True), said
     code, said = run(copy, "train", "run.yaml", "--stop.max_steps", 5)
     assert (code, "warning" in said) == (0, False), said
 
@@ -421,12 +545,18 @@ def test_an_evaluation_says_that_it_is_another(copy: Path) -> None:
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_runs_begun_before_go_on_with_one_warning(copy: Path, is_removed: bool) -> None:
     """Also one whose file was removed, which nobody can tell from them."""
-    entries = [{name: value for name, value in entry.items() if name != "inputs"} for entry in told(copy / "run")]
+    entries = [
+        {name: value for name, value in entry.items() if name != "inputs"} for entry in told(copy / "run")
+    ]
     (copy / "run" / "environment.json").write_text(json.dumps(entries))
     if is_removed:
         (copy / "run" / "environment.json").unlink()
     code, said = run(copy, "train", "run.yaml", "--stop.max_steps", 3)
-    assert (code, said.count("oat: warning"), "environment.json does not say what the run's model" in said) == (0, 1, True), said
+    assert (
+        code,
+        said.count("oat: warning"),
+        "environment.json does not say what the run's model" in said,
+    ) == (0, 1, True), said
     code, said = run(copy, "train", "run.yaml", "--stop.max_steps", 4)
     assert (code, "warning" in said) == (0, False), said
     config(rms_norm_eps=0.01)(copy / "model")
@@ -461,8 +591,14 @@ def train(steps, **options):
 
 
 def test_from_python_likewise(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (copy / "first.py").write_text("def reward(prompts, completions, **columns):\n    return [float(len(text)) for text in completions]\n")
-    (copy / "second.py").write_text("def reward(prompts, completions, **columns):\n    return [50.0 + len(text) for text in completions]\n")
+    (copy / "first.py").write_text(
+        "def reward(prompts, completions, **columns):\n    return [float(len(text)) for text in "
+        "completions]\n"
+    )
+    (copy / "second.py").write_text(
+        "def reward(prompts, completions, **columns):\n    return [50.0 + len(text) for text in "
+        "completions]\n"
+    )
     for module in ("first", "second"):
         (copy / f"with_{module}.py").write_text(TRAINER.format(module=module))
 
@@ -497,41 +633,71 @@ def test_from_python_likewise(copy: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_change_is_shown_wherever_the_curve_is(copy: Path) -> None:
     pay_more(copy)
     _, said = run(copy, "train", "run.yaml", "--stop.max_steps", 4, "--accept-changed", "reward")
-    assert [line.count("oracle/changes 1") for line in said.splitlines() if line.startswith("step ")] == [1, 1], said
+    assert [line.count("oracle/changes 1") for line in said.splitlines() if line.startswith("step ")] == [
+        1,
+        1,
+    ], said
     code, said = run(copy, "ledger", "run")
-    assert (code, "reward.py:reward and reward.py:reward/preferences had changed before step 3 took its answers" in said) == (0, True), said
+    assert (
+        code,
+        "reward.py:reward and reward.py:reward/preferences had changed before step 3 took its answers"
+        in said,
+    ) == (0, True), said
     assert run(copy, "plot", "run", "--metric", "reward/mean", "--out", "plot.png")[0] == 0
     with (copy / "plot.csv").open(newline="") as file:
-        assert [(row["steps"], row["oracle/changes"]) for row in csv.DictReader(file)] == [("1", "0"), ("2", "0"), ("3", "1"), ("4", "1")]
+        assert [(row["steps"], row["oracle/changes"]) for row in csv.DictReader(file)] == [
+            ("1", "0"),
+            ("2", "0"),
+            ("3", "1"),
+            ("4", "1"),
+        ]
     assert run(copy, "export", "run", "out")[0] == 0
     assert "oracle/changes" in (copy / "out" / "README.md").read_text()
 
 
-MIXED = {"name": "mixture", "sources": [{"name": "reward_model", "path": "scores"}, {"name": "reward.py:reward", "weight": 0.5}]}
+MIXED = {
+    "name": "mixture",
+    "sources": [{"name": "reward_model", "path": "scores"}, {"name": "reward.py:reward", "weight": 0.5}],
+}
 
 
 @pytest.mark.parametrize(
-    "oracle", [pytest.param({"name": "reward_model", "path": "scores"}, marks=pytest.mark.slow), MIXED], ids=["alone", "in a mixture"]
+    "oracle",
+    [pytest.param({"name": "reward_model", "path": "scores"}, marks=pytest.mark.slow), MIXED],
+    ids=["alone", "in a mixture"],
 )
 def test_a_reward_model_is_what_is_read_of_it(world: World, tmp_path: Path, oracle: dict[str, Any]) -> None:
     """One that is saved again is the same, with all that it has said; another field is another reward."""
     folder = make(world, tmp_path, "grpo", {"oracle": oracle, "evaluation": None})
-    save_reward_model(folder / "scores", build_config("llama", vocab_rows=18), AutoTokenizer.from_pretrained(folder / "model"))
+    save_reward_model(
+        folder / "scores",
+        build_config("llama", vocab_rows=18),
+        AutoTokenizer.from_pretrained(folder / "model"),
+    )
     assert run(folder, "train", "run.yaml")[0] == 0
     by_another_program(folder / "scores")
     code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 3)
     assert (code, "warning" in said) == (0, False), said
     config(rms_norm_eps=0.01)(folder / "scores")
     code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 4)
-    assert (code, "config.json" in said, ": rms_norm_eps was 1e-06 and is 0.01" in said) == (2, True, True), said
+    assert (code, "config.json" in said, ": rms_norm_eps was 1e-06 and is 0.01" in said) == (2, True, True), (
+        said
+    )
     code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 4, "--accept-changed", "reward")
     assert (code, rows(folder / "run")[-1]["oracle/changes"]) == (0, 1), said
 
 
 def test_a_reward_in_a_worker_and_what_it_imports_there(world: World, tmp_path: Path) -> None:
-    folder = make(world, tmp_path, "grpo", {"oracle": {"name": "isolated", "function": "reward.py:reward"}, "evaluation": None})
+    folder = make(
+        world,
+        tmp_path,
+        "grpo",
+        {"oracle": {"name": "isolated", "function": "reward.py:reward"}, "evaluation": None},
+    )
     (folder / "reward.py").write_text(
-        REWARD.replace("    from helper import worth\n", "").replace("\ndef reward", "\nfrom helper import worth\n\ndef reward")
+        REWARD.replace("    from helper import worth\n", "").replace(
+            "\ndef reward", "\nfrom helper import worth\n\ndef reward"
+        )
     )
     assert run(folder, "train", "run.yaml", "--stop.max_steps", 1)[0] == 0
     (folder / "helper.py").write_text(HELPER + "\n# changed\n")
@@ -543,7 +709,12 @@ def test_a_reward_in_a_worker_and_what_it_imports_there(world: World, tmp_path: 
 
 
 def test_what_a_worker_imports_only_when_it_is_asked(world: World, tmp_path: Path) -> None:
-    folder = make(world, tmp_path, "grpo", {"oracle": {"name": "isolated", "function": "reward.py:reward"}, "evaluation": None})
+    folder = make(
+        world,
+        tmp_path,
+        "grpo",
+        {"oracle": {"name": "isolated", "function": "reward.py:reward"}, "evaluation": None},
+    )
     assert run(folder, "train", "run.yaml", "--stop.max_steps", 1)[0] == 0
     (folder / "helper.py").write_text(HELPER.replace("0.1", "0.7"))
     code, said = run(folder, "train", "run.yaml")
@@ -551,7 +722,12 @@ def test_what_a_worker_imports_only_when_it_is_asked(world: World, tmp_path: Pat
 
 
 def test_the_file_of_an_environment_is_that_of_the_reward(world: World, tmp_path: Path) -> None:
-    changes = {"oracle": {"name": "environment"}, "sampling.environment": "game.py:Twice", "evaluation": None, "render.template": None}
+    changes = {
+        "oracle": {"name": "environment"},
+        "sampling.environment": "game.py:Twice",
+        "evaluation": None,
+        "render.template": None,
+    }
     folder = make(world, tmp_path, "grpo", changes)
     (folder / "game.py").write_text(GAME)
     assert run(folder, "train", "run.yaml", "--stop.max_steps", 2)[0] == 0
@@ -563,7 +739,8 @@ def test_the_file_of_an_environment_is_that_of_the_reward(world: World, tmp_path
 
 
 def test_a_hub_model_is_what_is_read_of_its_commit(world: World, tmp_path: Path) -> None:
-    """Another cache, as on another machine, and another commit: what it says counts, and not where it lies."""
+    """Another cache, as on another machine, and another commit: what it says counts, and not where it
+    lies."""
     import huggingface_hub.constants
     import transformers.utils.hub
 
@@ -588,11 +765,31 @@ def test_a_hub_model_is_what_is_read_of_its_commit(world: World, tmp_path: Path)
     code, said = run(folder, "train", "run.yaml", before=published("here", "a" * 40, lambda model: None))
     assert code == 0, said
     assert told(folder / "run")[0]["inputs"]["weights"]["model.path"]["is"]["weights"]
-    code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 3, before=published("there", "b" * 40, by_another_program))
+    code, said = run(
+        folder,
+        "train",
+        "run.yaml",
+        "--stop.max_steps",
+        3,
+        before=published("there", "b" * 40, by_another_program),
+    )
     assert (code, "warning" in said) == (0, False), said
-    code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 4, before=published("there", "c" * 40, config(rms_norm_eps=0.01)))
-    assert (code, "model.path is 'org/name'" in said, "config.json: rms_norm_eps was 1e-06 and is 0.01" in said) == (2, True, True), said
-    code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 4, before=published("there", "d" * 40, other_weights))
+    code, said = run(
+        folder,
+        "train",
+        "run.yaml",
+        "--stop.max_steps",
+        4,
+        before=published("there", "c" * 40, config(rms_norm_eps=0.01)),
+    )
+    assert (
+        code,
+        "model.path is 'org/name'" in said,
+        "config.json: rms_norm_eps was 1e-06 and is 0.01" in said,
+    ) == (2, True, True), said
+    code, said = run(
+        folder, "train", "run.yaml", "--stop.max_steps", 4, before=published("there", "d" * 40, other_weights)
+    )
     assert (code, "weights: lm_head.weight" in said) == (2, True), said
 
 

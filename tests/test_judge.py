@@ -1,4 +1,5 @@
-"""The oracle `judge` against a real HTTP server that speaks chat completions: what it asks, how it reads replies, what it counts and costs."""
+"""The oracle `judge` against a real HTTP server that speaks chat completions: what it asks, how it reads
+replies, what it counts and costs."""
 
 import json
 import math
@@ -44,7 +45,12 @@ def judge() -> Iterator[Callable[..., Judge]]:
 
 
 def questions(*pairs: Sequence[str], kind: Kind = "compare", reference: str | None = None) -> list[Question]:
-    return make_questions([make_group(number, *texts, reference=reference) for number, texts in enumerate(pairs)], kind, 0, oracle="judge")
+    return make_questions(
+        [make_group(number, *texts, reference=reference) for number, texts in enumerate(pairs)],
+        kind,
+        0,
+        oracle="judge",
+    )
 
 
 def ask(oracle: Judge, *asked: Question) -> list[Answer]:
@@ -62,20 +68,29 @@ def ask(oracle: Judge, *asked: Question) -> list[Answer]:
 def test_a_preference_is_read_from_the_first_token(judge: Callable[..., Judge], blank: str) -> None:
     """ln 0.8 and ln 0.2 give 0.8, whichever candidate comes first."""
     says = {blank.format(name): p for name, p in FIRST.items()}
-    with judging(lambda shown: says if "good" in shown.material["responses"]["0"] else {"0": 0.2, "1": 0.8}) as (_, model, url):
+    with judging(
+        lambda shown: says if "good" in shown.material["responses"]["0"] else {"0": 0.2, "1": 0.8}
+    ) as (_, model, url):
         answers = ask(judge(url), *questions(("good", "bad"), ("bad", "good")))
         assert [answer.values[0] for answer in answers] == [pytest.approx(0.8), pytest.approx(0.2)]
         assert [(answer.marks, answer.queries) for answer in answers] == [(("ok",), 1)] * 2
         assert len(model.shown) == 4, "each in both orders"
         body = model.shown[0].body
-        assert (body["temperature"], body["logprobs"], body["top_logprobs"], body["max_tokens"]) == (0, True, 5, 4)
+        assert (body["temperature"], body["logprobs"], body["top_logprobs"], body["max_tokens"]) == (
+            0,
+            True,
+            5,
+            4,
+        )
 
 
 def test_a_judge_that_prefers_the_first_place_is_evened_out(judge: Callable[..., Judge]) -> None:
     """0.8 for whoever is shown first: 0.5 in both orders, which is a tie, and a bias of 0.3."""
     with judging(lambda shown: FIRST) as (_, _, url):
         both, one = judge(url), judge(url, orders="one")
-        assert [(answer.values, answer.marks) for answer in ask(both, *questions(("a", "b")))] == [((0.5,), ("tie",))]
+        assert [(answer.values, answer.marks) for answer in ask(both, *questions(("a", "b")))] == [
+            ((0.5,), ("tie",))
+        ]
         assert both.metrics["oracle/position_bias"] == pytest.approx(0.3)
         assert ask(one, *questions(("a", "b")))[0].values == (pytest.approx(0.8),)
         assert "oracle/position_bias" not in one.metrics
@@ -105,7 +120,9 @@ def test_a_random_order_follows_from_the_texts(judge: Callable[..., Judge]) -> N
         ({"reads": "text"}, "0", 1.0, "ok"),
     ],
 )
-def test_ties(judge: Callable[..., Judge], options: dict[str, Any], says: Says, value: float, mark: str) -> None:
+def test_ties(
+    judge: Callable[..., Judge], options: dict[str, Any], says: Says, value: float, mark: str
+) -> None:
     with judging(lambda shown: says) as (_, model, url):
         answer = ask(judge(url, orders="one", **options), *questions(("a", "b")))[0]
         assert (answer.values, answer.marks) == ((pytest.approx(value),), (mark,))
@@ -113,21 +130,30 @@ def test_ties(judge: Callable[..., Judge], options: dict[str, Any], says: Says, 
 
 
 @pytest.mark.parametrize("has_logprobs", [False, None])
-def test_an_endpoint_without_logprobs_is_found_out_once(judge: Callable[..., Judge], has_logprobs: bool | None) -> None:
+def test_an_endpoint_without_logprobs_is_found_out_once(
+    judge: Callable[..., Judge], has_logprobs: bool | None
+) -> None:
     """It leaves them out, or refuses a request for them."""
     with judging(counts("a", 10.0), has_logprobs=has_logprobs) as (_, model, url):
         oracle = judge(url, orders="one")
         assert ask(oracle, *questions(("aa", "b")))[0].values == (1.0,)
         asked = len(model.shown)
-        assert [answer.values for answer in ask(oracle, *questions(("b", "a"), ("a", "b")))] == [(0.0,), (1.0,)]
+        assert [answer.values for answer in ask(oracle, *questions(("b", "a"), ("a", "b")))] == [
+            (0.0,),
+            (1.0,),
+        ]
         assert [("logprobs" in shown.body) for shown in model.shown[asked:]] == [False, False]
 
 
 @pytest.mark.parametrize("reads", ["auto", "logprobs"])
 @pytest.mark.parametrize("number", [0, 1])
-def test_one_reply_without_logprobs_says_nothing_of_the_others(judge: Callable[..., Judge], reads: str, number: int) -> None:
+def test_one_reply_without_logprobs_says_nothing_of_the_others(
+    judge: Callable[..., Judge], reads: str, number: int
+) -> None:
     """An empty one, as of a filter: it is asked for again, also where it is the first of all."""
-    with judging(lambda shown: Reply(completion({"": 1.0}, has_logprobs=False)) if shown.number == number else FIRST) as (_, model, url):
+    with judging(
+        lambda shown: Reply(completion({"": 1.0}, has_logprobs=False)) if shown.number == number else FIRST
+    ) as (_, model, url):
         oracle = judge(url, orders="one", reads=reads)
         for pair in (("a", "b"), ("c", "d")):
             assert ask(oracle, *questions(pair))[0].values == (pytest.approx(0.8),)
@@ -136,7 +162,10 @@ def test_one_reply_without_logprobs_says_nothing_of_the_others(judge: Callable[.
 
 
 def test_a_service_without_the_logprobs_that_are_required(judge: Callable[..., Judge]) -> None:
-    with judging(counts("a"), has_logprobs=False) as (_, _, url), pytest.raises(OracleError, match=r"gives no log-probabilities; set oracle\.reads"):
+    with (
+        judging(counts("a"), has_logprobs=False) as (_, _, url),
+        pytest.raises(OracleError, match=r"gives no log-probabilities; set oracle\.reads"),
+    ):
         ask(judge(url, reads="logprobs"), *questions(("a", "b")))
 
 
@@ -150,7 +179,9 @@ def test_a_service_without_the_logprobs_that_are_required(judge: Callable[..., J
         ({"range": [-1, 1]}, "-0.5", -0.5),
     ],
 )
-def test_scores_by_a_rubric(judge: Callable[..., Judge], options: dict[str, Any], says: Says, value: float) -> None:
+def test_scores_by_a_rubric(
+    judge: Callable[..., Judge], options: dict[str, Any], says: Says, value: float
+) -> None:
     with judging(lambda shown: says) as (_, model, url):
         oracle = judge(url, mode="score", rubric="Rhymes, and nothing else.", **options)
         answer = ask(oracle, *questions(("one", "two", "three"), kind="score"))[0]
@@ -173,27 +204,49 @@ def test_scores_by_a_rubric(judge: Callable[..., Judge], options: dict[str, Any]
     ],
 )
 def test_a_reply_without_a_verdict(
-    judge: Callable[..., Judge], figure: Callable[[str], None], kind: Kind, invalid: str, mark: str, calls: int
+    judge: Callable[..., Judge],
+    figure: Callable[[str], None],
+    kind: Kind,
+    invalid: str,
+    mark: str,
+    calls: int,
 ) -> None:
     """Refusals, part of a number, another identifier, nothing at all: never a label, and counted."""
     said = ["I cannot judge.", "01", "2", "", "Both are fine", "1.5e9", "{}"]
-    with judging(lambda shown: {said[shown.number % len(said)] or " ": 1.0} if kind == "compare" else "no") as (_, model, url):
+    with judging(
+        lambda shown: {said[shown.number % len(said)] or " ": 1.0} if kind == "compare" else "no"
+    ) as (_, model, url):
         oracle, asked = judge(url, mode=kind, invalid=invalid), questions(*[("a", "b")] * 7, kind=kind)
         with pytest.warns(OatWarning, match="which is no verdict") as warned:
             answers = ask(oracle, *asked)
         assert [answer.marks for answer in answers] == [(mark,) * asked[0].size] * 7
-        assert (len(model.shown), len(warned), oracle.metrics["oracle/invalid_frac"]) == (7 * 2 * calls, 1, 1.0)
-    figure(f"{len(answers)} of 7 questions of the kind {kind} without a verdict {'are ties' if mark == 'tie' else 'abstain'}: `invalid: {invalid}`")
+        assert (len(model.shown), len(warned), oracle.metrics["oracle/invalid_frac"]) == (
+            7 * 2 * calls,
+            1,
+            1.0,
+        )
+    figure(
+        f"{len(answers)} of 7 questions of the kind {kind} without a verdict "
+        f"{'are ties' if mark == 'tie' else 'abstain'}: `invalid: {invalid}`"
+    )
 
 
 @pytest.mark.fault("R14")
-def test_a_verdict_that_comes_at_the_second_try(judge: Callable[..., Judge], figure: Callable[[str], None]) -> None:
+def test_a_verdict_that_comes_at_the_second_try(
+    judge: Callable[..., Judge], figure: Callable[[str], None]
+) -> None:
     tried = dict[str, int]()
 
     def says(shown: Shown) -> Says:
         name = json.dumps(shown.material["responses"])
         tried[name] = tried.get(name, 0) + 1
-        return "well" if tried[name] == 1 else {"0": 0.9, "1": 0.1} if shown.material["responses"]["0"].startswith("a") else {"0": 0.1, "1": 0.9}
+        return (
+            "well"
+            if tried[name] == 1
+            else {"0": 0.9, "1": 0.1}
+            if shown.material["responses"]["0"].startswith("a")
+            else {"0": 0.1, "1": 0.9}
+        )
 
     with judging(says) as (_, model, url):
         answers = ask(judge(url), *questions(*((f"a{n}", f"b{n}") for n in range(10))))
@@ -230,15 +283,22 @@ def test_a_fault_is_followed_by_another_try(judge: Callable[..., Judge], fault: 
 
 @pytest.mark.parametrize("is_bound", [False, True])
 @pytest.mark.parametrize("status", [502, 504])
-def test_what_a_gateway_says_counts_under_a_budget(judge: Callable[..., Judge], status: int, is_bound: bool) -> None:
-    """A model behind it may have worked. Without a budget it is an outage like any other, which fails no question."""
+def test_what_a_gateway_says_counts_under_a_budget(
+    judge: Callable[..., Judge], status: int, is_bound: bool
+) -> None:
+    """A model behind it may have worked. Without a budget it is an outage like any other, which fails no
+    question."""
     with judging(lambda shown: Reply(status=status) if shown.number < 5 else FIRST) as (_, model, url):
         oracle, (asked,) = judge(url, orders="one", tries=3), questions(("a", "b"))
         if is_bound:
             oracle.bind()
             with pytest.warns(OatWarning, match="gave no answer"):
                 (answer,) = ask(oracle, asked)
-            assert (answer.marks, answer.tokens, len(model.shown)) == (("failed",), oracle.price(asked).tokens, 3)
+            assert (answer.marks, answer.tokens, len(model.shown)) == (
+                ("failed",),
+                oracle.price(asked).tokens,
+                3,
+            )
         else:
             (answer,) = ask(oracle, asked)
             assert (answer.marks, answer.tokens, len(model.shown)) == (("ok",), sum(model.tokens[0]), 6)
@@ -248,7 +308,10 @@ def test_what_a_gateway_says_counts_under_a_budget(judge: Callable[..., Judge], 
 def test_a_question_whose_tries_all_fail_has_failed(judge: Callable[..., Judge], fault: str) -> None:
     """The others have their answers, and the most that it can have cost is counted."""
     with judging(lambda shown: FAULTS[fault] if "bad" in shown.text else FIRST) as (_, _, url):
-        oracle, asked = judge(url, orders="one", price_in=1.0, price_out=2.0), questions(("a", "b"), ("bad", "c"))
+        oracle, asked = (
+            judge(url, orders="one", price_in=1.0, price_out=2.0),
+            questions(("a", "b"), ("bad", "c")),
+        )
         with pytest.warns(OatWarning, match="gave no answer, and the question counts as failed"):
             answers = ask(oracle, *asked)
         assert [answer.marks for answer in answers] == [("ok",), ("failed",)]
@@ -258,18 +321,31 @@ def test_a_question_whose_tries_all_fail_has_failed(judge: Callable[..., Judge],
 
 def test_one_refused_question_does_not_end_the_run(judge: Callable[..., Judge]) -> None:
     refusal = Reply(b'{"error": {"message": "this is longer than the context"}}', status=400)
-    with judging(lambda shown: refusal if "long" in shown.text and "good" not in shown.text else FIRST) as (_, _, url):
+    with judging(lambda shown: refusal if "long" in shown.text and "good" not in shown.text else FIRST) as (
+        _,
+        _,
+        url,
+    ):
         oracle = judge(url, orders="one", rubric="x")
         assert ask(oracle, *questions(("good", "bad")))[0].marks == ("ok",)
         with pytest.warns(OatWarning, match="longer than the context"):
             answers = ask(oracle, *questions(("good", "bad"), ("long", "b")))
-        assert [(answer.marks, answer.tokens > 0) for answer in answers] == [(("ok",), True), (("failed",), False)]
+        assert [(answer.marks, answer.tokens > 0) for answer in answers] == [
+            (("ok",), True),
+            (("failed",), False),
+        ]
 
 
-def test_a_filter_that_refuses_before_the_first_answer_does_not_end_the_run(judge: Callable[..., Judge]) -> None:
+def test_a_filter_that_refuses_before_the_first_answer_does_not_end_the_run(
+    judge: Callable[..., Judge],
+) -> None:
     """Its question is known to have failed once another is answered."""
     refusal = Reply(b'{"error": {"code": "content_filter"}}', status=400)
-    with judging(lambda shown: refusal if "bad" in shown.text else Reply(completion(FIRST), delay_s=0.5)) as (server, _, url):
+    with judging(lambda shown: refusal if "bad" in shown.text else Reply(completion(FIRST), delay_s=0.5)) as (
+        server,
+        _,
+        url,
+    ):
         oracle = judge(url)
         with pytest.warns(OatWarning, match="content_filter"):
             answers = ask(oracle, *questions(("bad", "b"), ("c", "d"), ("e", "bad")))
@@ -279,7 +355,11 @@ def test_a_filter_that_refuses_before_the_first_answer_does_not_end_the_run(judg
 
 def test_refusals_of_all_first_questions_end_the_run(judge: Callable[..., Judge]) -> None:
     """Whichever comes first: none of them is handed out as failed."""
-    with judging(lambda shown: Reply(b"no such field", status=400, delay_s=0.05 * shown.number)) as (_, model, url):
+    with judging(lambda shown: Reply(b"no such field", status=400, delay_s=0.05 * shown.number)) as (
+        _,
+        model,
+        url,
+    ):
         oracle = judge(url, orders="one", reads="text")
         tickets = oracle.submit(questions(("a", "b"), ("c", "d"), ("e", "f")))
         with pytest.raises(OracleError, match="no such field"):
@@ -288,7 +368,9 @@ def test_refusals_of_all_first_questions_end_the_run(judge: Callable[..., Judge]
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_who_is_not_let_in_is_told_which_variable_to_look_at(judge: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+def test_who_is_not_let_in_is_told_which_variable_to_look_at(
+    judge: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
     """The one that held the key, or those that might have."""
     for name in KEYS:
         monkeypatch.delenv(name, raising=False)
@@ -299,14 +381,20 @@ def test_who_is_not_let_in_is_told_which_variable_to_look_at(judge: Callable[...
     for name, says in expected.items():
         if name:
             monkeypatch.setenv(name, "sesame")
-        with judging(lambda shown: Reply(b"no", status=status)) as (_, _, url), pytest.raises(OracleError) as raised:
+        with (
+            judging(lambda shown: Reply(b"no", status=status)) as (_, _, url),
+            pytest.raises(OracleError) as raised,
+        ):
             ask(judge(url, orders="one"), *questions(("a", "b")))
         assert says in str(raised.value)
 
 
 @pytest.mark.parametrize(("status", "hint"), [(404, "status 404"), (400, "status 400")])
 def test_an_endpoint_that_refuses_from_the_start(judge: Callable[..., Judge], status: int, hint: str) -> None:
-    with judging(lambda shown: Reply(b"no", status=status)) as (_, model, url), pytest.raises(OracleError, match=hint):
+    with (
+        judging(lambda shown: Reply(b"no", status=status)) as (_, model, url),
+        pytest.raises(OracleError, match=hint),
+    ):
         ask(judge(url, orders="one", reads="logprobs"), *questions(("a", "b")))
     assert len(model.shown) == 1, "a refusal is not tried again"
 
@@ -346,8 +434,11 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("role", ["system", "user"])
 def test_a_response_cannot_speak_to_the_judge(judge: Callable[..., Judge], text: str, role: str) -> None:
-    """It arrives as it was, within one JSON string of one line, with no control token and nothing invisible in what is sent."""
-    with judging(lambda shown: FIRST if shown.material["responses"]["0"] == text else {"0": 0.2, "1": 0.8}) as (_, model, url):
+    """It arrives as it was, within one JSON string of one line, with no control token and nothing invisible
+    in what is sent."""
+    with judging(
+        lambda shown: FIRST if shown.material["responses"]["0"] == text else {"0": 0.2, "1": 0.8}
+    ) as (_, model, url):
         answer = ask(judge(url, instructions=role), *questions((text, "an honest response")))[0]
         assert answer.values == (pytest.approx(0.8),)
         for shown in model.shown:
@@ -355,11 +446,22 @@ def test_a_response_cannot_speak_to_the_judge(judge: Callable[..., Judge], text:
             assert shown.material["conversation"] == [{"role": "user", "content": "p0"}]
             assert len([line for line in shown.text.splitlines() if '"responses"' in line]) == 1
             assert shown.text.replace("\n", " ").isprintable()
-            assert not any(token in shown.text for token in ("<|", "</s>", "[INST]", "[/INST]", "[gMASK]", "<s", "<｜"))
-            assert [message["role"] for message in shown.body["messages"]] == (["system", "user"] if role == "system" else ["user"])
+            assert not any(
+                token in shown.text for token in ("<|", "</s>", "[INST]", "[/INST]", "[gMASK]", "<s", "<｜")
+            )
+            assert [message["role"] for message in shown.body["messages"]] == (
+                ["system", "user"] if role == "system" else ["user"]
+            )
 
 
-@pytest.mark.parametrize("character", [*"\u034f\u115f\u1160\u17b4\u17b5\u180f\u2800\u3164\ufe00\ufe0f\uffa0\u00ad\u2060", "\U000e0100", "\U000e01ef"])
+@pytest.mark.parametrize(
+    "character",
+    [
+        *"\u034f\u115f\u1160\u17b4\u17b5\u180f\u2800\u3164\ufe00\ufe0f\uffa0\u00ad\u2060",
+        "\U000e0100",
+        "\U000e01ef",
+    ],
+)
 def test_what_nobody_sees_is_an_escape(character: str) -> None:
     """Also what Python takes for printable."""
     text = f"a{character}b"
@@ -384,7 +486,15 @@ def test_the_reference_is_shown_where_it_is_wanted(judge: Callable[..., Judge]) 
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
-        *[("0", "0"), ("1.", "1"), ('"1"', "1"), ("**0**", "0"), ("0 is better", "0"), ("T", "T"), ("1\n\n0", "1")],
+        *[
+            ("0", "0"),
+            ("1.", "1"),
+            ('"1"', "1"),
+            ("**0**", "0"),
+            ("0 is better", "0"),
+            ("T", "T"),
+            ("1\n\n0", "1"),
+        ],
         *[(text, None) for text in ("01", "1.5", "10", "This one", "Response 1", "", "None", "2", "-")],
     ],
 )
@@ -395,8 +505,19 @@ def test_verdicts_in_texts(text: str, verdict: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "score"),
     [
-        *[("7", 7.0), ("Score: 7", 7.0), ("**7.5** / 9", 7.5), ("7/10", 7.0), ("rating=5", 5.0), ("0", 0.0), ("9.", 9.0)],
-        *[(text, None) for text in ("75", "-3", "1,000", "12", "7abc9", "five", "", "9.01", "I give 7", "nan", "1e99")],
+        *[
+            ("7", 7.0),
+            ("Score: 7", 7.0),
+            ("**7.5** / 9", 7.5),
+            ("7/10", 7.0),
+            ("rating=5", 5.0),
+            ("0", 0.0),
+            ("9.", 9.0),
+        ],
+        *[
+            (text, None)
+            for text in ("75", "-3", "1,000", "12", "7abc9", "five", "", "9.01", "I give 7", "nan", "1e99")
+        ],
     ],
 )
 def test_scores_in_texts(text: str, score: float | None) -> None:
@@ -405,7 +526,12 @@ def test_scores_in_texts(text: str, score: float | None) -> None:
 
 @pytest.mark.parametrize(
     ("text", "score"),
-    [("7 " + "x" * 15_000_000, 7.0), ("1" * 15_000_000 + ",1", None), ("." * 15_000_000 + "7", None), ("x" * 15_000_000, None)],
+    [
+        ("7 " + "x" * 15_000_000, 7.0),
+        ("1" * 15_000_000 + ",1", None),
+        ("." * 15_000_000 + "7", None),
+        ("x" * 15_000_000, None),
+    ],
     ids=["a reason", "digits", "marks", "letters"],
 )
 def test_of_a_long_reply_the_beginning_is_read(text: str, score: float | None) -> None:
@@ -419,8 +545,14 @@ def test_of_a_long_reply_the_beginning_is_read(text: str, score: float | None) -
 
 def test_what_a_model_thinks_is_not_read() -> None:
     tokens = [("<think>", -0.1), ("1", -0.2), ("</think>", -0.1), ("\n\n", -0.1), ("0", math.log(0.7))]
-    content = [{"token": token, "logprob": logp, "top_logprobs": [{"token": token, "logprob": logp}]} for token, logp in tokens]
-    content[-1]["top_logprobs"] = [{"token": "1", "logprob": math.log(0.1)}, {"token": " 1", "logprob": math.log(0.2)}]
+    content = [
+        {"token": token, "logprob": logp, "top_logprobs": [{"token": token, "logprob": logp}]}
+        for token, logp in tokens
+    ]
+    content[-1]["top_logprobs"] = [
+        {"token": "1", "logprob": math.log(0.1)},
+        {"token": " 1", "logprob": math.log(0.2)},
+    ]
     choice = {"message": {"content": "<think>1</think>\n\n0"}, "logprobs": {"content": content}}
     reply = read_reply(json.dumps({"choices": [choice]}).encode())
     assert reply.text == "0"
@@ -431,7 +563,9 @@ def test_the_oracle_keeps_its_protocol() -> None:
     """Asked again, in another order, alone: the same."""
     with judging(counts("a")) as (_, _, url):
         check_oracle("judge", options={"model": "m", "url": url})
-        check_oracle("judge", options={"model": "m", "url": url, "mode": "score", "price_in": 1.0, "price_out": 1.0})
+        check_oracle(
+            "judge", options={"model": "m", "url": url, "mode": "score", "price_in": 1.0, "price_out": 1.0}
+        )
 
 
 def test_the_page_has_every_option() -> None:
@@ -441,15 +575,32 @@ def test_the_page_has_every_option() -> None:
     assert named.keys() == {f.name for f in fields(JudgeConfig)}
     for each in fields(JudgeConfig):
         if named[each.name] not in ("", "OAI_URL", "quality and relevance"):
-            assert yaml.safe_load(named[each.name]) == (list(each.default) if isinstance(each.default, tuple) else each.default)
+            assert yaml.safe_load(named[each.name]) == (
+                list(each.default) if isinstance(each.default, tuple) else each.default
+            )
 
 
 def test_a_version_is_of_what_changes_answers() -> None:
     def version(**options: Any) -> str:
         return Judge(model="m", **{"url": "http://127.0.0.1:1", **options}).version
 
-    same = [{}, {"url": "http://127.0.0.1:2"}, {"price_in": 1.0, "price_out": 1.0}, {"tries": 5}, {"concurrency": 1}, {"orders": "both"}]
-    other = [{"rubric": "r"}, {"orders": "one"}, {"ties": True}, {"max_tokens": 9}, {"extra": {"seed": 1}}, {"mode": "score"}, {"invalid": "tie"}]
+    same = [
+        {},
+        {"url": "http://127.0.0.1:2"},
+        {"price_in": 1.0, "price_out": 1.0},
+        {"tries": 5},
+        {"concurrency": 1},
+        {"orders": "both"},
+    ]
+    other = [
+        {"rubric": "r"},
+        {"orders": "one"},
+        {"ties": True},
+        {"max_tokens": 9},
+        {"extra": {"seed": 1}},
+        {"mode": "score"},
+        {"invalid": "tie"},
+    ]
     assert len({version(**options) for options in same}) == 1
     assert len({version(**options) for options in [{}, *other]}) == 1 + len(other)
 
@@ -461,18 +612,29 @@ def test_a_version_is_of_what_changes_answers() -> None:
         ({"url": "http://h"}, "missing a required argument: 'model'"),
         ({"model": "m", "url": "http://h", "rubrik": 1}, "did you mean `rubric`"),
         ({"model": "m", "url": "http://h", "mode": "rank"}, "Invalid enum value 'rank' - at `\\$.mode`"),
-        ({"model": "m", "url": "http://h", "mode": "score", "orders": "one"}, "orders is set, and mode: score does not read it"),
-        ({"model": "m", "url": "http://h", "range": [1, 5]}, "range is set, and mode: compare does not read it"),
+        (
+            {"model": "m", "url": "http://h", "mode": "score", "orders": "one"},
+            "orders is set, and mode: score does not read it",
+        ),
+        (
+            {"model": "m", "url": "http://h", "range": [1, 5]},
+            "range is set, and mode: compare does not read it",
+        ),
         ({"model": "m", "url": "http://h", "mode": "score", "invalid": "tie"}, "a score has no tie"),
         ({"model": "m", "url": "http://h", "mode": "score", "range": [5, 1]}, "the first must be the lower"),
-        ({"model": "m", "url": "http://h", "mode": "score", "range": [1, 10], "reads": "logprobs"}, "are more than a digit"),
+        (
+            {"model": "m", "url": "http://h", "mode": "score", "range": [1, 10], "reads": "logprobs"},
+            "are more than a digit",
+        ),
         ({"model": "m", "url": "http://h", "price_in": 1.0}, "set both"),
         ({"model": "m", "url": "http://h", "extra": {"max_tokens": 9}}, "extra has max_tokens"),
         ({"model": "m", "url": "http://h", "key_env": "NO_SUCH_KEY"}, "key_env is NO_SUCH_KEY"),
         ({"model": "m", "url": "ftp://h"}, "is no URL of a service"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_cannot_be(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OAI_URL", raising=False)
     with pytest.raises(ConfigError, match=message):
         build_oracle("judge", options)

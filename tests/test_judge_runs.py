@@ -1,4 +1,5 @@
-"""Whole runs that a language model judges, behind a real HTTP server: training, evaluation, second opinion, budgets, and the key."""
+"""Whole runs that a language model judges, behind a real HTTP server: training, evaluation, second opinion,
+budgets, and the key."""
 
 import json
 import threading
@@ -35,8 +36,11 @@ def section(url: str, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.inventory(83)
 @pytest.mark.parametrize("serialise", [False, True])
-def test_a_pair_is_judged_in_training_and_in_evaluation(world: World, tmp_path: Path, serialise: bool) -> None:
-    """The judge likes the letter a, and for the first place too; a second one scores. Labels are those of the letter alone."""
+def test_a_pair_is_judged_in_training_and_in_evaluation(
+    world: World, tmp_path: Path, serialise: bool
+) -> None:
+    """The judge likes the letter a, and for the first place too; a second one scores. Labels are those of the
+    letter alone."""
 
     def says(shown: Shown) -> Says:
         if "response" in shown.material:
@@ -46,7 +50,11 @@ def test_a_pair_is_judged_in_training_and_in_evaluation(world: World, tmp_path: 
         return {"0": p, "1": 1 - p}
 
     with judging(says) as (_, model, url):
-        changes = {"oracle": section(url), "evaluation.gold": section(url, mode="score"), "compute.serialise": serialise}
+        changes = {
+            "oracle": section(url),
+            "evaluation.gold": section(url, mode="score"),
+            "compute.serialise": serialise,
+        }
         assert oat("train", world.config("dpo", tmp_path, changes)) == 0
     store = Store(tmp_path / "dpo" / "ledger.sqlite")
     labels = 0
@@ -70,8 +78,20 @@ def test_a_pair_is_judged_in_training_and_in_evaluation(world: World, tmp_path: 
 def test_scores_of_a_judge(world: World, tmp_path: Path, algorithm: str) -> None:
     """As they are, or made into preferences; what is known is not asked again."""
     with judging(counts("a")) as (_, model, url):
-        assert oat("train", world.config(algorithm, tmp_path, {"oracle": section(url, mode="score", rubric="Many a."), "evaluation": None})) == 0
-    asked = [(json.dumps(shown.material["conversation"]), shown.material["response"]) for shown in model.shown]
+        assert (
+            oat(
+                "train",
+                world.config(
+                    algorithm,
+                    tmp_path,
+                    {"oracle": section(url, mode="score", rubric="Many a."), "evaluation": None},
+                ),
+            )
+            == 0
+        )
+    asked = [
+        (json.dumps(shown.material["conversation"]), shown.material["response"]) for shown in model.shown
+    ]
     assert len(asked) == len(set(asked))
     store = Store(tmp_path / algorithm / "ledger.sqlite")
     for step in range(4):
@@ -79,15 +99,19 @@ def test_scores_of_a_judge(world: World, tmp_path: Path, algorithm: str) -> None
             scores = answer.values if algorithm == "grpo" else answer.scores
             assert list(scores) == [text.count("a") for text in row.question.candidates]
             assert label is None or scores[label] > scores[1 - label]
-    assert "oracle/latency_s" in rows(tmp_path / algorithm)[-1], "also through the preferences that are made of it"
+    assert "oracle/latency_s" in rows(tmp_path / algorithm)[-1], (
+        "also through the preferences that are made of it"
+    )
 
 
 @pytest.mark.fault("R13")
 @pytest.mark.parametrize("limit", ["max_cost", "max_tokens"])
 @pytest.mark.parametrize("mode", ["compare", "score"])
-def test_a_budget_is_never_passed(world: World, tmp_path: Path, figure: Callable[[str], None], limit: str, mode: str) -> None:
-    """Every seventh reply has no verdict, every ninth is lost after it was paid, or its gateway was too slow for it. The run ends where its most
-    would be passed."""
+def test_a_budget_is_never_passed(
+    world: World, tmp_path: Path, figure: Callable[[str], None], limit: str, mode: str
+) -> None:
+    """Every seventh reply has no verdict, every ninth is lost after it was paid, or its gateway was too slow
+    for it. The run ends where its most would be passed."""
     paid: list[tuple[int, int]] = []
 
     def says(shown: Shown) -> Says | Reply:
@@ -110,13 +134,26 @@ def test_a_budget_is_never_passed(world: World, tmp_path: Path, figure: Callable
     costs = [row["oracle/cost"] for row in rows(run_dir)[1:]]
     assert costs == [store.take_price("train", step).cost for step in range(len(costs))]
     assert costs[-1] == pytest.approx(spent.cost)
-    took = {"max_cost": sum(2.0 * prompt + 8.0 * reply for prompt, reply in paid) / 1e6, "max_tokens": sum(map(sum, paid))}[limit]
+    took = {
+        "max_cost": sum(2.0 * prompt + 8.0 * reply for prompt, reply in paid) / 1e6,
+        "max_tokens": sum(map(sum, paid)),
+    }[limit]
     counted = {"max_cost": spent.cost, "max_tokens": spent.tokens}[limit]
     assert 0 < took <= counted <= most
-    prices = [Judge(**{**options, "url": url}).price(row.question) for row in store.answered() if "unpaid" in store.answer(row)[0].marks]
-    left = {"max_cost": min(price.cost for price in prices), "max_tokens": min(price.tokens for price in prices)}[limit]
+    prices = [
+        Judge(**{**options, "url": url}).price(row.question)
+        for row in store.answered()
+        if "unpaid" in store.answer(row)[0].marks
+    ]
+    left = {
+        "max_cost": min(price.cost for price in prices),
+        "max_tokens": min(price.tokens for price in prices),
+    }[limit]
     assert counted + left > most, "nothing is left that pays one of the questions that were not asked"
-    figure(f"a budget of {most:,} ({limit}) was not passed: {took:,.4g} paid, {counted:,.4g} counted, mode {mode}")
+    figure(
+        f"a budget of {most:,} ({limit}) was not passed: {took:,.4g} paid, {counted:,.4g} counted, mode "
+        f"{mode}"
+    )
 
 
 @pytest.mark.fault("R13")
@@ -125,7 +162,12 @@ def test_64_threads_share_a_budget_of_money(tmp_path: Path, figure: Callable[[st
         judge = Judge(model="m", url=url, price_in=1.0, price_out=1.0, concurrency=8)
         limit = 0.1
         ledger = Ledger(
-            Store(tmp_path / "ledger.sqlite"), {"o": judge}, Seeds(0), labels="threshold", deadline_s=60.0, budgets={"train": Budget(cost=limit)}
+            Store(tmp_path / "ledger.sqlite"),
+            {"o": judge},
+            Seeds(0),
+            labels="threshold",
+            deadline_s=60.0,
+            budgets={"train": Budget(cost=limit)},
         )
         errors: list[BaseException] = []
 
@@ -149,28 +191,51 @@ def test_64_threads_share_a_budget_of_money(tmp_path: Path, figure: Callable[[st
     assert errors == []
     assert ledger.store.spent("train").cost == pytest.approx(paid)
     assert 0 < paid <= limit
-    assert any("unpaid" in answer.marks for step in range(128) for _, answer, _ in ledger.store.answers(ledger.store.taken("train", step)))
+    assert any(
+        "unpaid" in answer.marks
+        for step in range(128)
+        for _, answer, _ in ledger.store.answers(ledger.store.taken("train", step))
+    )
     assert contradictions(ledger.store) == []
     figure(f"64 threads that share a budget of {limit} in money paid {paid:.4f} of it")
 
 
-def test_a_budget_in_money_needs_prices(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_in_money_needs_prices(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for mode in ("compare", "score"):
         oracle = section("http://127.0.0.1:1/v1", mode=mode)
-        assert oat("train", world.config("dpo", tmp_path, {"oracle": oracle, "evaluation": None, "stop.max_cost": 1.0})) == 2
+        assert (
+            oat(
+                "train",
+                world.config("dpo", tmp_path, {"oracle": oracle, "evaluation": None, "stop.max_cost": 1.0}),
+            )
+            == 2
+        )
         assert "the oracle judge" in (said := capsys.readouterr().err)
         assert "does not know what a token costs" in said
-    assert Preferences(Judge(model="m", url="http://127.0.0.1:1", mode="score", price_in=0.0, price_out=0.0)).names_cost
+    assert Preferences(
+        Judge(model="m", url="http://127.0.0.1:1", mode="score", price_in=0.0, price_out=0.0)
+    ).names_cost
 
 
 @pytest.mark.parametrize("field", ["oracle", "evaluation.gold"])
 @pytest.mark.parametrize("name", ["judge", "remote"])
-def test_a_deadline_ends_after_an_outage(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, name: str) -> None:
+def test_a_deadline_ends_after_an_outage(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, name: str
+) -> None:
     url = "http://127.0.0.1:1/v1"
-    oracle = {"name": "remote", "url": url, "max_outage_s": 300} if name == "remote" else section(url, mode="score")
+    oracle = (
+        {"name": "remote", "url": url, "max_outage_s": 300}
+        if name == "remote"
+        else section(url, mode="score")
+    )
     changes = {field: oracle, **({"evaluation": None} if field == "oracle" else {}), "oracle.deadline_s": 300}
     assert oat("check", world.config("dpo", tmp_path, changes)) == 2
-    assert f"oracle.deadline_s is 300, and the oracle {name} has max_outage_s: 300, so questions would fail" in capsys.readouterr().err
+    assert (
+        f"oracle.deadline_s is 300, and the oracle {name} has max_outage_s: 300, so questions would fail"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.fault("R29")
@@ -191,11 +256,19 @@ def test_a_key_is_in_the_header_and_nowhere_else(
     def says(shown: Shown) -> Says | Reply:
         if shown.number > 40:
             return Reply(f"wrong key {KEY}".encode(), status=401)
-        return {0: {KEY: 1.0}, 1: Reply(KEY.encode() * 3), 2: Reply(KEY.encode(), status=500)}.get(shown.number % 5, {"0": 0.9, "1": 0.1})
+        return {0: {KEY: 1.0}, 1: Reply(KEY.encode() * 3), 2: Reply(KEY.encode(), status=500)}.get(
+            shown.number % 5, {"0": 0.9, "1": 0.1}
+        )
 
     with judging(says) as (server, _, url):
         monkeypatch.setenv("OAI_URL", url)
-        oracle = {"name": "judge", "model": "m", "tries": 2, "orders": "one", **({"key_env": name} if name == "MY_KEY" else {})}
+        oracle = {
+            "name": "judge",
+            "model": "m",
+            "tries": 2,
+            "orders": "one",
+            **({"key_env": name} if name == "MY_KEY" else {}),
+        }
         config = world.config("dpo", tmp_path, {"oracle": oracle, "evaluation": None, "stop.max_steps": 100})
         with pytest.warns(UserWarning, match="gave no answer|is no verdict") as warned:
             assert oat("train", config) == 1
@@ -225,8 +298,16 @@ def test_the_recipe_takes_two_steps(world: World, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": f"{a}+1="} for a in range(6)])
     recipe = ROOT / "configs" / "dpo_judge.yaml"
     with judging(counts("a")) as (_, model, url):
-        small: dict[str, Any] = {"model": world.folder / "model", "run_dir": tmp_path / "run", "oracle.url": url}
-        small |= {"prompts.path": tmp_path / "prompts.jsonl", "evaluation.path": tmp_path / "prompts.jsonl", "evaluation.max_prompts": 3}
+        small: dict[str, Any] = {
+            "model": world.folder / "model",
+            "run_dir": tmp_path / "run",
+            "oracle.url": url,
+        }
+        small |= {
+            "prompts.path": tmp_path / "prompts.jsonl",
+            "evaluation.path": tmp_path / "prompts.jsonl",
+            "evaluation.max_prompts": 3,
+        }
         small |= {"sampling.max_new_tokens": 4, "algorithm.prompts": 3, "stop.max_steps": 2}
         judge = {**load_config(recipe)[0].evaluation.oracle.options, "name": "judge", "url": url}  # type: ignore[union-attr]
         flags = [part for name, value in small.items() for part in (f"--{name}", str(value))]

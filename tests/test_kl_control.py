@@ -9,7 +9,13 @@ from fixtures import World, forked, kill_at, oat
 from oat.commands.export import digest_run
 from oat.learner.learner import Learner
 
-ADAPTS = {"algorithm.kl_coef": 0.2, "algorithm.kl_horizon": 12, "learner.learning_rate": 0.02, "evaluation": None, "checkpoint.every": 1}
+ADAPTS = {
+    "algorithm.kl_coef": 0.2,
+    "algorithm.kl_horizon": 12,
+    "learner.learning_rate": 0.02,
+    "evaluation": None,
+    "checkpoint.every": 1,
+}
 
 
 def rows_of(run_dir: Path) -> list[dict[str, float]]:
@@ -28,7 +34,11 @@ def test_a_killed_run_has_the_coefficient_of_the_unbroken_one(world: World, tmp_
         return forked(action, tmp_path / "log")
 
     assert run("unbroken") == 0, (tmp_path / "log").read_text()
-    assert [run("killed", kill=2), run("killed", kill=2), run("killed")] == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert [run("killed", kill=2), run("killed", kill=2), run("killed")] == [
+        -signal.SIGKILL,
+        -signal.SIGKILL,
+        0,
+    ]
     assert digest_run(tmp_path / "killed") == digest_run(tmp_path / "unbroken")
     coefs = [row["kl/coef"] for row in rows_of(tmp_path / "killed")[1:]]
     assert coefs[0] == 0.2 * 0.8, "before the first step there is no divergence"
@@ -36,11 +46,15 @@ def test_a_killed_run_has_the_coefficient_of_the_unbroken_one(world: World, tmp_
 
 
 def test_it_comes_to_its_target(world: World, tmp_path: Path) -> None:
-    """A fixed coefficient lets the policy go far beyond the target; adapted from the same start it holds it near."""
+    """A fixed coefficient lets the policy go far beyond the target; adapted from the same start it holds it
+    near."""
 
     def last(name: str, *flags: str) -> tuple[float, float]:
         flags = ("--run_dir", str(tmp_path / name), "--stop.max_steps", "40", *flags)
-        assert oat("train", world.config("grpo", tmp_path, {**ADAPTS, "algorithm.kl_horizon": 10_000}), *flags) == 0
+        assert (
+            oat("train", world.config("grpo", tmp_path, {**ADAPTS, "algorithm.kl_horizon": 10_000}), *flags)
+            == 0
+        )
         rows = rows_of(tmp_path / name)
         return sum(row["kl/reference"] for row in rows[-8:]) / 8, rows[-1].get("kl/coef", 0.2)
 

@@ -1,4 +1,5 @@
-"""KTO: who is desirable, the baseline from responses to other prompts, the loss, and what TRL's formats make of it."""
+"""KTO: who is desirable, the baseline from responses to other prompts, the loss, and what TRL's formats make
+of it."""
 
 import json
 import math
@@ -19,20 +20,34 @@ from oat.learner.reduction import Reduction
 from oat.types import Answer, Batch, Feedback, Item, Mark, Segment, Trajectory
 
 
-def item(number: int, samples: list[tuple[str, float]], marks: tuple[Mark, ...] | None = None, prompt: int | None = None, length: int = 1) -> Item:
+def item(
+    number: int,
+    samples: list[tuple[str, float]],
+    marks: tuple[Mark, ...] | None = None,
+    prompt: int | None = None,
+    length: int = 1,
+) -> Item:
     """Scored samples of a prompt whose ids are its number, so many times."""
     group = make_group(number, *(text for text, _ in samples))
     context = Segment("context", np.full(length, number if prompt is None else prompt, dtype=np.int32))
-    group = replace(group, trajectories=tuple(replace(row, segments=(context, *row.segments[1:])) for row in group.trajectories))
+    group = replace(
+        group,
+        trajectories=tuple(replace(row, segments=(context, *row.segments[1:])) for row in group.trajectories),
+    )
     (question,) = make_questions([group], "score", 0, oracle="o")
-    answer = Answer(question.key, tuple(score for _, score in samples), marks or ("ok",) * len(samples), len(samples))
+    answer = Answer(
+        question.key, tuple(score for _, score in samples), marks or ("ok",) * len(samples), len(samples)
+    )
     return Item(group, question, answer, None)
 
 
 def numbers(model: str, rows: Sequence[Trajectory]) -> torch.Tensor:
     """(K,) made up from the prompt, the response's length and the token's place; float64."""
     low = {"policy": 0.1, "reference": 0.7}[model]
-    parts = [low * (1 + row.ids[0]) + np.sin(len(row.completion) * np.arange(1, row.trained.sum() + 1)) for row in rows]
+    parts = [
+        low * (1 + row.ids[0]) + np.sin(len(row.completion) * np.arange(1, row.trained.sum() + 1))
+        for row in rows
+    ]
     return -torch.from_numpy(np.concatenate(parts)) - 1.0
 
 
@@ -48,7 +63,9 @@ def prepared(*items: Item, **options: Any) -> tuple[KTO, Batch]:
 
 def loss_of(algorithm: KTO, batch: Batch, raw: torch.Tensor) -> torch.Tensor:
     view = view_of(batch)
-    return Reduction(batch)(algorithm.losses({"policy": {"raw": raw}}, view)["loss/preference"], view, view.group_of_N, first=True)
+    return Reduction(batch)(
+        algorithm.losses({"policy": {"raw": raw}}, view)["loss/preference"], view, view.group_of_N, first=True
+    )
 
 
 ITEMS = item(1, [("abcd", 1.0), ("ab", 0.0)]), item(2, [("a", 0.25), ("abc", 0.5)])
@@ -66,30 +83,47 @@ def test_who_is_desirable() -> None:
 
 
 def test_the_baseline_by_hand() -> None:
-    """Response i + 2 behind prompt i, the responses of a token: the mean of ln 4, ln 2, -ln 2 and ln 2, that is ln(4 * 2) / 4."""
+    """Response i + 2 behind prompt i, the responses of a token: the mean of ln 4, ln 2, -ln 2 and ln 2, that
+    is ln(4 * 2) / 4."""
     ratios = {(1, "c"): math.log(4), (1, "d"): math.log(2), (2, "a"): -math.log(2), (2, "b"): math.log(2)}
 
     def given(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        return {"raw": torch.tensor([ratios.get((int(row.ids[0]), row.text), 0.0) if model == "policy" else 0.0 for row in rows])}
+        return {
+            "raw": torch.tensor(
+                [ratios.get((int(row.ids[0]), row.text), 0.0) if model == "policy" else 0.0 for row in rows]
+            )
+        }
 
     items = item(1, [("a", 1.0), ("b", 0.0)]), item(2, [("c", 1.0), ("d", 0.0)])
     algorithm = KTO(KTOConfig(prompts=2, beta=1.0))
     batch = algorithm.prepare(Feedback(0, items, 4), given, np.random.default_rng(0))
     assert batch.metrics["kto/baseline"] == pytest.approx(math.log(8) / 4)
     assert batch.metrics["kto/baseline_rows"] == 4
-    # The log-ratios of its own responses are all the baseline plus log 3: 1/4 from certain where desirable, 3/4 where not.
+    # The log-ratios of its own responses are all the baseline plus log 3: 1/4 from certain where desirable,
+    # 3/4 where not.
     raw = torch.full((4,), math.log(8) / 4 + math.log(3))
     assert loss_of(algorithm, batch, raw).item() == pytest.approx((0.25 + 0.75) / 2)
     ratios = {key: -value for key, value in ratios.items()}
-    assert algorithm.prepare(Feedback(0, items, 4), given, np.random.default_rng(0)).metrics["kto/baseline"] == 0.0, "never below 0"
+    assert (
+        algorithm.prepare(Feedback(0, items, 4), given, np.random.default_rng(0)).metrics["kto/baseline"]
+        == 0.0
+    ), "never below 0"
 
 
 def test_the_divergence_is_of_what_the_sampler_drew_in_this_step() -> None:
-    """By hand, log-ratios of ln 2 and -ln 2 at its two tokens: k3 is 1/2 - 1 + ln 2 and 2 - 1 - ln 2, of mean 1/4. The gap is over all tokens."""
+    """By hand, log-ratios of ln 2 and -ln 2 at its two tokens: k3 is 1/2 - 1 + ln 2 and 2 - 1 - ln 2, of mean
+    1/4. The gap is over all tokens."""
     recorded, older = item(2, [("a", 0.0)]), item(3, [("b", 1.0)])
-    recorded = replace(recorded, group=replace(recorded.group, trajectories=(replace(recorded.group.trajectories[0], slot="recorded"),)))
+    recorded = replace(
+        recorded,
+        group=replace(
+            recorded.group, trajectories=(replace(recorded.group.trajectories[0], slot="recorded"),)
+        ),
+    )
     algorithm = KTO(KTOConfig(prompts=2))
-    batch = algorithm.prepare(Feedback(0, (item(1, [("ab", 1.0)]), recorded), 2, older=(older,)), forward, np.random.default_rng(0))
+    batch = algorithm.prepare(
+        Feedback(0, (item(1, [("ab", 1.0)]), recorded), 2, older=(older,)), forward, np.random.default_rng(0)
+    )
     assert [row.text for row in batch.rows] == ["b", "ab", "a"]
     raw = batch.columns["reference_logps_K"] + torch.tensor([3.0, math.log(2), -math.log(2), 5.0])
     found = algorithm.metrics({"policy": {"raw": raw}}, view_of(batch))
@@ -99,28 +133,48 @@ def test_the_divergence_is_of_what_the_sampler_drew_in_this_step() -> None:
 
 
 def test_responses_to_other_prompts() -> None:
-    rows = [t for n in range(3) for t in item(n, [("ab" * (n + 1), 0.0), ("a", 0.0)], length=n + 1).group.trajectories]
+    rows = [
+        t
+        for n in range(3)
+        for t in item(n, [("ab" * (n + 1), 0.0), ("a", 0.0)], length=n + 1).group.trajectories
+    ]
     found = mismatched(rows)
-    assert [(int(row.ids[0]), row.text) for row in found] == [(0, "abab"), (0, "a"), (1, "ababab"), (1, "a"), (2, "ab"), (2, "a")]
-    assert all(row.ids.tolist() == [row.ids[0]] * (row.ids[0] + 1) + list(range(len(row.text))) for row in found)
+    assert [(int(row.ids[0]), row.text) for row in found] == [
+        (0, "abab"),
+        (0, "a"),
+        (1, "ababab"),
+        (1, "a"),
+        (2, "ab"),
+        (2, "a"),
+    ]
+    assert all(
+        row.ids.tolist() == [row.ids[0]] * (row.ids[0] + 1) + list(range(len(row.text))) for row in found
+    )
     assert all(row.trained.sum() == len(row.text) for row in found)
 
 
 def test_what_has_no_room_or_is_no_other_prompt_is_left_out() -> None:
     """A sequence longer than any of the step's own; a prompt that comes twice; a step of one prompt."""
     long_prompt, long_response = item(1, [("ab", 0.0)], length=9), item(2, [("abcdefghi", 0.0)], length=1)
-    assert [len(row.ids) for row in mismatched([*long_prompt.group.trajectories, *long_response.group.trajectories])] == [3]
+    assert [
+        len(row.ids)
+        for row in mismatched([*long_prompt.group.trajectories, *long_response.group.trajectories])
+    ] == [3]
     twice = [t for n in range(2) for t in item(n, [("a", 0.0), ("b", 0.0)], prompt=7).group.trajectories]
     assert mismatched(twice) == ()
     _, batch = prepared(item(1, [("a", 1.0), ("b", 0.0)]))
     assert (batch.metrics["kto/baseline"], batch.metrics["kto/baseline_rows"]) == (0.0, 0.0)
 
 
-def slow(batch: Batch, policy: Sequence[float], reference: Sequence[float], baseline: float, labels: Sequence[bool]) -> float:
+def slow(
+    batch: Batch, policy: Sequence[float], reference: Sequence[float], baseline: float, labels: Sequence[bool]
+) -> float:
     """beta 0.3, weights 2 and 0.5, from lists of one number a token."""
     ends = np.cumsum([int(row.trained.sum()) for row in batch.rows])[:-1]
     terms = []
-    for p, q, is_desirable in zip(np.split(np.array(policy), ends), np.split(np.array(reference), ends), labels, strict=True):
+    for p, q, is_desirable in zip(
+        np.split(np.array(policy), ends), np.split(np.array(reference), ends), labels, strict=True
+    ):
         above = 0.3 * (p.sum() - q.sum() - baseline)
         value = 1 / (1 + math.exp(-above if is_desirable else above))
         terms.append((2.0 if is_desirable else 0.5) * (1 - value))
@@ -140,10 +194,15 @@ def test_loss_and_gradient_are_those_of_plain_python() -> None:
     loss = loss_of(algorithm, batch, raw)
     loss.backward()
     labels, policy = [True, False, False, True], raw.tolist()
-    assert loss.item() == pytest.approx(slow(batch, policy, reference, baseline, labels), rel=1e-7), "z is kept in float32"
+    assert loss.item() == pytest.approx(slow(batch, policy, reference, baseline, labels), rel=1e-7), (
+        "z is kept in float32"
+    )
     assert raw.grad is not None
     for token in range(len(policy)):
-        ends = [slow(batch, [v + h * (k == token) for k, v in enumerate(policy)], reference, baseline, labels) for h in (1e-5, -1e-5)]
+        ends = [
+            slow(batch, [v + h * (k == token) for k, v in enumerate(policy)], reference, baseline, labels)
+            for h in (1e-5, -1e-5)
+        ]
         assert raw.grad[token].item() == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5, abs=1e-9)
 
 
@@ -162,7 +221,14 @@ def test_nothing_judged_is_an_empty_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("samples", 0), ("threshold", math.nan), ("beta", 0.0), ("lambda_desirable", -1.0), ("lambda_undesirable", math.inf)]
+    ("field", "value"),
+    [
+        ("samples", 0),
+        ("threshold", math.nan),
+        ("beta", 0.0),
+        ("lambda_desirable", -1.0),
+        ("lambda_undesirable", math.inf),
+    ],
 )
 def test_settings_out_of_range(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"algorithm\.{field} is "):
@@ -170,7 +236,9 @@ def test_settings_out_of_range(field: str, value: float) -> None:
 
 
 FORMATS = {
-    "unpaired preference": [{"prompt": f"{n}+1=", "completion": "ab"[: 1 + n % 2], "label": n % 4 == 0} for n in range(8)],
+    "unpaired preference": [
+        {"prompt": f"{n}+1=", "completion": "ab"[: 1 + n % 2], "label": n % 4 == 0} for n in range(8)
+    ],
     "preference": [{"prompt": f"{n}+1=", "chosen": "ab", "rejected": "b"} for n in range(8)],
 }
 
@@ -179,8 +247,19 @@ FORMATS = {
 def test_formats_of_trl(world: World, tmp_path: Path, name: str) -> None:
     """By their path alone; a recorded pair is one desirable response and one that is not."""
     path = write_jsonl(tmp_path / "data.jsonl", FORMATS[name])
-    changes = {"prompts": {"path": str(path), "epochs": 1, **({"responses": ["chosen", "rejected"]} if name == "preference" else {})}}
-    changes |= {"oracle.name": "recorded", "algorithm": {"name": "kto", "prompts": 8}, "evaluation": None, "stop.max_steps": 5}
+    changes = {
+        "prompts": {
+            "path": str(path),
+            "epochs": 1,
+            **({"responses": ["chosen", "rejected"]} if name == "preference" else {}),
+        }
+    }
+    changes |= {
+        "oracle.name": "recorded",
+        "algorithm": {"name": "kto", "prompts": 8},
+        "evaluation": None,
+        "stop.max_steps": 5,
+    }
     assert oat("train", world.config("kto", tmp_path, changes)) == 0
     (_, row) = (json.loads(line) for line in (tmp_path / "kto" / "metrics.jsonl").read_text().splitlines())
     assert row["rows/trained"] == row["kto/baseline_rows"] == (16 if name == "preference" else 8)

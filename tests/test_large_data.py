@@ -24,11 +24,15 @@ from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 
 RECORDS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(5)]
-FUNCTION = "import json\n\ndef records():\n    with open({path!r}) as file:\n        yield from map(json.loads, file)\n"
+FUNCTION = (
+    "import json\n\ndef records():\n    with open({path!r}) as file:\n        yield from map(json.loads, "
+    "file)\n"
+)
 
 
 def large(path, size):
-    """A file of about so many bytes, in records of 10 kB with a prompt of 10 characters; how many there are."""
+    """A file of about so many bytes, in records of 10 kB with a prompt of 10 characters; how many there
+    are."""
     count = size // 10_000
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
@@ -63,7 +67,9 @@ def test_records_do_not_stay_in_memory(tmp_path, renderer, name):
     elif name == "data.parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / name, row_group_size=100)
     elif name == "mine.py:records":
-        (tmp_path / "mine.py").write_text(FUNCTION.format(path=str(tmp_path / "data.jsonl")), encoding="utf-8")
+        (tmp_path / "mine.py").write_text(
+            FUNCTION.format(path=str(tmp_path / "data.jsonl")), encoding="utf-8"
+        )
     take(f"{tmp_path}/{name}", renderer, count)  # libraries are imported, and caches warm
     del records
     tracemalloc.start()
@@ -98,9 +104,18 @@ def test_data_that_change_under_a_run_are_an_error(tmp_path, renderer):
     path = write_jsonl(tmp_path / "data.jsonl", [{"prompt": f"{n}"} for n in range(4)])
     prompts = Prompts(path, renderer, Seeds(0), shuffle=False)
     path.write_text(path.read_text() + '{"prompt": "9"}\n')
-    assert [prompt.messages[0].content for prompt in prompts.take(2)] == ["0", "1"], "what is behind the records changes none"
+    assert [prompt.messages[0].content for prompt in prompts.take(2)] == ["0", "1"], (
+        "what is behind the records changes none"
+    )
     path.write_text(path.read_text().replace("2", "7"))
-    with pytest.raises(DataError, match=rf"{path}:3: expected the record that stood there when this was opened, got another; put the data back"):
+    with pytest.raises(
+        DataError,
+        match=(
+            rf"{path}:3: expected the record that stood there when this was opened, got another; put the "
+            r"data "
+            r"back"
+        ),
+    ):
         prompts.take(1)
     path.write_text("{")
     with pytest.raises(DataError, match=rf"{path}:3: expected one complete JSON object"):
@@ -118,7 +133,11 @@ def test_a_copy_that_has_no_room_says_so(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     with pytest.raises(
-        DataError, match=r"^records: expected room for a copy of it in \S+, got No space left on device; make room, or give it as JSONL"
+        DataError,
+        match=(
+            r"^records: expected room for a copy of it in \S+, got No space left on device; make room, or "
+            r"give it as JSONL"
+        ),
     ):
         read_prompts(Source(iter(RECORDS)))
 

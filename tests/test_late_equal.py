@@ -1,4 +1,5 @@
-"""What a run learns from, counts and decides does not depend on when answers come, as long as it waits for each (docs/ledger.md, Late answers)."""
+"""What a run learns from, counts and decides does not depend on when answers come, as long as it waits for
+each (docs/ledger.md, Late answers)."""
 
 import json
 import random
@@ -28,10 +29,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def played(path: Path, delays: random.Random | None, settings: dict[str, Any], **plan: int) -> tuple[Played, str]:
+def played(
+    path: Path, delays: random.Random | None, settings: dict[str, Any], **plan: int
+) -> tuple[Played, str]:
     """A run of its own, and the digest of its ledger."""
     with closing(Store(path)) as store:
-        ledger = Ledger(store, {"o": Slow(delays)}, Seeds(0), labels="threshold", deadline_s=600.0, **settings)
+        ledger = Ledger(
+            store, {"o": Slow(delays)}, Seeds(0), labels="threshold", deadline_s=600.0, **settings
+        )
         found = play(ledger, **plan)
         assert contradictions(store) == []
         return found, store.digest()
@@ -46,7 +51,9 @@ def test_delays_change_nothing_that_is_read(tmp_path: Path, settings: dict[str, 
     assert first.feedback[-1].queries > 0
     for seed in range(2):
         other, again = played(tmp_path / f"late {seed}", random.Random(seed), settings, **plan)
-        assert [feedback.queries for feedback in other.feedback] == [feedback.queries for feedback in first.feedback]
+        assert [feedback.queries for feedback in other.feedback] == [
+            feedback.queries for feedback in first.feedback
+        ]
         for one, two in zip(first.feedback, other.feedback, strict=True):
             assert [item.question.key for item in two.items] == [item.question.key for item in one.items]
             assert two.expired == one.expired
@@ -55,17 +62,22 @@ def test_delays_change_nothing_that_is_read(tmp_path: Path, settings: dict[str, 
 
 
 def test_what_is_known_at_a_step_is_what_steps_took(tmp_path: Path) -> None:
-    """Of two rounds, both answered, a step takes one: the other one's queries count with the step that takes it."""
+    """Of two rounds, both answered, a step takes one: the other one's queries count with the step that takes
+    it."""
     with closing(Store(tmp_path / "ledger")) as store:
         ledger = Ledger(store, {"o": Slow()}, Seeds(0), labels="threshold", deadline_s=600.0)
         found = play(ledger, steps=3, count=2, ahead=2)
-        taken = [sum(item.answer.queries for feedback in found.feedback[: step + 1] for item in feedback.items) for step in range(3)]
+        taken = [
+            sum(item.answer.queries for feedback in found.feedback[: step + 1] for item in feedback.items)
+            for step in range(3)
+        ]
         assert [feedback.queries for feedback in found.feedback] == taken
         assert [store.take_price("train", step).queries for step in range(3)] == taken
 
 
 def test_a_ledger_of_before_keeps_its_numbers(tmp_path: Path) -> None:
-    """It has what had come when a step took its own; those numbers are replayed, and later steps count what was taken."""
+    """It has what had come when a step took its own; those numbers are replayed, and later steps count what
+    was taken."""
     plan = {"count": 2, "ahead": 2}
     with closing(Store(tmp_path / "ledger")) as store:
         ledger = Ledger(store, {"o": Slow()}, Seeds(0), labels="threshold", deadline_s=600.0)
@@ -73,19 +85,32 @@ def test_a_ledger_of_before_keeps_its_numbers(tmp_path: Path) -> None:
         store.db.execute("UPDATE takes SET queries = queries + 5")
         replayed = play(ledger, steps=5, **plan)
         assert [feedback.queries for feedback in replayed.feedback[:3]] == [queries + 5 for queries in found]
-        assert [store.take_price("train", step).queries for step in range(5)] == [feedback.queries for feedback in replayed.feedback]
+        assert [store.take_price("train", step).queries for step in range(5)] == [
+            feedback.queries for feedback in replayed.feedback
+        ]
         assert replayed.feedback[-1].queries == store.spent("train").queries
 
 
 RUNS: dict[str, dict[str, Any]] = {
-    "evaluated by queries": {"evaluation.every": 1, "evaluation.every_queries": 20, "oracle.max_answer_age": 2, "learner.sync_every": 2},
+    "evaluated by queries": {
+        "evaluation.every": 1,
+        "evaluation.every_queries": 20,
+        "oracle.max_answer_age": 2,
+        "learner.sync_every": 2,
+    },
     "a budget": {"stop": {"max_queries": 45}, "learner.buffer": {"questions": 10}},
 }
 
 
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS.keys())
-def test_runs_whose_answers_come_at_other_times_are_one(world: World, tmp_path: Path, changes: dict[str, Any]) -> None:
-    oracle = {"oracle.name": world.late, "oracle.max_outstanding": 9, "engine": {"name": "torch", "threads": 1}}
+def test_runs_whose_answers_come_at_other_times_are_one(
+    world: World, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    oracle = {
+        "oracle.name": world.late,
+        "oracle.max_outstanding": 9,
+        "engine": {"name": "torch", "threads": 1},
+    }
     digests = []
     for number in range(2):
         (tmp_path / str(number)).mkdir()

@@ -1,4 +1,5 @@
-"""The laws of the house (docs/architecture.md): who may import whom, and how large a thing may be. Read from the source, nothing is run."""
+"""The laws of the house (docs/architecture.md): who may import whom, and how large a thing may be. Read from
+the source, nothing is run."""
 
 import ast
 import sys
@@ -53,7 +54,10 @@ MAY_IMPORT = {
     "rollout": "data engines environments errors models plugins seeds text types",
     "rundir": "config errors files ledger types",
     "runtime": "engines errors protocols types wire",
-    "testing": ("__init__ algorithms cli data engines environments errors explore learner metrics models oracles plugins rundir seeds types wire"),
+    "testing": (
+        "__init__ algorithms cli data engines environments errors explore learner metrics models oracles "
+        "plugins rundir seeds types wire"
+    ),
     "text": "errors files types",
     "tracking": "config errors files plugins rundir types",
     "trainer": "build commands config control data errors files loop plugins reports rundir",
@@ -61,7 +65,9 @@ MAY_IMPORT = {
 }
 """For each package, and each module of the root, which others it may import."""
 
-MAX_ROOT, MAX_LINES, MAX_FUNCTION_LINES = 13, 500, 60
+MAX_ROOT = 13
+MAX_LINES = 500
+MAX_FUNCTION_LINES = 60
 ONLY_IN = {
     "ray": "runtime/ray.py",
     "vllm": "engines/vllm.py",
@@ -93,7 +99,9 @@ def is_for_types_only(node: ast.AST) -> bool:
 def walk(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
     """Every node; `at_import` leaves out what does not run when the module is imported."""
     for node in ast.iter_child_nodes(tree):
-        if at_import and (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or is_for_types_only(node)):
+        if at_import and (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or is_for_types_only(node)
+        ):
             continue
         yield node
         yield from walk(node, at_import=at_import)
@@ -108,7 +116,10 @@ def imports(file: Path, *, at_import: bool = False) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
             assert node.module is not None
-            found |= {full if is_module(full := f"{node.module}.{alias.name}") else node.module for alias in node.names}
+            found |= {
+                full if is_module(full := f"{node.module}.{alias.name}") else node.module
+                for alias in node.names
+            }
     return found
 
 
@@ -117,7 +128,8 @@ def foreign(names: set[str], *allowed: str) -> set[str]:
     return {
         name
         for name in names
-        if name.split(".")[0] not in sys.stdlib_module_names and not any(name == a or name.startswith(f"{a}.") for a in allowed)
+        if name.split(".")[0] not in sys.stdlib_module_names
+        and not any(name == a or name.startswith(f"{a}.") for a in allowed)
     }
 
 
@@ -193,7 +205,11 @@ def test_packages_import_what_the_table_allows_and_nothing_stands_there_unused()
         if other not in allowed.get(unit, set())
     }
     assert forbidden == {}
-    assert {f"{unit} -> {other}" for unit, others in allowed.items() for other in others - found.get(unit, {}).keys()} == set()
+    assert {
+        f"{unit} -> {other}"
+        for unit, others in allowed.items()
+        for other in others - found.get(unit, {}).keys()
+    } == set()
 
 
 def test_the_table_has_no_circle() -> None:
@@ -203,7 +219,11 @@ def test_the_table_has_no_circle() -> None:
 
 def test_rooms_are_few_and_say_what_they_are() -> None:
     assert len(list(ROOT.glob("*.py"))) <= MAX_ROOT
-    silent = [str(file.relative_to(ROOT)) for file in FILES if file.name == "__init__.py" and not ast.get_docstring(ast.parse(file.read_text()))]
+    silent = [
+        str(file.relative_to(ROOT))
+        for file in FILES
+        if file.name == "__init__.py" and not ast.get_docstring(ast.parse(file.read_text()))
+    ]
     assert silent == []
 
 
@@ -215,7 +235,10 @@ def test_the_map_of_packages_is_what_they_say() -> None:
         for line in page.splitlines()
         if line.startswith("| `") and "/` |" in line
     }
-    packages = {file.parent.name: " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").split()) for file in ROOT.glob("*/__init__.py")}
+    packages = {
+        file.parent.name: " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").split())
+        for file in ROOT.glob("*/__init__.py")
+    }
     assert told.keys() == packages.keys()
     assert [name for name, sentence in told.items() if not packages[name].startswith(sentence)] == []
 
@@ -237,12 +260,18 @@ def test_the_loop_knows_protocols_only(name: str) -> None:
 
 
 def test_only_check_and_build_know_concrete_parts_of_several_boxes() -> None:
-    """Outside its box a concrete algorithm, engine, explorer or oracle may be used. Whoever holds several against each other is build/resolve.py, and
-    whoever puts them together build/run.py."""
+    """Outside its box a concrete algorithm, engine, explorer or oracle may be used. Whoever holds several
+    against each other is build/resolve.py, and whoever puts them together build/run.py."""
     found = {}
     for file in FILES:
         own = f"oat.{file.relative_to(ROOT).parts[0]}."
-        concrete = {n for n in imports(file) if n.startswith(tuple(f"oat.{box}." for box in BOXES)) and n not in PROTOCOLS and not n.startswith(own)}
+        concrete = {
+            n
+            for n in imports(file)
+            if n.startswith(tuple(f"oat.{box}." for box in BOXES))
+            and n not in PROTOCOLS
+            and not n.startswith(own)
+        }
         if concrete:
             found[name_of(file)] = {name.split(".")[1] for name in concrete}
     assert found["oat.build.run"] | found["oat.build.resolve"] == set(BOXES)
@@ -255,15 +284,24 @@ def test_only_those_who_make_runs_import_build() -> None:
 
 
 @pytest.mark.parametrize(("library", "place"), ONLY_IN.items())
-def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(library: str, place: str) -> None:
+def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(
+    library: str, place: str
+) -> None:
     def users(*, at_import: bool) -> set[Path]:
-        return {file for file in FILES if any(f"{name}.".startswith(f"{library}.") for name in imports(file, at_import=at_import))}
+        return {
+            file
+            for file in FILES
+            if any(f"{name}.".startswith(f"{library}.") for name in imports(file, at_import=at_import))
+        }
 
     assert users(at_import=True) == set()
     assert users(at_import=False) <= {ROOT / place}
 
 
-@pytest.mark.parametrize("name", ["oat", "oat.types", "oat.errors", "oat.config.load", "oat.cli", "oat.wire", "oat.seeds", "oat.metrics"])
+@pytest.mark.parametrize(
+    "name",
+    ["oat", "oat.types", "oat.errors", "oat.config.load", "oat.cli", "oat.wire", "oat.seeds", "oat.metrics"],
+)
 def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
     """Through no chain of imports that run when they are imported; tests/test_cli.py asks Python itself."""
     by_name = {name_of(file): file for file in FILES}
@@ -276,7 +314,11 @@ def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
         if current in by_name:
             parents = [current.rpartition(".")[0]] if "." in current else []
             waiting += [*imports(by_name[current], at_import=True), *parents]
-    assert {module for module in reached if module.split(".")[0] in ("torch", "transformers", "safetensors", "tokenizers")} == set()
+    assert {
+        module
+        for module in reached
+        if module.split(".")[0] in ("torch", "transformers", "safetensors", "tokenizers")
+    } == set()
 
 
 def test_nothing_is_too_long_to_read() -> None:

@@ -30,7 +30,21 @@ from oat.learner.reduction import Reduction
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.seeds import Seeds
-from oat.types import Answer, Batch, Feedback, Group, Item, KeptSets, Key, Loss, Message, Prompt, Question, Segment, Trajectory
+from oat.types import (
+    Answer,
+    Batch,
+    Feedback,
+    Group,
+    Item,
+    KeptSets,
+    Key,
+    Loss,
+    Message,
+    Prompt,
+    Question,
+    Segment,
+    Trajectory,
+)
 
 VOCABULARY = 24
 
@@ -39,12 +53,20 @@ VOCABULARY = 24
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     torch.manual_seed(3)
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
     LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.3, **shape)).save_pretrained(path)
     return path
 
 
-def row(generator: np.random.Generator, prompt: int, size: int, *, kept: bool = False, temperature: float = 1.0) -> Trajectory:
+def row(
+    generator: np.random.Generator, prompt: int, size: int, *, kept: bool = False, temperature: float = 1.0
+) -> Trajectory:
     ids = generator.integers(0, VOCABULARY, size).astype(np.int32)
     sets = None
     if kept:
@@ -64,7 +86,14 @@ def scored_feedback(groups: int = 4, samples: int = 4, seed: int = 0) -> Feedbac
         group = Group(prompt, rows)
         key = Key("train", 1, 0, number)
         scores = tuple(float(s) for s in generator.normal(size=samples))
-        items.append(Item(group, Question.about(group, key, "score", tuple(range(samples))), Answer(key, scores, ("ok",) * samples, samples), None))
+        items.append(
+            Item(
+                group,
+                Question.about(group, key, "score", tuple(range(samples))),
+                Answer(key, scores, ("ok",) * samples, samples),
+                None,
+            )
+        )
     return Feedback(1, tuple(items), groups * samples)
 
 
@@ -72,24 +101,40 @@ def compared_feedback(pairs: int = 6, seed: int = 0) -> Feedback:
     generator, items = np.random.default_rng(seed), []
     for number in range(pairs):
         prompt = Prompt(number + 1, number, (Message("user", "p"),))
-        group = Group(prompt, tuple(row(generator, 2 + number, int(generator.integers(1, 9))) for _ in range(2)))
+        group = Group(
+            prompt, tuple(row(generator, 2 + number, int(generator.integers(1, 9))) for _ in range(2))
+        )
         key = Key("train", 1, 0, number)
         label = None if number == 2 else number % 2
-        answer = Answer(key, (0.5 if label is None else 0.9 - 0.8 * label,), ("tie" if label is None else "ok",), 2)
+        answer = Answer(
+            key, (0.5 if label is None else 0.9 - 0.8 * label,), ("tie" if label is None else "ok",), 2
+        )
         items.append(Item(group, Question.about(group, key, "compare", (0, 1)), answer, label))
     return Feedback(1, tuple(items), 2 * pairs)
 
 
-def learner_of(path: Path, *, dtype: str = "float32", micro: int = 64, chunk: int = 4096, learning_rate: float = 1e-3, **options: Any) -> Learner:
+def learner_of(
+    path: Path,
+    *,
+    dtype: str = "float32",
+    micro: int = 64,
+    chunk: int = 4096,
+    learning_rate: float = 1e-3,
+    **options: Any,
+) -> Learner:
     lms = {name: load_lm(str(path)) for name in ("policy", "reference")}
     if dtype == "float64":
         for lm in lms.values():
             lm.module.double()
     with torch.no_grad():
         for parameter in lms["reference"].module.parameters():
-            parameter.add_(0.05 * torch.sin(torch.arange(parameter.numel(), dtype=parameter.dtype)).view_as(parameter))
+            parameter.add_(
+                0.05 * torch.sin(torch.arange(parameter.numel(), dtype=parameter.dtype)).view_as(parameter)
+            )
     models = {name: LanguageModel(lm, num_tokens=VOCABULARY, chunk=chunk) for name, lm in lms.items()}
-    optimisers = {"policy": OptimiserSettings(learning_rate, schedule_steps=10, **{"max_grad_norm": 1.0, **options})}
+    optimisers = {
+        "policy": OptimiserSettings(learning_rate, schedule_steps=10, **{"max_grad_norm": 1.0, **options})
+    }
     return Learner(models, optimisers, micro_batch_size=micro, seeds=Seeds(0))
 
 
@@ -128,7 +173,9 @@ def test_micro_batches_and_chunks_change_rounding_only(
 ) -> None:
     found = []
     for micro, chunk in ((64, 4096), (8, 4096), (4, 4096), (3, 4096), (1, 5)):
-        learner = learner_of(model_path, dtype=dtype, micro=micro, chunk=chunk, learning_rate=0.0, max_grad_norm=1e9)
+        learner = learner_of(
+            model_path, dtype=dtype, micro=micro, chunk=chunk, learning_rate=0.0, max_grad_norm=1e9
+        )
         found.append(gradient(learner, OBJECTIVES[name]()))
     loss, expected = found[0]
     assert expected.norm() > 1e-3
@@ -149,7 +196,10 @@ def test_many_small_passes_end_in_the_weights_of_one_large(model_path: Path, nam
         for seed in range(3):
             feedback = compared_feedback(seed=seed) if name == "dpo" else scored_feedback(seed=seed)
             learner.update(objective, objective.prepare(feedback, learner.forward, np.random.default_rng(0)))
-    one, other, start = (torch.cat([t.flatten() for t in learner.tensors("policy").values()]) for learner in (*learners, learner_of(model_path)))
+    one, other, start = (
+        torch.cat([t.flatten() for t in learner.tensors("policy").values()])
+        for learner in (*learners, learner_of(model_path))
+    )
     assert (one - start).abs().max() > 1e-3
     assert (one - other).abs().max() < 1e-8
 
@@ -159,9 +209,19 @@ def test_the_same_seed_gives_the_same_losses(world: World, tmp_path: Path) -> No
     """Ten steps, to the last digit; another seed gives others."""
     losses = []
     for number, seed in enumerate((3, 3, 4)):
-        config = world.config("dpo", tmp_path, {"seed": seed, "stop.max_steps": 10, "evaluation": None, "learner.learning_rate": 0.03})
+        config = world.config(
+            "dpo",
+            tmp_path,
+            {"seed": seed, "stop.max_steps": 10, "evaluation": None, "learner.learning_rate": 0.03},
+        )
         run_dir = tmp_path / str(number)
-        assert forked(lambda config=config, run_dir=run_dir: oat("train", config, "--run_dir", run_dir), tmp_path / "log") == 0
+        assert (
+            forked(
+                lambda config=config, run_dir=run_dir: oat("train", config, "--run_dir", run_dir),
+                tmp_path / "log",
+            )
+            == 0
+        )
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         losses.append([line["loss/total"] for line in rows if "loss/total" in line])
     assert len(losses[0]) == 10
@@ -174,7 +234,9 @@ def test_rows_are_shared_out_to_steps_and_passes() -> None:
     """128 rows in 2 mini-batches, 32 rows a pass: 2 optimiser steps of 2 passes each."""
     rows = tuple(row(np.random.default_rng(i), 2, 2) for i in range(128))
     batch = Batch(rows, np.arange(128), np.arange(128) // 8)
-    steps = [select_rows(batch, part) for part in split_units(batch, np.random.default_rng(0).permutation(128), 2)]
+    steps = [
+        select_rows(batch, part) for part in split_units(batch, np.random.default_rng(0).permutation(128), 2)
+    ]
     assert [[len(part) for part in micro_batches(step, 32)] for step in steps] == [[32, 32], [32, 32]]
 
 
@@ -192,7 +254,9 @@ def test_rows_are_shared_out_to_steps_and_passes() -> None:
         ("algorithm.samples", 1, "at least 2 responses a prompt"),
     ],
 )
-def test_bad_sizes_are_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, value: float, words: str) -> None:
+def test_bad_sizes_are_refused(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, value: float, words: str
+) -> None:
     """Before anything is loaded, with the line of the file."""
     assert oat("train", world.config("grpo", tmp_path, {field: value})) == 2
     printed = capsys.readouterr().err
@@ -202,29 +266,46 @@ def test_bad_sizes_are_refused(world: World, tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "grpo").exists()
 
 
-RECORDED = {"oracle.name": "recorded", "evaluation.oracle": "exact_match", "prompts.responses": ["answer", "other"]}
+RECORDED = {
+    "oracle.name": "recorded",
+    "evaluation.oracle": "exact_match",
+    "prompts.responses": ["answer", "other"],
+}
 
 
 @pytest.mark.inventory(93)
 @pytest.mark.parametrize(
     ("algorithm", "changes", "most"),
-    [("grpo", {}, "12 rows"), ("dpo", {}, "4 pairs"), ("sft", {**RECORDED, "algorithm.samples": 2}, "8 rows")],
+    [
+        ("grpo", {}, "12 rows"),
+        ("dpo", {}, "4 pairs"),
+        ("sft", {**RECORDED, "algorithm.samples": 2}, "8 rows"),
+    ],
 )
 def test_a_step_is_not_cut_into_more_parts_than_it_has(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any], most: str
+    world: World,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    algorithm: str,
+    changes: dict[str, Any],
+    most: str,
 ) -> None:
     limit = int(most.split()[0])
     config = world.config(algorithm, tmp_path, {**changes, "algorithm.minibatches": limit + 1})
     assert oat("train", config) == 2
     line = config.read_text().splitlines().index(f"  minibatches: {limit + 1}") + 1
-    words = f"{config}:{line}: algorithm.minibatches is {limit + 1}: a step has at most {most}; lower it, or raise algorithm.prompts"
+    words = (
+        f"{config}:{line}: algorithm.minibatches is {limit + 1}: a step has at most {most}; lower it, or "
+        "raise algorithm.prompts"
+    )
     assert words in capsys.readouterr().err
     assert not (tmp_path / algorithm).exists()
     resolve(*load_config(config, ["--algorithm.minibatches", str(limit)]))
 
 
 def hand_batch() -> tuple[Batch, torch.Tensor]:
-    """Three rows of 2, 1 and 3 trained tokens with terms 1 2 | 3 | 4 5 6; rows 0 and 1 are one pair; groups are {0, 2} and {1}."""
+    """Three rows of 2, 1 and 3 trained tokens with terms 1 2 | 3 | 4 5 6; rows 0 and 1 are one pair; groups
+    are {0, 2} and {1}."""
     generator = np.random.default_rng(0)
     rows = tuple(row(generator, 2, size) for size in (2, 1, 3))
     return Batch(rows, np.array([0, 0, 1]), np.array([0, 1, 0])), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
@@ -249,7 +330,12 @@ def reduced(batch: Batch, loss: Loss, micro: int = 64) -> float:
         size = {"pair": view.num_units, "step": None}.get(loss.per, len(view.row_of_K))
         terms = loss.terms if size is None else loss.terms[offset : offset + size]
         offset += size or 0
-        total = total + reduction(Loss(terms, loss.per, constant=loss.constant), view, torch.from_numpy(batch.group_of_N[rows]), first=number == 0)
+        total = total + reduction(
+            Loss(terms, loss.per, constant=loss.constant),
+            view,
+            torch.from_numpy(batch.group_of_N[rows]),
+            first=number == 0,
+        )
     return float(total)
 
 
@@ -257,7 +343,9 @@ def reduced(batch: Batch, loss: Loss, micro: int = 64) -> float:
 @pytest.mark.parametrize("per", HAND)
 def test_reduction_by_hand(per: Any, micro: int) -> None:
     batch, terms = hand_batch()
-    masked = Batch(batch.rows, batch.unit_of_N, batch.group_of_N, {"mask_K": torch.tensor([1.0, 0, 1, 1, 1, 1])})
+    masked = Batch(
+        batch.rows, batch.unit_of_N, batch.group_of_N, {"mask_K": torch.tensor([1.0, 0, 1, 1, 1, 1])}
+    )
     weighted = Batch(batch.rows, batch.unit_of_N, batch.group_of_N, {"weight_N": torch.tensor([1.0, 1, 2])})
     for case, expected in zip((batch, masked, weighted), HAND[per], strict=True):
         assert reduced(case, Loss(terms, per, constant=10.0), micro) == pytest.approx(expected, rel=1e-6)
@@ -267,14 +355,21 @@ def test_pairs_and_steps_by_hand() -> None:
     batch, _ = hand_batch()
     terms_U = torch.tensor([1.0, 5.0])
     assert reduced(batch, Loss(terms_U, "pair"), 1) == 3.0
-    masked = Batch(batch.rows, batch.unit_of_N, batch.group_of_N, {"mask_U": torch.tensor([1.0, 0.0]), "weight_U": torch.tensor([3.0, 1.0])})
+    masked = Batch(
+        batch.rows,
+        batch.unit_of_N,
+        batch.group_of_N,
+        {"mask_U": torch.tensor([1.0, 0.0]), "weight_U": torch.tensor([3.0, 1.0])},
+    )
     assert reduced(masked, Loss(terms_U, "pair"), 1) == 3.0
     assert reduced(batch, Loss(torch.tensor(7.0), "step"), 1) == 7.0
 
 
 def test_masked_terms_do_not_count_whatever_they_are() -> None:
     batch, terms = hand_batch()
-    masked = Batch(batch.rows, batch.unit_of_N, batch.group_of_N, {"mask_K": torch.tensor([1.0, 0, 1, 1, 1, 1])})
+    masked = Batch(
+        batch.rows, batch.unit_of_N, batch.group_of_N, {"mask_K": torch.tensor([1.0, 0, 1, 1, 1, 1])}
+    )
     for per in ("token", "sequence", "prompt"):
         terms[1] = math.nan
         assert math.isfinite(reduced(masked, Loss(terms, per)))
@@ -308,7 +403,11 @@ def test_shuffled_groups_change_rounding_only(model_path: Path) -> None:
     losses = []
     for case in (feedback, shuffled):
         learner = learner_of(model_path, learning_rate=0.0)
-        losses.append(learner.update(objective, objective.prepare(case, learner.forward, np.random.default_rng(0)))["optim/grad_norm"])
+        losses.append(
+            learner.update(objective, objective.prepare(case, learner.forward, np.random.default_rng(0)))[
+                "optim/grad_norm"
+            ]
+        )
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -327,7 +426,9 @@ def test_minibatches_cover_every_unit_once_an_epoch() -> None:
 def test_epochs_and_minibatches_count_optimiser_steps(model_path: Path) -> None:
     learner = learner_of(model_path)
     objective = GRPO(GRPOConfig(prompts=4, samples=4, epochs=2, minibatches=3))
-    report = learner.update(objective, objective.prepare(scored_feedback(), learner.forward, np.random.default_rng(0)))
+    report = learner.update(
+        objective, objective.prepare(scored_feedback(), learner.forward, np.random.default_rng(0))
+    )
     assert report["optim/steps"] == 6
 
 
@@ -409,15 +510,23 @@ def test_state_round_trip_continues_bitwise(model_path: Path) -> None:
     objective, one = DPO(DPOConfig(prompts=6)), learner_of(model_path)
 
     def step(learner: Learner, seed: int) -> None:
-        learner.update(objective, objective.prepare(compared_feedback(seed=seed), learner.forward, np.random.default_rng(0)))
+        learner.update(
+            objective,
+            objective.prepare(compared_feedback(seed=seed), learner.forward, np.random.default_rng(0)),
+        )
 
     step(one, 0)
-    state = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in one.state.items()}
+    state = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in one.state.items()
+    }
     other = learner_of(model_path)
     other.load_state(state)
     for learner in (one, other):
         step(learner, 1)
-    assert all(torch.equal(a, b) for a, b in zip(one.tensors("policy").values(), other.tensors("policy").values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(one.tensors("policy").values(), other.tensors("policy").values(), strict=True)
+    )
 
 
 def plain_logps(lm: CausalLM, trajectory: Trajectory, temperature: float = 1.0) -> list[float]:
@@ -430,11 +539,14 @@ def plain_logps(lm: CausalLM, trajectory: Trajectory, temperature: float = 1.0) 
 
 @pytest.mark.inventory(1)
 def test_log_probabilities_of_three_tokens_by_hand(model_path: Path) -> None:
-    """The first token has no predecessor, the second is context, the third is trained: predicted by the logits at the second."""
+    """The first token has no predecessor, the second is context, the third is trained: predicted by the
+    logits at the second."""
     ids = np.array([3, 7, 5], dtype=np.int32)
     segments = Segment("context", ids[:2]), Segment("model", ids[2:], np.ones(1, bool))
     lm = load_lm(str(model_path))
-    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs([Trajectory("sampler", segments, "stop", "")], {}, {"raw"})["raw"]
+    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs(
+        [Trajectory("sampler", segments, "stop", "")], {}, {"raw"}
+    )["raw"]
     with torch.no_grad():
         logits = lm.module(input_ids=torch.tensor([[3, 7, 5]])).logits[0, 1].tolist()
     total = 0.0
@@ -462,11 +574,17 @@ def test_padding_on_either_side_changes_nothing(model_path: Path) -> None:
 
 def test_outputs_equal_a_plain_forward(model_path: Path) -> None:
     generator = np.random.default_rng(5)
-    rows = [row(generator, 4, 3, temperature=0.7), row(generator, 2, 7, temperature=0.7), row(generator, 1, 0, temperature=0.7)]
+    rows = [
+        row(generator, 4, 3, temperature=0.7),
+        row(generator, 2, 7, temperature=0.7),
+        row(generator, 1, 0, temperature=0.7),
+    ]
     lm = load_lm(str(model_path))
     found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs(rows, {}, {"raw", "sampled", "entropy"})
     assert found["raw"].tolist() == pytest.approx([x for r in rows for x in plain_logps(lm, r)], abs=1e-5)
-    assert found["sampled"].tolist() == pytest.approx([x for r in rows for x in plain_logps(lm, r, 0.7)], abs=1e-5)
+    assert found["sampled"].tolist() == pytest.approx(
+        [x for r in rows for x in plain_logps(lm, r, 0.7)], abs=1e-5
+    )
 
 
 def test_sampled_renormalises_over_the_recorded_sets(model_path: Path) -> None:
@@ -483,7 +601,12 @@ def test_sampled_renormalises_over_the_recorded_sets(model_path: Path) -> None:
         start = len(r.segments[0].ids)
         for t in range(start, len(ids)):
             chosen = kept.ids[kept.offsets[t - start] : kept.offsets[t - start + 1]]
-            expected.append(float(logits[t - 1, ids[t]] - torch.logsumexp(logits[t - 1, torch.from_numpy(chosen.astype(np.int64))], -1)))
+            expected.append(
+                float(
+                    logits[t - 1, ids[t]]
+                    - torch.logsumexp(logits[t - 1, torch.from_numpy(chosen.astype(np.int64))], -1)
+                )
+            )
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
     flat, bounds = kept_sets(rows)
     assert len(bounds) == len(expected) + 1

@@ -37,7 +37,8 @@ class Clock:
 
 
 class Post:
-    """Comparisons by post: each prompt's answer arrives so many seconds after it was asked, the newest letters first; None is never.
+    """Comparisons by post: each prompt's answer arrives so many seconds after it was asked, the newest
+    letters first; None is never.
 
     Attributes:
         asked: occurrences in the order they were submitted, over all restarts that share the list.
@@ -45,8 +46,13 @@ class Post:
 
     answers: Kind = "compare"
 
-    def __init__(self, clock: Clock, delays: dict[int, float | None], *, p: float = 0.8, durable: bool = False):
-        self.clock, self.delays, self.p, self.durable = clock, delays, p, durable
+    def __init__(
+        self, clock: Clock, delays: dict[int, float | None], *, p: float = 0.8, durable: bool = False
+    ):
+        self.clock = clock
+        self.delays = delays
+        self.p = p
+        self.durable = durable
         self.asked: list[int] = []
         self.open: dict[str, tuple[Question, float]] = {}
 
@@ -64,7 +70,10 @@ class Post:
         first = min((arrival for _, arrival in open.values()), default=math.inf)
         self.clock.now += min(seconds, max(0.0, first - self.clock.now))
         arrived = [ticket for ticket, (_, arrival) in open.items() if arrival <= self.clock.now]
-        return [(ticket, Answer(self.open.pop(ticket)[0].key, (self.p,), ("ok",), 1, by="post")) for ticket in reversed(arrived)]
+        return [
+            (ticket, Answer(self.open.pop(ticket)[0].key, (self.p,), ("ok",), 1, by="post"))
+            for ticket in reversed(arrived)
+        ]
 
 
 @pytest.fixture
@@ -78,14 +87,43 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def opened(tmp_path: Path) -> Callable[..., Ledger]:
     """Opens the ledger of this test, again and again."""
 
-    def make(oracle: Any, *, labels: Any = "threshold", deadline_s: float = 600.0, name: str = "o", seed: int = 0, **late: Any) -> Ledger:
-        return Ledger(Store(tmp_path / "ledger.sqlite"), {name: oracle}, Seeds(seed), labels=labels, deadline_s=deadline_s, **late)
+    def make(
+        oracle: Any,
+        *,
+        labels: Any = "threshold",
+        deadline_s: float = 600.0,
+        name: str = "o",
+        seed: int = 0,
+        **late: Any,
+    ) -> Ledger:
+        return Ledger(
+            Store(tmp_path / "ledger.sqlite"),
+            {name: oracle},
+            Seeds(seed),
+            labels=labels,
+            deadline_s=deadline_s,
+            **late,
+        )
 
     return make
 
 
-def ask(ledger: Ledger, step: int, *groups: Group, round: int = 0, kind: Kind = "compare", oracle: str = "o", purpose: str = "train") -> None:
-    ledger.ask(step, round, groups, make_questions(list(groups), kind, step, round, oracle=oracle, purpose=purpose), purpose)
+def ask(
+    ledger: Ledger,
+    step: int,
+    *groups: Group,
+    round: int = 0,
+    kind: Kind = "compare",
+    oracle: str = "o",
+    purpose: str = "train",
+) -> None:
+    ledger.ask(
+        step,
+        round,
+        groups,
+        make_questions(list(groups), kind, step, round, oracle=oracle, purpose=purpose),
+        purpose,
+    )
 
 
 def occurrences(feedback: Any) -> list[int]:
@@ -103,7 +141,12 @@ def rewards() -> Oracle:
 def test_scores_of_a_real_function(opened: Callable[..., Ledger]) -> None:
     ledger = opened(rewards())
     ask(ledger, 0, make_group(0, "a", "bbb"), make_group(1, "cc", ""), kind="score")
-    assert (ledger.asked(0, 0), ledger.asked(0, 1), ledger.recalls(0, 0), ledger.recalls(0, 1)) == (0, 2, True, False)
+    assert (ledger.asked(0, 0), ledger.asked(0, 1), ledger.recalls(0, 0), ledger.recalls(0, 1)) == (
+        0,
+        2,
+        True,
+        False,
+    )
     assert ledger.store.spent("train").queries == 0
     feedback = ledger.take(0, 2)
     assert [item.answer.values for item in feedback.items] == [(1.0, 3.0), (2.0, 0.0)]
@@ -114,7 +157,8 @@ def test_scores_of_a_real_function(opened: Callable[..., Ledger]) -> None:
 
 @pytest.mark.parametrize("labels", ["threshold", "bernoulli"])
 def test_preferences_from_scores(opened: Callable[..., Ledger], labels: str) -> None:
-    """p = sigmoid(difference of lengths); equal lengths have no winner under either rule; a preference costs two queries."""
+    """p = sigmoid(difference of lengths); equal lengths have no winner under either rule; a preference costs
+    two queries."""
     ledger = opened(Preferences(rewards()), labels=labels)
     ask(ledger, 0, make_group(0, "a" * 60, "b"), make_group(1, "c", "d" * 60), make_group(2, "ee", "ff"))
     first, second, tied = ledger.take(0, 3).items
@@ -126,7 +170,9 @@ def test_preferences_from_scores(opened: Callable[..., Ledger], labels: str) -> 
 
 def test_thresholds_by_hand(opened: Callable[..., Ledger]) -> None:
     chances = {0: 0.5, 1: 0.500001, 2: 0.499999, 3: 1.0, 4: 0.0}
-    oracle = CallableComparison(lambda prompts, first, second: [chances[int(prompt[1:])] for prompt in prompts], "chances")
+    oracle = CallableComparison(
+        lambda prompts, first, second: [chances[int(prompt[1:])] for prompt in prompts], "chances"
+    )
     ledger = opened(oracle)
     ask(ledger, 0, *(make_group(number, "a", "b") for number in chances))
     assert [item.label for item in ledger.take(0, 5).items] == [None, 0, 1, 0, 1]
@@ -139,7 +185,10 @@ def test_unasked_questions_cost_nothing_and_have_no_winner(opened: Callable[...,
 
     ledger = opened(CallableComparison(forbidden, "forbidden"), labels="bernoulli")
     groups = [make_group(0, "a", "a"), make_group(1, "a", "b")]
-    unasked, askable = make_questions(groups, "compare", 0, oracle=UNASKED)[0], make_questions(groups, "compare", 0, oracle="o")[1]
+    unasked, askable = (
+        make_questions(groups, "compare", 0, oracle=UNASKED)[0],
+        make_questions(groups, "compare", 0, oracle="o")[1],
+    )
     ledger.ask(0, 0, groups, [unasked, askable])
     assert ledger.asked(0, 1) == 2
     first, second = ledger.take(0, 2).items
@@ -152,7 +201,9 @@ def test_unasked_questions_cost_nothing_and_have_no_winner(opened: Callable[...,
 def test_drawn_labels_are_functions_of_the_address_with_the_right_frequency(tmp_path: Path) -> None:
     def labels(seed: int, name: str, order: int = 1) -> dict[int, int | None]:
         oracle = CallableComparison(lambda prompts, first, second: [0.3] * len(prompts), "chance")
-        ledger = Ledger(Store(tmp_path / name), {"o": oracle}, Seeds(seed), labels="bernoulli", deadline_s=600)
+        ledger = Ledger(
+            Store(tmp_path / name), {"o": oracle}, Seeds(seed), labels="bernoulli", deadline_s=600
+        )
         ask(ledger, 0, *[make_group(number, "a", "b") for number in range(1000)][::order])
         return {item.question.key.occurrence: item.label for item in ledger.take(0, 1000).items}
 
@@ -173,7 +224,9 @@ def test_ask_is_one_transaction(opened: Callable[..., Ledger]) -> None:
     assert (ledger.asked(1, 0), oracle.asked, ledger.pending, ledger.groups) == (0, [], {}, {})
 
 
-def test_intents_are_on_disk_before_the_oracle_hears_of_them(opened: Callable[..., Ledger], tmp_path: Path) -> None:
+def test_intents_are_on_disk_before_the_oracle_hears_of_them(
+    opened: Callable[..., Ledger], tmp_path: Path
+) -> None:
     class Looking(Post):
         def submit(self, questions: Sequence[Question]) -> list[str]:
             seen.extend(row.question for row in Store(tmp_path / "ledger.sqlite").unanswered())
@@ -185,8 +238,11 @@ def test_intents_are_on_disk_before_the_oracle_hears_of_them(opened: Callable[..
     assert [question.candidates for question in seen] == [("a", "b"), ("c", "d")]
 
 
-def test_a_step_waits_for_its_questions_in_the_order_they_were_asked(opened: Callable[..., Ledger], clock: Clock) -> None:
-    """Answers arrive at 3, 1, 2 seconds: a step of two waits for the first; the next one needs nothing more."""
+def test_a_step_waits_for_its_questions_in_the_order_they_were_asked(
+    opened: Callable[..., Ledger], clock: Clock
+) -> None:
+    """Answers arrive at 3, 1, 2 seconds: a step of two waits for the first; the next one needs nothing
+    more."""
     ledger = opened(Post(clock, {0: 3.0, 1: 1.0, 2: 2.0}))
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
     first = ledger.take(0, 2)
@@ -196,7 +252,8 @@ def test_a_step_waits_for_its_questions_in_the_order_they_were_asked(opened: Cal
 
 
 def test_late_answers_in_another_order(opened: Callable[..., Ledger], clock: Clock) -> None:
-    """Where a step waits only so long, it takes the first two that are there, in the order they were asked; the next takes the rest."""
+    """Where a step waits only so long, it takes the first two that are there, in the order they were asked;
+    the next takes the rest."""
     ledger = opened(Post(clock, {0: 3.0, 1: 1.0, 2: 2.0}), max_wait_s=600.0)
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
     first = ledger.take(0, 2)
@@ -207,8 +264,11 @@ def test_late_answers_in_another_order(opened: Callable[..., Ledger], clock: Clo
     assert [item.group.trajectories[0].text for item in ledger.take(0, 2).items] == ["a", "a"]
 
 
-def test_what_is_too_old_to_learn_from_is_waited_for_as_well(opened: Callable[..., Ledger], clock: Clock) -> None:
-    """So that what is set aside for it, and what is known, do not depend on when it comes. Question 1 is a step too old when step 2 comes to it."""
+def test_what_is_too_old_to_learn_from_is_waited_for_as_well(
+    opened: Callable[..., Ledger], clock: Clock
+) -> None:
+    """So that what is set aside for it, and what is known, do not depend on when it comes. Question 1 is a
+    step too old when step 2 comes to it."""
     ledger = opened(Post(clock, {1: 50.0}), max_age=1)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "c", "d"))
     assert occurrences(ledger.take(0, 1)) == [0]
@@ -217,7 +277,9 @@ def test_what_is_too_old_to_learn_from_is_waited_for_as_well(opened: Callable[..
     assert (occurrences(found), found.expired, found.queries, clock.now) == ([2], 1, 3, 150.0)
 
 
-def test_a_take_is_replayed_as_it_was_recorded_also_a_short_one(opened: Callable[..., Ledger], clock: Clock) -> None:
+def test_a_take_is_replayed_as_it_was_recorded_also_a_short_one(
+    opened: Callable[..., Ledger], clock: Clock
+) -> None:
     ledger = opened(Post(clock, {1: 15.0}), max_wait_s=10.0)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "a", "b"))
     assert occurrences(ledger.take(0, 2)) == [0]
@@ -227,7 +289,9 @@ def test_a_take_is_replayed_as_it_was_recorded_also_a_short_one(opened: Callable
 
     silent = Post(clock, {})
     again = opened(silent)
-    assert [(occurrences(feedback), feedback.queries) for feedback in (again.take(0, 2), again.take(1, 2))] == [([0], 1), ([1], 2)]
+    assert [
+        (occurrences(feedback), feedback.queries) for feedback in (again.take(0, 2), again.take(1, 2))
+    ] == [([0], 1), ([1], 2)]
     assert (silent.asked, again.reasked, clock.now) == ([], 0, 115.0)
     assert occurrences(again.take(2, 2)) == []
     assert again.take(2, 2).queries == 2
@@ -244,7 +308,9 @@ def test_a_step_waits_no_longer_than_it_may(opened: Callable[..., Ledger], clock
     assert (occurrences(ledger.take(3, 1, purpose="eval")), clock.now) == ([3], 460.0)
 
 
-def test_an_answer_that_is_too_old_is_counted_and_not_learned_from(opened: Callable[..., Ledger], clock: Clock) -> None:
+def test_an_answer_that_is_too_old_is_counted_and_not_learned_from(
+    opened: Callable[..., Ledger], clock: Clock
+) -> None:
     """Questions 0 and 1 are of step 0, question 2 is of step 2; an answer may be one step old."""
     ledger = opened(Post(clock, {0: 30.0, 1: 60.0}), max_wait_s=20.0, max_age=1)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "c", "d"))
@@ -258,10 +324,17 @@ def test_an_answer_that_is_too_old_is_counted_and_not_learned_from(opened: Calla
     assert ledger.take(2, 2).expired == 1
     ledger.close()
     again = opened(Post(clock, {}))
-    assert [(occurrences(found), found.expired) for found in (again.take(step, 2) for step in range(4))] == [([], 0), ([0], 0), ([2], 1), ([], 0)]
+    assert [(occurrences(found), found.expired) for found in (again.take(step, 2) for step in range(4))] == [
+        ([], 0),
+        ([0], 0),
+        ([2], 1),
+        ([], 0),
+    ]
 
 
-def test_a_lost_answer_fails_at_its_deadline_and_blocks_nothing(opened: Callable[..., Ledger], clock: Clock) -> None:
+def test_a_lost_answer_fails_at_its_deadline_and_blocks_nothing(
+    opened: Callable[..., Ledger], clock: Clock
+) -> None:
     oracle = Post(clock, {0: None, 1: 5.0, 2: None})
     ledger = opened(oracle, deadline_s=30.0)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "a", "b"))
@@ -300,7 +373,12 @@ def test_purposes_do_not_mix(opened: Callable[..., Ledger]) -> None:
     ask(ledger, 0, make_group(0, "a", "b"))
     ask(ledger, 0, make_group(0, "c", "d"), make_group(1, "c", "d"), purpose="eval")
     assert [item.question.candidates for item in ledger.take(0, 5, purpose="eval").items] == [("c", "d")] * 2
-    assert (ledger.store.spent("eval").queries, ledger.store.spent("train").queries, ledger.asked(1, 0), ledger.asked(1, 0, "eval")) == (2, 0, 1, 2)
+    assert (
+        ledger.store.spent("eval").queries,
+        ledger.store.spent("train").queries,
+        ledger.asked(1, 0),
+        ledger.asked(1, 0, "eval"),
+    ) == (2, 0, 1, 2)
     assert occurrences(ledger.take(0, 5)) == [0]
 
 
@@ -309,14 +387,19 @@ def test_two_oracles_of_which_one_never_answers(tmp_path: Path, clock: Clock) ->
     late: dict[str, Any] = {"labels": "threshold", "deadline_s": 60.0, "max_wait_s": 60.0}
     ledger = Ledger(Store(tmp_path / "ledger.sqlite"), {"quick": quick, "dead": dead}, Seeds(0), **late)
     groups = [make_group(0, "a", "b"), make_group(1, "a", "b")]
-    first, second = make_questions(groups, "compare", 0, oracle="dead")[0], make_questions(groups, "compare", 0, oracle="quick")[1]
+    first, second = (
+        make_questions(groups, "compare", 0, oracle="dead")[0],
+        make_questions(groups, "compare", 0, oracle="quick")[1],
+    )
     ledger.ask(0, 0, groups, [first, second])
     assert occurrences(ledger.take(0, 1)) == [1]
     assert clock.now < 110.0
     assert ledger.take(1, 1).items[0].answer.marks == ("failed",)
 
 
-def test_after_a_restart_unanswered_intents_are_asked_again_and_counted(opened: Callable[..., Ledger], clock: Clock) -> None:
+def test_after_a_restart_unanswered_intents_are_asked_again_and_counted(
+    opened: Callable[..., Ledger], clock: Clock
+) -> None:
     ledger = opened(Post(clock, {1: 99.0, 2: 99.0}))
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
     assert occurrences(ledger.take(0, 1)) == [0]
@@ -328,10 +411,16 @@ def test_after_a_restart_unanswered_intents_are_asked_again_and_counted(opened: 
     assert (other.asked, again.reasked) == ([], 0)
     assert occurrences(again.take(1, 2)) == [1, 2]
     assert (other.asked, again.reasked) == ([1, 2], 2)
-    assert [item.label for step, count in ((0, 1), (1, 2)) for item in again.take(step, count).items] == [0, 1, 1]
+    assert [item.label for step, count in ((0, 1), (1, 2)) for item in again.take(step, count).items] == [
+        0,
+        1,
+        1,
+    ]
 
 
-def test_token_ids_reach_a_function_that_names_them_also_when_it_is_asked_again(opened: Callable[..., Ledger]) -> None:
+def test_token_ids_reach_a_function_that_names_them_also_when_it_is_asked_again(
+    opened: Callable[..., Ledger],
+) -> None:
     """The ids that `make_group` makes up are 0, 1, 2 and so on, one a letter."""
     seen: list[list[list[int]]] = []
 
@@ -365,11 +454,15 @@ def test_messages_stay_messages_over_a_restart(opened: Callable[..., Ledger]) ->
     ask(ledger, 0, group, kind="score")
     ledger.close()
     item = opened(CallableOracle(reward, "mine")).take(0, 1).items[0]
-    assert seen == [([{"role": "user", "content": "p0"}], [[{"role": "assistant", "content": text}] for text in "ab"])]
+    assert seen == [
+        ([{"role": "user", "content": "p0"}], [[{"role": "assistant", "content": text}] for text in "ab"])
+    ]
     assert (item.question.is_chat, item.group.prompt.is_chat) == (True, True)
 
 
-def test_after_a_restart_tickets_of_a_durable_oracle_are_attached_again(opened: Callable[..., Ledger], clock: Clock) -> None:
+def test_after_a_restart_tickets_of_a_durable_oracle_are_attached_again(
+    opened: Callable[..., Ledger], clock: Clock
+) -> None:
     oracle = Post(clock, {0: 5.0, 1: 7.0}, durable=True)
     ledger = opened(oracle)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "a", "b"))
@@ -389,11 +482,15 @@ def test_a_ticket_keeps_its_deadline_over_a_restart(opened: Callable[..., Ledger
     clock.now += 50
     ask(opened(oracle, deadline_s=30.0), 1, make_group(2, "a", "b"))
     clock.now += 31
-    assert opened(oracle, deadline_s=60.0).take(1, 1).items[0].answer.marks == ("ok",), "a longer deadline counts at once"
+    assert opened(oracle, deadline_s=60.0).take(1, 1).items[0].answer.marks == ("ok",), (
+        "a longer deadline counts at once"
+    )
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_what_is_given_up_is_closed_and_what_was_answered_is_known(opened: Callable[..., Ledger], clock: Clock, durable: bool) -> None:
+def test_what_is_given_up_is_closed_and_what_was_answered_is_known(
+    opened: Callable[..., Ledger], clock: Clock, durable: bool
+) -> None:
     class Breaks(Post):
         def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
             if clock.now > 100:
@@ -422,7 +519,9 @@ def test_what_is_given_up_is_closed_and_what_was_answered_is_known(opened: Calla
     assert contradictions(ledger.store) == []
 
 
-def test_a_durable_oracle_that_was_never_reached_is_asked(opened: Callable[..., Ledger], clock: Clock) -> None:
+def test_a_durable_oracle_that_was_never_reached_is_asked(
+    opened: Callable[..., Ledger], clock: Clock
+) -> None:
     """The process died between the intents and their tickets."""
 
     class Unreachable(Post):
@@ -481,7 +580,9 @@ class Broken(Post):
         (((0.7,), ("sure",), 1), "compare", "question train/0/0/0/0 .* has the marks 'sure'.*abstain"),
     ],
 )
-def test_a_broken_answer_is_an_error_and_not_recorded(opened: Callable[..., Ledger], answer: Any, kind: Kind, words: str) -> None:
+def test_a_broken_answer_is_an_error_and_not_recorded(
+    opened: Callable[..., Ledger], answer: Any, kind: Kind, words: str
+) -> None:
     ledger = opened(Broken(answer, kind))
     ask(ledger, 0, make_group(0, "a", "b"), kind=kind)
     with pytest.raises(OracleError, match=f"oracle o: .*{words}"):
@@ -498,7 +599,10 @@ def test_the_sound_answers_beside_a_broken_one_are_kept(opened: Callable[..., Le
     class OneBroken(Post):
         def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
             given = [(ticket, self.open.pop(ticket)[0].key) for ticket in tickets]
-            return [(ticket, Answer(key, (math.nan if key.occurrence == 1 else 0.8,), ("ok",), 1)) for ticket, key in given]
+            return [
+                (ticket, Answer(key, (math.nan if key.occurrence == 1 else 0.8,), ("ok",), 1))
+                for ticket, key in given
+            ]
 
     ledger = opened(OneBroken(Clock(), {}))
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
@@ -514,7 +618,11 @@ def test_values_without_a_meaning_are_not_looked_at(opened: Callable[..., Ledger
     ledger = opened(Broken(((math.nan, np.float32(0.25)), ("abstain", "ok"), 1), "score"))
     ask(ledger, 0, make_group(0, "a", "b"), kind="score")
     (item,) = ledger.take(0, 1).items
-    assert (item.answer.marks, item.answer.values[1], type(item.answer.values[1])) == (("abstain", "ok"), 0.25, float)
+    assert (item.answer.marks, item.answer.values[1], type(item.answer.values[1])) == (
+        ("abstain", "ok"),
+        0.25,
+        float,
+    )
 
 
 @pytest.mark.parametrize("tickets", [["x", "x"], ["x"], [1, 2], []])

@@ -31,8 +31,15 @@ def test_head_of_hidden_is_the_model(paths, family):
     lm = load_lm(paths[family])
     ids = torch.randint(0, VOCAB_ROWS, (3, 9))
     with torch.no_grad():
-        torch.testing.assert_close(lm.head(lm.hidden(ids)), lm.module(input_ids=ids).logits, atol=1e-6, rtol=0)
-    assert (lm.vocab_rows, lm.context_length, lm.model_type, lm.device) == (VOCAB_ROWS, CONTEXT, family, torch.device("cpu"))
+        torch.testing.assert_close(
+            lm.head(lm.hidden(ids)), lm.module(input_ids=ids).logits, atol=1e-6, rtol=0
+        )
+    assert (lm.vocab_rows, lm.context_length, lm.model_type, lm.device) == (
+        VOCAB_ROWS,
+        CONTEXT,
+        family,
+        torch.device("cpu"),
+    )
     assert not lm.module.training
     assert {parameter.dtype for parameter in lm.module.parameters()} == {torch.float32}
 
@@ -65,27 +72,33 @@ def test_sequences_together_are_sequences_alone(paths, family, takes_layouts):
         found = [parameter.grad.clone() for parameter in lm.module.parameters() if parameter.grad is not None]
         lm.module.zero_grad()
         alone.square().sum().backward()
-        expected = [parameter.grad.clone() for parameter in lm.module.parameters() if parameter.grad is not None]
+        expected = [
+            parameter.grad.clone() for parameter in lm.module.parameters() if parameter.grad is not None
+        ]
         lm.module.zero_grad()
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_common_beginning_is_computed_once(paths, family):
-    """Values and gradients are those of the sequences apart; one of them has no beginning in common, one another's."""
+    """Values and gradients are those of the sequences apart; one of them has no beginning in common, one
+    another's."""
     lm, generator = load_lm(paths[family]), np.random.default_rng(3)
     prompts = [generator.integers(0, VOCAB_ROWS, length) for length in (7, 4)]
     ends = [generator.integers(0, VOCAB_ROWS, length) for length in (3, 1, 5, 2, 6)]
-    sequences = [np.concatenate([prompt, end]) for prompt, end in zip([prompts[0], prompts[0], prompts[1], prompts[0]], ends, strict=False)] + ends[
-        4:
-    ]
+    sequences = [
+        np.concatenate([prompt, end])
+        for prompt, end in zip([prompts[0], prompts[0], prompts[1], prompts[0]], ends, strict=False)
+    ] + ends[4:]
     results = []
     for prefixes in ([7, 7, 4, 7, 0], None):
         hidden_TD, places = lm.hidden_of(sequences, prefixes)
         assert len(hidden_TD) == (7 + 4 + 17 if prefixes else 3 * 7 + 4 + 17)
         hidden = torch.cat([hidden_TD[place] for place in places])
         (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
-        results.append((hidden, [parameter.grad for parameter in lm.module.parameters() if parameter.grad is not None]))
+        results.append(
+            (hidden, [parameter.grad for parameter in lm.module.parameters() if parameter.grad is not None])
+        )
         lm.module.zero_grad()
     torch.testing.assert_close(results[0][0], results[1][0], atol=2e-5, rtol=0)
     for found, expected in zip(results[0][1], results[1][1], strict=True):
@@ -143,18 +156,30 @@ def test_context_is_cut_to_a_sliding_window(tmp_path):
     assert lm.context_length == 16
     ids = torch.randint(0, VOCAB_ROWS, (1, 16))
     with torch.no_grad():
-        torch.testing.assert_close(lm.head(lm.hidden_of([ids[0].numpy()])[0]), lm.module(input_ids=ids).logits[0], atol=2e-5, rtol=0)
+        torch.testing.assert_close(
+            lm.head(lm.hidden_of([ids[0].numpy()])[0]), lm.module(input_ids=ids).logits[0], atol=2e-5, rtol=0
+        )
 
 
 def test_a_model_without_sdpa_falls_back_to_eager(tmp_path):
-    lm = load_lm(save_model(tmp_path, MptConfig(vocab_size=VOCAB_ROWS, d_model=32, n_layers=1, n_heads=4, max_seq_len=CONTEXT)))
+    lm = load_lm(
+        save_model(
+            tmp_path, MptConfig(vocab_size=VOCAB_ROWS, d_model=32, n_layers=1, n_heads=4, max_seq_len=CONTEXT)
+        )
+    )
     assert lm.module.config._attn_implementation == "eager"
     assert not lm.takes_layouts
     assert len(lm.hidden_of([np.arange(5), np.arange(2)])[0]) == 10
 
 
 def test_a_model_that_scales_its_logits_is_refused(tmp_path):
-    config = CohereConfig(vocab_size=VOCAB_ROWS, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+    config = CohereConfig(
+        vocab_size=VOCAB_ROWS,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=48,
+    )
     with pytest.raises(ModelError, match="logits of a `cohere` are not its head"):
         load_lm(save_model(tmp_path, config))
 
@@ -180,7 +205,9 @@ class TestRefusals:
 
     @pytest.mark.usefixtures("offline")
     def test_a_hub_id_that_cannot_be_reached(self, load):
-        with pytest.raises(ModelError, match=r"download it where there is a network .* HF_HOME .* HF_HUB_OFFLINE=1"):
+        with pytest.raises(
+            ModelError, match=r"download it where there is a network .* HF_HOME .* HF_HUB_OFFLINE=1"
+        ):
             load("no-such-org/no-such-model")
 
     def test_an_empty_directory(self, load, tmp_path):
@@ -235,7 +262,11 @@ def test_weights_of_another_shape_are_refused(copied):
 def test_code_that_comes_with_a_model_is_not_run(copied, tmp_path):
     mark = tmp_path / "ran"
     (copied / "custom.py").write_text(f"open({str(mark)!r}, 'w')")
-    edit_config(copied, model_type="custom", auto_map={"AutoConfig": "custom.Config", "AutoModelForCausalLM": "custom.Model"})
+    edit_config(
+        copied,
+        model_type="custom",
+        auto_map={"AutoConfig": "custom.Config", "AutoModelForCausalLM": "custom.Model"},
+    )
     with pytest.raises(ModelError):
         load_lm(str(copied))
     assert not mark.exists()

@@ -39,7 +39,9 @@ from oat.seeds import Seeds
 from oat.types import Receipt
 
 PROJECTIONS = {"gpt_neox": "query_key_value", "llama": "q_proj", "qwen3": "q_proj"}
-TARGETS = [(family, "all-linear") for family in FAMILIES] + [(family, (name,)) for family, name in PROJECTIONS.items()]
+TARGETS = [(family, "all-linear") for family in FAMILIES] + [
+    (family, (name,)) for family, name in PROJECTIONS.items()
+]
 TARGETS += [("llama", ("q_proj", "lm_head")), ("llama", ("lm_head",))]
 LORA = {"model.lora": {"rank": 4, "alpha": 8}}
 
@@ -62,9 +64,12 @@ def logits(lm: CausalLM, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("family", "targets"), TARGETS)
-def test_the_model_is_seen_through_its_adapter(paths: Mapping[str, str], family: str, targets: Any, tmp_path: Path) -> None:
-    """It starts as the model without; with other weights backbone and head give PEFT's own logits, the base is bitwise what it was, and the merged
-    model, saved and read by transformers, gives the same log-probabilities."""
+def test_the_model_is_seen_through_its_adapter(
+    paths: Mapping[str, str], family: str, targets: Any, tmp_path: Path
+) -> None:
+    """It starts as the model without; with other weights backbone and head give PEFT's own logits, the base
+    is bitwise what it was, and the merged model, saved and read by transformers, gives the same
+    log-probabilities."""
     ids = torch.randint(0, VOCAB_ROWS, (3, 9), generator=torch.Generator().manual_seed(0))
     plain = load_lm(paths[family])
     lm = add_adapter(load_lm(paths[family]), rank=4, alpha=8, targets=targets, seed=3)
@@ -85,17 +90,26 @@ def test_the_model_is_seen_through_its_adapter(paths: Mapping[str, str], family:
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert set(theirs.state_dict()) == set(AutoModelForCausalLM.from_pretrained(paths[family]).state_dict())
     with torch.no_grad():
-        torch.testing.assert_close(theirs(input_ids=ids).logits.log_softmax(-1), found.log_softmax(-1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            theirs(input_ids=ids).logits.log_softmax(-1), found.log_softmax(-1), atol=1e-5, rtol=0
+        )
 
 
 def test_the_seed_decides_the_start_and_nothing_else(paths: Mapping[str, str]) -> None:
     def start(seed: int) -> dict[str, torch.Tensor]:
-        return {name: tensor.clone() for name, tensor in load_model(ModelConfig(paths["llama"], lora=LoraConfig()), seed).trainable().items()}
+        return {
+            name: tensor.clone()
+            for name, tensor in load_model(ModelConfig(paths["llama"], lora=LoraConfig()), seed)
+            .trainable()
+            .items()
+        }
 
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    one, again, other = start(1), start(1), start(2)
+    one = start(1)
+    again = start(1)
+    other = start(2)
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(one[name], again[name]) for name in one)
     assert all(torch.equal(one[name], other[name]) == ("lora_B" in name) for name in one)
@@ -104,14 +118,21 @@ def test_the_seed_decides_the_start_and_nothing_else(paths: Mapping[str, str]) -
 @pytest.mark.parametrize(
     ("family", "targets", "error", "words"),
     [
-        ("llama", ("q_prj",), ConfigError, r"a llama has no layer 'q_prj'; its linear layers: down_proj, .*q_proj"),
+        (
+            "llama",
+            ("q_prj",),
+            ConfigError,
+            r"a llama has no layer 'q_prj'; its linear layers: down_proj, .*q_proj",
+        ),
         ("llama", ("q_proj", "other"), ConfigError, "no layer 'other'"),
         ("llama", ("norm",), ConfigError, "name linear layers of a llama"),
         ("qwen3", ("lm_head",), ModelError, "'lm_head' is tied to the model's other embedding"),
         ("qwen3", ("q_proj", "embed_tokens"), ModelError, "'embed_tokens' is tied"),
     ],
 )
-def test_targets_that_cannot_be_adapted(paths: Mapping[str, str], family: str, targets: Any, error: type[Exception], words: str) -> None:
+def test_targets_that_cannot_be_adapted(
+    paths: Mapping[str, str], family: str, targets: Any, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         add_adapter(load_lm(paths[family]), rank=4, alpha=8, targets=targets, seed=3)
 
@@ -126,18 +147,31 @@ def test_without_peft_the_message_says_what_to_install(
 
 def test_a_critic_trains_its_head_and_its_adapter_only(paths: Mapping[str, str]) -> None:
     """The head is new, so it must learn whole, though it is in no adapter (M3)."""
-    critic = Critic(load_model(ModelConfig(paths["llama"], lora=LoraConfig(rank=2))), np.random.default_rng(0))
-    learner = Learner({"critic": critic}, {"critic": OptimiserSettings(1e-2, max_grad_norm=1.0)}, micro_batch_size=8, seeds=Seeds(0))
+    critic = Critic(
+        load_model(ModelConfig(paths["llama"], lora=LoraConfig(rank=2))), np.random.default_rng(0)
+    )
+    learner = Learner(
+        {"critic": critic},
+        {"critic": OptimiserSettings(1e-2, max_grad_norm=1.0)},
+        micro_batch_size=8,
+        seeds=Seeds(0),
+    )
     before = {name: parameter.detach().clone() for name, parameter in critic.named_parameters()}
-    assert {name for name, parameter in critic.named_parameters() if parameter.requires_grad} == set(critic.trainable())
+    assert {name for name, parameter in critic.named_parameters() if parameter.requires_grad} == set(
+        critic.trainable()
+    )
     assert "score.weight" in critic.trainable()
     rows = [row(np.random.default_rng(seed), 4, 3) for seed in range(3)]
     for _ in range(2):
         (critic.outputs(rows, {}, {"value"})["value"] - 1).square().mean().backward()
         learner.trained["critic"].optimiser.step()
-    moved = {name for name, parameter in critic.named_parameters() if not torch.equal(parameter, before[name])}
+    moved = {
+        name for name, parameter in critic.named_parameters() if not torch.equal(parameter, before[name])
+    }
     assert moved == {"score.weight"} | {name for name in before if "lora_" in name}
-    stored = {name.removeprefix("critic/weights/") for name in learner.state if name.startswith("critic/weights/")}
+    stored = {
+        name.removeprefix("critic/weights/") for name in learner.state if name.startswith("critic/weights/")
+    }
     assert stored == moved
 
 
@@ -158,15 +192,20 @@ def engine_in(run: Run) -> TorchEngine:
 
 
 def test_there_is_one_base_in_memory(world: World, tmp_path: Path) -> None:
-    """The reference is the policy's module; the sampler's copy shares the frozen weights; only adapters have gradients and moments."""
+    """The reference is the policy's module; the sampler's copy shares the frozen weights; only adapters have
+    gradients and moments."""
     run = built(world, tmp_path, {"learner.sync_every": 2})
     learner, slots = learner_in(run), engine_in(run)._slots
     assert slots["reference"].module is slots["policy"].module is learner.models["policy"].module
     assert slots["sampler"].module is not slots["policy"].module
     held, sent = slots["sampler"].tensors(), learner.tensors("policy")
-    assert {name for name in sent if held[name].data_ptr() == sent[name].data_ptr()} == {name for name in sent if "lora_" not in name}
+    assert {name for name in sent if held[name].data_ptr() == sent[name].data_ptr()} == {
+        name for name in sent if "lora_" not in name
+    }
     optimised = {id(p) for group in learner.trained["policy"].optimiser.param_groups for p in group["params"]}
-    assert optimised == {id(p) for name, p in learner.models["policy"].module.named_parameters() if "lora_" in name}
+    assert optimised == {
+        id(p) for name, p in learner.models["policy"].module.named_parameters() if "lora_" in name
+    }
     run.ledger.close()
 
 
@@ -180,9 +219,15 @@ def test_a_reference_of_its_own_is_loaded(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.inventory(94, 95)
-@pytest.mark.parametrize("lora", [LORA, {"model.lora": None}, {"model.lora": {"targets": ["q_proj", "lm_head"]}}], ids=["adapter", "whole", "head"])
+@pytest.mark.parametrize(
+    "lora",
+    [LORA, {"model.lora": None}, {"model.lora": {"targets": ["q_proj", "lm_head"]}}],
+    ids=["adapter", "whole", "head"],
+)
 @pytest.mark.parametrize("sync_every", [1, 2])
-def test_after_a_push_the_engine_answers_as_the_learner(world: World, tmp_path: Path, sync_every: int, lora: Mapping[str, Any]) -> None:
+def test_after_a_push_the_engine_answers_as_the_learner(
+    world: World, tmp_path: Path, sync_every: int, lora: Mapping[str, Any]
+) -> None:
     """And as the model with the adapter merged into it; the reference stays what it was."""
     run = built(world, tmp_path, {**lora, "learner.sync_every": sync_every})
     learner, engine = learner_in(run), engine_in(run)
@@ -227,7 +272,11 @@ def test_one_turned_bit_in_the_samplers_copy_is_found(world: World, tmp_path: Pa
         def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
             super().load(slot, version, tensors)
             turn_bit(self._slots[slot].tensors()[name], 3, 2)
-            return Receipt(slot, version, {name: checksum(tensor) for name, tensor in self._slots[slot].tensors().items()})
+            return Receipt(
+                slot,
+                version,
+                {name: checksum(tensor) for name, tensor in self._slots[slot].tensors().items()},
+            )
 
     options: dict[str, Any] = {"num_tokens": 16, "stop_ids": [1], "decode": lambda ids: ""}
     bend(policy)
@@ -238,12 +287,19 @@ def test_one_turned_bit_in_the_samplers_copy_is_found(world: World, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of GRPO with an adapter and a KL to the reference; not to be changed. The tiny model's head is too small to say anything else
-    unless it is adapted too."""
+    """A finished run of GRPO with an adapter and a KL to the reference; not to be changed. The tiny model's
+    head is too small to say anything else unless it is adapted too."""
     folder = tmp_path_factory.mktemp("run")
-    options = {"algorithm.samples": 8, "algorithm.kl_coef": 0.01, "learner.learning_rate": 0.03, "stop.max_steps": 12}
+    options = {
+        "algorithm.samples": 8,
+        "algorithm.kl_coef": 0.01,
+        "learner.learning_rate": 0.03,
+        "stop.max_steps": 12,
+    }
     lora = {"model.lora": {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj", "down_proj", "lm_head"]}}
-    config = world.config("grpo", folder, {**lora, **options, "evaluation.every": 12, "evaluation.samples": 16})
+    config = world.config(
+        "grpo", folder, {**lora, **options, "evaluation.every": 12, "evaluation.samples": 16}
+    )
     assert forked(lambda: oat("train", config), folder / "log") == 0, (folder / "log").read_text()
     return folder / "grpo"
 
@@ -263,13 +319,16 @@ def test_a_checkpoint_holds_adapters_only(finished: Path) -> None:
 
 
 def test_the_export_is_the_policy(finished: Path, world: World, tmp_path: Path) -> None:
-    """Read by transformers, to 1e-5, for prompts and answers of the run; and it starts another run whose evaluation is this one's last."""
+    """Read by transformers, to 1e-5, for prompts and answers of the run; and it starts another run whose
+    evaluation is this one's last."""
     assert oat("export", finished, tmp_path / "model") == 0
     config = resolve(load_config(finished / "config.yaml")[0], {})
     run = build(config, directory=made(tmp_path / "built"))
     found = Checkpoints(finished / "checkpoints", every=1, keep_last=1).load()
     assert found is not None
-    learner_in(run).load_state({name.removeprefix("learner/"): tensor for name, tensor in found[1].items()} | found[2]["learner"])
+    learner_in(run).load_state(
+        {name.removeprefix("learner/"): tensor for name, tensor in found[1].items()} | found[2]["learner"]
+    )
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     for text in ("3+4=ab", "0+0=aabb12"):
@@ -280,19 +339,28 @@ def test_the_export_is_the_policy(finished: Path, world: World, tmp_path: Path) 
         np.testing.assert_allclose(engine_in(run).logps([ids], "policy")[0], expected, atol=1e-5)
         assert np.abs(engine_in(run).logps([ids], "reference")[0] - expected).max() > 1e-2
     run.ledger.close()
-    config_of_next = world.config("grpo", tmp_path, {"model.path": str(tmp_path / "model"), "stop.max_steps": 1, "evaluation.samples": 16})
+    config_of_next = world.config(
+        "grpo",
+        tmp_path,
+        {"model.path": str(tmp_path / "model"), "stop.max_steps": 1, "evaluation.samples": 16},
+    )
     assert forked(lambda: oat("train", config_of_next), tmp_path / "log") == 0
     first = json.loads((tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()[0])
     last = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
     assert first["eval/greedy"] == last["eval/greedy"]
 
 
-def test_an_exported_adapter_is_the_policy(finished: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_adapter_is_the_policy(
+    finished: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """PEFT puts it on the start, and the two together are the merged export."""
     for out, flags in {"merged": [], "adapter": ["--adapter"]}.items():
         assert oat("export", finished, tmp_path / out, *flags) == 0
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
-    whole, start = (AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32) for place in (tmp_path / "merged", world.folder / "model"))
+    whole, start = (
+        AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+        for place in (tmp_path / "merged", world.folder / "model")
+    )
     ids = AutoTokenizer.from_pretrained(tmp_path / "adapter")("3+4=ab", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         expected, before = whole(ids).logits, start(ids).logits
@@ -304,7 +372,10 @@ def test_an_exported_adapter_is_the_policy(finished: Path, world: World, tmp_pat
     assert oat("export", finished, tmp_path / "adapter") == 0, "the whole model over the adapter"
     assert capsys.readouterr().out.endswith("in place of the model that was there\n")
     with torch.no_grad():
-        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)(ids).logits, expected)
+        assert torch.equal(
+            AutoModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)(ids).logits,
+            expected,
+        )
     assert oat("export", finished, tmp_path / "merged", "--adapter") == 0, "and the other way round"
     assert not (tmp_path / "merged" / "model.safetensors").exists()
     assert oat("train", world.config("grpo", tmp_path)) == 0
@@ -314,8 +385,13 @@ def test_an_exported_adapter_is_the_policy(finished: Path, world: World, tmp_pat
 
 @pytest.mark.parametrize("sync_every", [1, 2])
 def test_a_killed_run_is_the_unbroken_run(world: World, tmp_path: Path, sync_every: int) -> None:
-    """Bitwise, killed between two syncs, in bfloat16 and with gradient checkpointing at once; what the sampler held is kept without the base."""
-    learner = {"learner.sync_every": sync_every, "learner.autocast": "bfloat16", "learner.gradient_checkpointing": True}
+    """Bitwise, killed between two syncs, in bfloat16 and with gradient checkpointing at once; what the
+    sampler held is kept without the base."""
+    learner = {
+        "learner.sync_every": sync_every,
+        "learner.autocast": "bfloat16",
+        "learner.gradient_checkpointing": True,
+    }
     changes = {**LORA, **learner, "checkpoint.every": 1, "stop.max_steps": 4, "evaluation": None}
     config = world.config("grpo", tmp_path, changes)
 
@@ -328,7 +404,11 @@ def test_a_killed_run_is_the_unbroken_run(world: World, tmp_path: Path, sync_eve
         return forked(action, tmp_path / "log")
 
     assert run("unbroken") == 0, (tmp_path / "log").read_text()
-    assert [run("killed", kill=2), run("killed", kill=3), run("killed")] == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert [run("killed", kill=2), run("killed", kill=3), run("killed")] == [
+        -signal.SIGKILL,
+        -signal.SIGKILL,
+        0,
+    ]
     assert digest_run(tmp_path / "killed") == digest_run(tmp_path / "unbroken")
     found = Checkpoints(tmp_path / "killed" / "checkpoints", every=1, keep_last=1).load()
     assert found is not None
@@ -344,13 +424,19 @@ def test_an_evaluation_of_a_run_has_its_adapter(finished: Path, capsys: pytest.C
     assert found["eval/greedy"] == last["eval/greedy"]
 
 
-@pytest.mark.parametrize("changes", [LORA, {"model.reference": "reference"}], ids=["base of an adapter", "reference"])
+@pytest.mark.parametrize(
+    "changes", [LORA, {"model.reference": "reference"}], ids=["base of an adapter", "reference"]
+)
 def test_weights_that_never_change_are_those_the_run_began_with(
     world: World, tmp_path: Path, changes: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("model", "reference"):
         shutil.copytree(world.folder / "model", tmp_path / name)
-    changes = {**changes, "model.path": str(tmp_path / "model"), **({"model.reference": str(tmp_path / "reference")} if changes != LORA else {})}
+    changes = {
+        **changes,
+        "model.path": str(tmp_path / "model"),
+        **({"model.reference": str(tmp_path / "reference")} if changes != LORA else {}),
+    }
     config = world.config("dpo", tmp_path, {**changes, "evaluation": None})
     assert oat("train", config, "--stop.max_steps", "2") == 0
     file = tmp_path / ("model" if "model.lora" in changes else "reference") / "model.safetensors"
@@ -360,7 +446,8 @@ def test_weights_that_never_change_are_those_the_run_began_with(
     capsys.readouterr()
     assert oat("train", config, "--stop.max_steps", "4") == 2
     assert "what is read of it is not what this run began with:\n  weights: " in capsys.readouterr().err
-    (tmp_path / "dpo" / "environment.json").rename(tmp_path / "aside")  # a run of before knows a checksum of all that is frozen
+    # a run of before knows a checksum of all that is frozen
+    (tmp_path / "dpo" / "environment.json").rename(tmp_path / "aside")
     assert oat("train", config, "--stop.max_steps", "4") == 1
     assert "what is frozen in the " in capsys.readouterr().err
     (tmp_path / "aside").rename(tmp_path / "dpo" / "environment.json")

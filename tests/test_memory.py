@@ -16,8 +16,15 @@ from oat.models.loading import load_lm, outlines
 
 BENCHMARKS = str(Path(__file__).parent.parent / "benchmarks")
 BESIDE_GB = 0.15
-"""What a process holds beside tensors after its imports: compiled kernels, which differ by processor, and what the allocator keeps."""
-SMALL = {"vocab_size": 30_000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+"""What a process holds beside tensors after its imports: compiled kernels, which differ by processor, and
+what the allocator keeps."""
+SMALL = {
+    "vocab_size": 30_000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +35,17 @@ def _importable() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", pytest.param("grpo", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("lora", [pytest.param(None, id="whole"), pytest.param(8, id="adapter", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "lora", [pytest.param(None, id="whole"), pytest.param(8, id="adapter", marks=pytest.mark.slow)]
+)
 def test_the_estimate_is_near_the_measured_peak(lora: int | None, algorithm: str, tmp_path: Path) -> None:
-    """Of processes that run one step of 4 sequences of 256 tokens; what is loaded and measured beside tensors counts at this size."""
+    """Of processes that run one step of 4 sequences of 256 tokens; what is loaded and measured beside tensors
+    counts at this size."""
     from real_shapes import IMPORTS, Shape, compare, measure, write_model
 
-    config = LlamaConfig(**SMALL, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True)
+    config = LlamaConfig(
+        **SMALL, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True
+    )
     shape = Shape(config, tokens=29_000, lora=lora)
     write_model(shape, tmp_path / "model")
     imports = measure(["-c", IMPORTS])
@@ -62,15 +74,23 @@ def test_parts_by_hand(world: World, tmp_path: Path) -> None:
 
 
 def test_how_tokens_are_drawn_is_in_the_estimate(tmp_path: Path) -> None:
-    """With as many tokens as rows of the head, raw log-probabilities are the sampled ones only at temperature 1 and without truncation."""
+    """With as many tokens as rows of the head, raw log-probabilities are the sampled ones only at temperature
+    1 and without truncation."""
     from real_shapes import Shape, write_config, write_model
 
-    config = LlamaConfig(**SMALL, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True)
+    config = LlamaConfig(
+        **SMALL, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True
+    )
     shape = Shape(config, tokens=config.vocab_size)
     write_model(shape, tmp_path / "model")
     file = write_config(shape, "grpo", tmp_path, 1)
     found = []
-    for flags in ([], ["--sampling.temperature", "0.7"], ["--sampling.top_k", "50"], ["--sampling.top_p", "0.9"]):
+    for flags in (
+        [],
+        ["--sampling.temperature", "0.7"],
+        ["--sampling.top_k", "50"],
+        ["--sampling.top_p", "0.9"],
+    ):
         config, origins = load_config(file, [*flags, "--algorithm.samples", "256"])
         found.append(estimate(resolve(config, origins), Lengths(shape.prompt)).phases)
     plain, warm, few, nucleus = found
@@ -83,12 +103,15 @@ def test_how_tokens_are_drawn_is_in_the_estimate(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_is_in_the_estimate(world: World, tmp_path: Path) -> None:
-    """Many held-out prompts fill the engine, whatever a step of training asks of it; and its cache comes on top of weights and moments."""
+    """Many held-out prompts fill the engine, whatever a step of training asks of it; and its cache comes on
+    top of weights and moments."""
     config, origins = load_config(world.config("grpo", tmp_path))
     config = resolve(config, origins)
     few, many = (estimate(config, Lengths(8, count, 24)) for count in (1, 400))
     assert "evaluation" not in estimate(config, Lengths(8)).phases
-    assert many.phases["evaluation"] > 10 * few.phases["evaluation"] - 9 * sum(few.parts[name] for name in few.parts if name != "keys and values")
+    assert many.phases["evaluation"] > 10 * few.phases["evaluation"] - 9 * sum(
+        few.parts[name] for name in few.parts if name != "keys and values"
+    )
     assert many.parts["keys and values"] > few.parts["keys and values"]
     assert many.phases["sampling"] == few.phases["sampling"]
 

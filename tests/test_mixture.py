@@ -1,4 +1,5 @@
-"""Mixtures of oracles: sums and scales by hand, the choice by a column, prices, and rounds that are answered whole."""
+"""Mixtures of oracles: sums and scales by hand, the choice by a column, prices, and rounds that are answered
+whole."""
 
 import math
 import re
@@ -70,7 +71,15 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def question(number: int, *texts: str, round: int = 0, purpose: str = "train", **columns: Any) -> Question:
-    return Question(Key(purpose, 0, round, number), "score", (Message("user", "?"),), texts, tuple(range(len(texts))), None, columns)
+    return Question(
+        Key(purpose, 0, round, number),
+        "score",
+        (Message("user", "?"),),
+        texts,
+        tuple(range(len(texts))),
+        None,
+        columns,
+    )
 
 
 def ask(oracle: Mixture, *questions: Question) -> list[Answer]:
@@ -91,7 +100,9 @@ def test_a_weighted_sum(code: str) -> None:
     mixture = Mixture([{"name": f"{code}:length", "weight": 0.5}, {"name": f"{code}:letters", "weight": 2}])
     first, second = ask(mixture, question(0, "aab", "b"), question(1, "skip"))
     assert (first.values, first.marks, first.queries, first.by) == ((41.5, 0.5), ("ok", "ok"), 4, "mixture")
-    assert (second.values, second.marks) == ((2.0,), ("ok",)), "what one says nothing about is the sum of the others"
+    assert (second.values, second.marks) == ((2.0,), ("ok",)), (
+        "what one says nothing about is the sum of the others"
+    )
     assert mixture.cacheable
     alone = ask(Mixture([{"name": f"{code}:letters"}]), question(0, "skip", "a"))[0]
     assert (alone.values, alone.marks) == ((0.0, 10.0), ("abstain", "ok"))
@@ -103,7 +114,13 @@ def test_a_weighted_sum(code: str) -> None:
         ({"normalise": "none"}, [(1.0, 3.0), (2.0, 2.0), (8.0,)]),
         ({"normalise": "fixed", "mean": 2.0, "std": 4.0}, [(-0.25, 0.25), (0.0, 0.0), (1.5,)]),
         ({"normalise": "group"}, [(-1 / (std(1, 3) + 1e-4), 1 / (std(1, 3) + 1e-4)), (0.0, 0.0), (0.0,)]),
-        ({"normalise": "batch"}, [tuple((r - 3.2) / (std(1, 3, 2, 2, 8) + 1e-4) for r in group) for group in [(1, 3), (2, 2), (8,)]]),
+        (
+            {"normalise": "batch"},
+            [
+                tuple((r - 3.2) / (std(1, 3, 2, 2, 8) + 1e-4) for r in group)
+                for group in [(1, 3), (2, 2), (8,)]
+            ],
+        ),
     ],
 )
 def test_scales(code: str, normalise: dict[str, Any], expected: list[tuple[float, ...]]) -> None:
@@ -115,15 +132,25 @@ def test_scales(code: str, normalise: dict[str, Any], expected: list[tuple[float
 
 
 def test_what_abstains_is_in_no_statistic(code: str) -> None:
-    (answer,) = ask(Mixture([{"name": f"{code}:letters", "normalise": "group"}]), question(0, "skip", "a", "aaa"))
+    (answer,) = ask(
+        Mixture([{"name": f"{code}:letters", "normalise": "group"}]), question(0, "skip", "a", "aaa")
+    )
     assert answer.marks == ("abstain", "ok", "ok")
     assert answer.values == pytest.approx((0.0, -10 / (std(10, 30) + 1e-4), 10 / (std(10, 30) + 1e-4)))
 
 
 def test_rounds_are_scaled_apart_however_they_are_asked(code: str) -> None:
     """As after a kill, when two rounds are asked again together; and in each order."""
-    sources = [{"name": f"{code}:length", "normalise": "batch"}, {"name": f"{code}:letters", "normalise": "batch", "weight": 0.3}]
-    rows = [question(0, "a", "bbb"), question(1, "cc", "aaaa"), question(0, "a", "b", round=1), question(1, "ccc", "aa", round=1)]
+    sources = [
+        {"name": f"{code}:length", "normalise": "batch"},
+        {"name": f"{code}:letters", "normalise": "batch", "weight": 0.3},
+    ]
+    rows = [
+        question(0, "a", "bbb"),
+        question(1, "cc", "aaaa"),
+        question(0, "a", "b", round=1),
+        question(1, "ccc", "aa", round=1),
+    ]
     apart = [*ask(Mixture(sources), *rows[:2]), *ask(Mixture(sources), *rows[2:])]
     together = ask(Mixture(sources), *rows)
     turned = ask(Mixture(sources), *reversed(rows))
@@ -148,9 +175,17 @@ def test_a_round_is_answered_whole(code: str) -> None:
 
 def test_the_mean_of_each_source_is_seen(code: str) -> None:
     """As it was said, without weight and scale, over the newest round of training that asked it."""
-    mixture = Mixture([{"name": f"{code}:length", "weight": 0.5, "normalise": "batch", "label": "size"}, {"name": f"{code}:letters", "label": "a"}])
+    mixture = Mixture(
+        [
+            {"name": f"{code}:length", "weight": 0.5, "normalise": "batch", "label": "size"},
+            {"name": f"{code}:letters", "label": "a"},
+        ]
+    )
     ask(mixture, question(0, "skip", "aab"), question(1, "b"))
-    assert mixture.metrics == {"oracle/source/size": pytest.approx(8 / 3), "oracle/source/a": pytest.approx(10.0)}
+    assert mixture.metrics == {
+        "oracle/source/size": pytest.approx(8 / 3),
+        "oracle/source/a": pytest.approx(10.0),
+    }
     ask(mixture, question(0, "skip", round=1))
     assert mixture.metrics == {"oracle/source/size": 4.0, "oracle/source/a": pytest.approx(10.0)}
     ask(mixture, question(0, "aaaaaa", purpose="eval"))
@@ -160,12 +195,22 @@ def test_the_mean_of_each_source_is_seen(code: str) -> None:
 @pytest.mark.parametrize(
     ("sound", "broken", "words"),
     [
-        ("(1.0,) * n", "(1.0,) * (n - 1)", "Slow: the answer to question train/0/0/0/0 has 1 values and 2 marks; give 2 of each"),
-        ("return [(ticket", "return [('x'", "Slow: collect returned the ticket 'x', which is not open; return those it was given"),
+        (
+            "(1.0,) * n",
+            "(1.0,) * (n - 1)",
+            "Slow: the answer to question train/0/0/0/0 has 1 values and 2 marks; give 2 of each",
+        ),
+        (
+            "return [(ticket",
+            "return [('x'",
+            "Slow: collect returned the ticket 'x', which is not open; return those it was given",
+        ),
         ("return [(ticket, ", "return [(", "Slow: collect returned "),
     ],
 )
-def test_what_a_source_returns_is_held_against_the_contract(tmp_path: Path, sound: str, broken: str, words: str) -> None:
+def test_what_a_source_returns_is_held_against_the_contract(
+    tmp_path: Path, sound: str, broken: str, words: str
+) -> None:
     assert sound in CODE
     (tmp_path / "source.py").write_text(CODE.replace(sound, broken), encoding="utf-8")
     with pytest.raises(OracleError, match=re.escape(words)):
@@ -173,21 +218,39 @@ def test_what_a_source_returns_is_held_against_the_contract(tmp_path: Path, soun
 
 
 def test_prices_add_up(code: str) -> None:
-    both = Mixture([{"name": f"{code}:length"}, {"name": f"{code}:Slow"}, {"name": f"{code}:Slow", "cost": 1.0, "label": "dear"}])
+    both = Mixture(
+        [
+            {"name": f"{code}:length"},
+            {"name": f"{code}:Slow"},
+            {"name": f"{code}:Slow", "cost": 1.0, "label": "dear"},
+        ]
+    )
     assert price_of(both, question(0, "a", "b")) == Price(6, 14, 1.25)
     assert names_price(both), "the length, which does not say what it costs, costs a query for each value"
     assert not names_price(Mixture([{"name": f"{code}:length"}]))
     assert names_price(Mixture([{"name": f"{code}:Slow"}]))
     rows = {"by": "task", "recipe": {"x": ["slow"], "default": ["length"]}}
-    chosen = Mixture([{"name": f"{code}:Slow", "label": "slow"}, {"name": f"{code}:length", "label": "length"}], **rows)
+    chosen = Mixture(
+        [{"name": f"{code}:Slow", "label": "slow"}, {"name": f"{code}:length", "label": "length"}], **rows
+    )
     assert price_of(chosen, question(0, "a", task="x")) == Price(1, 7, 0.25)
     assert price_of(chosen, question(0, "a", task="y")) == Price(1)
 
 
 def test_a_column_chooses(code: str) -> None:
-    sources = [{"name": f"{code}:length", "label": "long", "weight": 3.0}, {"name": f"{code}:letters", "label": "a"}]
-    mixture = Mixture(sources, by="task", recipe={"story": ["long"], 2: {"a": 0.5, "long": 1}, "default": ["a"]})
-    rows = [question(0, "aa", task="story"), question(1, "aa", task=2), question(2, "aa", task="other"), question(3, "aa")]
+    sources = [
+        {"name": f"{code}:length", "label": "long", "weight": 3.0},
+        {"name": f"{code}:letters", "label": "a"},
+    ]
+    mixture = Mixture(
+        sources, by="task", recipe={"story": ["long"], 2: {"a": 0.5, "long": 1}, "default": ["a"]}
+    )
+    rows = [
+        question(0, "aa", task="story"),
+        question(1, "aa", task=2),
+        question(2, "aa", task="other"),
+        question(3, "aa"),
+    ]
     answers = ask(mixture, *rows)
     assert [answer.values for answer in answers] == [(6.0,), (12.0,), (20.0,), (20.0,)]
     assert [answer.queries for answer in answers] == [1, 2, 1, 1]
@@ -217,15 +280,24 @@ def test_preferences_of_a_mixture(code: str) -> None:
     [
         ({"sources": []}, "give at least one"),
         ({"sources": [{"weight": 1}]}, "give the `name` of an oracle"),
-        ({"sources": [{"name": "exact_match", "normalise": "running"}]}, "`normalise` of exact_match is 'running'"),
-        ({"sources": [{"name": "exact_match", "weight": "1"}]}, "weight of exact_match in the oracle mixture is '1'"),
+        (
+            {"sources": [{"name": "exact_match", "normalise": "running"}]},
+            "`normalise` of exact_match is 'running'",
+        ),
+        (
+            {"sources": [{"name": "exact_match", "weight": "1"}]},
+            "weight of exact_match in the oracle mixture is '1'",
+        ),
         ({"sources": [{"name": "exact_match", "mean": 1}]}, "are what `normalise: fixed` reads"),
         ({"sources": [{"name": "exact_match", "normalise": "fixed", "std": 0}]}, "give a number above 0"),
         ({"sources": [{"name": "exact_match", "wieght": 1}]}, "takes no options; remove wieght"),
         ({"sources": [{"name": "exact_mtch"}]}, "did you mean `exact_match`"),
         ({"sources": [{"name": "exact_match"}, {"name": "exact_match"}]}, "a `label` of its own"),
         ({"sources": [{"name": "exact_match"}], "by": "task"}, "give both, or neither"),
-        ({"sources": [{"name": "exact_match"}], "by": "task", "recipe": {"a": ["exact"]}}, "did you mean `exact_match`"),
+        (
+            {"sources": [{"name": "exact_match"}], "by": "task", "recipe": {"a": ["exact"]}},
+            "did you mean `exact_match`",
+        ),
         ({"sources": [{"name": "exact_match"}], "by": "task", "recipe": {"a": []}}, "give a list of labels"),
     ],
 )
@@ -241,10 +313,19 @@ def test_a_comparison_is_no_source(code: str) -> None:
 
 @pytest.mark.parametrize("field", ["oracle", "gold"])
 @pytest.mark.parametrize("command", ["check", "train"])
-def test_relative_scores_are_no_evaluation(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, field: str) -> None:
+def test_relative_scores_are_no_evaluation(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, field: str
+) -> None:
     """Their mean is 0; without scales of the batch they say how good a model is."""
-    relative, plain = ({"name": "mixture", "sources": [{"name": world.oracle, "normalise": way}]} for way in ("batch", "none"))
-    judges = {"evaluation.oracle": relative} if field == "oracle" else {"evaluation.oracle": plain, "evaluation.gold": relative}
+    relative, plain = (
+        {"name": "mixture", "sources": [{"name": world.oracle, "normalise": way}]}
+        for way in ("batch", "none")
+    )
+    judges = (
+        {"evaluation.oracle": relative}
+        if field == "oracle"
+        else {"evaluation.oracle": plain, "evaluation.gold": relative}
+    )
     assert oat(command, world.config("grpo", tmp_path, {"oracle": relative, **judges})) == 2
     said = capsys.readouterr().err
     assert f"name another evaluation.{field}" in " ".join(said.split())
@@ -252,7 +333,9 @@ def test_relative_scores_are_no_evaluation(world: World, tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_killed_run_with_scales_of_the_batch_ends_as_the_unbroken_one(world: World, tmp_path: Path, after: bool) -> None:
+def test_a_killed_run_with_scales_of_the_batch_ends_as_the_unbroken_one(
+    world: World, tmp_path: Path, after: bool
+) -> None:
     """Killed before or after answers were recorded."""
     records = [{"prompt": f"{n % 10}+{n // 10}=", "task": "long" if n % 3 else "both"} for n in range(30)]
     mixture = {
@@ -287,14 +370,21 @@ def test_a_killed_run_with_scales_of_the_batch_ends_as_the_unbroken_one(world: W
 
 
 def test_what_its_sources_are_goes_through(tmp_path: Path) -> None:
-    """The device of the run, numbers that a source reports, and whether any of them knows what a question costs."""
+    """The device of the run, numbers that a source reports, and whether any of them knows what a question
+    costs."""
     file = tmp_path / "sources.py"
     file.write_text(
-        CODE + "\n\nclass Counted(Slow):\n    names_cost = False\n\n    @property\n    def metrics(self):\n        return {'oracle/retries': 3.0}\n"
+        CODE
+        + (
+            "\n\nclass Counted(Slow):\n    names_cost = False\n\n    @property\n    def metrics(self):\n  "
+            "      return {'oracle/retries': 3.0}\n"
+        )
     )
     counted, slow = {"name": f"{file}:Counted"}, {"name": f"{file}:Slow"}
     assert Mixture([counted]).metrics == {"oracle/retries": 3.0}
-    waiting = Mixture([{"name": "remote", "url": "http://127.0.0.1:1", "max_outage_s": 7}, {"name": f"{file}:length"}])
+    waiting = Mixture(
+        [{"name": "remote", "url": "http://127.0.0.1:1", "max_outage_s": 7}, {"name": f"{file}:length"}]
+    )
     assert (waiting.max_outage_s, Mixture([counted]).max_outage_s) == (7, None)
     waiting.close()
     assert [names_cost(Mixture(sources)) for sources in ([counted], [counted, slow])] == [False, True]

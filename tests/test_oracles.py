@@ -30,7 +30,9 @@ CHAT = (Message("system", "add"), Message("user", "1+1="))
 
 def question(occurrence, candidates, *, kind="score", messages=PLAIN, reference=None, oracle="", **columns):
     key = Key("train", 0, 0, occurrence)
-    return Question(key, kind, messages, tuple(candidates), tuple(range(len(candidates))), reference, columns, oracle)
+    return Question(
+        key, kind, messages, tuple(candidates), tuple(range(len(candidates))), reference, columns, oracle
+    )
 
 
 def ask(oracle, *questions):
@@ -49,7 +51,15 @@ def test_one_call_for_all_questions_in_order():
     calls = []
 
     def reward(prompts, completions, reference, level, **columns):
-        calls.append({"prompts": prompts, "completions": completions, "reference": reference, "level": level, **columns})
+        calls.append(
+            {
+                "prompts": prompts,
+                "completions": completions,
+                "reference": reference,
+                "level": level,
+                **columns,
+            }
+        )
         return [1, 2.5, 3]
 
     oracle = CallableOracle(reward, "mine")
@@ -60,7 +70,11 @@ def test_one_call_for_all_questions_in_order():
     )
     assert calls == [
         {
-            "prompts": ["2+2=", "2+2=", [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}]],
+            "prompts": [
+                "2+2=",
+                "2+2=",
+                [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}],
+            ],
             "completions": ["4", "5", [{"role": "assistant", "content": "2"}]],
             "reference": ["4", "4", "2"],
             "level": [1, 1, 2],
@@ -76,7 +90,12 @@ def test_one_call_for_all_questions_in_order():
 
 def test_one_message_of_a_conversation_is_a_conversation():
     def reward(prompts, completions):
-        return [float(prompts[0] == [{"role": "user", "content": "2+2="}] and completions == [[{"role": "assistant", "content": "4"}]])]
+        return [
+            float(
+                prompts[0] == [{"role": "user", "content": "2+2="}]
+                and completions == [[{"role": "assistant", "content": "4"}]]
+            )
+        ]
 
     asked = Question(Key("train", 0, 0, 0), "score", PLAIN, ("4",), (0,), is_chat=True)
     assert ask(CallableOracle(reward, "mine"), asked)[0].values == (1.0,)
@@ -85,7 +104,9 @@ def test_one_message_of_a_conversation_is_a_conversation():
 def test_only_the_asked_tickets_are_answered():
     oracle = CallableOracle(length, "length")
     one, two = oracle.submit([question(0, ["a"]), question(1, ["bb"])])
-    assert [(ticket, answer.values) for ticket, answer in oracle.collect([two, two, "unknown"], 1.0)] == [(two, (2.0,))]
+    assert [(ticket, answer.values) for ticket, answer in oracle.collect([two, two, "unknown"], 1.0)] == [
+        (two, (2.0,))
+    ]
     assert [(ticket, answer.values) for ticket, answer in oracle.collect([one, two], 1.0)] == [(one, (1.0,))]
 
 
@@ -93,7 +114,9 @@ def test_only_the_asked_tickets_are_answered():
 @given(st.lists(st.lists(st.text("ab", max_size=9), min_size=1, max_size=4), max_size=5))
 def test_values_stay_with_their_candidates(groups):
     answers = ask(CallableOracle(length, "length"), *(question(i, group) for i, group in enumerate(groups)))
-    assert [answer.values for answer in answers] == [tuple(float(len(text)) for text in group) for group in groups]
+    assert [answer.values for answer in answers] == [
+        tuple(float(len(text)) for text in group) for group in groups
+    ]
 
 
 def test_an_async_function():
@@ -140,7 +163,11 @@ def test_whatever_is_awaited_is_waited_for(function, in_loop):
     async def in_a_notebook():
         return ask(CallableOracle(function, "slow"), question(0, ["a", "bb"]))
 
-    answers = asyncio.run(in_a_notebook()) if in_loop else ask(CallableOracle(function, "slow"), question(0, ["a", "bb"]))
+    answers = (
+        asyncio.run(in_a_notebook())
+        if in_loop
+        else ask(CallableOracle(function, "slow"), question(0, ["a", "bb"]))
+    )
     assert answers[0].values == (1.0, 2.0)
 
 
@@ -154,7 +181,12 @@ def test_what_is_known_to_be_asynchronous_begins_when_it_is_asked(name):
             begun.set()
             return await super().method(completions, weight)
 
-    of = {"object": Seen(), "method": Seen().method, "partial": functools.partial(Seen().method), "partial of an object": functools.partial(Seen())}
+    of = {
+        "object": Seen(),
+        "method": Seen().method,
+        "partial": functools.partial(Seen().method),
+        "partial of an object": functools.partial(Seen()),
+    }
     CallableOracle(of[name], "slow").submit([question(0, ["a"])])
     assert begun.wait(10.0)
 
@@ -164,7 +196,9 @@ def test_an_error_of_an_object_names_its_line():
         def __call__(self, completions):
             return [1 / 0]
 
-    with pytest.raises(OracleError, match=r"wrong raised ZeroDivisionError: division by zero \(line \d+ of test_oracles.py\)"):
+    with pytest.raises(
+        OracleError, match=r"wrong raised ZeroDivisionError: division by zero \(line \d+ of test_oracles.py\)"
+    ):
         ask(CallableOracle(Wrong(), "wrong"), question(0, ["a"]))
 
 
@@ -192,7 +226,10 @@ def test_numbers_of_every_kind(returned):
 
 
 def test_bools_of_numpy_and_torch():
-    answer = ask(CallableOracle(lambda completions: [np.bool_(True), torch.tensor(False)], "mine"), question(0, ["a", "b"]))[0]
+    answer = ask(
+        CallableOracle(lambda completions: [np.bool_(True), torch.tensor(False)], "mine"),
+        question(0, ["a", "b"]),
+    )[0]
     assert answer.values == (1.0, 0.0)
 
 
@@ -259,25 +296,35 @@ def test_a_column_that_a_calls_records_lack_is_none():
     """Others of the data have it, which the oracle was told."""
 
     def reward(completions, answer, reference):
-        return [None if own is None else float(text == own) for text, own in zip(completions, answer, strict=True)]
+        return [
+            None if own is None else float(text == own) for text, own in zip(completions, answer, strict=True)
+        ]
 
     oracle = CallableOracle(reward, "reward")
     oracle.check_columns(["answer"], True)
     assert [answer.marks for answer in ask(oracle, question(0, ("a",)))] == [("abstain",)]
-    assert [answer.values for answer in ask(oracle, question(1, ("a", "b"), answer="a", reference="c"))] == [(1.0, 0.0)]
+    assert [answer.values for answer in ask(oracle, question(1, ("a", "b"), answer="a", reference="c"))] == [
+        (1.0, 0.0)
+    ]
 
 
 def test_a_column_that_the_data_lack_is_named():
     def reward(completions, ground_truth):
         return [0.0]
 
-    with pytest.raises(OracleError, match=r"mine needs `ground_truth`.*it may have completions, level, prompts"):
+    with pytest.raises(
+        OracleError, match=r"mine needs `ground_truth`.*it may have completions, level, prompts"
+    ):
         ask(CallableOracle(reward, "mine"), question(0, ["a"], level=1))
-    assert ask(CallableOracle(reward, "mine"), question(0, ["a"], ground_truth=1, level=2))[0].values == (0.0,)
+    assert ask(CallableOracle(reward, "mine"), question(0, ["a"], ground_truth=1, level=2))[0].values == (
+        0.0,
+    )
 
 
 def test_columns_cannot_take_the_place_of_the_candidates():
-    oracle = CallableOracle(lambda completions, reference: [float(completions == ["a"] and reference == ["r"])], "mine")
+    oracle = CallableOracle(
+        lambda completions, reference: [float(completions == ["a"] and reference == ["r"])], "mine"
+    )
     assert ask(oracle, question(0, ["a"], reference="r", completions="other"))[0].values == (1.0,)
 
 
@@ -289,7 +336,11 @@ def test_a_column_called_reference_serves_when_none_is_configured():
 
 def test_comparisons():
     def compare(prompts, first, second, level):
-        assert prompts == ["2+2=", [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}], "2+2="]
+        assert prompts == [
+            "2+2=",
+            [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1="}],
+            "2+2=",
+        ]
         assert first == ["a", [{"role": "assistant", "content": "c"}], "e"]
         assert second == ["b", [{"role": "assistant", "content": "d"}], "f"]
         assert level == [1, None, None]
@@ -331,7 +382,14 @@ def test_preferences_by_hand():
     assert answers[0].values == pytest.approx((0.62245933,), abs=1e-8)
     assert answers[1].values == pytest.approx((1 - 0.62245933,), abs=1e-8)
     assert [answer.values[0] for answer in answers[2:]] == pytest.approx([0.5, 0.5, 0.0, 1.0], abs=1e-12)
-    assert [answer.marks for answer in answers] == [("ok",), ("ok",), ("tie",), ("abstain",), ("ok",), ("ok",)]
+    assert [answer.marks for answer in answers] == [
+        ("ok",),
+        ("ok",),
+        ("tie",),
+        ("abstain",),
+        ("ok",),
+        ("ok",),
+    ]
     assert [answer.queries for answer in answers] == [2] * 6
     assert [answer.by for answer in answers] == ["mine"] * 6
 
@@ -341,7 +399,9 @@ def test_preferences_by_hand():
 def test_preferences_are_antisymmetric(first, second, scale):
     inner = CallableOracle(lambda completions: [float(completion) for completion in completions], "mine")
     pairs = [(repr(first), repr(second)), (repr(second), repr(first))]
-    there, back = ask(Preferences(inner, scale), *(question(i, pair, kind="compare") for i, pair in enumerate(pairs)))
+    there, back = ask(
+        Preferences(inner, scale), *(question(i, pair, kind="compare") for i, pair in enumerate(pairs))
+    )
     assert there.values[0] + back.values[0] == pytest.approx(1.0, abs=1e-12)
     assert (there.marks == ("tie",)) == (first == second)
     assert (there.values[0] - 0.5) * (first - second) >= 0
@@ -450,8 +510,8 @@ def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> No
 
 
 def test_an_async_function_that_two_wait_for():
-    """A step of training gives up for now, an evaluation asks meanwhile, and one of the step's questions is not wanted any more: nothing is asked
-    twice, and every answer belongs to its question."""
+    """A step of training gives up for now, an evaluation asks meanwhile, and one of the step's questions is
+    not wanted any more: nothing is asked twice, and every answer belongs to its question."""
     calls = []
 
     async def slow(prompts: list[str], completions: list[str]) -> list[float]:
@@ -464,19 +524,24 @@ def test_an_async_function_that_two_wait_for():
     assert oracle.collect(late, 0.01) == []
     other = oracle.submit([question(2, ("ccc",))])
     assert [(ticket, answer.values) for ticket, answer in oracle.collect(other, 10.0)] == [(other[0], (3.0,))]
-    assert [(ticket, answer.values) for ticket, answer in oracle.collect(late[1:], 10.0)] == [(late[1], (2.0,))]
+    assert [(ticket, answer.values) for ticket, answer in oracle.collect(late[1:], 10.0)] == [
+        (late[1], (2.0,))
+    ]
     assert calls == [["a", "bb"], ["ccc"]]
 
 
 def test_an_error_of_a_function_names_its_line(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "def reward(prompts, completions):\n    return [helper(text) for text in completions]\n\n\ndef helper(text):\n    return {}[text]\n"
+        "def reward(prompts, completions):\n    return [helper(text) for text in completions]\n\n\ndef "
+        "helper(text):\n    return {}[text]\n"
     )
     oracle = build_oracle(f"{file}:reward", {})
     group = make_group(0, "a")
     tickets = oracle.submit(make_questions([group], "score", 0, oracle="o"))
-    with pytest.raises(OracleError, match=r"mine.py:reward raised KeyError: 'a' \(line 6 of mine.py\); repair the function"):
+    with pytest.raises(
+        OracleError, match=r"mine.py:reward raised KeyError: 'a' \(line 6 of mine.py\); repair the function"
+    ):
         oracle.collect(tickets, 1.0)
 
 
@@ -496,5 +561,7 @@ def test_a_member_that_raises_is_named(name, read):
     def boo(oracle):
         raise RuntimeError("boo")
 
-    with pytest.raises(OracleError, match=f"`{name}` of oracle Sick raised RuntimeError: boo; give a value, or leave it out"):
+    with pytest.raises(
+        OracleError, match=f"`{name}` of oracle Sick raised RuntimeError: boo; give a value, or leave it out"
+    ):
         read(type("Sick", (), {name: property(boo)})())

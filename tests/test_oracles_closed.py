@@ -1,4 +1,5 @@
-"""Whoever ends a run ends what its oracles hold: threads of clients, processes of workers; but an object given from Python is its giver's."""
+"""Whoever ends a run ends what its oracles hold: threads of clients, processes of workers; but an object
+given from Python is its giver's."""
 
 import threading
 from collections.abc import Iterator
@@ -47,10 +48,19 @@ def held() -> list[str]:
 
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_run_leaves_no_client(algorithm: str, world: World, tmp_path: Path, server: FaultyServer) -> None:
-    """Of training, where preferences are made of scores or not, of evaluations, of the gold oracle, and of sources of a mixture."""
+    """Of training, where preferences are made of scores or not, of evaluations, of the gold oracle, and of
+    sources of a mixture."""
     remote: dict[str, Any] = {"name": "remote", "url": server.url}
-    changes = {"oracle": {"name": "mixture", "sources": [remote, {"name": "length", "target": 3, "unit": "characters"}]}}
-    changes |= {"evaluation.oracle": {**remote, "concurrency": 2}, "evaluation.gold": {**remote, "concurrency": 3}}
+    changes = {
+        "oracle": {
+            "name": "mixture",
+            "sources": [remote, {"name": "length", "target": 3, "unit": "characters"}],
+        }
+    }
+    changes |= {
+        "evaluation.oracle": {**remote, "concurrency": 2},
+        "evaluation.gold": {**remote, "concurrency": 3},
+    }
     config = world.config(algorithm, tmp_path, changes)
     assert held() == []
     assert oat("train", config) == 0
@@ -62,7 +72,15 @@ def test_a_run_leaves_no_client(algorithm: str, world: World, tmp_path: Path, se
 
 def test_a_run_that_fails_leaves_none(world: World, tmp_path: Path, server: FaultyServer) -> None:
     server.answer = lambda asked: Reply(b"no", status=400)
-    assert oat("train", world.config("grpo", tmp_path, {"oracle": {"name": "remote", "url": server.url}, "evaluation": None})) == 1
+    assert (
+        oat(
+            "train",
+            world.config(
+                "grpo", tmp_path, {"oracle": {"name": "remote", "url": server.url}, "evaluation": None}
+            ),
+        )
+        == 1
+    )
     assert held() == []
 
 
@@ -71,8 +89,16 @@ def test_an_object_that_was_given_stays_open(world: World, tmp_path: Path) -> No
     exec(OWN, source)
     mine, tree = source["Mine"](), world.tree("grpo", tmp_path / "run")
     for name in ("one", "two"):
-        given = {"model": tree["model"], "prompts": tree["prompts"], "sampling": tree["sampling"], "compute": {"threads": 1}}
-        own: dict[str, Any] = {"algorithm": {"name": "grpo", "prompts": 2, "samples": 2}, "stop": {"max_steps": 1}}
+        given = {
+            "model": tree["model"],
+            "prompts": tree["prompts"],
+            "sampling": tree["sampling"],
+            "compute": {"threads": 1},
+        }
+        own: dict[str, Any] = {
+            "algorithm": {"name": "grpo", "prompts": 2, "samples": 2},
+            "stop": {"max_steps": 1},
+        }
         Trainer(**given, **own, oracle=mine, run_dir=tmp_path / name, quiet=True).train()
     assert source["Mine"].closed == 0
     (tmp_path / "mine.py").write_text(OWN, encoding="utf-8")

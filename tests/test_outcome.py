@@ -1,4 +1,5 @@
-"""The last line of a run that learned nothing says so, with the likely cause, and after its first steps; of one that learned it does not."""
+"""The last line of a run that learned nothing says so, with the likely cause, and after its first steps; of
+one that learned it does not."""
 
 import signal
 import warnings
@@ -34,12 +35,19 @@ def trained(config: Path, capsys: pytest.CaptureFixture[str], *flags: object) ->
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert oat("train", config, *flags) == 0
-    return capsys.readouterr().out.splitlines()[-1], [str(each.message) for each in caught if "has learned nothing yet" in str(each.message)]
+    return capsys.readouterr().out.splitlines()[-1], [
+        str(each.message) for each in caught if "has learned nothing yet" in str(each.message)
+    ]
 
 
 def rewarded(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
-    return {"oracle.name": f"{folder / 'rewards.py'}:{name}", "evaluation": None, "stop.max_steps": 3, **changes}
+    return {
+        "oracle.name": f"{folder / 'rewards.py'}:{name}",
+        "evaluation": None,
+        "stop.max_steps": 3,
+        **changes,
+    }
 
 
 EQUAL = "the rewards of every group were equal in every step (all of them 0.5); see in samples.jsonl"
@@ -51,7 +59,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "grpo",
         "none",
         {},
-        "no optimiser step was made; of the questions, {oracle} left 100% without a value: it abstained: its function",
+        (
+            "no optimiser step was made; of the questions, {oracle} left 100% without a value: it abstained: "
+            "its function"
+        ),
     ),
     "an unreached threshold": (
         "sft",
@@ -59,13 +70,24 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"algorithm.threshold": 99.0},
         "no optimiser step was made: no response reached algorithm.threshold, 99.0",
     ),
-    "a learning rate of 0": ("grpo", "length", {"learner.learning_rate": 0.0}, "the learning rate was 0 in every step (learner.learning_rate is 0)"),
+    "a learning rate of 0": (
+        "grpo",
+        "length",
+        {"learner.learning_rate": 0.0},
+        "the learning rate was 0 in every step (learner.learning_rate is 0)",
+    ),
 }
 
 
 @pytest.mark.parametrize(("algorithm", "reward", "changes", "cause"), CASES.values(), ids=CASES.keys())
 def test_nothing_learned(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, reward: str, changes: dict[str, Any], cause: str
+    world: World,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    algorithm: str,
+    reward: str,
+    changes: dict[str, Any],
+    cause: str,
 ) -> None:
     """It is said after the first steps, at the end, and again by a run that had ended."""
     changes = rewarded(tmp_path, reward, **changes)
@@ -82,7 +104,12 @@ def test_nothing_learned(
 def offline(folder: Path, rejected: str) -> dict[str, Any]:
     records = [{"prompt": f"{a}+1=", "chosen": "a", "rejected": rejected} for a in range(8)]
     data = write_jsonl(folder / "pairs.jsonl", records)
-    return {"prompts": {"path": str(data)}, "oracle": {"name": "recorded"}, "evaluation": None, "stop.max_steps": 3}
+    return {
+        "prompts": {"path": str(data)},
+        "oracle": {"name": "recorded"},
+        "evaluation": None,
+        "stop.max_steps": 3,
+    }
 
 
 LEARNING: dict[str, tuple[str, dict[str, Any]]] = {
@@ -95,8 +122,12 @@ LEARNING: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("algorithm", "changes"), LEARNING.values(), ids=LEARNING.keys())
-def test_something_learned(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any]) -> None:
-    last, early = trained(world.config(algorithm, tmp_path, {"evaluation": None, "stop.max_steps": 3, **changes}), capsys)
+def test_something_learned(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any]
+) -> None:
+    last, early = trained(
+        world.config(algorithm, tmp_path, {"evaluation": None, "stop.max_steps": 3, **changes}), capsys
+    )
     assert last.startswith("oat train: finished, all 3 steps are done")
     assert early == []
 
@@ -106,25 +137,48 @@ def test_recorded_pairs(world: World, tmp_path: Path, capsys: pytest.CaptureFixt
         (tmp_path / name).mkdir()
         changes = {**offline(tmp_path / name, rejected), "algorithm": {"name": "dpo", "prompts": 4}}
         last, early = trained(world.config("dpo", tmp_path / name, changes), capsys)
-        assert last.startswith("oat train: finished" if is_learned else f"{NOTHING}{NO_STEP}: pairs were ties: ")
+        assert last.startswith(
+            "oat train: finished" if is_learned else f"{NOTHING}{NO_STEP}: pairs were ties: "
+        )
         assert len(early) == (not is_learned)
 
 
 def test_a_judge_without_verdicts(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with judging(lambda shown: "Hmm.") as (_, _, url):
-        oracle = {"name": "judge", "model": "m", "url": url, "orders": "one", "invalid": "skip", "timeout_s": 5.0}
+        oracle = {
+            "name": "judge",
+            "model": "m",
+            "url": url,
+            "orders": "one",
+            "invalid": "skip",
+            "timeout_s": 5.0,
+        }
         changes = {"oracle": oracle, "evaluation": None, "stop.max_steps": 2}
         last, _ = trained(world.config("dpo", tmp_path, changes), capsys)
-    assert last.startswith(f"{NOTHING}{NO_STEP}; of the questions, judge left 100% without a value: it abstained: its replies have no")
+    assert last.startswith(
+        f"{NOTHING}{NO_STEP}; of the questions, judge left 100% without a value: it abstained: its "
+        "replies have no"
+    )
 
 
 @pytest.mark.parametrize(("always", "place"), [("0", "first"), ("1", "last")])
-def test_a_judge_that_goes_by_the_place(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], always: str, place: str) -> None:
+def test_a_judge_that_goes_by_the_place(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], always: str, place: str
+) -> None:
     with judging(lambda shown: always) as (_, _, url):
-        oracle = {"name": "judge", "model": "m", "url": url, "timeout_s": 5.0, "price_in": 1000.0, "price_out": 1000.0}
+        oracle = {
+            "name": "judge",
+            "model": "m",
+            "url": url,
+            "timeout_s": 5.0,
+            "price_in": 1000.0,
+            "price_out": 1000.0,
+        }
         changes = {"oracle": oracle, "evaluation": None, "stop.max_steps": 2}
         last, _ = trained(world.config("dpo", tmp_path, changes), capsys)
-    assert last.startswith(f"{NOTHING}{NO_STEP}: pairs were ties: the judge finds the response that it is shown {place} better")
+    assert last.startswith(
+        f"{NOTHING}{NO_STEP}: pairs were ties: the judge finds the response that it is shown {place} better"
+    )
     assert "two orders contradict each other" in last
 
 
@@ -135,12 +189,23 @@ def test_a_run_without_a_step(world: World, tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("learned", [(), (1,), (3,)])
 @pytest.mark.parametrize("killed", [2, 4])
-def test_of_all_lives(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], learned: tuple[int, ...], killed: int) -> None:
-    """A run that is killed says at its end what the unbroken one says, and says it after its first steps if these are done in this life."""
+def test_of_all_lives(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], learned: tuple[int, ...], killed: int
+) -> None:
+    """A run that is killed says at its end what the unbroken one says, and says it after its first steps if
+    these are done in this life."""
     changes = flat_steps(tmp_path, {0, 1, 2, 3} - {*learned})
-    changes |= {"stop.max_steps": 4, "checkpoint": {"every": 2, "background": False}, "evaluation": None, "alarms.spread.action": "off"}
+    changes |= {
+        "stop.max_steps": 4,
+        "checkpoint": {"every": 2, "background": False},
+        "evaluation": None,
+        "alarms.spread.action": "off",
+    }
     config = world.config("grpo", tmp_path, changes)
-    assert forked(lambda: kill_at(Learner, "update", killed) or oat("train", config), tmp_path / "log") == -signal.SIGKILL
+    assert (
+        forked(lambda: kill_at(Learner, "update", killed) or oat("train", config), tmp_path / "log")
+        == -signal.SIGKILL
+    )
     last, early = trained(config, capsys)
     assert last.startswith("oat train: finished" if learned else f"{NOTHING}the rewards of every group")
     assert len(early) == (killed == 2 and learned != (1,))
@@ -156,7 +221,9 @@ def test_a_fork_is_of_its_own_steps(world: World, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    "flags", [[], ["--stop.max_steps", 1], ["--stop.max_steps", 9, "--stop.max_queries", 12]], ids=["at its end", "behind it", "nothing to spend"]
+    "flags",
+    [[], ["--stop.max_steps", 1], ["--stop.max_steps", 9, "--stop.max_queries", 12]],
+    ids=["at its end", "behind it", "nothing to spend"],
 )
 def test_a_fork_with_nothing_left_to_do_learned_as_much_as_it_should(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[object]
@@ -172,7 +239,9 @@ def test_a_fork_with_nothing_left_to_do_learned_as_much_as_it_should(
         assert "learned nothing" not in printed
 
 
-def test_where_rows_are_missing_nobody_knows(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_rows_are_missing_nobody_knows(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = world.config("grpo", tmp_path, rewarded(tmp_path, "constant"))
     assert trained(config, capsys)[0].startswith(NOTHING)
     damage_metrics(tmp_path / "grpo", {3: None})
@@ -181,13 +250,29 @@ def test_where_rows_are_missing_nobody_knows(world: World, tmp_path: Path, capsy
 
 
 def test_from_python(world: World, tmp_path: Path) -> None:
-    common: dict[str, Any] = {"model": str(world.folder / "model"), "prompts": str(world.folder / "train.jsonl"), "quiet": True}
-    common |= {"sampling": {"max_new_tokens": 4}, "algorithm": {"name": "grpo", "prompts": 4, "samples": 3}, "compute": {"threads": 1}}
+    common: dict[str, Any] = {
+        "model": str(world.folder / "model"),
+        "prompts": str(world.folder / "train.jsonl"),
+        "quiet": True,
+    }
+    common |= {
+        "sampling": {"max_new_tokens": 4},
+        "algorithm": {"name": "grpo", "prompts": 4, "samples": 3},
+        "compute": {"threads": 1},
+    }
 
     def constant(prompts: Any, completions: Any, **columns: Any) -> list[float]:
         return [1.0] * len(completions)
 
-    with pytest.warns(UserWarning, match="after 2 steps: the run has learned nothing yet: the rewards of every group were equal"):
+    with pytest.warns(
+        UserWarning,
+        match="after 2 steps: the run has learned nothing yet: the rewards of every group were equal",
+    ):
         found = Trainer(oracle=constant, run_dir=tmp_path / "a", stop={"max_steps": 3}, **common).train()
     assert "the rewards of every group were equal" in str(found.learned_nothing)
-    assert Trainer(oracle=world.oracle, run_dir=tmp_path / "b", stop={"max_steps": 2}, **common).train().learned_nothing is None
+    assert (
+        Trainer(oracle=world.oracle, run_dir=tmp_path / "b", stop={"max_steps": 2}, **common)
+        .train()
+        .learned_nothing
+        is None
+    )

@@ -20,10 +20,21 @@ def test_the_recipe_runs_and_is_plotted(tmp_path: Path, monkeypatch: pytest.Monk
     """On a model that says nothing of worth, with other sizes."""
     model = save_model(tmp_path / "model", build_config("llama", layers=1, context=256))
     monkeypatch.chdir(ROOT)
-    small = {"model.path": model, "run_dir": tmp_path / "run", "algorithm.prompts": 4, "sampling.max_new_tokens": 6, "stop.max_steps": 2}
+    small = {
+        "model.path": model,
+        "run_dir": tmp_path / "run",
+        "algorithm.prompts": 4,
+        "sampling.max_new_tokens": 6,
+        "stop.max_steps": 2,
+    }
     small |= {"evaluation.max_prompts": 2, "prompts.max_prompts": 8}
-    assert oat("train", RECIPE, *(word for name, value in small.items() for word in (f"--{name}", value))) == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert (
+        oat("train", RECIPE, *(word for name, value in small.items() for word in (f"--{name}", value))) == 0
+    )
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert {"eval/kl", "eval/sampled", "eval/gold_sampled"} <= rows[0].keys() & rows[2].keys()
     assert oat("plot", tmp_path / "run", "--against", "sqrt_kl", "--out", tmp_path / "a.png") == 0
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -32,7 +43,9 @@ def test_the_recipe_runs_and_is_plotted(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_gold_wants_what_the_proxy_wants_said_once() -> None:
     gold = load_symbol(f"{GOLD}:gold")
-    cheerful, again, sad = gold(["p"] * 3, ["They were happy and glad.", "happy happy happy happy happy", "They were sad."])
+    cheerful, again, sad = gold(
+        ["p"] * 3, ["They were happy and glad.", "happy happy happy happy happy", "They were sad."]
+    )
     assert cheerful > again > 0 > sad
     assert again == pytest.approx(gold(["p"], ["happy happy"])[0] * (1 / 5) ** 2 / (1 / 2) ** 2, rel=0.2)
     assert gold(["p"], [""]) == [0.0]

@@ -1,4 +1,5 @@
-"""Relative paths are seen from where a command began, whatever user code makes of the working directory; and a run whose directory vanishes ends."""
+"""Relative paths are seen from where a command began, whatever user code makes of the working directory; and
+a run whose directory vanishes ends."""
 
 import json
 import os
@@ -51,7 +52,8 @@ WAYS = {"import": ("reward", "at_import"), "call": ("reward", "at_call"), "threa
 
 @pytest.fixture
 def project(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with everything that configurations name, in which commands begin; beside it `elsewhere`, where code goes to."""
+    """A folder with everything that configurations name, in which commands begin; beside it `elsewhere`,
+    where code goes to."""
     folder = tmp_path / "project"
     folder.mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -74,7 +76,13 @@ def away(folder: Path) -> str:
     return f"os.chdir({str(folder.parent / 'elsewhere')!r})"
 
 
-def config(world: World, folder: Path, function: str = "reward", changes: dict[str, Any] | None = None, algorithm: str = "dpo") -> Path:
+def config(
+    world: World,
+    folder: Path,
+    function: str = "reward",
+    changes: dict[str, Any] | None = None,
+    algorithm: str = "dpo",
+) -> Path:
     """Relative paths in every field that takes one."""
     own = {
         "run_dir": "runs/mine",
@@ -89,12 +97,16 @@ def config(world: World, folder: Path, function: str = "reward", changes: dict[s
         "tracking.tensorboard": True,
     }
     file = folder / "mine.yaml"
-    file.write_text(yaml.safe_dump(world.tree(algorithm, Path("runs/mine"), {**own, **(changes or {})}), sort_keys=False))
+    file.write_text(
+        yaml.safe_dump(world.tree(algorithm, Path("runs/mine"), {**own, **(changes or {})}), sort_keys=False)
+    )
     return file
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_reward_that_changes_the_working_directory_changes_nothing(world: World, project: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_a_reward_that_changes_the_working_directory_changes_nothing(
+    world: World, project: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     function, place = WAYS[way]
     config(world, project, function)
     assert oat("train", "mine.yaml", "--run_dir", "runs/still") == 0
@@ -107,16 +119,33 @@ def test_a_reward_that_changes_the_working_directory_changes_nothing(world: Worl
     monkeypatch.chdir(project)
 
     assert not list((project.parent / "elsewhere").iterdir())
-    assert sorted(file.name for file in Path("runs/mine").iterdir()) == sorted(file.name for file in Path("runs/still").iterdir())
+    assert sorted(file.name for file in Path("runs/mine").iterdir()) == sorted(
+        file.name for file in Path("runs/still").iterdir()
+    )
     assert digest_run(Path("runs/mine"))["weights"] == digest_run(Path("runs/still"))["weights"]
     stored = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
-    assert (stored["run_dir"], stored["model"]["path"], stored["oracle"]["name"]) == ("runs/mine", "model", f"reward.py:{function}")
+    assert (stored["run_dir"], stored["model"]["path"], stored["oracle"]["name"]) == (
+        "runs/mine",
+        "model",
+        f"reward.py:{function}",
+    )
 
 
-def test_models_adapters_and_data_are_found_after_code_has_gone_elsewhere(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is opened after a user's code has run: an adapter, a model as the reference, functions that give data, weights in another precision."""
-    lora: dict[str, Any] = {"model.lora": {"rank": 2}, "stop.max_steps": 1, "evaluation": None, "tracking.tensorboard": False}
-    names = {name: None for name in ("evaluation.path", "evaluation.answers", "evaluation.majority_at", "evaluation.kl")}
+def test_models_adapters_and_data_are_found_after_code_has_gone_elsewhere(
+    world: World, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is opened after a user's code has run: an adapter, a model as the reference, functions that give
+    data, weights in another precision."""
+    lora: dict[str, Any] = {
+        "model.lora": {"rank": 2},
+        "stop.max_steps": 1,
+        "evaluation": None,
+        "tracking.tensorboard": False,
+    }
+    names = {
+        name: None
+        for name in ("evaluation.path", "evaluation.answers", "evaluation.majority_at", "evaluation.kl")
+    }
     assert oat("train", config(world, project, changes={**names, **lora, "run_dir": "runs/first"})) == 0
     assert oat("export", "runs/first", "adapter", "--adapter") == 0
     assert (project / "adapter" / WEIGHTS).exists()
@@ -131,7 +160,12 @@ def test_models_adapters_and_data_are_found_after_code_has_gone_elsewhere(world:
     }
     changes |= {"engine": {"name": "torch", "dtype": "bfloat16"}, "stop.max_steps": 1}
     config(world, project, changes=changes)
-    for command in (("check", "mine.yaml", "--memory"), ("train", "mine.yaml"), ("eval", "runs/mine"), ("eval", "mine.yaml", "--against", "model")):
+    for command in (
+        ("check", "mine.yaml", "--memory"),
+        ("train", "mine.yaml"),
+        ("eval", "runs/mine"),
+        ("eval", "mine.yaml", "--against", "model"),
+    ):
         monkeypatch.chdir(project)
         assert oat(*command) == 0, command
     monkeypatch.chdir(project)
@@ -150,8 +184,14 @@ def test_workers_of_a_function_begin_where_the_run_did(project: Path) -> None:
             oracle.close()
 
 
-def test_a_trainer_sees_paths_from_where_it_was_made(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = world.tree("grpo", Path("runs/grpo"), {"model.path": "model", "prompts.path": "train.jsonl", "evaluation.path": "held_out.jsonl"})
+def test_a_trainer_sees_paths_from_where_it_was_made(
+    world: World, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = world.tree(
+        "grpo",
+        Path("runs/grpo"),
+        {"model.path": "model", "prompts.path": "train.jsonl", "evaluation.path": "held_out.jsonl"},
+    )
     lines["oracle"] = {"name": "reward.py:reward"}
     made = Trainer(**lines, callbacks=[lambda step, metrics: os.chdir(project.parent)], quiet=True)
     os.chdir(project.parent / "elsewhere")
@@ -171,7 +211,10 @@ def test_a_run_directory_moves_between_two_lives(world: World, project: Path) ->
     """Also one with a model and records that were given from Python."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    given = {"model": AutoModelForCausalLM.from_pretrained("model"), "tokenizer": AutoTokenizer.from_pretrained("model")}
+    given = {
+        "model": AutoModelForCausalLM.from_pretrained("model"),
+        "tokenizer": AutoTokenizer.from_pretrained("model"),
+    }
     lines = world.tree("grpo", Path("runs/first"), {"evaluation": None, "stop.max_steps": 2}) | given
     records = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
     lines |= {"oracle": {"name": "reward.py:reward"}, "prompts": {"path": records, "reference_key": "answer"}}
@@ -186,8 +229,11 @@ def test_a_run_directory_moves_between_two_lives(world: World, project: Path) ->
     assert not Path("runs/second").exists()
 
 
-def test_a_way_up_leads_to_no_folder_that_is_there_already(world: World, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A start that fails removes the folder that it made; it was taken for one where its name went up through a folder that was missing."""
+def test_a_way_up_leads_to_no_folder_that_is_there_already(
+    world: World, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A start that fails removes the folder that it made; it was taken for one where its name went up through
+    a folder that was missing."""
     config(world, project)
     kept = project / "kept"
     kept.mkdir()
@@ -201,7 +247,9 @@ def test_a_way_up_leads_to_no_folder_that_is_there_already(world: World, project
 
 
 @pytest.mark.parametrize("run_dir", ["/proc", "/dev/null", "/dev/null/run", "/proc/run"])
-def test_a_directory_that_can_hold_no_run_is_a_mistake(world: World, project: Path, capsys: pytest.CaptureFixture[str], run_dir: str) -> None:
+def test_a_directory_that_can_hold_no_run_is_a_mistake(
+    world: World, project: Path, capsys: pytest.CaptureFixture[str], run_dir: str
+) -> None:
     """Also one that is named by more ways up than there are."""
     config(world, project)
     for name in (run_dir, "../" * 60 + run_dir[1:]):
@@ -229,10 +277,24 @@ def replaced(run_dir: Path) -> None:
 @pytest.mark.parametrize("what", [moved, removed, replaced])
 @pytest.mark.parametrize("when", ["asked", "learned", "last"])
 def test_a_run_whose_directory_vanishes_ends(
-    world: World, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: Callable[[Path], None], when: str
+    world: World,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    what: Callable[[Path], None],
+    when: str,
 ) -> None:
     """While a reward is asked, or while a step learns, also the last one."""
-    changes = {name: None for name in ("evaluation", "evaluation.path", "evaluation.answers", "evaluation.majority_at", "evaluation.kl")}
+    changes = {
+        name: None
+        for name in (
+            "evaluation",
+            "evaluation.path",
+            "evaluation.answers",
+            "evaluation.majority_at",
+            "evaluation.kl",
+        )
+    }
     changes |= {"tracking.tensorboard": False, "checkpoint.every": 1}
     run_dir = project / "runs" / "mine"
     config(world, project, changes=changes)
@@ -241,7 +303,10 @@ def test_a_run_whose_directory_vanishes_ends(
         is_due = "not os.path.exists('once') and os.path.exists('runs/mine/checkpoints/step_00000002')"
         write_reward(project, "at_call", f"{is_due} and open('once', 'x') and {line}")
         with (project / "reward.py").open("a") as file:
-            file.write(f"\n\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_places\nfrom pathlib import Path\n")
+            file.write(
+                f"\n\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_places\n"
+                "from pathlib import Path\n"
+            )
         assert oat("train", "mine.yaml") == 1
     else:
         calls, update = iter(range(1, 5)), Learner.update
@@ -270,7 +335,9 @@ def test_a_run_whose_directory_vanishes_ends(
     assert len(load_run(run_dir).metrics["step"]) == 5
 
 
-def test_a_directory_that_vanishes_before_the_first_step_is_not_made_anew(world: World, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_vanishes_before_the_first_step_is_not_made_anew(
+    world: World, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_reward(project, "at_call", "import shutil; shutil.rmtree('runs', ignore_errors=True)")
     config(world, project, changes={"prompts.path": "reward.py:records"})
     assert oat("train", "mine.yaml") == 1
@@ -278,8 +345,12 @@ def test_a_directory_that_vanishes_before_the_first_step_is_not_made_anew(world:
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_checkpoints_that_vanish_under_a_run_end_it(world: World, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = world.tree("grpo", Path("runs/grpo"), {"model.path": "model", "prompts.path": "train.jsonl", "evaluation": None})
+def test_checkpoints_that_vanish_under_a_run_end_it(
+    world: World, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = world.tree(
+        "grpo", Path("runs/grpo"), {"model.path": "model", "prompts.path": "train.jsonl", "evaluation": None}
+    )
     lines["oracle"] = {"name": "reward.py:reward"}
 
     def lose(step: int, metrics: dict[str, float]) -> None:
@@ -292,16 +363,30 @@ def test_checkpoints_that_vanish_under_a_run_end_it(world: World, project: Path,
 
 
 def test_evaluations_that_vanish_under_a_run_end_it(world: World, project: Path) -> None:
-    lines = world.tree("grpo", Path("runs/grpo"), {"model.path": "model", "prompts.path": "train.jsonl", "evaluation.every": 1})
+    lines = world.tree(
+        "grpo",
+        Path("runs/grpo"),
+        {"model.path": "model", "prompts.path": "train.jsonl", "evaluation.every": 1},
+    )
     lines["evaluation"]["path"], lines["oracle"] = "train.jsonl", {"name": "reward.py:reward"}
     with pytest.raises(DirectoryError, match="evaluations: was moved, removed or replaced"):
-        Trainer(**lines, callbacks=[lambda step, metrics: step == 2 and shutil.rmtree("runs/grpo/evaluations")], quiet=True).train()
+        Trainer(
+            **lines,
+            callbacks=[lambda step, metrics: step == 2 and shutil.rmtree("runs/grpo/evaluations")],
+            quiet=True,
+        ).train()
     assert not Path("runs/grpo/evaluations").exists()
 
 
 def test_a_lock_that_is_removed_ends_the_run(world: World, project: Path) -> None:
     """Another process could work in the directory from then on."""
-    lines = world.tree("grpo", Path("runs/grpo"), {"model.path": "model", "prompts.path": "train.jsonl", "evaluation": None})
+    lines = world.tree(
+        "grpo", Path("runs/grpo"), {"model.path": "model", "prompts.path": "train.jsonl", "evaluation": None}
+    )
     lines["oracle"] = {"name": "reward.py:reward"}
     with pytest.raises((DirectoryError, LedgerError), match="lock: was moved"):
-        Trainer(**lines, callbacks=[lambda step, metrics: step == 1 and Path("runs/grpo/lock").unlink()], quiet=True).train()
+        Trainer(
+            **lines,
+            callbacks=[lambda step, metrics: step == 1 and Path("runs/grpo/lock").unlink()],
+            quiet=True,
+        ).train()

@@ -25,16 +25,23 @@ def make(world: World, tmp_path: Path) -> Make:
     def made(name: str, rows: Sequence[dict[str, Any]], algorithm: str = "grpo", **changes: Any) -> Path:
         folder = tmp_path / name
         folder.mkdir()
-        config = world.config(algorithm, folder, {field.replace("__", "."): value for field, value in changes.items()})
+        config = world.config(
+            algorithm, folder, {field.replace("__", "."): value for field, value in changes.items()}
+        )
         (folder / "config.yaml").write_text(to_yaml(resolve(*load_config(config))))
-        (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **row}) + "\n" for step, row in enumerate(rows)))
+        (folder / "metrics.jsonl").write_text(
+            "".join(json.dumps({"step": step, **row}) + "\n" for step, row in enumerate(rows))
+        )
         return folder
 
     return made
 
 
 def curve(*values: float, name: str = "reward/mean") -> list[dict[str, Any]]:
-    return [{name: value, "oracle/queries": 10.0 * step, "time/step_s": 2.0, "response/tokens": 5.0} for step, value in enumerate(values)]
+    return [
+        {name: value, "oracle/queries": 10.0 * step, "time/step_s": 2.0, "response/tokens": 5.0}
+        for step, value in enumerate(values)
+    ]
 
 
 def read(file: Path) -> list[dict[str, str]]:
@@ -46,7 +53,10 @@ def distances(*values: float, step: float = 1.0) -> list[dict[str, Any]]:
     """Rows of a run whose gold falls once its distance is above 4, evaluated at every other step."""
     rows: list[dict[str, Any]] = []
     for value in values:
-        rows += [{"eval/kl": value, "eval/sampled": step * value, "eval/gold_sampled": min(value, 8 - value)}, {"reward/mean": 1.0}]
+        rows += [
+            {"eval/kl": value, "eval/sampled": step * value, "eval/gold_sampled": min(value, 8 - value)},
+            {"reward/mean": 1.0},
+        ]
     return rows
 
 
@@ -61,7 +71,9 @@ def test_two_real_runs(world: World, tmp_path: Path, capsys: pytest.CaptureFixtu
     for seed in (0, 1):
         config = world.config("grpo", tmp_path, {"seed": seed, "run_dir": str(tmp_path / f"s{seed}")})
         assert oat("train", config) == 0
-        rows = [json.loads(line) for line in (tmp_path / f"s{seed}" / "metrics.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line) for line in (tmp_path / f"s{seed}" / "metrics.jsonl").read_text().splitlines()
+        ]
         evaluated.append([row["eval/sampled"] for row in rows if "eval/sampled" in row])
     capsys.readouterr()
     assert oat("plot", tmp_path / "s0", tmp_path / "s1", "--out", tmp_path / "plots" / "a.png") == 0
@@ -71,33 +83,51 @@ def test_two_real_runs(world: World, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     assert struct.unpack(">II", data[16:24]) == (1200, 675)
     found = read(numbers)
-    assert [(row["line"], row["runs"], row["steps"]) for row in found] == [("s0 (2 runs)", "2", step) for step in ("0", "2", "4")]
+    assert [(row["line"], row["runs"], row["steps"]) for row in found] == [
+        ("s0 (2 runs)", "2", step) for step in ("0", "2", "4")
+    ]
     for row, pair in zip(found, zip(*evaluated, strict=True), strict=True):
-        assert [float(row[name]) for name in ("eval/sampled", "low", "high")] == pytest.approx([sum(pair) / 2, min(pair), max(pair)])
+        assert [float(row[name]) for name in ("eval/sampled", "low", "high")] == pytest.approx(
+            [sum(pair) / 2, min(pair), max(pair)]
+        )
     assert any(row["low"] != row["high"] for row in found)
 
 
 def test_points_that_lie_elsewhere_are_averaged_between(make: Make, tmp_path: Path) -> None:
-    """One run has points at 0, 10, 20 queries, the other at 0, 20 and 40: at 10 the second is half way, and behind 20 the first has ended."""
+    """One run has points at 0, 10, 20 queries, the other at 0, 20 and 40: at 10 the second is half way, and
+    behind 20 the first has ended."""
     first = make("a", curve(1.0, 2.0, 3.0))
-    second = make("b", [{**row, "oracle/queries": 20.0 * step} for step, row in enumerate(curve(3.0, 7.0, 9.0))], seed=1)
+    second = make(
+        "b", [{**row, "oracle/queries": 20.0 * step} for step, row in enumerate(curve(3.0, 7.0, 9.0))], seed=1
+    )
     found = table(tmp_path, first, second, "--metric", "reward/mean", "--against", "queries")
     numbers = [[float(row[name]) for name in ("queries", "reward/mean", "low", "high")] for row in found]
     assert numbers == [[0, 2, 1, 3], [10, 3.5, 2, 5], [20, 5, 3, 7]]
 
 
-@pytest.mark.parametrize(("against", "column", "places"), [("steps", "steps", [0, 1, 2]), ("tokens", "tokens", [5, 10, 15])])
+@pytest.mark.parametrize(
+    ("against", "column", "places"), [("steps", "steps", [0, 1, 2]), ("tokens", "tokens", [5, 10, 15])]
+)
 def test_axes(make: Make, tmp_path: Path, against: str, column: str, places: list[int]) -> None:
     found = table(tmp_path, make("a", curve(1.0, 2.0, 3.0)), "--against", against)
     assert [int(row[column]) for row in found] == places
-    assert (found[0]["line"], found[0]["runs"], found[0]["reward/mean"], found[0]["low"]) == ("a", "1", "1", "1")
+    assert (found[0]["line"], found[0]["runs"], found[0]["reward/mean"], found[0]["low"]) == (
+        "a",
+        "1",
+        "1",
+        "1",
+    )
 
 
 def test_time_counts_steps_evaluations_and_saves(make: Make, tmp_path: Path) -> None:
     rows = curve(1.0, 2.0, 3.0)
     rows[0] |= {"time/evaluate_s": 3.5, "time/step_s": 0.0}
     rows[2] |= {"time/save_s": 1.0}
-    assert [float(row["seconds"]) for row in table(tmp_path, make("a", rows), "--against", "time")] == [3.5, 5.5, 8.5]
+    assert [float(row["seconds"]) for row in table(tmp_path, make("a", rows), "--against", "time")] == [
+        3.5,
+        5.5,
+        8.5,
+    ]
 
 
 def test_what_is_not_finite_or_not_there_is_left_out(make: Make, tmp_path: Path) -> None:
@@ -122,16 +152,24 @@ def test_a_line_is_named_by_what_differs(make: Make, tmp_path: Path) -> None:
     assert names(tmp_path, base) == ["a"]
     assert names(tmp_path, base, elsewhere, base) == ["a (2 runs)"], "the same directory twice is one run"
     assert names(tmp_path, base, rate, elsewhere) == ["learning_rate 0.003 (2 runs)", "learning_rate 1e-05"]
-    assert names(tmp_path, base, both) == ["kl_coef 0, learning_rate 0.003", "kl_coef 0.5, learning_rate 1e-05"]
+    assert names(tmp_path, base, both) == [
+        "kl_coef 0, learning_rate 0.003",
+        "kl_coef 0.5, learning_rate 1e-05",
+    ]
     assert names(tmp_path, base, other) == ["grpo", "dpo"], "of many fields those that tell apart"
 
 
 def test_a_metric_that_is_missing(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make("a", curve(1.0, 2.0))
     assert oat("plot", run, "--metric", "reward/maen", "--out", tmp_path / "x.png") == 2
-    assert f"--metric reward/maen: {run} has no such metric; did you mean `reward/mean`? valid: oracle/queries, res" in capsys.readouterr().err
+    assert (
+        f"--metric reward/maen: {run} has no such metric; did you mean `reward/mean`? valid: "
+        "oracle/queries, res"
+    ) in capsys.readouterr().err
     assert oat("plot", run, "--metric", "frac_reward_zero_std", "--out", tmp_path / "x.png") == 2
-    assert "has no such metric" in capsys.readouterr().err, "it is known elsewhere, and these runs do not have ours"
+    assert "has no such metric" in capsys.readouterr().err, (
+        "it is known elsewhere, and these runs do not have ours"
+    )
     assert oat("plot", run, "--metric", "reward", "--out", tmp_path / "x.png") == 2
     assert "--metric reward: it is called reward/mean here" in capsys.readouterr().err
     assert oat("plot", run, make("b", curve(1.0, name="user/mine"))) == 2
@@ -140,29 +178,56 @@ def test_a_metric_that_is_missing(make: Make, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_proxy_against_gold(make: Make, tmp_path: Path) -> None:
-    """Two seeds whose distances differ are averaged at equal distances; a run that went back lies in the order of its distances."""
+    """Two seeds whose distances differ are averaged at equal distances; a run that went back lies in the
+    order of its distances."""
     first, second = make("a", distances(0.0, 4.0, 2.0)), make("b", distances(0.0, 4.0, 8.0, step=3.0), seed=1)
     found = table(tmp_path, first, second, "--against", "kl")
     names = ("metric", "kl", "mean", "low", "high")
     numbers = [(row["metric"], *(float(row[name]) for name in names[1:])) for row in found]
-    assert [row for row in numbers if row[0] == "eval/sampled"] == [("eval/sampled", kl, 2 * kl, kl, 3 * kl) for kl in (0, 2, 4)]
-    assert [row for row in numbers if row[0] != "eval/sampled"] == [("eval/gold_sampled", kl, kl, kl, kl) for kl in (0, 2, 4)]
+    assert [row for row in numbers if row[0] == "eval/sampled"] == [
+        ("eval/sampled", kl, 2 * kl, kl, 3 * kl) for kl in (0, 2, 4)
+    ]
+    assert [row for row in numbers if row[0] != "eval/sampled"] == [
+        ("eval/gold_sampled", kl, kl, kl, kl) for kl in (0, 2, 4)
+    ]
     roots = table(tmp_path, first, "--against", "sqrt_kl", "--metric", "eval/gold_sampled")
-    assert [(float(row["sqrt_kl"]), float(row["eval/gold_sampled"])) for row in roots] == [(0, 0), (pytest.approx(2**0.5), 2), (2, 4)]
+    assert [(float(row["sqrt_kl"]), float(row["eval/gold_sampled"])) for row in roots] == [
+        (0, 0),
+        (pytest.approx(2**0.5), 2),
+        (2, 4),
+    ]
     assert (
-        oat("plot", first, second, make("c", distances(0.0, 9.0), learner__learning_rate=1e-5), "--against", "kl", "--out", tmp_path / "a.png") == 0
+        oat(
+            "plot",
+            first,
+            second,
+            make("c", distances(0.0, 9.0), learner__learning_rate=1e-5),
+            "--against",
+            "kl",
+            "--out",
+            tmp_path / "a.png",
+        )
+        == 0
     )
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert {row["line"] for row in read(tmp_path / "a.csv")} == {"learning_rate 0.003 (2 runs)", "learning_rate 1e-05"}
+    assert {row["line"] for row in read(tmp_path / "a.csv")} == {
+        "learning_rate 0.003 (2 runs)",
+        "learning_rate 1e-05",
+    }
 
 
 def test_estimates_of_a_distance_below_0_are_points_of_their_own(make: Make, tmp_path: Path) -> None:
     run = make("a", distances(-1e-8, -0.04, 1.0))
-    roots = [float(row["sqrt_kl"]) for row in table(tmp_path, run, "--against", "sqrt_kl", "--metric", "eval/sampled")]
+    roots = [
+        float(row["sqrt_kl"])
+        for row in table(tmp_path, run, "--against", "sqrt_kl", "--metric", "eval/sampled")
+    ]
     assert roots == pytest.approx([-0.2, -1e-4, 1])
 
 
-def test_what_cannot_be_plotted(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_plotted(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     run = make("a", curve(1.0, 2.0))
     assert oat("plot", tmp_path / "nowhere") == 2
@@ -172,15 +237,24 @@ def test_what_cannot_be_plotted(make: Make, tmp_path: Path, monkeypatch: pytest.
     assert oat("plot", run, "--out", "a.pdf") == 2
     assert "a.pdf: give a name that ends in .png" in capsys.readouterr().err
     assert oat("plot", run, "--against", "query") == 2
-    assert "--against is 'query'; did you mean `queries`? valid: kl, queries, sqrt_kl, steps, time, tokens" in capsys.readouterr().err
+    assert (
+        "--against is 'query'; did you mean `queries`? valid: kl, queries, sqrt_kl, steps, time, tokens"
+        in capsys.readouterr().err
+    )
     assert oat("plot", make("old", [{"reward/mean": 1.0}]), "--against", "tokens") == 2
     assert "its rows have no response/tokens" in capsys.readouterr().err
     assert oat("plot", run, "--against", "kl") == 2
     assert "eval/sampled: " in capsys.readouterr().err
     assert oat("plot", run, "--against", "kl", "--metric", "reward/mean") == 2
-    assert "its rows have no eval/kl, so it cannot be plotted against it; train with evaluation.kl: true" in capsys.readouterr().err
+    assert (
+        "its rows have no eval/kl, so it cannot be plotted against it; train with evaluation.kl: true"
+        in capsys.readouterr().err
+    )
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert oat("plot", run) == 2
-    assert re.search(r"a plot needs matplotlib \(.*\): pip install 'oat-align\[plot\]'; or give --out FILE.csv", capsys.readouterr().err)
+    assert re.search(
+        r"a plot needs matplotlib \(.*\): pip install 'oat-align\[plot\]'; or give --out FILE.csv",
+        capsys.readouterr().err,
+    )
     assert not Path("plot.csv").exists()
     assert oat("plot", run, "--out", "plot.csv") == 0

@@ -57,7 +57,9 @@ def test_a_file_that_does_not_give_the_name(tmp_path, text, name, message):
     with pytest.raises(ConfigError, match=message) as seen:
         load_symbol(f"{path}:{name}")
     assert str(path) in str(seen.value)
-    assert name == "rewards" or not [module for module in set(sys.modules) - before if module.startswith("oat_plugin")]
+    assert name == "rewards" or not [
+        module for module in set(sys.modules) - before if module.startswith("oat_plugin")
+    ]
 
 
 @pytest.mark.parametrize("error", ["ImportError('math_verify is not there')", "SystemExit(0)"])
@@ -65,7 +67,10 @@ def test_a_module_that_imports_what_it_has_only_when_it_is_asked_for_it(tmp_path
     path = write(tmp_path, f"def __getattr__(name):\n    raise {error}\n", "imports_late.py")
     monkeypatch.syspath_prepend(tmp_path)
     for place in (path, "imports_late"):
-        with pytest.raises(ConfigError, match=r"fails when it is asked for reward: (ImportError: math_verify is not there|SystemExit: 0)"):
+        with pytest.raises(
+            ConfigError,
+            match=r"fails when it is asked for reward: (ImportError: math_verify is not there|SystemExit: 0)",
+        ):
             load_symbol(f"{place}:reward")
     sys.modules.pop("imports_late")
 
@@ -104,12 +109,21 @@ class Mine(GRPO):
         ("metrics", "raise GeneratorExit", "line 7 of mine.py raised GeneratorExit; mend it"),
         ("prepare", "raise SystemExit(0)", "line 7 of mine.py raised SystemExit: 0; mend it"),
         ("prepare", "return None", "`prepare` of grpo returned None; return an oat.types.Batch"),
-        ("losses", "torch.set_grad_enabled(False); return super().losses(*given)", "the losses of grpo carry no gradient"),
+        (
+            "losses",
+            "torch.set_grad_enabled(False); return super().losses(*given)",
+            "the losses of grpo carry no gradient",
+        ),
     ],
 )
 def test_what_a_users_algorithm_raises_is_one_message(world: World, tmp_path, capsys, method, body, message):
     path = write(tmp_path, ALGORITHM.format(method=method, body=body))
-    code = oat("train", world.config("grpo", tmp_path, {"algorithm.name": f"{path}:Mine", "evaluation": None, "stop.max_steps": 1}))
+    code = oat(
+        "train",
+        world.config(
+            "grpo", tmp_path, {"algorithm.name": f"{path}:Mine", "evaluation": None, "stop.max_steps": 1}
+        ),
+    )
     said = capsys.readouterr().err.splitlines()[-1]
     assert code != 0
     assert said.startswith(f"oat train: {message}")
@@ -121,4 +135,9 @@ def test_all_of_a_traceback_is_shown_on_demand(world: World, tmp_path, monkeypat
     path = write(tmp_path, ALGORITHM.format(method="losses", body="raise ValueError"))
     monkeypatch.setenv("OAT_TRACEBACK", "1")
     with pytest.raises(ValueError, match=r"^$"):
-        oat("train", world.config("grpo", tmp_path, {"algorithm.name": f"{path}:Mine", "evaluation": None, "stop.max_steps": 1}))
+        oat(
+            "train",
+            world.config(
+                "grpo", tmp_path, {"algorithm.name": f"{path}:Mine", "evaluation": None, "stop.max_steps": 1}
+            ),
+        )

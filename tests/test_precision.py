@@ -1,4 +1,5 @@
-"""How the learner computes, and what that may not change: bfloat16 autocast, gradient checkpointing, limits of a forward pass."""
+"""How the learner computes, and what that may not change: bfloat16 autocast, gradient checkpointing, limits
+of a forward pass."""
 
 import json
 from collections.abc import Mapping
@@ -39,20 +40,42 @@ def smooth(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose weights are as large as those of real ones, so that rounding is not amplified."""
     path = tmp_path_factory.mktemp("smooth")
     torch.manual_seed(3)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
     LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.1, **shape)).save_pretrained(path)
     return path
 
 
-def learner_of(path: Path, *, autocast: bool = False, checkpointing: bool = False, chunk: int = 4096, tokens: int | None = None) -> Learner:
-    models = {name: LanguageModel(load_lm(str(path)), num_tokens=VOCABULARY, chunk=chunk, autocast=autocast) for name in ("policy", "reference")}
+def learner_of(
+    path: Path,
+    *,
+    autocast: bool = False,
+    checkpointing: bool = False,
+    chunk: int = 4096,
+    tokens: int | None = None,
+) -> Learner:
+    models = {
+        name: LanguageModel(load_lm(str(path)), num_tokens=VOCABULARY, chunk=chunk, autocast=autocast)
+        for name in ("policy", "reference")
+    }
     with torch.no_grad():
         for parameter in models["reference"].module.parameters():
             parameter.add_(0.05 * torch.sin(torch.arange(parameter.numel())).view_as(parameter))
     if checkpointing:
         models["policy"].lm.checkpoint_gradients()
     limit: dict[str, Any] = {"micro_batch_size": None, "micro_batch_tokens": tokens}
-    return Learner(models, {"policy": OptimiserSettings(1e-3)}, gradient_checkpointing=checkpointing, seeds=Seeds(0), **limit)
+    return Learner(
+        models,
+        {"policy": OptimiserSettings(1e-3)},
+        gradient_checkpointing=checkpointing,
+        seeds=Seeds(0),
+        **limit,
+    )
 
 
 def update(learner: Learner, name: str) -> tuple[float, torch.Tensor]:
@@ -81,8 +104,12 @@ def test_the_gradient_in_bfloat16_is_near_that_in_float32(smooth: Path, name: st
     rounded_loss, rounded = update(learner, name)
     assert 0 < (rounded - exact).norm() <= 2e-2 * exact.norm()
     assert rounded_loss == pytest.approx(loss, abs=2e-2)
-    moments = [moment for state in learner.trained["policy"].optimiser.state.values() for moment in state.values()]
-    assert {tensor.dtype for tensor in (*learner.tensors("policy").values(), *moments, rounded)} == {torch.float32}
+    moments = [
+        moment for state in learner.trained["policy"].optimiser.state.values() for moment in state.values()
+    ]
+    assert {tensor.dtype for tensor in (*learner.tensors("policy").values(), *moments, rounded)} == {
+        torch.float32
+    }
 
 
 def test_what_a_model_gives_in_bfloat16_is_float32(smooth: Path) -> None:
@@ -90,7 +117,10 @@ def test_what_a_model_gives_in_bfloat16_is_float32(smooth: Path) -> None:
     for autocast in (False, True):
         model = LanguageModel(load_lm(str(smooth)), num_tokens=VOCABULARY, chunk=4, autocast=autocast)
         critic = Critic(load_lm(str(smooth)), np.random.default_rng(0), autocast=autocast)
-        outputs = {**model.outputs(rows, {}, {"raw", "sampled", "entropy"}), **critic.outputs(rows, {}, {"value"})}
+        outputs = {
+            **model.outputs(rows, {}, {"raw", "sampled", "entropy"}),
+            **critic.outputs(rows, {}, {"value"}),
+        }
         assert {values.dtype for values in outputs.values()} == {torch.float32}
         if not autocast:
             exact = outputs
@@ -114,7 +144,13 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
     found = {}
     for name, autocast in (("float32", None), ("bfloat16", "bfloat16")):
         folder = tmp_path_factory.mktemp(name)
-        changes = {"learner.autocast": autocast, "algorithm.samples": 8, "stop.max_steps": 12, "evaluation.every": 12, "evaluation.samples": 16}
+        changes = {
+            "learner.autocast": autocast,
+            "algorithm.samples": 8,
+            "stop.max_steps": 12,
+            "evaluation.every": 12,
+            "evaluation.samples": 16,
+        }
         config = world.config("grpo", folder, {**changes, "learner.learning_rate": 0.01})
         assert forked(lambda config=config: oat("train", config), folder / "log") == 0
         found[name] = folder / "grpo"
@@ -128,8 +164,9 @@ def test_learning_in_bfloat16_raises_the_reward(runs: Mapping[str, Path]) -> Non
 
 
 def test_old_log_probabilities_are_the_learners_own(runs: Mapping[str, Path]) -> None:
-    """The engine samples in float32. In bfloat16 recorded log-probabilities are another computation's, so they are computed again: the first
-    ratio is exactly 1, and the gap says how far off the recorded ones were."""
+    """The engine samples in float32. In bfloat16 recorded log-probabilities are another computation's, so
+    they are computed again: the first ratio is exactly 1, and the gap says how far off the recorded ones
+    were."""
     for row_ in rows_of(runs["float32"])[1:]:
         assert (row_["logps/recorded_gap"], row_["logps/recomputed"]) == (0, 0)
         assert row_["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
@@ -139,12 +176,20 @@ def test_old_log_probabilities_are_the_learners_own(runs: Mapping[str, Path]) ->
         assert (row_["policy/ratio_min"], row_["policy/ratio_max"]) == (1, 1)
 
 
-def test_weights_in_bfloat16_are_refused_by_name(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_in_bfloat16_are_refused_by_name(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = world.config("dpo", tmp_path, {"model.dtype": "bfloat16"})
     assert oat("train", config) == 2
-    assert "model.dtype is 'bfloat16': AdamW loses most of its steps on such weights; keep float32, set learner.autocast" in capsys.readouterr().err
+    assert (
+        "model.dtype is 'bfloat16': AdamW loses most of its steps on such weights; keep float32, set "
+        "learner.autocast"
+    ) in capsys.readouterr().err
     with pytest.raises(ModelError, match=r"learner\.autocast: bfloat16"):
-        build_optimiser(load_lm(str(world.folder / "model"), dtype="bfloat16").module.parameters(), OptimiserSettings(1e-3))
+        build_optimiser(
+            load_lm(str(world.folder / "model"), dtype="bfloat16").module.parameters(),
+            OptimiserSettings(1e-3),
+        )
 
 
 def saved_bytes(learner: Learner) -> int:
@@ -163,8 +208,13 @@ def saved_bytes(learner: Learner) -> int:
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", FEEDBACK)
-def test_gradient_checkpointing_changes_neither_loss_nor_gradient(smooth: Path, name: str, autocast: bool) -> None:
-    kept, computed = learner_of(smooth, autocast=autocast), learner_of(smooth, autocast=autocast, checkpointing=True)
+def test_gradient_checkpointing_changes_neither_loss_nor_gradient(
+    smooth: Path, name: str, autocast: bool
+) -> None:
+    kept, computed = (
+        learner_of(smooth, autocast=autocast),
+        learner_of(smooth, autocast=autocast, checkpointing=True),
+    )
     (loss, gradient), (other_loss, other) = update(kept, name), update(computed, name)
     assert other_loss == loss
     assert (other - gradient).norm() <= 1e-6 * gradient.norm()
@@ -182,17 +232,26 @@ def test_gradient_checkpointing_leaves_the_engines_cache_alone(family: str, tmp_
 
     def sampled() -> list[list[int]]:
         engine = TorchEngine({"policy": lm}, num_tokens=NUM_TOKENS, stop_ids=[0], decode=lambda ids: "")
-        return [completion.ids.tolist() for completion in sorted(engine.generate(requests, "policy"), key=lambda completion: completion.index)]
+        return [
+            completion.ids.tolist()
+            for completion in sorted(
+                engine.generate(requests, "policy"), key=lambda completion: completion.index
+            )
+        ]
 
     before = sampled()
     lm.checkpoint_gradients()
     assert sampled() == before
     models = {name: LanguageModel(lm, num_tokens=NUM_TOKENS, chunk=64) for name in ("policy", "reference")}
     options: dict[str, Any] = {"micro_batch_size": 4, "seeds": Seeds(0)}
-    learner = Learner(models, {"policy": OptimiserSettings(1e-3, max_grad_norm=1.0)}, gradient_checkpointing=True, **options)
+    learner = Learner(
+        models, {"policy": OptimiserSettings(1e-3, max_grad_norm=1.0)}, gradient_checkpointing=True, **options
+    )
     objective = Poisoned(DPOConfig(prompts=6), "loss")
     with pytest.raises(NonFiniteError):
-        learner.update(objective, objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0)))
+        learner.update(
+            objective, objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0))
+        )
     assert not lm.module.training
     assert sampled() == before
 
@@ -220,7 +279,8 @@ def test_a_limit_of_tokens_changes_rounding_only(smooth: Path, name: str) -> Non
 
 @pytest.mark.parametrize("name", FEEDBACK)
 def test_no_pass_is_larger_than_its_limit(smooth: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in `prepare` nor in an update, of any model; but for one unit that is larger alone: a row in the former, a pair in the latter."""
+    """Neither in `prepare` nor in an update, of any model; but for one unit that is larger alone: a row in
+    the former, a pair in the latter."""
     learner, shapes = learner_of(smooth, tokens=40), []
     for model in learner.models.values():
         lm: Any = getattr(model, "lm")  # noqa: B009 (the protocol of models does not have it)
@@ -270,7 +330,8 @@ def test_live_bytes_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "budget", "rows"), [(64, 99, 0), (64, 100, 1), (64, 149, 1), (64, 150, 2), (64, 1000, 19), (8, 10_000, 8), (1, 10_000, 1)]
+    ("most", "budget", "rows"),
+    [(64, 99, 0), (64, 100, 1), (64, 149, 1), (64, 150, 2), (64, 1000, 19), (8, 10_000, 8), (1, 10_000, 1)],
 )
 def test_the_most_rows_of_a_line(most: int, budget: int, rows: int) -> None:
     assert most_within(lambda n: 50 + 50 * n, most, budget) == rows
@@ -292,7 +353,11 @@ def test_the_estimate_is_proven() -> None:
 
 def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path) -> None:
     """GRPO with groups of 3: a step has 12 rows, of 4 + 4 tokens at most."""
-    config, origins = load_config(world.config("grpo", tmp_path, {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto"}))
+    config, origins = load_config(
+        world.config(
+            "grpo", tmp_path, {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto"}
+        )
+    )
     config = replace(config, compute=replace(config.compute, memory_gb=1.0))
     config = resolve(config, origins)
     run = build(config, directory=made(tmp_path / "built"))
@@ -303,14 +368,24 @@ def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path)
     assert learner.micro_batch_tokens == 12 * 8
     assert all(parameter.grad is None for parameter in learner.models["policy"].trainable().values())
     objective = run.objectives[0]
-    needed = limits._held(learner) + limits._pass_bytes(learner, objective, [limits.row_of(8, 4, number) for number in range(5)])
+    needed = limits._held(learner) + limits._pass_bytes(
+        learner, objective, [limits.row_of(8, 4, number) for number in range(5)]
+    )
 
     def measured(memory: float) -> int:
-        return measure_tokens(learner, objective, replace(config, compute=replace(config.compute, memory_gb=memory / GB)), Sampling(4), 16)
+        return measure_tokens(
+            learner,
+            objective,
+            replace(config, compute=replace(config.compute, memory_gb=memory / GB)),
+            Sampling(4),
+            16,
+        )
 
     assert measured(needed + 1) in (4 * 8, 5 * 8)
     assert measured(needed + 1) == measured(needed + 1)
-    with pytest.raises(ConfigError, match=r"one row of 8 tokens takes .* GB with weights and optimiser; raise it"):
+    with pytest.raises(
+        ConfigError, match=r"one row of 8 tokens takes .* GB with weights and optimiser; raise it"
+    ):
         measured(1000)
 
 
@@ -327,7 +402,10 @@ def test_auto_is_stored_and_never_measured_again(world: World, tmp_path: Path) -
 
     assert forked(continued, tmp_path / "log") == 0
     assert len(rows_of(tmp_path / "grpo")) == 5
-    for flags, words in ((["--compute.memory_gb", "2"], "compute.memory_gb: 1.0 in the run, 2.0 now"), (["--learner.micro_batch_tokens", "8"], "96")):
+    for flags, words in (
+        (["--compute.memory_gb", "2"], "compute.memory_gb: 1.0 in the run, 2.0 now"),
+        (["--learner.micro_batch_tokens", "8"], "96"),
+    ):
         (tmp_path / "log").unlink()
         assert forked(lambda flags=flags: oat("train", config, *flags), tmp_path / "log") == 2
         assert words in (tmp_path / "log").read_text()
@@ -336,19 +414,28 @@ def test_auto_is_stored_and_never_measured_again(world: World, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"learner.micro_batch_tokens": "auto"}, "learner.micro_batch_tokens is 'auto': set compute.memory_gb"),
+        (
+            {"learner.micro_batch_tokens": "auto"},
+            "learner.micro_batch_tokens is 'auto': set compute.memory_gb",
+        ),
         ({"learner.micro_batch_tokens": 0}, "Expected `int` >= 1"),
         ({"learner.micro_batch_tokens": "some"}, "learner.micro_batch_tokens"),
         ({"learner.autocast": "float16"}, "learner.autocast"),
         ({"learner.micro_batch_tokens": "auto", "compute.memory_gb": 1e-6}, "one row of 8 tokens takes"),
     ],
 )
-def test_limits_that_make_no_sense(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str) -> None:
+def test_limits_that_make_no_sense(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
+) -> None:
     assert oat("train", world.config("grpo", tmp_path, changes)) == 2
     assert words in capsys.readouterr().err
 
 
 def test_eight_rows_are_the_default(world: World, tmp_path: Path) -> None:
     for tokens, rows in ((None, 8), (100, None)):
-        config, origins = load_config(world.config("dpo", tmp_path, {"learner.micro_batch_size": None, "learner.micro_batch_tokens": tokens}))
+        config, origins = load_config(
+            world.config(
+                "dpo", tmp_path, {"learner.micro_batch_size": None, "learner.micro_batch_tokens": tokens}
+            )
+        )
         assert resolve(config, origins).learner.micro_batch_size == rows

@@ -1,4 +1,5 @@
-"""Products by oneDNN against torch's own, which are those of MKL: here for any size, on any processor with oneDNN."""
+"""Products by oneDNN against torch's own, which are those of MKL: here for any size, on any processor with
+oneDNN."""
 
 import os
 import subprocess
@@ -20,7 +21,9 @@ from oat.models.lora import add_adapter
 from oat.seeds import Seeds
 from oat.types import Request, Sampling
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN"
+)
 SHAPES = [(1, 512, 4096), (70, 3, 5), (64, 512, 512), (1030, 40, 90), (1030, 90, 40), (5, 1, 1)]
 
 
@@ -34,7 +37,11 @@ def onednn(monkeypatch):
 def calls(monkeypatch):
     """Shapes that oneDNN was asked for."""
     seen, product = [], products._onednn
-    monkeypatch.setattr(products, "_onednn", lambda a, b, bias=None: seen.append((len(a), a.shape[1], len(b))) or product(a, b, bias))
+    monkeypatch.setattr(
+        products,
+        "_onednn",
+        lambda a, b, bias=None: seen.append((len(a), a.shape[1], len(b))) or product(a, b, bias),
+    )
     return seen
 
 
@@ -48,7 +55,9 @@ def near(found: torch.Tensor, exact: torch.Tensor) -> bool:
 def test_values_and_gradients(shape, layout, bias, onednn, calls):
     rows, width, out = shape
     generator = torch.Generator().manual_seed(0)
-    x, weight, slope = (torch.randn(*size, generator=generator) for size in ((rows, width), (out, width), (rows, out)))
+    x, weight, slope = (
+        torch.randn(*size, generator=generator) for size in ((rows, width), (out, width), (rows, out))
+    )
     if layout == "columns":
         x, weight, slope = (tensor.T.contiguous().T for tensor in (x, weight, slope))
     given = [x, weight, *([torch.randn(out, generator=generator)] if bias else [])]
@@ -84,7 +93,9 @@ def test_only_what_is_asked_for_is_computed(onednn, calls):
 @pytest.mark.parametrize("rows", [1, 700])
 def test_a_product_is_added(rows, onednn, monkeypatch):
     monkeypatch.setattr(products, "_BLOCK", 900)
-    total, a, b = torch.randn(rows, 30), torch.randn(rows, 20), torch.randn(30, 20)
+    total = torch.randn(rows, 30)
+    a = torch.randn(rows, 20)
+    b = torch.randn(30, 20)
     expected = total.double() + a.double() @ b.double().T
     products.add_product(total, a, b)
     assert near(total, expected)
@@ -107,7 +118,8 @@ def test_what_is_left_to_torch(onednn, calls, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("vendor", "capability", "faster"), [("AuthenticAMD", "AVX512", True), ("AuthenticAMD", "AVX2", False), ("GenuineIntel", "AVX512", False)]
+    ("vendor", "capability", "faster"),
+    [("AuthenticAMD", "AVX512", True), ("AuthenticAMD", "AVX2", False), ("GenuineIntel", "AVX512", False)],
 )
 def test_where_it_is_faster(vendor, capability, faster, monkeypatch):
     monkeypatch.setattr(products, "_vendor", lambda: f"vendor_id\t: {vendor}")
@@ -126,7 +138,10 @@ def test_a_row_does_not_depend_on_the_others_nor_on_its_place(width, out, thread
     torch.set_num_threads(threads)
     try:
         for rows in (64, 128, 256):
-            x, weight = torch.randn(rows, width, generator=generator), torch.randn(out, width, generator=generator)
+            x, weight = (
+                torch.randn(rows, width, generator=generator),
+                torch.randn(out, width, generator=generator),
+            )
             made, order = products.product(x, weight), torch.randperm(rows, generator=generator)
             assert torch.equal(products.product(x[order], weight), made[order])
             assert torch.equal(products.product(torch.cat([x[:1], x[:1] + x[1:]]), weight)[0], made[0])
@@ -139,21 +154,38 @@ def test_the_head(entropy, onednn, calls):
     generator = torch.Generator().manual_seed(0)
     hidden, weight, bias = (torch.randn(*size, generator=generator) for size in ((50, 16), (300, 16), (300,)))
     ids = torch.randint(0, 300, (50,), generator=generator)
-    found, exact = ([tensor.to(dtype).requires_grad_() for tensor in (hidden, weight, bias)] for dtype in (torch.float32, torch.float64))
+    found, exact = (
+        [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight, bias)]
+        for dtype in (torch.float32, torch.float64)
+    )
     values = linear_functionals(*found, ids, 20, entropy=entropy)
     assert calls
     logps = F.linear(*exact).log_softmax(-1)
-    expected = {"raw": logps.gather(1, ids[:, None])[:, 0], **({"entropy": -(logps.exp() * logps).sum(-1)} if entropy else {})}
+    expected = {
+        "raw": logps.gather(1, ids[:, None])[:, 0],
+        **({"entropy": -(logps.exp() * logps).sum(-1)} if entropy else {}),
+    }
     for name, wanted in expected.items():
         assert near(values[name].detach(), wanted.detach())
     sums = (sum(value.square().sum() for value in some.values()) for some in (values, expected))
-    for gradient, wanted in zip(*(torch.autograd.grad(total, leaves) for total, leaves in zip(sums, (found, exact), strict=True)), strict=True):
+    for gradient, wanted in zip(
+        *(torch.autograd.grad(total, leaves) for total, leaves in zip(sums, (found, exact), strict=True)),
+        strict=True,
+    ):
         assert near(gradient, wanted)
 
 
 CONFIGS = {
-    "llama": LlamaConfig(vocab_size=VOCAB_ROWS, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=90),
-    "gpt2": GPT2Config(vocab_size=VOCAB_ROWS, n_embd=64, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+    "llama": LlamaConfig(
+        vocab_size=VOCAB_ROWS,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=90,
+    ),
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB_ROWS, n_embd=64, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    ),
 }
 
 
@@ -165,7 +197,9 @@ def test_a_model_computes_the_same_and_is_the_same(family, onednn, calls):
     quick.load_state_dict(plain.state_dict())
     use_fast_matmul(quick)
     assert list(quick.state_dict()) == list(plain.state_dict())
-    assert all(isinstance(layer, type(other)) for layer, other in zip(quick.modules(), plain.modules(), strict=True))
+    assert all(
+        isinstance(layer, type(other)) for layer, other in zip(quick.modules(), plain.modules(), strict=True)
+    )
     ids = torch.arange(40)[None] % VOCAB_ROWS
     for module in (quick, plain):
         module(input_ids=ids).logits.log_softmax(-1)[0, :, 1].sum().backward()
@@ -191,11 +225,22 @@ def test_a_loaded_model_has_them_and_lora_goes_on_top(tmp_path, onednn, calls):
 
 def test_the_deterministic_engine_stays_so(tmp_path, onednn, calls):
     lm = load_lm(save_model(tmp_path, build_config("qwen3")))
-    engine = TorchEngine({"sampler": lm}, num_tokens=NUM_TOKENS, stop_ids=[0], decode=build_tokenizer().decode, deterministic=True)
+    engine = TorchEngine(
+        {"sampler": lm},
+        num_tokens=NUM_TOKENS,
+        stop_ids=[0],
+        decode=build_tokenizer().decode,
+        deterministic=True,
+    )
     generator = np.random.default_rng(0)
     keys = Seeds(0)
     requests = [
-        Request(generator.integers(1, NUM_TOKENS, CONTEXT // 4).astype(np.int32), Sampling(6), keys.key("test", number)) for number in range(20)
+        Request(
+            generator.integers(1, NUM_TOKENS, CONTEXT // 4).astype(np.int32),
+            Sampling(6),
+            keys.key("test", number),
+        )
+        for number in range(20)
     ]
     together = {completion.index: completion for completion in engine.generate(requests, "sampler")}
     assert calls
@@ -226,11 +271,15 @@ print(held() - before)
 def test_few_kernels_are_kept():
     """450 more of them would take 200 MB."""
     environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
-    done = subprocess.run([sys.executable, "-c", KERNELS], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS], capture_output=True, text=True, check=True, env=environment
+    )
     assert float(done.stdout) < 60
 
 
-@pytest.mark.parametrize("bias", [torch.arange(10.0)[::2], torch.tensor([3.0]).expand(5), torch.tensor(2.0), torch.ones(1)])
+@pytest.mark.parametrize(
+    "bias", [torch.arange(10.0)[::2], torch.tensor([3.0]).expand(5), torch.tensor(2.0), torch.ones(1)]
+)
 def test_a_bias_that_is_laid_out_otherwise(bias, onednn):
     x, weight = torch.randn(6, 4), torch.randn(5, 4)
     torch.testing.assert_close(products.linear(x, weight, bias), x @ weight.T + bias)
@@ -239,8 +288,14 @@ def test_a_bias_that_is_laid_out_otherwise(bias, onednn):
 
 def test_only_what_the_gradient_needs_is_kept(onednn):
     x, weight = torch.randn(6, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
-    for given, kept in (((x, weight.detach()), [(5, 4)]), ((x.detach(), weight), [(6, 4)]), ((x, weight), [(6, 4), (5, 4)])):
+    for given, kept in (
+        ((x, weight.detach()), [(5, 4)]),
+        ((x.detach(), weight), [(6, 4)]),
+        ((x, weight), [(6, 4), (5, 4)]),
+    ):
         seen: list[tuple[int, ...]] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor, seen=seen: seen.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, seen=seen: seen.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor
+        ):
             products.linear(*given)
         assert seen == kept

@@ -1,4 +1,5 @@
-"""What people see of a run: lines that stay where they are in a terminal, one line a step elsewhere, and never a bar of another library."""
+"""What people see of a run: lines that stay where they are in a terminal, one line a step elsewhere, and
+never a bar of another library."""
 
 import os
 import pty
@@ -74,8 +75,12 @@ def in_a_terminal(action: Callable[[], int]) -> Seen:
 
 
 def screen(raw: str) -> list[str]:
-    """The lines that a terminal shows after it was written to; it knows what rich uses: colours, erasing a line, moving up."""
-    lines, row, column, place = [""], 0, 0, 0
+    """The lines that a terminal shows after it was written to; it knows what rich uses: colours, erasing a
+    line, moving up."""
+    lines = [""]
+    row = 0
+    column = 0
+    place = 0
     while place < len(raw):
         if match := CONTROL.match(raw, place):
             place = match.end()
@@ -134,8 +139,12 @@ def test_a_run_in_a_terminal(world: World, tmp_path: Path) -> None:
         assert set(blocks) <= set("▁▂▃▄▅▆▇█")
         assert len(blocks) == {"reward/mean": 4, "eval/sampled": 3}[name]
     evaluated = [line for line in seen.lines if re.match(r"step \d/4  eval/sampled ", line)]
-    assert [line.split()[1] for line in evaluated] == ["0/4", "2/4", "4/4"], "evaluations leave a line each, other steps none"
-    assert not any(line.startswith(("now ", "left ")) for line in seen.lines), "nothing is being done at the end"
+    assert [line.split()[1] for line in evaluated] == ["0/4", "2/4", "4/4"], (
+        "evaluations leave a line each, other steps none"
+    )
+    assert not any(line.startswith(("now ", "left ")) for line in seen.lines), (
+        "nothing is being done at the end"
+    )
     for doing in ("learning", "evaluating"):
         assert f"{doing} " in seen.raw
     assert re.search(r"about \d+ s", seen.raw)
@@ -145,11 +154,17 @@ def test_a_run_in_a_terminal(world: World, tmp_path: Path) -> None:
 
 
 def test_a_continued_run_shows_its_whole_course(world: World, tmp_path: Path) -> None:
-    """Also where the rows of the process before go beyond the checkpoint that it continues from; and that it has two rewards."""
+    """Also where the rows of the process before go beyond the checkpoint that it continues from; and that it
+    has two rewards."""
     reward = tmp_path / "reward.py"
     shutil.copy(world.folder / "reward.py", reward)
-    config = world.config("grpo", tmp_path, {"stop.max_steps": 8, "checkpoint.every": 4, "oracle.name": f"{reward}:reward"})
-    assert forked(lambda: kill_at(Learner, "update", 7) or oat("train", config), tmp_path / "log") == -signal.SIGKILL
+    config = world.config(
+        "grpo", tmp_path, {"stop.max_steps": 8, "checkpoint.every": 4, "oracle.name": f"{reward}:reward"}
+    )
+    assert (
+        forked(lambda: kill_at(Learner, "update", 7) or oat("train", config), tmp_path / "log")
+        == -signal.SIGKILL
+    )
     reward.write_text(reward.read_text() + "\n# changed\n")
     seen = in_a_terminal(lambda: oat("train", config, "--accept-changed", "reward"))
     assert row_of(seen, "oracle")[1:] == ["changed 1x", "first before step 8"]
@@ -158,8 +173,13 @@ def test_a_continued_run_shows_its_whole_course(world: World, tmp_path: Path) ->
     assert len(row_of(seen, "eval/sampled")[2]) == 5
 
 
-@pytest.mark.parametrize(("signals", "code"), [((signal.SIGINT,), 130), ((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGKILL,), -9)])
-def test_a_run_that_is_ended_leaves_the_terminal_whole(world: World, tmp_path: Path, signals: tuple[int, ...], code: int) -> None:
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [((signal.SIGINT,), 130), ((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGKILL,), -9)],
+)
+def test_a_run_that_is_ended_leaves_the_terminal_whole(
+    world: World, tmp_path: Path, signals: tuple[int, ...], code: int
+) -> None:
     config = world.config("grpo", tmp_path)
 
     def ended() -> int:
@@ -178,16 +198,23 @@ def test_a_run_that_is_ended_leaves_the_terminal_whole(world: World, tmp_path: P
 def test_what_a_reward_prints_stands_above_the_lines(world: World, tmp_path: Path) -> None:
     """Whatever it is: no markup is read into it."""
     (tmp_path / "reward.py").write_text(
-        "def reward(prompts, completions, **columns):\n    print('[/odd] :smile:')\n    return [float(len(text)) for text in completions]\n"
+        "def reward(prompts, completions, **columns):\n    print('[/odd] :smile:')\n    return "
+        "[float(len(text)) for text in completions]\n"
     )
-    config = world.config("grpo", tmp_path, {"oracle.name": f"{tmp_path / 'reward.py'}:reward", "stop.max_steps": 1, "evaluation": None})
+    config = world.config(
+        "grpo",
+        tmp_path,
+        {"oracle.name": f"{tmp_path / 'reward.py'}:reward", "stop.max_steps": 1, "evaluation": None},
+    )
     seen = in_a_terminal(lambda: oat("train", config))
     assert seen.code == 0, seen.raw
     assert "[/odd] :smile:" in seen.lines
 
 
 @pytest.mark.parametrize("terminal", ["dumb", ""])
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines(world: World, tmp_path: Path, terminal: str) -> None:
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(
+    world: World, tmp_path: Path, terminal: str
+) -> None:
     config = world.config("grpo", tmp_path, {"evaluation": None, "stop.max_steps": 2})
 
     def plain() -> int:
@@ -196,7 +223,11 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(world: World, tmp_pat
 
     seen = in_a_terminal(plain)
     assert "\x1b" not in seen.raw
-    assert [line.split("  ")[0] for line in seen.lines if line.startswith("step")] == ["step 0/2", "step 1/2", "step 2/2"]
+    assert [line.split("  ")[0] for line in seen.lines if line.startswith("step")] == [
+        "step 0/2",
+        "step 1/2",
+        "step 2/2",
+    ]
 
 
 def test_piped_there_is_one_line_a_step(world: World, tmp_path: Path) -> None:
@@ -204,7 +235,9 @@ def test_piped_there_is_one_line_a_step(world: World, tmp_path: Path) -> None:
     assert forked(lambda: oat("train", config), tmp_path / "log") == 0
     text = (tmp_path / "log").read_text()
     assert "\x1b" not in text
-    assert [line.split("  ")[0] for line in text.splitlines() if line.startswith("step")] == [f"step {step}/4" for step in range(5)]
+    assert [line.split("  ")[0] for line in text.splitlines() if line.startswith("step")] == [
+        f"step {step}/4" for step in range(5)
+    ]
 
 
 def test_no_bars_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,7 +267,14 @@ def test_a_course_by_hand() -> None:
 
 
 def test_times_in_words() -> None:
-    expected = {0.4: "0 s", 89.0: "89 s", 120.0: "2 min", 3600.0: "60 min", 7500.0: "2 h 05 min", 360_000.0: "4 d 4 h"}
+    expected = {
+        0.4: "0 s",
+        89.0: "89 s",
+        120.0: "2 min",
+        3600.0: "60 min",
+        7500.0: "2 h 05 min",
+        360_000.0: "4 d 4 h",
+    }
     assert {seconds: in_words(seconds) for seconds in expected} == expected
 
 

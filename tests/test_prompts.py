@@ -48,9 +48,15 @@ def contents(prompts):
 
 @pytest.mark.inventory(104)
 @SETTINGS
-@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=20), limit=st.integers(1, 12), shuffle=st.booleans())
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=20),
+    limit=st.integers(1, 12),
+    shuffle=st.booleans(),
+)
 def test_references_stay_with_their_prompts_after_drops(tmp_path_factory, renderer, lengths, limit, shuffle):
-    records = [{"prompt": "x" * length, "answer": f"{row}/{length}"} for row, length in enumerate(lengths, start=1)]
+    records = [
+        {"prompt": "x" * length, "answer": f"{row}/{length}"} for row, length in enumerate(lengths, start=1)
+    ]
     path = write(tmp_path_factory.mktemp("data"), records)
     kept = [length for length in lengths if length <= limit]
     if not kept:
@@ -61,7 +67,10 @@ def test_references_stay_with_their_prompts_after_drops(tmp_path_factory, render
     dropped = len(lengths) - len(kept)
     assert (prompts.size, prompts.dropped) == (len(kept), dropped)
     left_out = f"{path}: {dropped} of {len(lengths)} prompts are longer than {limit} tokens and left out"
-    assert prompts.notes == (f"{path}: read as prompt-only (prompt); further columns, for the reward: answer", *([left_out] if dropped else []))
+    assert prompts.notes == (
+        f"{path}: read as prompt-only (prompt); further columns, for the reward: answer",
+        *([left_out] if dropped else []),
+    )
     for taken in (prompts.take(prompts.size), prompts.all()):
         assert sorted(len(prompt.messages[0].content) for prompt in taken) == sorted(kept)
         assert all(prompt.reference == f"{prompt.row}/{len(prompt.messages[0].content)}" for prompt in taken)
@@ -69,7 +78,12 @@ def test_references_stay_with_their_prompts_after_drops(tmp_path_factory, render
 
 
 @SETTINGS
-@given(size=st.integers(1, 9), takes=st.lists(st.integers(0, 7), min_size=1, max_size=8), cut=st.integers(0, 8), epochs=st.sampled_from([None, 1, 3]))
+@given(
+    size=st.integers(1, 9),
+    takes=st.lists(st.integers(0, 7), min_size=1, max_size=8),
+    cut=st.integers(0, 8),
+    epochs=st.sampled_from([None, 1, 3]),
+)
 def test_the_cursor_resumes_at_any_cut(tmp_path_factory, renderer, size, takes, cut, epochs):
     path = sums(tmp_path_factory.mktemp("data"), size)
 
@@ -117,13 +131,26 @@ def test_all_numbers_the_kept_prompts_and_leaves_the_cursor(tmp_path, renderer):
 
 
 def test_a_prompt_that_cannot_be_rendered_names_its_line(tmp_path, renderer):
-    path = write(tmp_path, [{"prompt": "x"}, {"prompt": [{"role": "system", "content": "add"}, {"role": "user", "content": "x"}]}])
+    path = write(
+        tmp_path,
+        [
+            {"prompt": "x"},
+            {"prompt": [{"role": "system", "content": "add"}, {"role": "user", "content": "x"}]},
+        ],
+    )
     for limit in (5, None):
-        with pytest.raises(DataError, match=r"data\.jsonl:2: field 'prompt': the prompt cannot be rendered: .*needs a chat template"):
+        with pytest.raises(
+            DataError,
+            match=r"data\.jsonl:2: field 'prompt': the prompt cannot be rendered: .*needs a chat template",
+        ):
             Prompts(path, renderer, Seeds(0), max_tokens=limit)
     other = write(tmp_path, [{"question": "x"}, {"question": "y"}])
     with pytest.raises(
-        DataError, match=r"data\.jsonl:2: field 'question': .*the tokenizer of .* cannot encode 'y' .*another model \(`model\.path`\)"
+        DataError,
+        match=(
+            r"data\.jsonl:2: field 'question': .*the tokenizer of .* cannot encode 'y' .*another model "
+            r"\(`model\.path`\)"
+        ),
     ):
         Prompts(other, renderer, Seeds(0), prompt_key="question")
 
@@ -131,14 +158,19 @@ def test_a_prompt_that_cannot_be_rendered_names_its_line(tmp_path, renderer):
 def test_a_prompt_that_has_no_room_is_refused_with_its_place(tmp_path, renderer):
     path = write(tmp_path, [{"prompt": "x" * size} for size in (3, 7, 5, 6, 9)])
     assert Prompts(path, renderer, Seeds(0), room=9).size == 5
-    message = rf"^{path}:2: the prompt has 7 tokens, .* room for 5; 3 of 5 prompts are too long; drop longer ones \(prompts\.max_tokens: 5\)"
+    message = (
+        rf"^{path}:2: the prompt has 7 tokens, .* room for 5; 3 of 5 prompts are too long; drop longer "
+        r"ones \(prompts\.max_tokens: 5\)"
+    )
     with pytest.raises(DataError, match=message):
         Prompts(path, renderer, Seeds(0), room=5)
     kept = Prompts(path, renderer, Seeds(0), room=5, max_tokens=5)
     assert (kept.size, kept.dropped) == (2, 3)
     with pytest.raises(DataError, match=rf"{path}:4: the prompt has 6 tokens, .*1 of 3 prompts"):
         Prompts([Source([{"prompt": "x"}]), Source(path)], renderer, Seeds(0), room=5, max_tokens=6)
-    with pytest.raises(DataError, match=r"room for 0; 5 of 5 prompts are too long; lower sampling\.max_new_tokens"):
+    with pytest.raises(
+        DataError, match=r"room for 0; 5 of 5 prompts are too long; lower sampling\.max_new_tokens"
+    ):
         Prompts(path, renderer, Seeds(0), room=-2)
 
 
@@ -148,7 +180,10 @@ def letters(letter, size):
 
 
 def mixture(renderer, sizes, weights, **options):
-    sources = [Source(letters("abcdefgh"[n], size), weight) for n, (size, weight) in enumerate(zip(sizes, weights, strict=True))]
+    sources = [
+        Source(letters("abcdefgh"[n], size), weight)
+        for n, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+    ]
     return Prompts(sources, renderer, Seeds(options.pop("seed", 0)), **options)
 
 
@@ -217,7 +252,9 @@ def test_every_source_of_a_mixture_goes_through_its_own_epochs(renderer):
         passes = [by_source[letter][start : start + size] for start in range(0, 80, size)]
         assert all(sorted(one) == sorted(letters_of(letter, size)) for one in passes)
         assert len({tuple(one) for one in passes}) > 1
-    assert [contents(mixture(renderer, [4], [1]).take(8))] == [by_source["a"][:8]], "adding a source leaves the order of the first one"
+    assert [contents(mixture(renderer, [4], [1]).take(8))] == [by_source["a"][:8]], (
+        "adding a source leaves the order of the first one"
+    )
     in_order = contents(mixture(renderer, [4, 40], [1, 3], shuffle=False).take(40))
     assert [text for text in in_order if text[0] == "a"][:6] == ["a0", "a1", "a2", "a3", "a0", "a1"]
 
@@ -233,7 +270,10 @@ def test_all_of_a_mixture_are_its_sources_one_after_the_other(renderer):
 
 
 def test_limits_hold_for_each_source_of_a_mixture(renderer):
-    sources = [Source([{"prompt": "x" * n} for n in (1, 5, 2, 1)]), Source([{"prompt": "1"}, {"prompt": "2"}])]
+    sources = [
+        Source([{"prompt": "x" * n} for n in (1, 5, 2, 1)]),
+        Source([{"prompt": "1"}, {"prompt": "2"}]),
+    ]
     prompts = Prompts(sources, renderer, Seeds(0), max_prompts=3, max_tokens=4)
     assert contents(prompts.all()) == ["x", "xx", "1", "2"]
     assert (prompts.size, prompts.dropped) == (4, 1)
@@ -245,10 +285,18 @@ def test_limits_hold_for_each_source_of_a_mixture(renderer):
 
 @pytest.mark.inventory(107)
 @SETTINGS
-@given(seed=st.integers(0, 1000), count=st.integers(1, 4), takes=st.lists(st.integers(0, 6), max_size=6), epochs=st.sampled_from([None, 1, 2]))
+@given(
+    seed=st.integers(0, 1000),
+    count=st.integers(1, 4),
+    takes=st.lists(st.integers(0, 6), max_size=6),
+    epochs=st.sampled_from([None, 1, 2]),
+)
 def test_shards_are_disjoint_and_together_the_one_order(renderer, seed, count, takes, epochs):
     whole = mixture(renderer, [7, 4], [2, 1], seed=seed, epochs=epochs)
-    shards = [mixture(renderer, [7, 4], [2, 1], seed=seed, epochs=epochs, shard=(rank, count)) for rank in range(count)]
+    shards = [
+        mixture(renderer, [7, 4], [2, 1], seed=seed, epochs=epochs, shard=(rank, count))
+        for rank in range(count)
+    ]
     taken = [[prompt for n in takes for prompt in shard.take(n)] for shard in shards]
     together = sorted((prompt for part in taken for prompt in part), key=lambda prompt: prompt.occurrence)
     assert together == whole.take(count * sum(takes))
@@ -271,7 +319,13 @@ def test_a_run_mixes_its_sources_and_says_what_it_leaves_out(world, tmp_path, ca
     long = tmp_path / "long.jsonl"
     long.write_text('{"prompt": "1+1+1+1+1=", "answer": 5}\n{"prompt": "1=", "answer": 1}\n')
     sources = [{"path": f"{mine}:records", "weight": 3}, str(world.folder / "train.jsonl")]
-    changes = {"prompts.path": sources, "prompts.max_tokens": 4, "evaluation.path": str(long), "tracking.samples": 4, "stop.max_steps": 2}
+    changes = {
+        "prompts.path": sources,
+        "prompts.max_tokens": 4,
+        "evaluation.path": str(long),
+        "tracking.samples": 4,
+        "stop.max_steps": 2,
+    }
     config = world.config("grpo", tmp_path, changes)
     assert oat("train", config) == 0
     shown = capsys.readouterr().out.splitlines()
@@ -285,13 +339,17 @@ def test_a_run_mixes_its_sources_and_says_what_it_leaves_out(world, tmp_path, ca
         f"oat train: {long}: 1 of 2 prompts are longer than 4 tokens and left out",
     ]
     samples = [json.loads(line) for line in (tmp_path / "grpo" / "samples.jsonl").read_text().splitlines()]
-    first, *others = (json.loads(line) for line in (tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines())
+    first, *others = (
+        json.loads(line) for line in (tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()
+    )
     assert first["prompts/dropped"] == 11, "of training and of evaluation"
     assert all("prompts/dropped" not in row for row in others)
     drawn = Counter("a" in sample["prompt"][0]["content"] for sample in samples)
     assert sum(drawn.values()) == 8
     assert abs(drawn[True] - 6) <= 2
-    assert oat("train", config, "--stop.max_steps", 3) == 0, "the resolved configuration reads as the one that was written"
+    assert oat("train", config, "--stop.max_steps", 3) == 0, (
+        "the resolved configuration reads as the one that was written"
+    )
 
 
 def test_settings_of_sources_that_nothing_reads(world, tmp_path, capsys):
@@ -308,7 +366,9 @@ def test_settings_of_sources_that_nothing_reads(world, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("section", ["prompts.path", "evaluation.path"])
-def test_what_is_wrong_with_a_prompt_is_said_before_the_run_and_its_remedies_work(world, tmp_path, capsys, section):
+def test_what_is_wrong_with_a_prompt_is_said_before_the_run_and_its_remedies_work(
+    world, tmp_path, capsys, section
+):
     """The model's context holds 64 tokens, and responses take 4."""
     records = [{"prompt": f"{n % 10}+1=", "answer": "ab"} for n in range(20)]
     long = write_jsonl(tmp_path / "long.jsonl", [*records, {"prompt": "1" * 61, "answer": "a"}])
@@ -316,37 +376,78 @@ def test_what_is_wrong_with_a_prompt_is_said_before_the_run_and_its_remedies_wor
     assert oat("train", config) == 2
     shown = capsys.readouterr()
     room = "60 (64 tokens less sampling.max_new_tokens: 4)"
-    assert f"{long}:21: the prompt has 61 tokens, and the model's context leaves room for {room}; 1 of 21 prompts are too long" in shown.err
+    assert (
+        f"{long}:21: the prompt has 61 tokens, and the model's context leaves room for {room}; 1 of 21 "
+        "prompts are too long"
+    ) in shown.err
     assert "step 0" not in shown.out
-    for remedy in (("--prompts.max_tokens", 60), ("--sampling.overflow", "cut"), ("--sampling.max_new_tokens", 3)):
+    for remedy in (
+        ("--prompts.max_tokens", 60),
+        ("--sampling.overflow", "cut"),
+        ("--sampling.max_new_tokens", 3),
+    ):
         assert oat("train", config, *remedy, "--run_dir", tmp_path / remedy[0]) == 0
     assert oat("train", config, "--prompts.max_tokens", 60) == 0, "nothing was begun that could contradict it"
     chat = write_jsonl(
-        tmp_path / "chat.jsonl", [*records, {"prompt": [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}], "answer": "a"}]
+        tmp_path / "chat.jsonl",
+        [
+            *records,
+            {"prompt": [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}], "answer": "a"},
+        ],
     )
     assert oat("train", config, f"--{section}", chat, "--run_dir", tmp_path / "chat") == 2
-    assert f"{chat}:21: field 'prompt': the prompt cannot be rendered: a conversation of system, user needs a" in capsys.readouterr().err
+    assert (
+        f"{chat}:21: field 'prompt': the prompt cannot be rendered: a conversation of system, user needs a"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_prompt_as_long_as_the_context(world, tmp_path, capsys):
     for size, code in ((64, 0), (65, 2)):
-        path = write_jsonl(tmp_path / f"{size}.jsonl", [{"prompt": "1" * size, "answer": "ab"}, {"prompt": "1=", "answer": "ab"}])
-        changes = {"prompts.path": str(path), "sampling.overflow": "cut", "stop.max_steps": 1, "evaluation": None}
-        assert oat("train", world.config("grpo", tmp_path, changes), "--run_dir", tmp_path / str(size)) == code
-    assert "65.jsonl:1: the prompt has 65 tokens, and the model's context leaves room for 64; 1 of 2" in capsys.readouterr().err
+        path = write_jsonl(
+            tmp_path / f"{size}.jsonl",
+            [{"prompt": "1" * size, "answer": "ab"}, {"prompt": "1=", "answer": "ab"}],
+        )
+        changes = {
+            "prompts.path": str(path),
+            "sampling.overflow": "cut",
+            "stop.max_steps": 1,
+            "evaluation": None,
+        }
+        assert (
+            oat("train", world.config("grpo", tmp_path, changes), "--run_dir", tmp_path / str(size)) == code
+        )
+    assert (
+        "65.jsonl:1: the prompt has 65 tokens, and the model's context leaves room for 64; 1 of 2"
+        in capsys.readouterr().err
+    )
 
 
 def test_recorded_responses_leave_their_prompts_the_whole_context(world, tmp_path):
     path = write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": "1" * 61, "good": "a", "bad": "b"}] * 8)
-    changes = {"prompts": {"path": str(path), "responses": ["good", "bad"]}, "oracle.name": "recorded", "stop.max_steps": 1, "evaluation": None}
+    changes = {
+        "prompts": {"path": str(path), "responses": ["good", "bad"]},
+        "oracle.name": "recorded",
+        "stop.max_steps": 1,
+        "evaluation": None,
+    }
     assert oat("train", world.config("dpo", tmp_path, changes)) == 0
 
 
-def test_recorded_responses_have_to_fit_the_context(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With their prompt: 64 tokens here. Whole records are dropped and counted, or the first that is too long is named."""
+def test_recorded_responses_have_to_fit_the_context(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With their prompt: 64 tokens here. Whole records are dropped and counted, or the first that is too long
+    is named."""
     records = [{"prompt": "1+1=", "chosen": "a" * (40 * number), "rejected": "b"} for number in (1, 2, 1, 3)]
     data = write_jsonl(tmp_path / "pairs.jsonl", records)
-    changes = {"prompts": {"path": str(data)}, "oracle": {"name": "recorded"}, "evaluation": None, "stop.max_steps": 1, "sampling": None}
+    changes = {
+        "prompts": {"path": str(data)},
+        "oracle": {"name": "recorded"},
+        "evaluation": None,
+        "stop.max_steps": 1,
+        "sampling": None,
+    }
     config = world.config("dpo", tmp_path, changes)
     for command in ("check", "train"):
         assert oat(command, config) == 2

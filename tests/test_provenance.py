@@ -24,13 +24,21 @@ def told(run_dir: Path) -> list[dict[str, Any]]:
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def test_one_entry_a_process_that_made_rows(world: World, tmp_path: Path) -> None:
     """Started, killed, continued, continued where there was nothing to do, made longer."""
     config = world.config("dpo", tmp_path)
-    assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4) or oat("train", config), tmp_path / "log") == -signal.SIGKILL
+    assert (
+        forked(
+            lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4) or oat("train", config),
+            tmp_path / "log",
+        )
+        == -signal.SIGKILL
+    )
     run_dir = tmp_path / "dpo"
     (first,) = told(run_dir)
     assert (first["first_row"], first["seed"], first["versions"]["torch"]) == (0, 0, torch.__version__)
@@ -44,7 +52,11 @@ def test_one_entry_a_process_that_made_rows(world: World, tmp_path: Path) -> Non
 
 
 def test_a_run_that_fails_before_its_first_row_has_one(world: World, tmp_path: Path) -> None:
-    config = world.config("dpo", tmp_path, {"seed": 7, "oracle.name": f"{world.folder / 'reward.py'}:forbidden", "evaluation": None})
+    config = world.config(
+        "dpo",
+        tmp_path,
+        {"seed": 7, "oracle.name": f"{world.folder / 'reward.py'}:forbidden", "evaluation": None},
+    )
     assert forked(lambda: oat("train", config), tmp_path / "log") == 1
     assert [(entry["first_row"], entry["seed"]) for entry in told(tmp_path / "dpo")] == [(0, 7)]
 
@@ -52,14 +64,22 @@ def test_a_run_that_fails_before_its_first_row_has_one(world: World, tmp_path: P
 def test_a_fork_has_its_own(world: World, tmp_path: Path) -> None:
     assert forked(lambda: oat("train", world.config("dpo", tmp_path)), tmp_path / "log") == 0
     config, fork = world.config("dpo", tmp_path, {"run_dir": str(tmp_path / "fork")}), tmp_path / "fork"
-    assert forked(lambda: oat("train", config, "--from", f"{tmp_path / 'dpo'}@2", "--seed", 3), tmp_path / "log") == 0
+    assert (
+        forked(lambda: oat("train", config, "--from", f"{tmp_path / 'dpo'}@2", "--seed", 3), tmp_path / "log")
+        == 0
+    )
     assert [(entry["first_row"], entry["seed"]) for entry in told(fork)] == [(3, 3)]
     assert len(told(tmp_path / "dpo")) == 1
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[" * 100_000], ids=["cut", "an object", "nested"])
-def test_a_file_that_is_not_ours_is_left_alone(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    config, file = world.config("dpo", tmp_path, {"stop.max_steps": 1, "evaluation": None}), tmp_path / "dpo" / "environment.json"
+def test_a_file_that_is_not_ours_is_left_alone(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    config, file = (
+        world.config("dpo", tmp_path, {"stop.max_steps": 1, "evaluation": None}),
+        tmp_path / "dpo" / "environment.json",
+    )
     file.parent.mkdir()
     assert forked(lambda: oat("train", config), tmp_path / "log") == 0
     file.write_text(text)
@@ -85,14 +105,19 @@ def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, how: str, impor
     if imports:
         modules["late.py"] = "2"
     for act in (process.tell, process.amend):
-        with pytest.raises(DirectoryError, match=r"environment\.json: was moved, removed or replaced while a run worked with it"):
+        with pytest.raises(
+            DirectoryError,
+            match=r"environment\.json: was moved, removed or replaced while a run worked with it",
+        ):
             act()
     assert file.exists() == (how == "replaced")
 
 
 def test_no_environment_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OAT_TEST_TOKEN", "hush-hush")
-    monkeypatch.setattr("sys.argv", ["/home/somebody/bin/oat", "train", "a.yaml", "--oracle.api_key", "hush-hush"])
+    monkeypatch.setattr(
+        "sys.argv", ["/home/somebody/bin/oat", "train", "a.yaml", "--oracle.api_key", "hush-hush"]
+    )
     entry = environment_of(5)
     assert entry["command"] == ["oat", "train", "a.yaml", "--oracle.api_key", "***"]
     text = json.dumps(entry)
@@ -103,8 +128,30 @@ def test_no_environment_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_command_lines_by_hand() -> None:
     assert command_line([]) == [""]
     assert command_line(["/x/oat/__main__.py", "train"]) == ["oat", "train"]
-    flags = ["--api_key=a=b", "--oracle.hf_token", "a", "--password", "--seed", "1", "--stop.max_tokens", "9", "--prompts.prompt_key", "q"]
-    told = ["--api_key=***", "--oracle.hf_token", "***", "--password", "--seed", "1", "--stop.max_tokens", "9", "--prompts.prompt_key", "q"]
+    flags = [
+        "--api_key=a=b",
+        "--oracle.hf_token",
+        "a",
+        "--password",
+        "--seed",
+        "1",
+        "--stop.max_tokens",
+        "9",
+        "--prompts.prompt_key",
+        "q",
+    ]
+    told = [
+        "--api_key=***",
+        "--oracle.hf_token",
+        "***",
+        "--password",
+        "--seed",
+        "1",
+        "--stop.max_tokens",
+        "9",
+        "--prompts.prompt_key",
+        "q",
+    ]
     assert command_line(["oat", *flags]) == ["oat", *told]
 
 

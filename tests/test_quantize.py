@@ -1,4 +1,5 @@
-"""QLoRA: weights in four bits beside an adapter, in learner, engine, checkpoints and exports; with the real bitsandbytes."""
+"""QLoRA: weights in four bits beside an adapter, in learner, engine, checkpoints and exports; with the real
+bitsandbytes."""
 
 import builtins
 import os
@@ -32,7 +33,24 @@ from oat.models.nf4 import Nf4Linear, count, functional_of_bitsandbytes
 from oat.seeds import Seeds
 
 QLORA = {"model.lora": {"rank": 4, "alpha": 8}, "model.quantize": "nf4"}
-NF4 = (-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0, 0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.7230, 1.0)
+NF4 = (
+    -1.0,
+    -0.6962,
+    -0.5251,
+    -0.3949,
+    -0.2844,
+    -0.1848,
+    -0.0911,
+    0.0,
+    0.0796,
+    0.1609,
+    0.2461,
+    0.3379,
+    0.4407,
+    0.5626,
+    0.7230,
+    1.0,
+)
 """The sixteen values of the paper's Appendix E, to four digits."""
 
 
@@ -59,8 +77,8 @@ def slow_nf4(weight_OI: torch.Tensor) -> torch.Tensor:
 
 
 def test_what_is_packed_is_the_papers_format() -> None:
-    """But for the rounding of scales to eight bits, which the slow version leaves out, and which moves a few numbers to a neighbouring value.
-    4.13 bits a weight."""
+    """But for the rounding of scales to eight bits, which the slow version leaves out, and which moves a few
+    numbers to a neighbouring value. 4.13 bits a weight."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(256, 128)
     made = Nf4Linear(layer)
@@ -73,8 +91,8 @@ def test_what_is_packed_is_the_papers_format() -> None:
 
 
 def test_what_is_packed_is_the_same_for_any_number_of_threads() -> None:
-    """Of a layer whose 65,536 scales torch adds up in as many parts as it has threads; and it is what bitsandbytes packs by itself, but for the
-    rounding of their mean."""
+    """Of a layer whose 65,536 scales torch adds up in as many parts as it has threads; and it is what
+    bitsandbytes packs by itself, but for the rounding of their mean."""
     torch.manual_seed(0)
     layer, threads = torch.nn.Linear(2048, 2048, bias=False), torch.get_num_threads()
     made = []
@@ -86,17 +104,26 @@ def test_what_is_packed_is_the_same_for_any_number_of_threads() -> None:
         torch.set_num_threads(threads)
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
     functional = functional_of_bitsandbytes()
-    packed, state = functional.quantize_4bit(layer.weight.detach(), blocksize=64, compress_statistics=True, quant_type="nf4")
+    packed, state = functional.quantize_4bit(
+        layer.weight.detach(), blocksize=64, compress_statistics=True, quant_type="nf4"
+    )
     assert torch.equal(made[0]["weight"], packed)
     theirs = functional.dequantize_4bit(packed, state)
-    torch.testing.assert_close(Nf4Linear(layer).unpacked(torch.float32), theirs, rtol=0, atol=0.01 * float(layer.weight.detach().abs().max()))
+    torch.testing.assert_close(
+        Nf4Linear(layer).unpacked(torch.float32),
+        theirs,
+        rtol=0,
+        atol=0.01 * float(layer.weight.detach().abs().max()),
+    )
 
 
 @pytest.mark.parametrize("shape", [(7, 256), (2, 3, 256), (1, 256)])
 def test_product_and_gradient_are_those_of_the_unpacked_weight(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     made = Nf4Linear(torch.nn.Linear(256, 192))
-    plain, x, y = made.plain(), torch.randn(shape, requires_grad=True), torch.randn(*shape[:-1], 192)
+    plain = made.plain()
+    x = torch.randn(shape, requires_grad=True)
+    y = torch.randn(*shape[:-1], 192)
     found = made(x)
     (found * y).sum().backward()
     ours, x.grad = x.grad, None
@@ -113,7 +140,9 @@ def test_product_and_gradient_are_those_of_the_unpacked_weight(shape: tuple[int,
 def test_the_backward_pass_keeps_no_unpacked_weight() -> None:
     made, x = Nf4Linear(torch.nn.Linear(256, 192)), torch.randn(3, 256, requires_grad=True)
     kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor
+    ):
         made(x).sum()
     assert max(kept, default=0) < 256 * 192 // 2
 
@@ -121,8 +150,8 @@ def test_the_backward_pass_keeps_no_unpacked_weight() -> None:
 @pytest.mark.inventory(112)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_model_is_the_model_of_its_unpacked_weights(paths: Mapping[str, str], family: str) -> None:
-    """In its own attention, without and with an adapter; its head and its embeddings are bitwise those of the files; and merged it is a plain model
-    that gives the same."""
+    """In its own attention, without and with an adapter; its head and its embeddings are bitwise those of the
+    files; and merged it is a plain model that gives the same."""
     ids = torch.randint(0, VOCAB_ROWS, (3, 9), generator=torch.Generator().manual_seed(0))
     whole, lm = load_lm(paths[family]), packed(paths[family], rank=4)
     assert lm.takes_layouts
@@ -148,7 +177,10 @@ def test_an_outline_has_the_shapes(shape: tuple[int, int]) -> None:
         assert outlined.unpacked(torch.bfloat16).shape == shape
 
     def told(of: torch.nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        return {name: (tensor.shape, tensor.dtype) for name, tensor in (*of.named_parameters(), *of.named_buffers())}
+        return {
+            name: (tensor.shape, tensor.dtype)
+            for name, tensor in (*of.named_parameters(), *of.named_buffers())
+        }
 
     assert told(outlined) == told(made)
     assert made.unpacked(torch.float32).shape == shape
@@ -163,7 +195,8 @@ def test_numbers_are_counted_as_they_were_packed(paths: Mapping[str, str]) -> No
 @pytest.mark.inventory(112)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_one_step_moves_adapters_and_heads_only(paths: Mapping[str, str], checkpointing: bool) -> None:
-    """Policy and critic, each with an adapter beside the same packed weights, with gradient checkpointing too, to the same gradient."""
+    """Policy and critic, each with an adapter beside the same packed weights, with gradient checkpointing
+    too, to the same gradient."""
     policy, backbone = packed(paths["llama"], rank=2), packed(paths["llama"], rank=2)
     share_base(backbone, policy)
     critic = Critic(backbone, np.random.default_rng(0))
@@ -173,12 +206,19 @@ def test_one_step_moves_adapters_and_heads_only(paths: Mapping[str, str], checkp
     if checkpointing:
         policy.checkpoint_gradients()
         backbone.checkpoint_gradients()
-    before = {(name, key): p.detach().clone() for name, model in models.items() for key, p in model.module.named_parameters()}
+    before = {
+        (name, key): p.detach().clone()
+        for name, model in models.items()
+        for key, p in model.module.named_parameters()
+    }
     rows = [row(np.random.default_rng(seed), 4, 3) for seed in range(3)]
     for model in models.values():
         model.module.train(checkpointing)
     for _ in range(2):
-        (models["policy"].outputs(rows, {}, {"raw"})["raw"].mean() + critic.outputs(rows, {}, {"value"})["value"].square().mean()).backward()
+        (
+            models["policy"].outputs(rows, {}, {"raw"})["raw"].mean()
+            + critic.outputs(rows, {}, {"value"})["value"].square().mean()
+        ).backward()
         for part in learner.trained.values():
             part.optimiser.step()
     after = {(name, key): p for name, model in models.items() for key, p in model.module.named_parameters()}
@@ -189,7 +229,9 @@ def test_one_step_moves_adapters_and_heads_only(paths: Mapping[str, str], checkp
 
 
 @pytest.mark.parametrize("sync_every", [1, 2])
-def test_after_a_push_the_engine_answers_as_the_learner(world: World, tmp_path: Path, sync_every: int) -> None:
+def test_after_a_push_the_engine_answers_as_the_learner(
+    world: World, tmp_path: Path, sync_every: int
+) -> None:
     """The proof reads the packed weights too; the reference is the packed model with the adapter off."""
     run = built(world, tmp_path, {**QLORA, "learner.sync_every": sync_every})
     learner, engine = learner_in(run), engine_in(run)
@@ -213,13 +255,21 @@ def test_after_a_push_the_engine_answers_as_the_learner(world: World, tmp_path: 
 def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with a KL to the reference and gradient checkpointing; not to be changed."""
     folder = tmp_path_factory.mktemp("run")
-    assert forked(lambda: oat("train", configuration(world, folder)), folder / "log") == 0, (folder / "log").read_text()
+    assert forked(lambda: oat("train", configuration(world, folder)), folder / "log") == 0, (
+        folder / "log"
+    ).read_text()
     return folder / "grpo"
 
 
 def configuration(world: World, folder: Path) -> Path:
     lora = {"rank": 4, "targets": ["q_proj", "down_proj", "lm_head"]}
-    changes = {**QLORA, "model.lora": lora, "algorithm.kl_coef": 0.01, "learner.gradient_checkpointing": True, "checkpoint.every": 1}
+    changes = {
+        **QLORA,
+        "model.lora": lora,
+        "algorithm.kl_coef": 0.01,
+        "learner.gradient_checkpointing": True,
+        "checkpoint.every": 1,
+    }
     return world.config("grpo", folder, {**changes, "learner.learning_rate": 0.03})
 
 
@@ -239,7 +289,8 @@ def test_a_killed_run_is_the_unbroken_one(world: World, finished: Path, tmp_path
 
 
 def test_what_is_exported(world: World, finished: Path, tmp_path: Path) -> None:
-    """Merged, it is the model that learned, read by transformers; the adapter alone stands beside the files of the model, which were packed from."""
+    """Merged, it is the model that learned, read by transformers; the adapter alone stands beside the files
+    of the model, which were packed from."""
     assert oat("export", finished, tmp_path / "merged") == 0
     assert oat("export", finished, tmp_path / "adapter", "--adapter") == 0
     ids = torch.tensor([[2, 3, 4, 12, 13, 1]])
@@ -255,11 +306,14 @@ def test_what_is_exported(world: World, finished: Path, tmp_path: Path) -> None:
 
 
 def test_an_outline_knows_its_size(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`oat check --memory` packs tensors without memory: what a wide model holds beside its adapter is an eighth."""
+    """`oat check --memory` packs tensors without memory: what a wide model holds beside its adapter is an
+    eighth."""
     make_model(tmp_path / "wide", hidden=256, layers=4)
 
     def held(changes: Mapping[str, Any]) -> tuple[float, str]:
-        config = world.config("dpo", tmp_path, {**changes, "model.path": str(tmp_path / "wide"), "evaluation": None})
+        config = world.config(
+            "dpo", tmp_path, {**changes, "model.path": str(tmp_path / "wide"), "evaluation": None}
+        )
         assert oat("check", config, "--memory") == 0
         said = capsys.readouterr().out
         return float(next(line for line in said.splitlines() if "other weights" in line).split()[-1]), said
@@ -267,7 +321,9 @@ def test_an_outline_knows_its_size(world: World, tmp_path: Path, capsys: pytest.
     whole, before = held({"model.lora": {"rank": 4}})
     four, said = held({"model.lora": {"rank": 4}, "model.quantize": "nf4"})
     assert four < 0.2 * whole
-    sizes = [next(line for line in lines.splitlines() if "million parameters" in line) for lines in (before, said)]
+    sizes = [
+        next(line for line in lines.splitlines() if "million parameters" in line) for lines in (before, said)
+    ]
     assert sizes[0] == sizes[1]
 
 
@@ -278,7 +334,9 @@ def test_an_outline_knows_its_size(world: World, tmp_path: Path, capsys: pytest.
         ({**QLORA, "engine.dtype": "bfloat16"}, "leave engine.dtype at float32"),
     ],
 )
-def test_what_cannot_be(world: World, tmp_path: Path, changes: Mapping[str, Any], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be(
+    world: World, tmp_path: Path, changes: Mapping[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for command in ("check", "train"):
         assert oat(command, world.config("dpo", tmp_path, changes)) == 2
         assert words in capsys.readouterr().err
@@ -287,7 +345,9 @@ def test_what_cannot_be(world: World, tmp_path: Path, changes: Mapping[str, Any]
 def test_a_model_without_linear_layers(tmp_path: Path) -> None:
     """GPT-2's are of a kind of their own."""
     make_model(tmp_path / "model")
-    GPT2LMHeadModel(GPT2Config(vocab_size=18, n_embd=16, n_layer=1, n_head=2, n_positions=64)).save_pretrained(tmp_path / "model")
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=18, n_embd=16, n_layer=1, n_head=2, n_positions=64)
+    ).save_pretrained(tmp_path / "model")
     with pytest.raises(ConfigError, match="a gpt2 has no linear layer besides its head"):
         packed(str(tmp_path / "model"))
 
@@ -311,22 +371,43 @@ def test_without_bitsandbytes_the_message_says_what_to_install(
 
 
 def told_by(code: str, folder: Path) -> tuple[int, str, str]:
-    """How a process ends, and what it says, in which a package `kernels` would end it by fetching code: bitsandbytes asks it to when imported, on
-    processors with AVX-512 for bfloat16."""
+    """How a process ends, and what it says, in which a package `kernels` would end it by fetching code:
+    bitsandbytes asks it to when imported, on processors with AVX-512 for bfloat16."""
     text = "def get_kernel(*_, **__):\n    raise SystemExit('fetched')\n\n\ndef __getattr__(name):\n"
-    (folder / "kernels.py").write_text(text + "    if name.startswith('__'):\n        raise AttributeError(name)\n    return type(name, (), {})\n")
+    (folder / "kernels.py").write_text(
+        text
+        + (
+            "    if name.startswith('__'):\n        raise AttributeError(name)\n    return type(name, (), "
+            "{})\n"
+        )
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-    said = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return said.returncode, said.stdout.strip(), said.stderr
 
 
 def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
-    code = "import sys; from oat.models.nf4 import functional_of_bitsandbytes as load; before = sys.modules.get('kernels'); load(); "
+    code = (
+        "import sys; from oat.models.nf4 import functional_of_bitsandbytes as load; before = "
+        "sys.modules.get('kernels'); load(); "
+    )
     assert told_by(code + "print(sys.modules.get('kernels') is before)", tmp_path) == (0, "True", "")
 
 
 def test_an_adapter_alone_fetches_no_code_either(paths: Mapping[str, str], tmp_path: Path) -> None:
     """PEFT imports bitsandbytes wherever it is installed."""
-    code = "import sys; from oat.models.lora import load_model; from oat.config.settings import LoraConfig, ModelConfig; "
-    code += f"load_model(ModelConfig({paths['llama']!r}, lora=LoraConfig())); print('bitsandbytes' in sys.modules)"
+    code = (
+        "import sys; from oat.models.lora import load_model; from oat.config.settings import LoraConfig, "
+        "ModelConfig; "
+    )
+    code += (
+        f"load_model(ModelConfig({paths['llama']!r}, lora=LoraConfig())); print('bitsandbytes' in "
+        "sys.modules)"
+    )
     assert told_by(code, tmp_path) == (0, "True", "")

@@ -47,7 +47,9 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def values(oracle: Any, *texts: str, messages: tuple[Message, ...] = (Message("user", "2+2="),), **given: Any) -> tuple[float, ...]:
+def values(
+    oracle: Any, *texts: str, messages: tuple[Message, ...] = (Message("user", "2+2="),), **given: Any
+) -> tuple[float, ...]:
     question = Question(Key("train", 0, 0, 0), "score", messages, texts, tuple(range(len(texts))), **given)
     ((_, answer),) = oracle.collect(oracle.submit([question]), 5.0)
     return tuple(answer.values)
@@ -57,13 +59,21 @@ def test_queries_are_prompts_with_their_responses(code: str) -> None:
     oracle = build_oracle(f"{code}:reward_func", {})
     assert isinstance(oracle, QueryReward)
     assert values(oracle, "4", "four") == (1.0, 4.0)
-    assert values(oracle, "4", "four", messages=(Message("system", "add"), Message("user", "2+2="))) == (1.0, 4.0)
+    assert values(oracle, "4", "four", messages=(Message("system", "add"), Message("user", "2+2="))) == (
+        1.0,
+        4.0,
+    )
     assert oracle.cacheable
 
 
 @pytest.mark.parametrize(
     "given",
-    [{"reference": "4"}, {"columns": {"label": "4"}}, {"columns": {"labels": "4", "label": "5"}}, {"columns": {"label": "4"}, "reference": "5"}],
+    [
+        {"reference": "4"},
+        {"columns": {"label": "4"}},
+        {"columns": {"labels": "4", "label": "5"}},
+        {"columns": {"label": "4"}, "reference": "5"},
+    ],
 )
 def test_labels(code: str, given: dict[str, Any]) -> None:
     assert values(build_oracle(f"{code}:reward_labels", {}), "4", "5", **given) == (1.0, -1.0)
@@ -86,6 +96,15 @@ def test_a_run(code: str, world: World, tmp_path: Path, place: str) -> None:
     """Unmodified, in this process and in a worker."""
     records = [{"prompt": f"{n}+1=", "label": "a"} for n in range(8)]
     name = f"{code}:reward_labels"
-    oracle = {"name": name} if place == "here" else {"name": "isolated", "function": name, "timeout_s": 60, "memory_gb": 16}
-    changes = {"prompts": {"path": str(write_jsonl(tmp_path / "data.jsonl", records))}, "oracle": oracle, "evaluation": None, "stop.max_steps": 2}
+    oracle = (
+        {"name": name}
+        if place == "here"
+        else {"name": "isolated", "function": name, "timeout_s": 60, "memory_gb": 16}
+    )
+    changes = {
+        "prompts": {"path": str(write_jsonl(tmp_path / "data.jsonl", records))},
+        "oracle": oracle,
+        "evaluation": None,
+        "stop.max_steps": 2,
+    }
     assert oat("train", world.config("grpo", tmp_path, changes)) == 0

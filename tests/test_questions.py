@@ -1,4 +1,5 @@
-"""Forms of questions: what a rendered prompt looks like, that every example is right by our own rules, and that a run uses them."""
+"""Forms of questions: what a rendered prompt looks like, that every example is right by our own rules, and
+that a run uses them."""
 
 import json
 import re
@@ -29,19 +30,31 @@ def test_a_prompt_ends_with_the_cue(name: str) -> None:
         assert text.endswith(f"{form.before} What is 1+1?\n{form.cue}")
         assert text.startswith(form.instruction)
         assert [text.count(part) for part in (form.before, form.cue)] == [few_shot + 1] * 2
-        assert [example.worked in text for example in form.examples] == [place < few_shot for place in range(len(form.examples))]
-    assert not any(stop in example.worked or stop in example.question for stop in form.stop for example in form.examples)
+        assert [example.worked in text for example in form.examples] == [
+            place < few_shot for place in range(len(form.examples))
+        ]
+    assert not any(
+        stop in example.worked or stop in example.question for stop in form.stop for example in form.examples
+    )
     assert all(text.count(stop) == len(form.examples) + 1 for stop in form.stop)
 
 
 def test_sizes() -> None:
-    assert {name: len(form.examples) for name, form in FORMS.items()} == {"gsm8k": 8, "math": 4, "countdown": 3}
+    assert {name: len(form.examples) for name, form in FORMS.items()} == {
+        "gsm8k": 8,
+        "math": 4,
+        "countdown": 3,
+    }
 
 
 @pytest.mark.parametrize("example", FORMS["gsm8k"].examples, ids=lambda example: example.answer)
 def test_examples_of_gsm8k(example) -> None:
     """The rules find the answer, and every equation in what is worked out holds."""
-    assert gsm8k(["p"], [example.worked], [example.answer]) == gsm8k_marked(["p"], [example.worked], [example.answer]) == [1.0]
+    assert (
+        gsm8k(["p"], [example.worked], [example.answer])
+        == gsm8k_marked(["p"], [example.worked], [example.answer])
+        == [1.0]
+    )
     equations = re.findall(r"([0-9.]+) ([-+*/]) ([0-9.]+) = ([0-9.]+[0-9]|[0-9])", example.worked)
     assert equations
     for left, sign, right, value in equations:
@@ -104,6 +117,8 @@ def test_a_run_puts_its_questions_and_the_oracle_sees_them_bare(world: World, tm
         ({"question": "maths"}, "`render.question` is 'maths'"),
     ],
 )
-def test_mistakes(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], render: dict, words: str) -> None:
+def test_mistakes(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], render: dict, words: str
+) -> None:
     assert oat("check", world.config("grpo", tmp_path, {"render": render})) == 2
     assert words in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""The quickstart's parts in miniature, and its four configurations through `oat train`; the whole of it is `make quickstart`."""
+"""The quickstart's parts in miniature, and its four configurations through `oat train`; the whole of it is
+`make quickstart`."""
 
 import json
 import os
@@ -59,7 +60,10 @@ def test_the_task_is_a_function_of_its_seed(tmp_path: Path):
     assert build_task(1, demonstrations=100).heldout != build_task(2, demonstrations=100).heldout
     task = build_task(1, demonstrations=3)
     task.write(tmp_path)
-    records = {name: [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()] for name in ("train", "heldout")}
+    records = {
+        name: [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "heldout")
+    }
     assert records["heldout"] == [{"prompt": s.prompt, "answer": s.right} for s in task.heldout]
     assert len(records["train"]) == len(task.train)
     assert len((tmp_path / "demonstrations.jsonl").read_text().splitlines()) == 3
@@ -84,7 +88,14 @@ def test_the_supervised_start_learns_the_same_each_time():
         lm = build_model(tokenizer, 3, hidden=32, layers=1)
         history: list[float] = []
         demonstrations = build_task(3, demonstrations=64 * 40 + 1).demonstrations
-        supervise(lm, tokenizer, demonstrations, batch_size=64, learning_rate=5e-3, report=lambda step, loss: history.append(loss))
+        supervise(
+            lm,
+            tokenizer,
+            demonstrations,
+            batch_size=64,
+            learning_rate=5e-3,
+            report=lambda step, loss: history.append(loss),
+        )
         return history
 
     before = torch.random.get_rng_state()
@@ -141,7 +152,9 @@ def test_permuted_rewards_leave_evaluations_and_missing_answers_alone():
     assert marks[-2:] != ["abstain"] * 2
 
 
-def test_every_configuration_runs_as_it_stands_and_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_every_configuration_runs_as_it_stands_and_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     task, tokenizer = build_task(0, heldout=520, demonstrations=64 * 30), build_tokenizer()
     task.write(tmp_path)
     heldout = (tmp_path / "heldout.jsonl").read_text().splitlines()[:16]
@@ -153,9 +166,13 @@ def test_every_configuration_runs_as_it_stands_and_is_reported(tmp_path: Path, c
     assert list(runs) == ["dpo", "dpo-control", "grpo", "grpo-control"]
     for name, tree in runs.items():
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
-        assert main(["train", str(tmp_path / f"{name}.yaml"), "--stop.max_steps", "2"]) == 0, capsys.readouterr().err
+        assert main(["train", str(tmp_path / f"{name}.yaml"), "--stop.max_steps", "2"]) == 0, (
+            capsys.readouterr().err
+        )
     curves = {name: read_curve(tmp_path / name) for name in runs}
-    assert {(curve.sampled[0], curve.greedy[0]) for curve in curves.values()} == {(curves["dpo"].sampled[0], curves["dpo"].greedy[0])}
+    assert {(curve.sampled[0], curve.greedy[0]) for curve in curves.values()} == {
+        (curves["dpo"].sampled[0], curves["dpo"].greedy[0])
+    }
     assert all(curve.queries[0] == 0 and len(curve.queries) == 2 for curve in curves.values())
     assert curves["grpo"].queries[-1] == curves["grpo-control"].queries[-1] == 2 * 64 * 8
     plot(curves, tmp_path / "plot.png")
@@ -166,12 +183,29 @@ def test_the_report_says_what_the_files_say(tmp_path: Path):
     rows = [
         {"step": 0, "eval/sampled": 0.35, "eval/greedy": 0.05, "time/evaluate_s": 1.0},
         {"step": 1, "oracle/queries": 512, "time/step_s": 2.0},
-        {"step": 2, "oracle/queries": 1024, "time/step_s": 2.0, "eval/sampled": 0.75, "eval/greedy": 0.9, "time/evaluate_s": 1.5},
+        {
+            "step": 2,
+            "oracle/queries": 1024,
+            "time/step_s": 2.0,
+            "eval/sampled": 0.75,
+            "eval/greedy": 0.9,
+            "time/evaluate_s": 1.5,
+        },
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     curve = read_curve(tmp_path)
     assert curve == Curve(queries=(0.0, 1024), sampled=(0.35, 0.75), greedy=(0.05, 0.9), seconds=6.5)
-    assert table({"dpo": curve}).splitlines()[1].split() == ["dpo", "1024", "0.350", "->", "0.750", "0.050", "->", "0.900", "6"]
+    assert table({"dpo": curve}).splitlines()[1].split() == [
+        "dpo",
+        "1024",
+        "0.350",
+        "->",
+        "0.750",
+        "0.050",
+        "->",
+        "0.900",
+        "6",
+    ]
     (tmp_path / "metrics.jsonl").write_text(json.dumps(rows[1]))
     with pytest.raises(DataError, match="no evaluation"):
         read_curve(tmp_path)
@@ -179,16 +213,30 @@ def test_the_report_says_what_the_files_say(tmp_path: Path):
         read_curve(tmp_path / "nowhere")
 
 
-def cell(seed: int, environment: str, dpo: tuple[float, float], control: tuple[float, float]) -> dict[str, Any]:
-    """What a benchmark's cell leaves, of runs that gain so much in samples and greedily from 0.25 and 0.01."""
+def cell(
+    seed: int, environment: str, dpo: tuple[float, float], control: tuple[float, float]
+) -> dict[str, Any]:
+    """What a benchmark's cell leaves, of runs that gain so much in samples and greedily from 0.25 and
+    0.01."""
 
     def run(sampled: float, greedy: float) -> dict[str, dict[str, float]]:
-        rows = [{"eval/sampled": 0.25, "eval/greedy": 0.01}, {"eval/sampled": 0.25 + sampled, "eval/greedy": 0.01 + greedy, "oracle/queries": 1000}]
+        rows = [
+            {"eval/sampled": 0.25, "eval/greedy": 0.01},
+            {"eval/sampled": 0.25 + sampled, "eval/greedy": 0.01 + greedy, "oracle/queries": 1000},
+        ]
         for row in rows:
-            row |= {f"{name}_{bound}": row[name] + by for name in ("eval/sampled", "eval/greedy") for bound, by in (("low", -0.01), ("high", 0.01))}
+            row |= {
+                f"{name}_{bound}": row[name] + by
+                for name in ("eval/sampled", "eval/greedy")
+                for bound, by in (("low", -0.01), ("high", 0.01))
+            }
         return dict(zip(("start", "end"), rows, strict=True))
 
-    return {"seed": seed, "environment": environment, "runs": {"dpo": run(*dpo), "dpo-control": run(*control)}}
+    return {
+        "seed": seed,
+        "environment": environment,
+        "runs": {"dpo": run(*dpo), "dpo-control": run(*control)},
+    }
 
 
 @pytest.mark.parametrize(
@@ -201,13 +249,18 @@ def cell(seed: int, environment: str, dpo: tuple[float, float], control: tuple[f
         ((0.31, 0.51), (0.0, -0.06), "dpo-control: sampled +0.000, greedy -0.060"),
     ],
 )
-def test_a_cell_out_of_bounds_is_named(dpo: tuple[float, float], control: tuple[float, float], missed: str | None):
+def test_a_cell_out_of_bounds_is_named(
+    dpo: tuple[float, float], control: tuple[float, float], missed: str | None
+):
     found = load_symbol(f"{BENCHMARK}:misses")(cell(3, "avx2", dpo, control))
     assert found == [] if missed is None else len(found) == 1 and f"seed 3, avx2, {missed}" in found[0]
 
 
 def test_the_tables_show_every_cell_that_is_there(tmp_path: Path):
-    cells = {"1_as_is": cell(1, "as is", (0.4, 0.9), (0.01, 0.02)), "0_as_is": cell(0, "as is", (0.5, 0.8), (0.0, 0.0))}
+    cells = {
+        "1_as_is": cell(1, "as is", (0.4, 0.9), (0.01, 0.02)),
+        "0_as_is": cell(0, "as is", (0.5, 0.8), (0.0, 0.0)),
+    }
     cells["4_avx2"] = cell(4, "avx2", (0.45, 0.7), (-0.01, 0.0))
     for name, made in cells.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(made))
@@ -219,23 +272,37 @@ def test_the_tables_show_every_cell_that_is_there(tmp_path: Path):
     assert text.endswith("<!-- end of cells -->\nafter\n")
     assert "old" not in text
     assert "| dpo | 0 | 1,000 | 0.250 | 0.750 [0.740, 0.760] | 0.010 | 0.810 [0.800, 0.820] |" in text
-    assert "| as is | dpo | 0, 1 | 0.250 to 0.250 | +0.400 to +0.500 | 0.010 to 0.010 | +0.800 to +0.900 |" in text
-    assert "| avx2 | dpo-control | 4 | 0.250 to 0.250 | -0.010 to -0.010 | 0.010 to 0.010 | +0.000 to +0.000 |" in text
+    assert (
+        "| as is | dpo | 0, 1 | 0.250 to 0.250 | +0.400 to +0.500 | 0.010 to 0.010 | +0.800 to +0.900 |"
+        in text
+    )
+    assert (
+        "| avx2 | dpo-control | 4 | 0.250 to 0.250 | -0.010 to -0.010 | 0.010 to 0.010 | +0.000 to +0.000 |"
+    ) in text
     assert "\n| dpo | 4 |" not in text
 
 
 def test_the_pages_claim_is_a_bound_that_held_over_its_list():
-    """The list as it stands in the page, held against the bounds that README and page name; every start is far from a tie between both answers."""
-    least_sampled, least_greedy, most = (load_symbol(f"{BENCHMARK}:{name}") for name in ("LEAST_SAMPLED", "LEAST_GREEDY", "MOST_CONTROL"))
+    """The list as it stands in the page, held against the bounds that README and page name; every start is
+    far from a tie between both answers."""
+    least_sampled, least_greedy, most = (
+        load_symbol(f"{BENCHMARK}:{name}") for name in ("LEAST_SAMPLED", "LEAST_GREEDY", "MOST_CONTROL")
+    )
     root = BENCHMARK.parent.parent
     for text in ((root / "README.md").read_text(), (root / "docs" / "quickstart.md").read_text()):
         plain = " ".join(text.split())
         assert f"gained at least {least_sampled} in samples and {least_greedy} greedily" in plain
         assert f"stayed within {most} of its start" in plain
     environments = load_symbol(f"{BENCHMARK}:ENVIRONMENTS")
-    lines = [line.strip("| ").split(" | ") for line in (root / "docs" / "quickstart.md").read_text().splitlines() if line.startswith("| ")]
+    lines = [
+        line.strip("| ").split(" | ")
+        for line in (root / "docs" / "quickstart.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
     listed = [line for line in lines if line[0] in environments]
-    assert {(line[0], line[1]) for line in listed} == {(environment, name) for environment in environments for name in configurations(Path("out"))}
+    assert {(line[0], line[1]) for line in listed} == {
+        (environment, name) for environment in environments for name in configurations(Path("out"))
+    }
     for environment, name, seeds, _, sampled, start, greedy in listed:
         assert seeds == ", ".join(map(str, load_symbol(f"{BENCHMARK}:SEEDS"))), (environment, name)
         spans = [[float(value) for value in span.split(" to ")] for span in (sampled, greedy)]
@@ -251,24 +318,42 @@ def test_the_pages_claim_is_a_bound_that_held_over_its_list():
 def test_every_run_of_the_command_gains_and_no_control_does(tmp_path: Path):
     quickstart(tmp_path, 0)
     ends = load_symbol(f"{BENCHMARK}:ends")
-    made = {"seed": 0, "environment": "as is", "runs": {name: ends(tmp_path / name) for name in configurations(tmp_path)}}
+    made = {
+        "seed": 0,
+        "environment": "as is",
+        "runs": {name: ends(tmp_path / name) for name in configurations(tmp_path)},
+    }
     assert load_symbol(f"{BENCHMARK}:misses")(made) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "environment"), [(1, "default"), (2, "avx2")])
 def test_so_it_is_where_torch_rounds_otherwise(tmp_path: Path, seed: int, environment: str):
-    command = [sys.executable, str(BENCHMARK), "--out", str(tmp_path), "--cell", str(seed), "--environment", environment]
+    command = [
+        sys.executable,
+        str(BENCHMARK),
+        "--out",
+        str(tmp_path),
+        "--cell",
+        str(seed),
+        "--environment",
+        environment,
+    ]
     variables = load_symbol(f"{BENCHMARK}:ENVIRONMENTS")[environment]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", **variables}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1", **variables}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert json.loads((tmp_path / f"{seed}_{environment}.json").read_text())["capability"] == environment.upper()
+    assert (
+        json.loads((tmp_path / f"{seed}_{environment}.json").read_text())["capability"] == environment.upper()
+    )
 
 
 def test_it_says_what_it_does_before_it_loads_anything(tmp_path: Path):
     """And then how much there is to do; a pipe gets whole lines, no counting."""
     code = (
-        "import sys\nfrom oat.cli import main\nclass First:\n    def write(self, text):\n        sys.exit(f'{text} {\"torch\" in sys.modules}')\n"
+        "import sys\nfrom oat.cli import main\nclass First:\n    def write(self, text):\n        "
+        "sys.exit(f'{text} {\"torch\" in sys.modules}')\n"
         f"sys.stdout = First()\nmain(['quickstart', '--out', {str(tmp_path / 'first')!r}])\n"
     )
     first = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
@@ -310,7 +395,10 @@ def test_a_failing_run_shows_its_last_words_and_ends_the_others(tmp_path: Path):
         "broken": [
             sys.executable,
             "-c",
-            f"import time\nwhile not open({str(tmp_path / 'endless.log')!r}).read(): time.sleep(0.05)\nraise SystemExit('alas')",
+            (
+                f"import time\nwhile not open({str(tmp_path / 'endless.log')!r}).read(): time.sleep(0.05)\n"
+                "raise SystemExit('alas')"
+            ),
         ],
         "never": [sys.executable, "-c", "print(1)"],
     }
@@ -322,8 +410,10 @@ def test_a_failing_run_shows_its_last_words_and_ends_the_others(tmp_path: Path):
 
 def test_sigterm_ends_the_runs_too(tmp_path: Path):
     program = (
-        "import sys\nfrom pathlib import Path\nfrom oat.quickstart.processes import interrupted_by_sigterm, run_all\n"
-        f"with interrupted_by_sigterm():\n    run_all({{'run': [sys.executable, '-c', {PRINT_AND_SLEEP!r}]}}, Path({str(tmp_path)!r}), at_a_time=2)\n"
+        "import sys\nfrom pathlib import Path\nfrom oat.quickstart.processes import "
+        "interrupted_by_sigterm, run_all\n"
+        f"with interrupted_by_sigterm():\n    run_all({{'run': [sys.executable, '-c', "
+        f"{PRINT_AND_SLEEP!r}]}}, Path({str(tmp_path)!r}), at_a_time=2)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
     log, deadline = tmp_path / "run.log", time.monotonic() + 60

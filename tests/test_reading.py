@@ -19,7 +19,8 @@ from oat.rundir.reading import load_run, read_rows, sound_rows, table
 
 @pytest.fixture(scope="module")
 def run_dir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of DPO: four steps of four questions, three evaluations of four prompts, two samples and a greedy response each."""
+    """A finished run of DPO: four steps of four questions, three evaluations of four prompts, two samples and
+    a greedy response each."""
     folder = tmp_path_factory.mktemp("reading")
     assert oat("train", world.config("dpo", folder, {"oracle.repeats": 0})) == 0
     return folder / "dpo"
@@ -67,7 +68,9 @@ def test_samples_and_evaluations(run_dir: Path, without_pandas: None) -> None:
     evaluations = run.evaluations
     assert evaluations["step"] == [step for step in (0, 2, 4) for _ in range(4 * 3)]
     last = [
-        value for step, mode, value in zip(*(evaluations[name] for name in ("step", "mode", "value")), strict=True) if (step, mode) == (4, "greedy")
+        value
+        for step, mode, value in zip(*(evaluations[name] for name in ("step", "mode", "value")), strict=True)
+        if (step, mode) == (4, "greedy")
     ]
     assert sum(last) / 4 == pytest.approx(run.metrics["eval/greedy"][-1])
 
@@ -81,17 +84,37 @@ def test_questions_and_answers(run_dir: Path, without_pandas: None) -> None:
     with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
         asked = {str(row.question.key): (row.question, *store.answer(row)) for row in store.answered()}
     for row in rows:
-        question, answer, label = asked[f"{row['purpose']}/{row['step']}/{row['round']}/{row['occurrence']}/{row['number']}"]
+        question, answer, label = asked[
+            f"{row['purpose']}/{row['step']}/{row['round']}/{row['occurrence']}/{row['number']}"
+        ]
         assert row["prompt"] == [{"role": m.role, "content": m.content} for m in question.messages]
-        assert (tuple(row["candidates"]), row["reference"], row["columns"]) == (question.candidates, question.reference, question.columns)
-        assert (tuple(row["values"]), tuple(row["marks"]), row["label"], row["by"]) == (answer.values, answer.marks, label, answer.by)
-        assert (row["queries"], row["tokens"], row["cost"], row["again"]) == (answer.queries, answer.tokens, answer.cost, 0)
+        assert (tuple(row["candidates"]), row["reference"], row["columns"]) == (
+            question.candidates,
+            question.reference,
+            question.columns,
+        )
+        assert (tuple(row["values"]), tuple(row["marks"]), row["label"], row["by"]) == (
+            answer.values,
+            answer.marks,
+            label,
+            answer.by,
+        )
+        assert (row["queries"], row["tokens"], row["cost"], row["again"]) == (
+            answer.queries,
+            answer.tokens,
+            answer.cost,
+            0,
+        )
         assert row["learned"] == row["step"]
-    assert sum(row["queries"] for row in rows if row["purpose"] == "train") == load_run(run_dir).metrics["oracle/queries"][-1]
+    assert (
+        sum(row["queries"] for row in rows if row["purpose"] == "train")
+        == load_run(run_dir).metrics["oracle/queries"][-1]
+    )
 
 
 def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pandas: None) -> None:
-    """A cut last line, a question without an answer, a writer that holds the ledger; and nothing in the directory changes."""
+    """A cut last line, a question without an answer, a writer that holds the ledger; and nothing in the
+    directory changes."""
     (tmp_path / "config.yaml").write_text((run_dir / "config.yaml").read_text())
     run = load_run(tmp_path)
     assert (run.metrics, run.environment) == ({"step": []}, [])
@@ -101,7 +124,10 @@ def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pand
     for size in range(len(whole) - 3 * len(whole.splitlines()[-1]) // 2, len(whole) + 1):
         (tmp_path / "metrics.jsonl").write_bytes(whole[:size])
         assert run.metrics["step"] == list(range(whole[:size].count(b"\n")))
-    with closing(sqlite3.connect(run_dir / "ledger.sqlite")) as old, closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as new:
+    with (
+        closing(sqlite3.connect(run_dir / "ledger.sqlite")) as old,
+        closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as new,
+    ):
         old.backup(new)
     with closing(Store(tmp_path / "ledger.sqlite")) as writer:
         writer.db.execute("DELETE FROM taken WHERE question = 16")
@@ -109,7 +135,9 @@ def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pand
         with writer:
             before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if "shm" not in file.name}
             questions = run.questions
-            assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if "shm" not in file.name} == before
+            assert {
+                file.name: file.read_bytes() for file in tmp_path.iterdir() if "shm" not in file.name
+            } == before
     open_ones = [place for place, values in enumerate(questions["values"]) if values is None]
     assert open_ones == [15]
     assert [questions[name][15] for name in ("marks", "by", "queries", "learned")] == [None] * 4
@@ -118,13 +146,38 @@ def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pand
 @pytest.mark.parametrize(
     ("lines", "steps", "said"),
     [
-        pytest.param({3: b"x"}, [0, 1, 2, 4], "line 4 cannot be read as metrics, and there is no row of step 3; ", id="damaged"),
+        pytest.param(
+            {3: b"x"},
+            [0, 1, 2, 4],
+            "line 4 cannot be read as metrics, and there is no row of step 3; ",
+            id="damaged",
+        ),
         pytest.param({1: None, 2: None}, [0, 3, 4], "there is no row of steps 1 to 2; ", id="deleted"),
-        pytest.param({0: None, 2: b'{"step": 2, "a": "b"}'}, [1, 3, 4], "line 2 cannot .*no row of steps 0 and 2; ", id="both"),
-        pytest.param({2: b'{"step": 3}'}, [0, 1, 3, 3, 4], "no row of step 2, and there are several rows of step 3; ", id="twice"),
+        pytest.param(
+            {0: None, 2: b'{"step": 2, "a": "b"}'},
+            [1, 3, 4],
+            "line 2 cannot .*no row of steps 0 and 2; ",
+            id="both",
+        ),
+        pytest.param(
+            {2: b'{"step": 3}'},
+            [0, 1, 3, 3, 4],
+            "no row of step 2, and there are several rows of step 3; ",
+            id="twice",
+        ),
         pytest.param({1: b"\xff\xfe\n[]\n{}"}, [0, 2, 3, 4], "lines 2 to 4 cannot .*step 1; ", id="several"),
-        pytest.param({3: b"[" * 100_000}, [0, 1, 2, 4], "line 4 cannot be read as metrics, and there is no row of step 3; ", id="nested"),
-        pytest.param({3: b'{"step": 3, "a": 1%s}' % (b"0" * 400)}, [0, 1, 2, 4], "line 4 cannot .*no row of step 3; ", id="a number without end"),
+        pytest.param(
+            {3: b"[" * 100_000},
+            [0, 1, 2, 4],
+            "line 4 cannot be read as metrics, and there is no row of step 3; ",
+            id="nested",
+        ),
+        pytest.param(
+            {3: b'{"step": 3, "a": 1%s}' % (b"0" * 400)},
+            [0, 1, 2, 4],
+            "line 4 cannot .*no row of step 3; ",
+            id="a number without end",
+        ),
     ],
 )
 def test_damaged_and_deleted_rows_are_warned_of(
@@ -149,10 +202,14 @@ def test_damaged_and_deleted_rows_are_warned_of(
             assert oat(*command) == 0
     capsys.readouterr()
     assert oat("digest", tmp_path / "run") == 2
-    assert re.fullmatch(rf"oat digest: \S*metrics\.jsonl: .*{said}no hash could say .*\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        rf"oat digest: \S*metrics\.jsonl: .*{said}no hash could say .*\n", capsys.readouterr().err
+    )
 
 
-def test_a_step_far_away_takes_no_memory(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_far_away_takes_no_memory(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(run_dir, tmp_path / "run")
     damage_metrics(tmp_path / "run", {4: b'{"step": 2000000000}'})
     with pytest.warns(OatWarning, match="there is no row of steps 4 to 1999999999; the others are read"):

@@ -31,7 +31,9 @@ def commands() -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in block[1].splitlines() if line.strip()]
 
 
-def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_works_as_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in files().items():
         Path(name).write_text(text, encoding="utf-8")
@@ -46,9 +48,19 @@ def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "eval/greedy" in rows[0]
     assert "eval/greedy" in rows[-1]
     assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
-    for promised in ("environment.json", "config.yaml", "metrics.jsonl", "samples.jsonl", "evaluations", "checkpoints", "ledger.sqlite"):
+    for promised in (
+        "environment.json",
+        "config.yaml",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "evaluations",
+        "checkpoints",
+        "ledger.sqlite",
+    ):
         assert Path("runs/mine", promised).exists()
-    assert len(Path("answers.jsonl").read_text(encoding="utf-8").splitlines()) == len(files()["prompts.jsonl"].splitlines())
+    assert len(Path("answers.jsonl").read_text(encoding="utf-8").splitlines()) == len(
+        files()["prompts.jsonl"].splitlines()
+    )
     assert Path("exported/model.safetensors").exists()
     monkeypatch.syspath_prepend(str(tmp_path))
     for marker in ("load", "python"):
@@ -62,7 +74,9 @@ def test_the_readme_works_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_every_page_and_file_that_the_readme_names_is_there() -> None:
     linked = {name for name in re.findall(r"\]\(docs/([a-z/_-]+)\.md", README)}
-    there = {page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    there = {
+        page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in (ROOT / "docs").rglob("*.md")
+    }
     assert there - linked == {"README"}, "pages that it does not link to"
     tree = re.search(r"```\nexamples/(.*?)```", README, flags=re.DOTALL)
     assert tree is not None
@@ -78,21 +92,33 @@ def test_a_run_is_killed_as_the_readme_shows(tmp_path: Path) -> None:
     block = re.search(r"<!-- kill -->\n```sh\n(.*?)```", README, flags=re.DOTALL)
     assert block is not None
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(["bash", "-c", block[1]], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", block[1]],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "No such process" not in done.stderr, "it had ended before it was killed"
-    ended = r"^oat train: (finished|the run learned nothing)"  # the reward of a tiny model in place of the real one is always 0
-    assert len(re.findall(ended, done.stdout, re.MULTILINE)) == 2, "the unbroken one, and the one that went on"
+    # the reward of a tiny model in place of the real one is always 0
+    ended = r"^oat train: (finished|the run learned nothing)"
+    assert len(re.findall(ended, done.stdout, re.MULTILINE)) == 2, (
+        "the unbroken one, and the one that went on"
+    )
     hashes = [line.split() for line in done.stdout.splitlines() if re.fullmatch(r"\w+ +[0-9a-f]{64}", line)]
     assert hashes[: len(hashes) // 2] == hashes[len(hashes) // 2 :] != []
     assert "the ledger is sound" in done.stdout
 
 
-def test_a_comparing_function_works_as_the_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparing_function_works_as_the_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("prompts.jsonl").write_text(files()["prompts.jsonl"])
     Path("judge.py").write_text(
-        "def compare(prompts, first, second, **columns):\n    return [0.9 if len(a) > len(b) else 0.2 for a, b in zip(first, second)]\n"
+        "def compare(prompts, first, second, **columns):\n    return [0.9 if len(a) > len(b) else 0.2 for "
+        "a, b in zip(first, second)]\n"
     )
     config = yaml.safe_load(files()["mine.yaml"]) | {
         "algorithm": {"name": "dpo", "prompts": 3},
@@ -117,7 +143,9 @@ def claims(figures: str) -> str:
     equal = "killed runs equal the unbroken one bitwise, "
     series = [of(f"{equal}{name}") for name in ("synchronous", "copied sampler", "late answers")]
     synchronous, lagging, late = (found for found, _ in series)
-    all_three = f"{synchronous}, {lagging} where the sampler lags (`sync_every: 2`), {late} where answers come late"
+    all_three = (
+        f"{synchronous}, {lagging} where the sampler lags (`sync_every: 2`), {late} where answers come late"
+    )
     return f"""| {sum(int(count) for _, count in series)} runs of 60 steps, each killed once with `kill -9` and continued by the same command | |
 | --- | --- |
 | runs that end bitwise in the run that nobody killed: weights, optimiser, every other state, metrics, ledger | {all_three} |
@@ -128,11 +156,17 @@ def claims(figures: str) -> str:
 
 
 def test_what_a_kill_costs_is_what_the_fault_table_says() -> None:
-    row = re.search(r"^\| R1 \|[^|]*\| ([^|]*) \|", (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    row = re.search(
+        r"^\| R1 \|[^|]*\| ([^|]*) \|",
+        (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"),
+        flags=re.MULTILINE,
+    )
     assert row is not None
     expected = claims(row[1])
     assert expected in README, f"copy this table into the README's section `What a kill costs`:\n{expected}"
-    assert "| answers in the ledger at a kill that were lost | 3 of " in claims(row[1].replace("; 0 of", "; 3 of", 1))
+    assert "| answers in the ledger at a kill that were lost | 3 of " in claims(
+        row[1].replace("; 0 of", "; 3 of", 1)
+    )
 
 
 OWN_TESTS = ("stories", "dpo_remote", "dpo_judge")
@@ -145,7 +179,10 @@ def test_every_recipe_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     for name in ("prompts.jsonl", "heldout.jsonl"):
         Path(name).write_text(files()["prompts.jsonl"])
-    Path("reward.py").write_text("def reward(prompts, completions, **columns):\n    return [float(len(set(text))) for text in completions]\n")
+    Path("reward.py").write_text(
+        "def reward(prompts, completions, **columns):\n    return [float(len(set(text))) for text in "
+        "completions]\n"
+    )
     model = save_model(tmp_path / "model", build_config("llama"))
     small = {
         "--model.path": model,
@@ -159,12 +196,16 @@ def test_every_recipe_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_links_lead_to_headings() -> None:
-    """Every link within the repository, of the README and of the pages, leads to a file, and to a heading of it where it names one."""
+    """Every link within the repository, of the README and of the pages, leads to a file, and to a heading of
+    it where it names one."""
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
             name, _, anchor = target.partition("#")
             file = (page.parent / name).resolve() if name else page
             assert file.exists(), f"{page.name}: {target}"
             text = file.read_text(encoding="utf-8") if anchor else ""
-            headings = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)]
+            headings = [
+                re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+                for heading in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+            ]
             assert not anchor or anchor in headings, f"{page.name}: {target}"

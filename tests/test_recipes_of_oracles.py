@@ -19,9 +19,14 @@ RECIPES = sorted((ROOT / "configs" / "oracles").glob("*.yaml"))
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of one token a character, with room for questions and their examples."""
     folder = tmp_path_factory.mktemp("model")
-    make_model(folder, tokens=[*string.printable, "<think>", "</think>", "<answer>", "</answer>", "happy", r"\boxed{"])
+    make_model(
+        folder,
+        tokens=[*string.printable, "<think>", "</think>", "<answer>", "</answer>", "happy", r"\boxed{"],
+    )
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}), encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps({**config, "max_position_embeddings": 4096}), encoding="utf-8"
+    )
     return folder
 
 
@@ -34,8 +39,25 @@ def test_every_oracle_by_name_has_a_recipe() -> None:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_two_steps(recipe: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert oat("train", recipe, "--model", model, "--run_dir", tmp_path / "run", "--sampling.max_new_tokens", 16, "--stop.max_steps", 2) == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert (
+        oat(
+            "train",
+            recipe,
+            "--model",
+            model,
+            "--run_dir",
+            tmp_path / "run",
+            "--sampling.max_new_tokens",
+            16,
+            "--stop.max_steps",
+            2,
+        )
+        == 0
+    )
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert rows[-1]["answers/failed_frac"] == rows[-1]["answers/abstained_frac"] == 0
     assert (rows[-1]["oracle/queries"] > 0) == (recipe.stem != "environment"), "which asks nobody"

@@ -1,4 +1,5 @@
-"""A reference that follows the policy: what it is after each step, in learner, engine, checkpoints, forks and evaluations."""
+"""A reference that follows the policy: what it is after each step, in learner, engine, checkpoints, forks and
+evaluations."""
 
 import json
 import shutil
@@ -26,13 +27,21 @@ from oat.loop import Run, restore, train
 from oat.models.loading import load_lm
 from oat.rundir.checkpoints import Checkpoints
 
-FOLLOWS = {"model.reference_update": {"every": 2, "mix": 0.25}, "learner.learning_rate": 0.02, "checkpoint.every": 1, "evaluation": None}
+FOLLOWS = {
+    "model.reference_update": {"every": 2, "mix": 0.25},
+    "learner.learning_rate": 0.02,
+    "checkpoint.every": 1,
+    "evaluation": None,
+}
 LORA = {"model.lora": {"rank": 2, "targets": ["q_proj", "lm_head"]}}
 KINDS: dict[str, dict[str, Any]] = {
     "whole": {},
     "adapter": LORA,
     "a late sampler": {"learner.sync_every": 3},
-    "an engine in bfloat16": {"engine.dtype": "bfloat16", "evaluation": {"slot": "reference", "every": 1, "samples": 1}},
+    "an engine in bfloat16": {
+        "engine.dtype": "bfloat16",
+        "evaluation": {"slot": "reference", "every": 1, "samples": 1},
+    },
 }
 
 
@@ -40,14 +49,17 @@ class Tensors:
     """What is mixed: a model of two tensors."""
 
     def __init__(self, *values: float):
-        self.values = {name: torch.nn.Parameter(torch.tensor([value])) for name, value in zip("ab", values, strict=True)}
+        self.values = {
+            name: torch.nn.Parameter(torch.tensor([value])) for name, value in zip("ab", values, strict=True)
+        }
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return self.values
 
 
 def test_hand_worked_numbers() -> None:
-    """theta_ref of 1 and 10 beside a policy of 2 and 30, a quarter of the policy every second step: 1.25 and 15, then 1.4375 and 18.75."""
+    """theta_ref of 1 and 10 beside a policy of 2 and 30, a quarter of the policy every second step: 1.25 and
+    15, then 1.4375 and 18.75."""
     policy: Any = Tensors(2.0, 30.0)
     reference: Any = Tensors(1.0, 10.0)
     following, found = Following(every=2, mix=0.25), []
@@ -59,7 +71,8 @@ def test_hand_worked_numbers() -> None:
 
 
 def test_a_moving_average_forgets_as_its_formula_says() -> None:
-    """Of a policy that stands still, after n updates (1 - mix)^n of the start is left: 0.992^100 = 0.44788."""
+    """Of a policy that stands still, after n updates (1 - mix)^n of the start is left: 0.992^100 =
+    0.44788."""
     policy: Any = Tensors(0.0, 1.0)
     reference: Any = Tensors(1.0, 0.0)
     following = Following(every=1, mix=0.008)
@@ -108,13 +121,19 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def test_it_is_what_the_formula_says_after_every_step(finished: Callable[[str], Path], kind: str) -> None:
     """By the policies of the checkpoints: an update after the second and the fourth step, none elsewhere."""
     run_dir = finished(kind)
-    policies, references = ([of_step(run_dir, step, model) for step in range(1, 5)] for model in ("policy", "reference"))
-    assert {name: tensor.shape for name, tensor in references[0].items()} == {name: tensor.shape for name, tensor in policies[0].items()}
+    policies, references = (
+        [of_step(run_dir, step, model) for step in range(1, 5)] for model in ("policy", "reference")
+    )
+    assert {name: tensor.shape for name, tensor in references[0].items()} == {
+        name: tensor.shape for name, tensor in policies[0].items()
+    }
     for step in (1, 3):
         for name, tensor in references[step].items():
             expected = 0.25 * policies[step][name] + 0.75 * references[step - 1][name]
             torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-6)
-        assert any(not torch.equal(tensor, references[step - 1][name]) for name, tensor in references[step].items())
+        assert any(
+            not torch.equal(tensor, references[step - 1][name]) for name, tensor in references[step].items()
+        )
     assert all(torch.equal(tensor, references[1][name]) for name, tensor in references[2].items())
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("reference/updates") for row in rows] == [None, 0, 1, 1, 2]
@@ -127,16 +146,21 @@ def engine_in(run: Run) -> TorchEngine:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prepare_and_engine_have_the_moved_one(world: World, finished: Callable[[str], Path], tmp_path: Path, kind: str) -> None:
-    """Taken up from a checkpoint, the learner's reference gives log-probabilities that are neither the start's nor the policy's; the engine's slot
-    gives the same ones, as the version of so many updates where the slot is pushed."""
+def test_prepare_and_engine_have_the_moved_one(
+    world: World, finished: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    """Taken up from a checkpoint, the learner's reference gives log-probabilities that are neither the
+    start's nor the policy's; the engine's slot gives the same ones, as the version of so many updates where
+    the slot is pushed."""
     config, origins = load_config(finished(kind) / "config.yaml")
     run = build(resolve(config, origins), directory=made(tmp_path / "built"))
     sequence, engine = np.array([2, 3, 4, 12, 13, 1], dtype=np.int32), engine_in(run)
     start = engine.logps([sequence], "reference")[0]
     _, tensors, plain = Checkpoints(finished(kind) / "checkpoints", every=1, keep_last=9).load_step(4)
     learner: Any = run.parts["learner"]
-    learner.load_state({**plain["learner"], **{name.removeprefix("learner/"): tensor for name, tensor in tensors.items()}})
+    learner.load_state(
+        {**plain["learner"], **{name.removeprefix("learner/"): tensor for name, tensor in tensors.items()}}
+    )
     run.weights.restore(run.learner)
     models: Any = learner.models
     ids = torch.from_numpy(sequence.astype(np.int64))[None]
@@ -155,7 +179,9 @@ def test_prepare_and_engine_have_the_moved_one(world: World, finished: Callable[
 
 
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
-def test_killed_and_continued(world: World, finished: Callable[[str], Path], tmp_path: Path, kind: str) -> None:
+def test_killed_and_continued(
+    world: World, finished: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
     config = config_of(world, tmp_path, kind, {"checkpoint.keep_last": 9})
 
     def run(kill: int | None = None) -> int:
@@ -166,29 +192,38 @@ def test_killed_and_continued(world: World, finished: Callable[[str], Path], tmp
 
         return forked(action, tmp_path / "log")
 
-    assert [run(kill=3), run(kill=1), run()] == [-signal.SIGKILL, -signal.SIGKILL, 0], (tmp_path / "log").read_text()
+    assert [run(kill=3), run(kill=1), run()] == [-signal.SIGKILL, -signal.SIGKILL, 0], (
+        tmp_path / "log"
+    ).read_text()
     assert digest_run(tmp_path / "dpo") == digest_run(finished(kind))
 
 
-def test_a_fork_has_it_and_may_mix_otherwise(world: World, finished: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_fork_has_it_and_may_mix_otherwise(
+    world: World, finished: Callable[[str], Path], tmp_path: Path
+) -> None:
     source = f"{finished('whole')}@2"
     same, other = tmp_path / "same", tmp_path / "other"
     config = config_of(world, tmp_path, "whole", {"checkpoint.keep_last": 9})
     assert oat("train", config, "--from", source, "--run_dir", same) == 0
     assert digest_run(same) == digest_run(finished("whole"))
-    assert oat("train", config, "--from", source, "--run_dir", other, "--model.reference_update.mix", "1") == 0
+    assert (
+        oat("train", config, "--from", source, "--run_dir", other, "--model.reference_update.mix", "1") == 0
+    )
     reference, policy = (of_step(other, 4, model) for model in ("reference", "policy"))
     assert all(torch.equal(reference[name], policy[name]) for name in policy)
 
 
-def test_a_fork_cannot_begin_to_follow(world: World, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fork_cannot_begin_to_follow(
+    world: World, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = config_of(world, tmp_path, "whole", {"model.reference_update": None})
     assert oat("train", config, "--from", f"{finished('whole')}@2", "--run_dir", tmp_path / "other") == 2
     assert "model.reference_update" in capsys.readouterr().err
 
 
 def test_with_a_share_of_one_after_every_step_the_kl_stays_small(world: World, tmp_path: Path) -> None:
-    """The reference of a step is then the policy that sampled it, so its first pass finds no divergence; with a frozen one it does."""
+    """The reference of a step is then the policy that sampled it, so its first pass finds no divergence; with
+    a frozen one it does."""
 
     def last_kl(name: str, changes: Mapping[str, Any]) -> float:
         folder = tmp_path / name
@@ -208,7 +243,15 @@ def test_an_evaluation_measures_the_distance_to_the_moved_one(world: World, tmp_
     def distances(name: str, changes: Mapping[str, Any]) -> list[float]:
         folder = tmp_path / name
         folder.mkdir()
-        assert oat("train", world.config("dpo", folder, {"learner.learning_rate": 0.02, "evaluation.kl": True, **changes})) == 0
+        assert (
+            oat(
+                "train",
+                world.config(
+                    "dpo", folder, {"learner.learning_rate": 0.02, "evaluation.kl": True, **changes}
+                ),
+            )
+            == 0
+        )
         rows = [json.loads(line) for line in (folder / "dpo" / "metrics.jsonl").read_text().splitlines()]
         return [row["eval/kl"] for row in rows if "eval/kl" in row]
 
@@ -234,7 +277,8 @@ def test_an_evaluation_of_the_reference_is_of_the_moved_one(
 
 
 def test_an_algorithm_that_samples_from_it(world: World, tmp_path: Path) -> None:
-    """XPO, of the protocol tests: the reference's tokens carry the number of its updates, and are drawn from the weights of that update."""
+    """XPO, of the protocol tests: the reference's tokens carry the number of its updates, and are drawn from
+    the weights of that update."""
     xpo = Path(__file__).parent / "protocol" / "xpo.py"
     changes = {
         **FOLLOWS,
@@ -249,7 +293,10 @@ def test_an_algorithm_that_samples_from_it(world: World, tmp_path: Path) -> None
         found = []
         for step in range(4):
             rows = [row for group in store.groups("train", step, 0) for row in group.trajectories]
-            versions = {slot: {int(v) for row in rows if row.slot == slot for v in row.recorded("versions")} for slot in ("sampler", "reference")}
+            versions = {
+                slot: {int(v) for row in rows if row.slot == slot for v in row.recorded("versions")}
+                for slot in ("sampler", "reference")
+            }
             found.append((versions["sampler"], versions["reference"]))
             if step == 3:
                 row = next(row for row in rows if row.slot == "reference")
@@ -267,7 +314,11 @@ def test_a_roll_back_takes_the_reference_back(world: World, tmp_path: Path) -> N
     """The engine's slot is given the older reference again, under its older version."""
     folder = tmp_path
     evaluation = {"path": str(world.folder / "held_out.jsonl"), "slot": "reference", "samples": 1}
-    config = world.config("dpo", folder, {**FOLLOWS, "model.reference_update": {"mix": 0.5}, "evaluation": evaluation, "stop.max_steps": 3})
+    config = world.config(
+        "dpo",
+        folder,
+        {**FOLLOWS, "model.reference_update": {"mix": 0.5}, "evaluation": evaluation, "stop.max_steps": 3},
+    )
     run = build(resolve(*load_config(config)), directory=made(folder / "dpo"))
     back: list[bool] = []
     check = run.alarms.check
@@ -306,7 +357,9 @@ def test_models_that_do_not_correspond(world: World, tmp_path: Path) -> None:
 
 
 def test_a_learner_says_which_model_has_moved(world: World, tmp_path: Path) -> None:
-    run = build(resolve(*load_config(config_of(world, tmp_path, "whole"))), directory=made(tmp_path / "built"))
+    run = build(
+        resolve(*load_config(config_of(world, tmp_path, "whole"))), directory=made(tmp_path / "built")
+    )
     learner: Any = run.parts["learner"]
     assert isinstance(learner, Learner)
     learner.following.updates = 3

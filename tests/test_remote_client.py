@@ -35,8 +35,12 @@ def server() -> Iterator[FaultyServer]:
         yield server
 
 
-def answers(oracle: RemoteOracle | Preferences, questions: list[Question], seconds: float = 20.0) -> list[Answer]:
-    tickets, found, end = oracle.submit(questions), {}, time.monotonic() + seconds
+def answers(
+    oracle: RemoteOracle | Preferences, questions: list[Question], seconds: float = 20.0
+) -> list[Answer]:
+    tickets = oracle.submit(questions)
+    found = {}
+    end = time.monotonic() + seconds
     while len(found) < len(tickets) and time.monotonic() < end:
         found.update(oracle.collect([ticket for ticket in tickets if ticket not in found], 1.0))
     return [found[ticket] for ticket in tickets]
@@ -56,10 +60,15 @@ def test_order_is_kept_over_four_calls_at_a_time(server: FaultyServer) -> None:
 
 
 @pytest.mark.parametrize("variable", ["OAT_REMOTE_TOKEN", "MY_TOKEN"])
-def test_who_is_not_let_in_is_told_which_variable_to_look_at(server: FaultyServer, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_who_is_not_let_in_is_told_which_variable_to_look_at(
+    server: FaultyServer, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     server.answer = lambda asked: Reply(status=401)
     options = {} if variable == "OAT_REMOTE_TOKEN" else {"token_env": variable}
-    expected = {None: f"no token was sent, since the environment has no {variable};", "sesame": f"is the token in {variable} right?"}
+    expected = {
+        None: f"no token was sent, since the environment has no {variable};",
+        "sesame": f"is the token in {variable} right?",
+    }
     for token, says in expected.items():
         monkeypatch.delenv(variable, raising=False)
         if token:
@@ -79,8 +88,16 @@ def test_who_is_not_let_in_is_told_which_variable_to_look_at(server: FaultyServe
 def test_one_refused_question_does_not_end_the_run(server: FaultyServer, status: int) -> None:
     """Also where it is refused before any other is answered."""
     oracle, long = RemoteOracle(server.url), "b" * 50
-    server.answer = lambda asked: Reply(b"too much", status=status) if long in str(asked.body) else Reply(feedback(asked).body, delay_s=0.3)
-    questions = [make_question("p", long, "a"), make_question("p", "aa", occurrence=1), make_question("p", long, occurrence=2)]
+    server.answer = lambda asked: (
+        Reply(b"too much", status=status)
+        if long in str(asked.body)
+        else Reply(feedback(asked).body, delay_s=0.3)
+    )
+    questions = [
+        make_question("p", long, "a"),
+        make_question("p", "aa", occurrence=1),
+        make_question("p", long, occurrence=2),
+    ]
     with pytest.warns(OatWarning, match=f"counts as failed: .* refused with status {status}: too much"):
         found = answers(oracle, questions)
     assert [answer.marks for answer in found] == [("failed", "failed"), ("ok",), ("failed",)]
@@ -121,7 +138,10 @@ def test_it_keeps_the_protocol_of_oracles(server: FaultyServer) -> None:
 
 
 def test_preferences_are_the_servers_or_made_of_its_scores(server: FaultyServer) -> None:
-    pair = [make_question("p", "aab", "b", kind="compare"), make_question("p", "b", "b", kind="compare", occurrence=1)]
+    pair = [
+        make_question("p", "aab", "b", kind="compare"),
+        make_question("p", "b", "b", kind="compare", occurrence=1),
+    ]
     own, made = RemoteOracle(server.url, answers="compare"), RemoteOracle(server.url)
     by_server, by_us = answers(own, pair), answers(Preferences(made), pair)
     assert by_server[0].values[0] == pytest.approx(by_us[0].values[0])
@@ -152,7 +172,9 @@ GOOD = msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": [1.5]}
     ],
     ids=["empty", "garbage", "cut", "one field", "too many", "none", "no list", "nan", "inf", "text", "deep"],
 )
-def test_a_reply_that_cannot_be_used_is_tried_again_and_then_failed(server: FaultyServer, body: bytes) -> None:
+def test_a_reply_that_cannot_be_used_is_tried_again_and_then_failed(
+    server: FaultyServer, body: bytes
+) -> None:
     server.answer = lambda asked: Reply(body) if b"poison" in asked.body else feedback(asked)
     oracle = RemoteOracle(server.url, max_tries=2)
     bad, good = answers(oracle, [make_question("p", "poison"), make_question("p", "a", occurrence=1)])
@@ -164,12 +186,16 @@ def test_a_reply_that_cannot_be_used_is_tried_again_and_then_failed(server: Faul
 def test_a_value_that_the_server_does_not_give_is_an_abstention(server: FaultyServer) -> None:
     def answer(asked: Asked) -> Reply:
         request = decode_request(asked.body)
-        return Reply(encode_reply(request, [None if text == "long" else score(text) for _, text in request.items]))
+        return Reply(
+            encode_reply(request, [None if text == "long" else score(text) for _, text in request.items])
+        )
 
     server.answer = answer
     for kind, marks in (("score", [("ok", "abstain")]), ("compare", [("abstain",)])):
         oracle = RemoteOracle(server.url, answers=kind)  # type: ignore[arg-type]
-        assert [found.marks for found in answers(oracle, [make_question("p", "a", "long", kind=kind)])] == marks  # type: ignore[arg-type]
+        assert [
+            found.marks for found in answers(oracle, [make_question("p", "a", "long", kind=kind)])
+        ] == marks  # type: ignore[arg-type]
         oracle.close()
 
 
@@ -195,18 +221,26 @@ def test_an_outage_ends_in_one_error_and_what_is_unanswered_is_asked_again(serve
 
 
 def test_the_request_is_the_predecessors(server: FaultyServer) -> None:
-    """The fields by name, a string for a plain prompt; and a conversation where there is more than one message."""
+    """The fields by name, a string for a plain prompt; and a conversation where there is more than one
+    message."""
     oracle = RemoteOracle(server.url)
     chat = make_question([Message("system", "s"), Message("user", "u")], "a", occurrence=1)
     answers(oracle, [make_question("p", "a", "b"), chat])
-    sent = sorted((msgspec.msgpack.decode(asked.body) for asked in server.asked), key=lambda each: len(each["batch_prompt"]))
+    sent = sorted(
+        (msgspec.msgpack.decode(asked.body) for asked in server.asked),
+        key=lambda each: len(each["batch_prompt"]),
+    )
     assert sent[1] == {"batch_prompt": ["p", "p"], "batch_candidates": [], "batch_response": ["a", "b"]}
     assert sent[0]["batch_prompt"] == [[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]]
     oracle.close()
 
 
 def test_a_pair_is_scored_first_ones_first_and_one_pair_stays_a_list() -> None:
-    request = decode_request(encode_request([((Message("user", "p"),), ("x", "yy")), ((Message("user", "q"),), ("zzz", "w"))], "compare"))
+    request = decode_request(
+        encode_request(
+            [((Message("user", "p"),), ("x", "yy")), ((Message("user", "q"),), ("zzz", "w"))], "compare"
+        )
+    )
     assert [text for _, text in request.items] == ["x", "zzz", "yy", "w"]
     assert [messages[0].content for messages, _ in request.items] == ["p", "q", "p", "q"]
     alone = decode_request(encode_request([((Message("user", "p"),), ("x", "yy"))], "compare"))
@@ -234,7 +268,9 @@ def test_a_request_that_contradicts_itself_is_refused(changes: dict[str, Any], m
     with pytest.raises(WireError, match=message):
         decode_request(msgspec.msgpack.encode({**GIVEN, **changes}))
     with pytest.raises(WireError, match="is no request"):
-        decode_request(msgspec.msgpack.encode({name: value for name, value in GIVEN.items() if name not in changes}))
+        decode_request(
+            msgspec.msgpack.encode({name: value for name, value in GIVEN.items() if name not in changes})
+        )
 
 
 @pytest.mark.parametrize(

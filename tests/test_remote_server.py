@@ -39,11 +39,22 @@ def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     folder = tmp_path_factory.mktemp("server")
     (folder / "token").write_text(f"{TOKEN}\n")
     limits = ["--max-body-bytes", "20000", "--max-responses", "8"]
-    with served("--model", model, "--devices", "cpu,cpu", "--token-file", str(folder / "token"), *limits, log=folder / "log") as server:
+    with served(
+        "--model",
+        model,
+        "--devices",
+        "cpu,cpu",
+        "--token-file",
+        str(folder / "token"),
+        *limits,
+        log=folder / "log",
+    ) as server:
         yield server
 
 
-def ask(server: Served, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes, http.client.HTTPResponse]:
+def ask(
+    server: Served, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple[int, bytes, http.client.HTTPResponse]:
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60.0)
     connection.request(method, path, body or None, {"authorization": f"Bearer {TOKEN}", **headers})
     response = connection.getresponse()
@@ -52,8 +63,12 @@ def ask(server: Served, method: str, path: str, body: bytes = b"", **headers: st
     return found
 
 
-def feedback(server: Served, prompts: list[Any], candidates: list[list[str]], responses: list[str]) -> tuple[int, Any]:
-    body = msgspec.msgpack.encode({"batch_prompt": prompts, "batch_candidates": candidates, "batch_response": responses})
+def feedback(
+    server: Served, prompts: list[Any], candidates: list[list[str]], responses: list[str]
+) -> tuple[int, Any]:
+    body = msgspec.msgpack.encode(
+        {"batch_prompt": prompts, "batch_candidates": candidates, "batch_response": responses}
+    )
     status, reply, _ = ask(server, "POST", "/get_feedback", body)
     return status, msgspec.msgpack.decode(reply) if status == 200 else reply.decode()
 
@@ -65,7 +80,9 @@ def scores(model: str, *pairs: tuple[str, str]) -> list[float]:
     return [value for value in found if value is not None]
 
 
-PROMPTS, FIRST, SECOND = ["who", "why not", "when?"], ["me", "because it is so", "now"], ["you", "no", "later, or never"]
+PROMPTS = ["who", "why not", "when?"]
+FIRST = ["me", "because it is so", "now"]
+SECOND = ["you", "no", "later, or never"]
 
 
 @pytest.mark.inventory(79)
@@ -73,7 +90,9 @@ def test_preferences_are_those_of_the_models_scores(server: Served, model: str) 
     first, second = (scores(model, *zip(PROMPTS, texts, strict=True)) for texts in (FIRST, SECOND))
     expected = [1 / (1 + math.exp(b - a)) for a, b in zip(first, second, strict=True)]
     for count in (3, 1):
-        status, reply = feedback(server, PROMPTS[:count], [list(pair) for pair in zip(FIRST, SECOND, strict=True)][:count], [])
+        status, reply = feedback(
+            server, PROMPTS[:count], [list(pair) for pair in zip(FIRST, SECOND, strict=True)][:count], []
+        )
         assert status == 200
         assert reply["batch_first_win_prob"] == pytest.approx(expected[:count], abs=1e-5)
         assert reply["batch_score"] == []
@@ -101,7 +120,12 @@ def test_the_oracle_remote_asks_it(server: Served, model: str, monkeypatch: pyte
         check_oracle(oracle)
         oracle.close()
     oracle = RemoteOracle(server.url)
-    chat = [Message("system", "s"), Message("user", "who"), Message("assistant", "me"), Message("user", "why")]
+    chat = [
+        Message("system", "s"),
+        Message("user", "who"),
+        Message("assistant", "me"),
+        Message("user", "why"),
+    ]
     (ticket,) = oracle.submit([make_question("who", "me", "x" * 2000)])
     ((_, answer),) = oracle.collect([ticket], 60.0)
     assert answer.marks == ("ok", "abstain"), "the model reads 512 tokens"
@@ -123,7 +147,12 @@ def test_what_cannot_be_scored_is_said_and_disturbs_nobody(server: Served) -> No
     ]
     for status, message, (found, said) in bad:
         assert (found, message in said) == (status, True), said
-    assert ask(server, "GET", "/get_feedback")[0] == ask(server, "POST", "/health")[0] == ask(server, "HEAD", "/")[0] == 405
+    assert (
+        ask(server, "GET", "/get_feedback")[0]
+        == ask(server, "POST", "/health")[0]
+        == ask(server, "HEAD", "/")[0]
+        == 405
+    )
     assert ask(server, "GET", "/openapi/metadata.json")[0] == 404
     assert ask(server, "GET", "/" + "a" * 100_000)[0] in (400, 404, 431)
     assert ask(server, "POST", "/get_feedback", b"x", **{"transfer-encoding": "gzip"})[0] == 400
@@ -133,7 +162,10 @@ def test_what_cannot_be_scored_is_said_and_disturbs_nobody(server: Served) -> No
 def test_a_body_of_unknown_length_has_the_same_limit(server: Served) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30.0) as connection:
-        head = f"POST /get_feedback HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {TOKEN}\r\ntransfer-encoding: chunked\r\n\r\n"
+        head = (
+            f"POST /get_feedback HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {TOKEN}\r\n"
+            "transfer-encoding: chunked\r\n\r\n"
+        )
         connection.sendall(head.encode())
         for _ in range(3):
             connection.sendall(b"2000\r\n" + b"x" * 0x2000 + b"\r\n")
@@ -151,15 +183,35 @@ def test_health_and_metrics(server: Served) -> None:
 
 @pytest.mark.fault("R27")
 def test_every_route_asks_for_the_token(server: Served, figure: Any) -> None:
-    routes = [*Front(Workers(1, b"", 1.0), TOKEN).routes, ("GET", "/nothing"), ("GET", "/openapi/"), ("GET", "/openapi/metadata.json")]
+    routes = [
+        *Front(Workers(1, b"", 1.0), TOKEN).routes,
+        ("GET", "/nothing"),
+        ("GET", "/openapi/"),
+        ("GET", "/openapi/metadata.json"),
+    ]
     routes += [("GET", "/openapi/swagger/"), ("DELETE", "/"), ("OPTIONS", "*"), ("POST", "/inference")]
-    wrong = ["", "Bearer", "Bearer ", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN, "Basic c2VzYW1l", "Bearer \xff"]
+    wrong = [
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Bearer {TOKEN[:-1]}",
+        f"Bearer {TOKEN}x",
+        f"Basic {TOKEN}",
+        TOKEN,
+        "Basic c2VzYW1l",
+        "Bearer \xff",
+    ]
     for method, path in routes:
         for value in wrong:
-            status, body, response = ask(server, method, path, b"" if method == "GET" else b"x", authorization=value)
+            status, body, response = ask(
+                server, method, path, b"" if method == "GET" else b"x", authorization=value
+            )
             assert (status, response.getheader("www-authenticate")) == (401, "Bearer"), (method, path, value)
             assert b"sesame" not in body
-    figure(f"{len(routes) * len(wrong):,} of {len(routes) * len(wrong):,} requests without the token answered 401, on {len(routes)} routes")
+    figure(
+        f"{len(routes) * len(wrong):,} of {len(routes) * len(wrong):,} requests without the token "
+        f"answered 401, on {len(routes)} routes"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "BEARER"])
@@ -185,7 +237,10 @@ def test_who_passes_by_the_front_gets_no_score(server: Served) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "example.org", "::"])
 def test_another_address_needs_a_token(host: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "reward", "--model", model, "--host", host]) == 2
-    assert f"{host} can be reached by others, and the server has no token; give --token-file" in capsys.readouterr().err
+    assert (
+        f"{host} can be reached by others, and the server has no token; give --token-file"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +255,9 @@ def test_another_address_needs_a_token(host: str, model: str, capsys: pytest.Cap
         (["--label", "3"], "has no label 3"),
     ],
 )
-def test_a_mistake_is_one_message(flags: list[str], message: str, model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_mistake_is_one_message(
+    flags: list[str], message: str, model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     words = flags if "--model" in flags else ["--model", model, *flags]
     assert main(["serve", "reward", *words]) == 2
     assert message in capsys.readouterr().err
@@ -219,10 +276,18 @@ def test_the_predecessors_command_works_and_one_process_spans_all_devices(model:
     words = ["--remote_rm_model", model, "--max-wait-time", "1", "--cuda-devices", "all", "--multi_gpu"]
     with served(*words, command=["oat.oracles.remote.server"]) as server:
         assert len(server.workers) == 1
-        assert feedback(server, PROMPTS, [], FIRST)[1]["batch_score"] == pytest.approx(scores(model, *zip(PROMPTS, FIRST, strict=True)), abs=1e-4)
+        assert feedback(server, PROMPTS, [], FIRST)[1]["batch_score"] == pytest.approx(
+            scores(model, *zip(PROMPTS, FIRST, strict=True)), abs=1e-4
+        )
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGINT))])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGINT)),
+    ],
+)
 def test_it_leaves_nothing_however_it_ends(number: signal.Signals, model: str, tmp_path: Path) -> None:
     with served("--model", model, "--devices", "cpu", log=tmp_path / "log") as server:
         others = server.session
@@ -238,7 +303,8 @@ def test_it_leaves_nothing_however_it_ends(number: signal.Signals, model: str, t
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
 def test_a_worker_that_dies_is_replaced(devices: str, model: str, tmp_path: Path) -> None:
-    """Also the only one, with which Mosec ends. Requests meanwhile are 503 or 504, which clients try again, and soon all are answered."""
+    """Also the only one, with which Mosec ends. Requests meanwhile are 503 or 504, which clients try again,
+    and soon all are answered."""
     with served("--model", model, "--devices", devices, "--timeout-s", "2", log=tmp_path / "log") as server:
         (victim, *_), statuses = server.workers, list[int]()
         os.kill(victim, signal.SIGKILL)
@@ -259,8 +325,27 @@ def test_workers_that_cannot_load_end_the_server(model: str, tmp_path: Path) -> 
     damaged = tmp_path / "damaged"
     shutil.copytree(model, damaged)
     (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:1000])
-    words = [sys.executable, "-m", "oat", "serve", "reward", "--model", str(damaged), "--devices", "cpu", "--port", "0"]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=120.0, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    words = [
+        sys.executable,
+        "-m",
+        "oat",
+        "serve",
+        "reward",
+        "--model",
+        str(damaged),
+        "--devices",
+        "cpu",
+        "--port",
+        "0",
+    ]
+    ended = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=120.0,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
     assert ended.returncode in (1, 2), ended
     assert "before they were ready; what they said stands above" in ended.stderr.strip().splitlines()[-1]
 
@@ -281,7 +366,9 @@ def test_a_slow_sender_and_a_silent_one_are_left(model: str) -> None:
 
     assert asyncio.run(talk(b"")) == b""
     assert asyncio.run(talk(b"GET / HT")).startswith(b"HTTP/1.1 408")
-    assert asyncio.run(talk(b"POST /get_feedback HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n1")).startswith(b"HTTP/1.1 408")
+    assert asyncio.run(
+        talk(b"POST /get_feedback HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n1")
+    ).startswith(b"HTTP/1.1 408")
     assert asyncio.run(talk(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")).startswith(b"HTTP/1.1 503")
 
 

@@ -23,7 +23,10 @@ from oat.models.scoring import Scorer
 from oat.oracles.registry import build_oracle
 from oat.types import Message
 
-TEMPLATE = "{% for m in messages %}{{ m['role'][0] + '=' + m['content'] + eos_token + '\n' }}{% endfor %}{% if add_generation_prompt %}a={% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][0] + '=' + m['content'] + eos_token + '\n' }}{% endfor %}{% if "
+    "add_generation_prompt %}a={% endif %}"
+)
 
 
 def pairs(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -34,13 +37,24 @@ def pairs(count: int, seed: int = 0) -> list[dict[str, Any]]:
         better, worse = sorted(texts, key=lambda text: -text.count("a"))
         if better.count("a") > worse.count("a"):
             prompt = f"{generator.randrange(10)}+{generator.randrange(10)}="
-            records.append({"prompt": prompt, "chosen": better, "rejected": worse, "gap": better.count("a") - worse.count("a")})
+            records.append(
+                {
+                    "prompt": prompt,
+                    "chosen": better,
+                    "rejected": worse,
+                    "gap": better.count("a") - worse.count("a"),
+                }
+            )
     return records
 
 
 def offline(world: World, folder: Path, changes: dict[str, Any] | None = None) -> Path:
     """A run of four steps over recorded pairs."""
-    data = {"prompts.path": str(write_jsonl(folder / "pairs.jsonl", pairs(40))), "prompts.reference_key": None, "oracle": {"name": "recorded"}}
+    data = {
+        "prompts.path": str(write_jsonl(folder / "pairs.jsonl", pairs(40))),
+        "prompts.reference_key": None,
+        "oracle": {"name": "recorded"},
+    }
     common = {"algorithm": {"name": "reward_model", "prompts": 8}, "evaluation": None}
     return world.config("reward_model", folder, {**data, **common, **(changes or {})})
 
@@ -65,13 +79,16 @@ def learned_scores(config: Path) -> tuple[list[tuple[str, str]], list[float]]:
         groups = run.collector.actor.sample(run.collector.prompts.take(20), {}, ())
         rows = [group.trajectories[0] for group in groups]
         found = run.learner.forward("reward", rows, {"score"})["score"].tolist()
-    return [(group.prompt.messages[0].content, row.text) for group, row in zip(groups, rows, strict=True)], found
+    return [
+        (group.prompt.messages[0].content, row.text) for group, row in zip(groups, rows, strict=True)
+    ], found
 
 
 @pytest.mark.parametrize("case", ["plain", "a chat", "an adapter", "an adapter beside four bits"])
 @pytest.mark.inventory(112)
 def test_what_is_exported_scores_as_the_learner_does(world: World, tmp_path: Path, case: str) -> None:
-    """By transformers alone, by `Scorer`, and by the oracle; also where the template writes on behind a response."""
+    """By transformers alone, by `Scorer`, and by the oracle; also where the template writes on behind a
+    response."""
     changes: dict[str, Any] = {"model.lora": {"rank": 2}} if case.startswith("an adapter") else {}
     if "four bits" in case:
         pytest.importorskip("bitsandbytes", reason=NO_BITSANDBYTES)
@@ -87,7 +104,10 @@ def test_what_is_exported_scores_as_the_learner_does(world: World, tmp_path: Pat
     scorer = Scorer(str(tmp_path / "out"))
     rows = [scorer.encode([Message("user", prompt)], response) for prompt, response in texts]
     torch.testing.assert_close(torch.tensor(scorer.score(rows)), expected, rtol=0, atol=1e-5)
-    module, tokenizer = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    module, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / "out"),
+        AutoTokenizer.from_pretrained(tmp_path / "out"),
+    )
     for (prompt, response), score in list(zip(texts, scores, strict=True))[:5]:
         if case == "a chat":
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
@@ -107,7 +127,10 @@ def test_a_pad_that_ends_rows_is_not_exported(world: World, tmp_path: Path) -> N
     make_model(tmp_path / "model")
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(tmp_path / "model")
-    assert oat("train", offline(world, tmp_path, {"model.path": str(tmp_path / "model"), "stop.max_steps": 1})) == 0
+    assert (
+        oat("train", offline(world, tmp_path, {"model.path": str(tmp_path / "model"), "stop.max_steps": 1}))
+        == 0
+    )
     export_run(tmp_path / "reward_model", tmp_path / "out")
     module = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     with pytest.raises(ValueError, match="no padding token"):
@@ -116,10 +139,16 @@ def test_a_pad_that_ends_rows_is_not_exported(world: World, tmp_path: Path) -> N
 
 def test_an_online_run_learns_from_whoever_compares(world: World, tmp_path: Path) -> None:
     """The policy answers and stays as it is."""
-    changes = {"evaluation": None, "algorithm": {"name": "reward_model", "prompts": 4, "samples": 2}, "compute.serialise": True}
+    changes = {
+        "evaluation": None,
+        "algorithm": {"name": "reward_model", "prompts": 4, "samples": 2},
+        "compute.serialise": True,
+    }
     assert oat("train", world.config("reward_model", tmp_path, changes)) == 0
     rows = rows_of(tmp_path / "reward_model")
-    assert all(row["loss/reward"] > 0 and row["optim/grad_norm"] > 0 for row in rows[1:] if row["rows/trained"])
+    assert all(
+        row["loss/reward"] > 0 and row["optim/grad_norm"] > 0 for row in rows[1:] if row["rows/trained"]
+    )
     assert rows[-1]["optim/steps"] == sum(row["rows/trained"] > 0 for row in rows[1:])
     oat("export", tmp_path / "reward_model", tmp_path / "out")
     assert build_oracle("reward_model", {"path": str(tmp_path / "out")}).scorer.label == 0
@@ -129,7 +158,12 @@ def test_pairs_of_a_ledger_are_learned_again(world: World, tmp_path: Path) -> No
     """What a run of dpo asked and was told is a preference dataset."""
     assert oat("train", world.config("dpo", tmp_path, {"evaluation": None})) == 0
     assert oat("ledger", tmp_path / "dpo", "--export", tmp_path / "answers.jsonl") == 0
-    changes = {"prompts.path": str(tmp_path / "answers.jsonl"), "prompts.on_bad_record": "skip", "algorithm.prompts": 4, "stop.max_steps": 1}
+    changes = {
+        "prompts.path": str(tmp_path / "answers.jsonl"),
+        "prompts.on_bad_record": "skip",
+        "algorithm.prompts": 4,
+        "stop.max_steps": 1,
+    }
     assert oat("train", offline(world, tmp_path, changes)) == 0
     assert rows_of(tmp_path / "reward_model")[-1]["rows/trained"] > 0
 
@@ -142,19 +176,24 @@ def test_held_out_prompts_are_measured_and_never_learned(world: World, tmp_path:
     assert 4 < held[0] < 20
     assert held == [held[0]] * 3  # the same prompts in every pass
     assert all(row["rows/trained"] == 2 * (40 - row["pairs/held_out"]) for row in rows)
-    assert all(0 <= row["pairs/held_out_accuracy"] <= 1 and 0 <= row["pairs/held_out_brier"] <= 1 for row in rows)
+    assert all(
+        0 <= row["pairs/held_out_accuracy"] <= 1 and 0 <= row["pairs/held_out_brier"] <= 1 for row in rows
+    )
     assert all(0 <= row["pairs/held_out_ece"] <= 1 for row in rows)
 
 
 def test_the_calibration_error_by_hand() -> None:
-    """Two bins: 0.62 and 0.64 with one right of two, a gap of 0.63 - 0.5; 0.9 and right, a gap of 0.1; weights 2/3 and 1/3. A tie is half right."""
+    """Two bins: 0.62 and 0.64 with one right of two, a gap of 0.63 - 0.5; 0.9 and right, a gap of 0.1;
+    weights 2/3 and 1/3. A tie is half right."""
     confidence, right = torch.tensor([0.62, 0.9, 0.64]), torch.tensor([1.0, 1.0, 0.0])
     assert calibration_error(confidence, right) == pytest.approx(2 / 3 * 0.13 + 1 / 3 * 0.1, abs=1e-6)
     assert calibration_error(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 1.0])) == 0.0
     assert calibration_error(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 1.0])) == pytest.approx(0.5)
 
 
-def test_a_margin_is_read_from_its_column(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_margin_is_read_from_its_column(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The first loss of scores near 0 is about log(1 + e^margin), in the mean over the step's pairs."""
     options = {"algorithm": {"name": "reward_model", "prompts": 40, "margin_key": "gap"}, "stop.max_steps": 1}
     assert oat("train", offline(world, tmp_path, options)) == 0
@@ -162,27 +201,42 @@ def test_a_margin_is_read_from_its_column(world: World, tmp_path: Path, capsys: 
     assert rows_of(tmp_path / "reward_model")[1]["loss/reward"] == pytest.approx(expected, abs=0.2)
     options["algorithm"] = {**options["algorithm"], "margin_key": "chosen"}  # type: ignore[dict-item]
     assert oat("train", offline(world, tmp_path, {**options, "run_dir": str(tmp_path / "wrong")})) == 2
-    assert "pairs.jsonl:1: field 'chosen': expected a number (algorithm.margin_key), got" in capsys.readouterr().err
+    assert (
+        "pairs.jsonl:1: field 'chosen': expected a number (algorithm.margin_key), got"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "wrong" / "metrics.jsonl").exists(), "before any step"
 
 
-def test_margins_of_a_csv_are_numbers_and_records_without_one_are_malformed(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_margins_of_a_csv_are_numbers_and_records_without_one_are_malformed(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     records = pairs(40)
-    lines = [f"{r['prompt']},{r['chosen']},{r['rejected']},{r['gap'] if n % 4 else 'much'}" for n, r in enumerate(records)]
+    lines = [
+        f"{r['prompt']},{r['chosen']},{r['rejected']},{r['gap'] if n % 4 else 'much'}"
+        for n, r in enumerate(records)
+    ]
     (tmp_path / "pairs.csv").write_text("\n".join(["prompt,chosen,rejected,gap", *lines]) + "\n")
     options = {"algorithm": {"name": "reward_model", "prompts": 30, "margin_key": "gap"}, "stop.max_steps": 1}
     config = offline(world, tmp_path, options | {"prompts.path": str(tmp_path / "pairs.csv")})
     assert oat("check", config) == 2
-    assert "pairs.csv:2: field 'gap': expected a number (algorithm.margin_key), got 'much'; mend" in capsys.readouterr().err
+    assert (
+        "pairs.csv:2: field 'gap': expected a number (algorithm.margin_key), got 'much'; mend"
+        in capsys.readouterr().err
+    )
     assert oat("train", config, "--prompts.on_bad_record", "skip") == 0
     expected = np.mean([np.log1p(np.exp(record["gap"])) for n, record in enumerate(records) if n % 4])
     assert rows_of(tmp_path / "reward_model")[1]["loss/reward"] == pytest.approx(expected, abs=0.2)
     config = offline(world, tmp_path, options | {"algorithm.margin_key": "gasp"})
     assert oat("check", config) == 2
-    assert "pairs.jsonl:1: field 'gasp': expected in every record, got none; set `algorithm.margin_key` or add" in capsys.readouterr().err
+    assert (
+        "pairs.jsonl:1: field 'gasp': expected in every record, got none; set `algorithm.margin_key` or add"
+    ) in capsys.readouterr().err
 
 
-def test_a_killed_run_ends_as_the_unbroken_one(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_run_ends_as_the_unbroken_one(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = offline(world, tmp_path, {"checkpoint.every": 1, "algorithm.held_out": 0.2})
     unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
     assert oat("train", config, "--run_dir", unbroken) == 0
@@ -219,7 +273,10 @@ def test_settings_that_contradict_it_are_refused(
     assert what in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [{"samples": 1}, {"centring": -1.0}, {"centring": float("inf")}, {"held_out": 1.0}, {"held_out": -0.1}])
+@pytest.mark.parametrize(
+    "options",
+    [{"samples": 1}, {"centring": -1.0}, {"centring": float("inf")}, {"held_out": 1.0}, {"held_out": -0.1}],
+)
 def test_options_out_of_bounds_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"algorithm.{next(iter(options))} is"):
         RewardModelConfig(**options)
@@ -233,7 +290,9 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_learned(
     assert "a `llama` has no sequence-classification form" in capsys.readouterr().err
 
 
-def test_neither_its_adapter_nor_its_policy_is_handed_on(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_neither_its_adapter_nor_its_policy_is_handed_on(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir, asked = tmp_path / "reward_model", world.config("grpo", tmp_path)
     assert oat("train", offline(world, tmp_path, {"stop.max_steps": 1, "model.lora": {"rank": 2}})) == 0
     assert oat("export", run_dir, tmp_path / "out", "--adapter") == 2

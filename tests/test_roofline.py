@@ -1,4 +1,5 @@
-"""What a pass costs, held against torch's own counter and against plain arithmetic over what was sampled and learned; and what is measured."""
+"""What a pass costs, held against torch's own counter and against plain arithmetic over what was sampled and
+learned; and what is measured."""
 
 import json
 import shutil
@@ -32,12 +33,17 @@ INFINITE = float("inf")
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     configs = {family: build_config(family) for family in FAMILIES}
-    configs["gpt2"] = GPT2Config(vocab_size=44, n_positions=48, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
-    return {name: save_model(tmp_path_factory.mktemp(name), config, scale=1.0) for name, config in configs.items()}
+    configs["gpt2"] = GPT2Config(
+        vocab_size=44, n_positions=48, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+    )
+    return {
+        name: save_model(tmp_path_factory.mktemp(name), config, scale=1.0) for name, config in configs.items()
+    }
 
 
 def counted(lm: CausalLM, tokens: int, *, learning: bool) -> int:
-    """Operations of products of matrices in a pass over one sequence, as torch counts them while they are made; every token sees every token."""
+    """Operations of products of matrices in a pass over one sequence, as torch counts them while they are
+    made; every token sees every token."""
     lm.module.set_attn_implementation("eager")
     ids = torch.arange(tokens)[None]
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(learning):
@@ -55,7 +61,8 @@ def test_operations_are_those_that_torch_counts(paths: dict[str, str], family: s
 
 
 def test_an_adapter_costs_its_own_matrices_and_no_gradient_of_others(paths: dict[str, str]) -> None:
-    """In the first layer nobody needs the gradients of its input, of keys and of values; they are counted all the same."""
+    """In the first layer nobody needs the gradients of its input, of keys and of values; they are counted all
+    the same."""
     plain = cost_of(load_lm(paths["llama"]))
     lm = add_adapter(load_lm(paths["llama"]), rank=4, alpha=8, targets=("q_proj", "down_proj"), seed=0)
     for name, parameter in lm.module.named_parameters():
@@ -66,18 +73,31 @@ def test_an_adapter_costs_its_own_matrices_and_no_gradient_of_others(paths: dict
     assert cost_of(lm.base()) == replace(plain, trained_backbone=0, trained_head=0)
     assert adapted.flops(20, 400, 20) == counted(lm, 20, learning=False)
     query_key_value, attended = 2 * 20 * (32 * 32 + 2 * 16 * 32 + 4 * 32), 2 * 2 * 4 * 8 * 400
-    assert adapted.flops(20, 400, 20, learning=True) == counted(lm, 20, learning=True) + query_key_value + attended
+    assert (
+        adapted.flops(20, 400, 20, learning=True)
+        == counted(lm, 20, learning=True) + query_key_value + attended
+    )
 
 
 def test_of_experts_only_those_that_a_token_goes_through_count(tmp_path: Path) -> None:
-    shape: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
-    config = MixtralConfig(vocab_size=44, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=48, **shape)
+    shape: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+    }
+    config = MixtralConfig(
+        vocab_size=44, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=48, **shape
+    )
     cost = cost_of(load_lm(save_model(tmp_path, config)))
     a_layer = 2 * 32 * 32 + 2 * 16 * 32 + 4 * 32 + 2 * 3 * 32 * 48
     assert (cost.backbone, cost.head, cost.attention) == (2 * a_layer, 44 * 32, 4 * 2 * 4 * 8)
 
 
-def engine_work(monkeypatch: pytest.MonkeyPatch, engine: Any, rates: Rates, requests: list[Request]) -> tuple[float, list[int]]:
+def engine_work(
+    monkeypatch: pytest.MonkeyPatch, engine: Any, rates: Rates, requests: list[Request]
+) -> tuple[float, list[int]]:
     """Least seconds under such rates, and the length of each completion."""
     monkeypatch.setattr("oat.hardware.roofline.rates_of", lambda *_: rates)
     before = engine.work()
@@ -94,12 +114,19 @@ def requests() -> list[Request]:
     """Three samples of each prompt."""
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, NUM_TOKENS, length).astype(np.int32) for length in PROMPTS]
-    return [Request(ids, Sampling(12), KEYS.key("rates", place, sample)) for place, ids in enumerate(prompts) for sample in range(3)]
+    return [
+        Request(ids, Sampling(12), KEYS.key("rates", place, sample))
+        for place, ids in enumerate(prompts)
+        for sample in range(3)
+    ]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_the_engine_counts_what_its_completions_need(paths: dict[str, str], deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt once for all its samples, but for each in fixed batches, whose idle rows and padding count for nothing."""
+def test_the_engine_counts_what_its_completions_need(
+    paths: dict[str, str], deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt once for all its samples, but for each in fixed batches, whose idle rows and padding count for
+    nothing."""
     lm = load_lm(paths["llama"])
     cost, engine = cost_of(lm), build_engine(lm, deterministic=deterministic)
     flops, lengths = engine_work(monkeypatch, engine, Rates(INFINITE, 1.0), requests())
@@ -107,11 +134,15 @@ def test_the_engine_counts_what_its_completions_need(paths: dict[str, str], dete
     prompts = [length for length in PROMPTS for _ in range(3 if deterministic else 1)]
     expected = sum(cost.flops(length, length * (length + 1) // 2, 0) for length in prompts)
     for prompt, made in zip(np.repeat(PROMPTS, 3), lengths, strict=True):
-        expected += made * cost.flops(0, 0, 1) + sum(cost.flops(1, int(prompt) + token, 0) for token in range(1, made))
+        expected += made * cost.flops(0, 0, 1) + sum(
+            cost.flops(1, int(prompt) + token, 0) for token in range(1, made)
+        )
     assert flops == expected
 
 
-def test_the_engine_counts_the_bytes_that_a_step_reads(paths: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_counts_the_bytes_that_a_step_reads(
+    paths: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The weights, and what rows see: full pages of a common prompt once."""
     lm = load_lm(paths["llama"])
     cost, engine = cost_of(lm), build_engine(lm)
@@ -126,7 +157,9 @@ def test_the_engine_counts_the_bytes_that_a_step_reads(paths: dict[str, str], mo
     assert size == 4 * (steps * (cost.backbone + cost.head)) + keys * key_bytes
 
 
-def test_a_step_takes_the_larger_of_both_times(paths: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_takes_the_larger_of_both_times(
+    paths: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, all_of_them = build_engine(load_lm(paths["llama"])), requests()
     rates = (Rates(INFINITE, 4.0), Rates(1.0, INFINITE), Rates(1.0, 4.0))
     parts = [engine_work(monkeypatch, engine, both, all_of_them)[0] for both in rates]
@@ -142,7 +175,10 @@ def test_nothing_is_counted_before_somebody_asks(paths: dict[str, str]) -> None:
 
 def prompted(prompt: np.ndarray, responses: list[int]) -> list[Trajectory]:
     rows = [row(np.random.default_rng(number), 1, size) for number, size in enumerate(responses)]
-    return [Trajectory("sampler", (Segment("context", prompt), rows[number].segments[1]), "stop", "") for number in range(len(rows))]
+    return [
+        Trajectory("sampler", (Segment("context", prompt), rows[number].segments[1]), "stop", "")
+        for number in range(len(rows))
+    ]
 
 
 MODELS: dict[str, Callable[[CausalLM], Any]] = {
@@ -153,11 +189,15 @@ MODELS: dict[str, Callable[[CausalLM], Any]] = {
 
 @pytest.mark.parametrize("takes_layouts", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_counts_the_tokens_of_its_passes(paths: dict[str, str], name: str, takes_layouts: bool) -> None:
+def test_a_model_counts_the_tokens_of_its_passes(
+    paths: dict[str, str], name: str, takes_layouts: bool
+) -> None:
     """The prompt that rows have in common is one sequence, where they are packed; padding is none."""
     lm = load_lm(paths["llama"])
     lm.takes_layouts = takes_layouts
-    model, rows, wants = MODELS[name](lm), prompted(np.arange(20), [6, 2]), {"value" if name == "critic" else "raw"}
+    model = MODELS[name](lm)
+    rows = prompted(np.arange(20), [6, 2])
+    wants = {"value" if name == "critic" else "raw"}
     prompts = [20] if takes_layouts else [20, 20]
     tokens = sum(prompts) + 8
     pairs = sum(n * (n + 1) // 2 for n in prompts) + sum(range(21, 27)) + sum(range(21, 23))
@@ -167,13 +207,20 @@ def test_a_model_counts_the_tokens_of_its_passes(paths: dict[str, str], name: st
     assert model.work_counter.flops == model.work_counter.cost.flops(tokens, pairs, heads)
     before = model.work_counter.flops
     model.outputs(rows, {}, wants)
-    assert model.work_counter.flops - before == model.work_counter.cost.flops(tokens, pairs, heads, learning=True)
+    assert model.work_counter.flops - before == model.work_counter.cost.flops(
+        tokens, pairs, heads, learning=True
+    )
 
 
-def test_a_stopwatch_adds_up_what_is_within_it(paths: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopwatch_adds_up_what_is_within_it(
+    paths: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each model by the rate of its precision; nothing before, between and after."""
     rates, clock = {torch.float32: 1000.0, torch.bfloat16: 4000.0}, iter(range(100))
-    models = [LanguageModel(load_lm(paths["llama"]), num_tokens=NUM_TOKENS, chunk=64, autocast=autocast) for autocast in (False, True)]
+    models = [
+        LanguageModel(load_lm(paths["llama"]), num_tokens=NUM_TOKENS, chunk=64, autocast=autocast)
+        for autocast in (False, True)
+    ]
     stopwatch, rows = Stopwatch([model.work_counter for model in models]), prompted(np.arange(4), [3])
     flops = models[0].work_counter.cost.flops(7, 28, 3, learning=True)
     monkeypatch.setattr("oat.hardware.roofline.matrix_rate", lambda device, threads, dtype: rates[dtype])
@@ -191,12 +238,18 @@ def test_rates_are_measured_once_and_change_nothing(monkeypatch: pytest.MonkeyPa
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     for measured in (bandwidth, matrix_rate):
         measured.cache_clear()
-    found = [bandwidth("cpu", 1, 2**20), *(matrix_rate("cpu", 1, dtype) for dtype in (torch.float32, torch.bfloat16))]
+    found = [
+        bandwidth("cpu", 1, 2**20),
+        *(matrix_rate("cpu", 1, dtype) for dtype in (torch.float32, torch.bfloat16)),
+    ]
     assert all(10**6 < rate < 10**16 for rate in found)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
     monkeypatch.setattr("oat.hardware.roofline._least_s", lambda *_: pytest.fail("measured again"))
-    assert [bandwidth("cpu", 1, 2**20), *(matrix_rate("cpu", 1, dtype) for dtype in (torch.float32, torch.bfloat16))] == found
+    assert [
+        bandwidth("cpu", 1, 2**20),
+        *(matrix_rate("cpu", 1, dtype) for dtype in (torch.float32, torch.bfloat16)),
+    ] == found
 
 
 def test_weights_are_read_from_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,11 +265,17 @@ def rows_of(run_dir: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(("algorithm", "serialise"), [("dpo", False), ("grpo", False), ("grpo", True)])
-def test_every_step_of_a_run_says_what_share_it_reached(algorithm: str, serialise: bool, world: World, tmp_path: Path) -> None:
+def test_every_step_of_a_run_says_what_share_it_reached(
+    algorithm: str, serialise: bool, world: World, tmp_path: Path
+) -> None:
     assert oat("train", world.config(algorithm, tmp_path, {"compute.serialise": serialise})) == 0
     rows = rows_of(tmp_path / algorithm)
     assert [name for name in rows[0] if name.startswith("roofline/")] == []
-    assert all(0 < row[name] < 1 for row in rows[1:] for name in ("roofline/decode", "roofline/update", "roofline/padded_keys"))
+    assert all(
+        0 < row[name] < 1
+        for row in rows[1:]
+        for name in ("roofline/decode", "roofline/update", "roofline/padded_keys")
+    )
 
 
 def test_a_replayed_step_sampled_nothing(world: World, tmp_path: Path) -> None:

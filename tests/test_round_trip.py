@@ -24,7 +24,8 @@ FORBIDDEN = [0, 16, 17]
 
 
 def make_ending_model(source: Path, folder: Path) -> None:
-    """The tiny model with a head that never says `FORBIDDEN` and soon ends: every embedding has the same large part, which the head reads."""
+    """The tiny model with a head that never says `FORBIDDEN` and soon ends: every embedding has the same
+    large part, which the head reads."""
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -60,7 +61,14 @@ def learned(run_dir: Path) -> list[tuple[Any, ...]]:
         for step in range(len(rows_of(run_dir)) - 1):
             for asked, answer, label in store.answers(store.taken("train", step)):
                 texts = asked.question.candidates[::-1] if label == 1 else asked.question.candidates
-                found.append((step, [message.content for message in asked.question.messages], texts, answer.values if label is None else ()))
+                found.append(
+                    (
+                        step,
+                        [message.content for message in asked.question.messages],
+                        texts,
+                        answer.values if label is None else (),
+                    )
+                )
     return found
 
 
@@ -76,22 +84,34 @@ SETTINGS = {
 def offline(ending: World, folder: Path, algorithm: str, data: Path, **prompts: Any) -> Path:
     """A run over what was exported, as it stands; returns its directory."""
     folder.mkdir()
-    changes = {**SETTINGS, "prompts": {"path": str(data), "shuffle": False, **prompts}, "oracle": {"name": "recorded"}, "algorithm.samples": None}
+    changes = {
+        **SETTINGS,
+        "prompts": {"path": str(data), "shuffle": False, **prompts},
+        "oracle": {"name": "recorded"},
+        "algorithm.samples": None,
+    }
     sampled = {"sampling": {"max_new_tokens": 56}}
-    config = ending.config(algorithm, folder, {**changes, **sampled, "algorithm": {"name": algorithm, "prompts": 6}})
+    config = ending.config(
+        algorithm, folder, {**changes, **sampled, "algorithm": {"name": algorithm, "prompts": 6}}
+    )
     assert oat("train", config) == 0
     return config.with_suffix("")
 
 
 @pytest.mark.inventory(115)
 @pytest.mark.parametrize("ending_of_name", ["jsonl", "parquet"])
-def test_what_was_learned_online_is_learned_again_offline(ending: World, tmp_path: Path, ending_of_name: str) -> None:
-    """The same prompts, responses and preferences in the same order, so the same losses; empty responses among them."""
+def test_what_was_learned_online_is_learned_again_offline(
+    ending: World, tmp_path: Path, ending_of_name: str
+) -> None:
+    """The same prompts, responses and preferences in the same order, so the same losses; empty responses
+    among them."""
     changes = {**SETTINGS, "algorithm.prompts": 6, "oracle.name": f"{ending.folder / 'reward.py'}:shorter"}
     for seed in range(5):
         online = tmp_path / f"seed_{seed}"
         assert oat("train", ending.config("dpo", tmp_path, changes), "--run_dir", online, "--seed", seed) == 0
-        whole = [row["response/truncated_frac"] == 0 == row["answers/tied_frac"] for row in rows_of(online)[1:]]
+        whole = [
+            row["response/truncated_frac"] == 0 == row["answers/tied_frac"] for row in rows_of(online)[1:]
+        ]
         if all(whole) and any("" in texts for _, _, texts, _ in learned(online)):
             break
     else:
@@ -101,7 +121,9 @@ def test_what_was_learned_online_is_learned_again_offline(ending: World, tmp_pat
     again = offline(ending, tmp_path / "again", "dpo", data)
     assert learned(again) == learned(online)
     for name in ("loss/total", "pairs/margin", "logps/chosen", "optim/grad_norm"):
-        assert [row[name] for row in rows_of(again)[1:]] == pytest.approx([row[name] for row in rows_of(online)[1:]], rel=1e-5)
+        assert [row[name] for row in rows_of(again)[1:]] == pytest.approx(
+            [row[name] for row in rows_of(online)[1:]], rel=1e-5
+        )
 
 
 @pytest.mark.inventory(115)
@@ -129,7 +151,12 @@ def test_scores_are_learned_again_offline(ending: World, tmp_path: Path) -> None
 
 def test_a_text_without_a_prompt_is_left_out_and_counted(world: World, tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "texts.jsonl", [{"text": "12+a"}] * 2)
-    changes = {"prompts": {"path": str(data)}, "algorithm": {"name": "sft", "prompts": 2}, "oracle.name": "recorded", "evaluation": None}
+    changes = {
+        "prompts": {"path": str(data)},
+        "algorithm": {"name": "sft", "prompts": 2},
+        "oracle.name": "recorded",
+        "evaluation": None,
+    }
     config = world.config("sft", tmp_path, {**changes, "stop.max_steps": 1})
     assert oat("train", config) == 0
     with pytest.warns(UserWarning, match="2 answers about texts without a prompt are left out"):

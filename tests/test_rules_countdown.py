@@ -1,4 +1,5 @@
-"""The rule of countdown: scores, tasks, the grammar. Speed and hostile text are in faults/test_hostile_text.py."""
+"""The rule of countdown: scores, tasks, the grammar. Speed and hostile text are in
+faults/test_hostile_text.py."""
 
 import json
 import re
@@ -77,7 +78,10 @@ def test_any_other_answer_has_the_format_score(expression):
     assert score(f"<answer>{expression}</answer>") == 0.1
 
 
-@pytest.mark.parametrize("response", ["", "4*6*1", "<answer>4*6*1", "4*6*1</answer>", "</answer>4*6*1<answer>", "<ANSWER>4*6*1</ANSWER>"])
+@pytest.mark.parametrize(
+    "response",
+    ["", "4*6*1", "<answer>4*6*1", "4*6*1</answer>", "</answer>4*6*1<answer>", "<ANSWER>4*6*1</ANSWER>"],
+)
 def test_no_answer_scores_nothing(response):
     assert score(response) == 0.0
 
@@ -130,11 +134,20 @@ def test_without_a_task_there_is_no_reward(reference):
 
 def test_the_task_in_columns():
     responses = ["<answer>4*6*1</answer>", "<answer>2+2.5</answer>", "<answer>1</answer>"]
-    assert countdown(["p"] * 3, responses, target=[24, 4.5, None], nums=[[1, 4, 6], (2.5, 2), [1]]) == [1.0, 1.0, None]
-    assert countdown(["p"] * 2, responses[:2], reference=[TASK, TASK], target=[25, None], nums=[[1, 4, 6], None]) == [0.1, 0.1]
+    assert countdown(["p"] * 3, responses, target=[24, 4.5, None], nums=[[1, 4, 6], (2.5, 2), [1]]) == [
+        1.0,
+        1.0,
+        None,
+    ]
+    assert countdown(
+        ["p"] * 2, responses[:2], reference=[TASK, TASK], target=[25, None], nums=[[1, 4, 6], None]
+    ) == [0.1, 0.1]
 
 
-@pytest.mark.parametrize(("target", "nums"), [("24", "[4, 6, 1]"), (" 24.0 ", "[1.0, 4, 6]"), ("+24.", '["4", "6", "1"]'), (24, "[4,6,1]")])
+@pytest.mark.parametrize(
+    ("target", "nums"),
+    [("24", "[4, 6, 1]"), (" 24.0 ", "[1.0, 4, 6]"), ("+24.", '["4", "6", "1"]'), (24, "[4,6,1]")],
+)
 def test_a_task_as_text(target, nums):
     """In a CSV file every value is text."""
     responses = ["<answer>4*6*1</answer>", "<answer>4*6</answer>", ""]
@@ -168,8 +181,15 @@ def test_text_that_gives_no_task(target, nums):
 
 def test_a_run_on_a_csv_file(world, tmp_path):
     path = tmp_path / "tasks.csv"
-    path.write_text("prompt,target,nums\n" + "".join(f'{n}=,24,"[4, 6, 1]"\n' for n in range(8)), encoding="utf-8")
-    changes = {"prompts": {"path": str(path)}, "oracle.name": "countdown", "stop.max_steps": 1, "evaluation": None}
+    path.write_text(
+        "prompt,target,nums\n" + "".join(f'{n}=,24,"[4, 6, 1]"\n' for n in range(8)), encoding="utf-8"
+    )
+    changes = {
+        "prompts": {"path": str(path)},
+        "oracle.name": "countdown",
+        "stop.max_steps": 1,
+        "evaluation": None,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert oat("train", world.config("grpo", tmp_path, changes)) == 0
@@ -179,11 +199,20 @@ def test_a_run_on_a_csv_file(world, tmp_path):
 
 def question(candidates, reference=None, **columns):
     return Question(
-        Key("train", 0, 0, 0), "score", (Message("user", "make 24"),), tuple(candidates), tuple(range(len(candidates))), reference, columns
+        Key("train", 0, 0, 0),
+        "score",
+        (Message("user", "make 24"),),
+        tuple(candidates),
+        tuple(range(len(candidates))),
+        reference,
+        columns,
     )
 
 
-@pytest.mark.parametrize(("reference", "columns"), [(TASK, {}), (None, {"target": 24, "nums": [4, 6, 1]}), ("24", {"target": 24, "nums": [4, 6, 1]})])
+@pytest.mark.parametrize(
+    ("reference", "columns"),
+    [(TASK, {}), (None, {"target": 24, "nums": [4, 6, 1]}), ("24", {"target": 24, "nums": [4, 6, 1]})],
+)
 def test_by_name_with_a_reference_or_columns(reference, columns):
     oracle = build_oracle("countdown", {})
     (ticket,) = oracle.submit([question(["<answer>4*6*1</answer>", "no"], reference, **columns)])
@@ -219,14 +248,34 @@ def test_the_value_of_an_expression(expression, value):
 
 
 @pytest.mark.parametrize(
-    "expression", ["", "1 2", "1+", "*1", "()", ")(", "1..2", ".", "1.2.3", "1e3", "0x1", "1_0", "\u00b2", "1,2", "1\n", "\u00a01"]
+    "expression",
+    [
+        "",
+        "1 2",
+        "1+",
+        "*1",
+        "()",
+        ")(",
+        "1..2",
+        ".",
+        "1.2.3",
+        "1e3",
+        "0x1",
+        "1_0",
+        "\u00b2",
+        "1,2",
+        "1\n",
+        "\u00a01",
+    ],
 )
 def test_what_is_no_expression(expression):
     with pytest.raises(ValueError):
         evaluate(expression)
 
 
-@pytest.mark.parametrize(("longest", "unit"), [("(" * 32 + "1" + ")" * 32, "("), ("1" * 16, "1"), ("+" * 255 + "1", "+")])
+@pytest.mark.parametrize(
+    ("longest", "unit"), [("(" * 32 + "1" + ")" * 32, "("), ("1" * 16, "1"), ("+" * 255 + "1", "+")]
+)
 def test_limits_are_where_they_are_said_to_be(longest, unit):
     evaluate(longest)
     with pytest.raises(ValueError):
@@ -244,7 +293,9 @@ def expressions() -> st.SearchStrategy[tuple[str, Fraction | None, list[int]]]:
         value = None if undefined else {"+": add, "-": sub, "*": mul, "/": truediv}[sign](x, y)
         return f"({a}{gap}{sign}{gap}{b})", value, m + n
 
-    return st.recursive(number, lambda inner: st.builds(join, inner, st.sampled_from("+-*/"), inner, blank), max_leaves=8)
+    return st.recursive(
+        number, lambda inner: st.builds(join, inner, st.sampled_from("+-*/"), inner, blank), max_leaves=8
+    )
 
 
 @SETTINGS

@@ -1,4 +1,5 @@
-"""The rule of MATH: what counts as the answer, which answers are equal, and what happens to those that are hostile."""
+"""The rule of MATH: what counts as the answer, which answers are equal, and what happens to those that are
+hostile."""
 
 import importlib.util
 import random
@@ -19,7 +20,9 @@ from oat.types import Key, Message, Question
 
 pytestmark = [pytest.mark.inventory(87)]
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
-needs_math_verify = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed")
+needs_math_verify = pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed"
+)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +31,10 @@ needs_math_verify = pytest.mark.skipif(importlib.util.find_spec("math_verify") i
         (r"so \boxed{5}", "5"),
         (r"\boxed{1} then \boxed{2}.", "2"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\frac{\sqrt{a_{1}^{2}}}{\left\{ b \right\}}}", r"\frac{\sqrt{a_{1}^{2}}}{\left\{ b \right\}}"),
+        (
+            r"\boxed{\frac{\sqrt{a_{1}^{2}}}{\left\{ b \right\}}}",
+            r"\frac{\sqrt{a_{1}^{2}}}{\left\{ b \right\}}",
+        ),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{\text{a} \} b}", r"\text{a} \} b"),
         (r"\fbox{7}", "7"),
@@ -52,7 +58,11 @@ def test_the_last_box_that_is_closed(text: str, answer: str | None) -> None:
 
 
 def test_without_a_box_the_last_number_counts() -> None:
-    assert (answer_of("3 + 4 = 7"), answer_of("it is $1,234.50."), answer_of("none")) == ("7", "1234.50", None)
+    assert (answer_of("3 + 4 = 7"), answer_of("it is $1,234.50."), answer_of("none")) == (
+        "7",
+        "1234.50",
+        None,
+    )
     assert reference_answer(r"We get $\boxed{x^2}$.") == "x^2"
     assert (reference_answer(" 5 "), reference_answer(" ")) == ("5", None)
 
@@ -128,7 +138,10 @@ EQUAL_AS_TEXTS = [
     (r"\text{Evelyn} \\", "Evelyn"),
     (r"\phantom{-}12\hspace{2mm}", "12"),
     (r"\left|\matrix{\phantom{-}1&2\cr3&4}\right|,", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
-    (r"\begin{Bmatrix}1\\[\smallskipamount]2\end{Bmatrix}\\", r"\left\{\begin{array}{@{}c@{}}1\\2\end{array}\right\}"),
+    (
+        r"\begin{Bmatrix}1\\[\smallskipamount]2\end{Bmatrix}\\",
+        r"\left\{\begin{array}{@{}c@{}}1\\2\end{array}\right\}",
+    ),
     (r"\begin{bmatrix} -1/3 \\[4pt] x \end{bmatrix}", r"\begin{pmatrix}-\frac{1}{3}\\x\end{pmatrix}"),
 ]
 EQUAL_AS_NUMBERS = [
@@ -254,7 +267,11 @@ def test_equal_as_numbers(found: str, right: str) -> None:
 @pytest.mark.parametrize(("found", "right"), EQUAL_AS_MATHEMATICS)
 def test_equal_as_mathematics(oracle: MathRule, found: str, right: str) -> None:
     assert compare(found, right) is None
-    assert score(oracle, rf"It is \boxed{{{found}}}.", right) == score(oracle, rf"It is \boxed{{{right}}}.", found) == 1.0
+    assert (
+        score(oracle, rf"It is \boxed{{{found}}}.", right)
+        == score(oracle, rf"It is \boxed{{{right}}}.", found)
+        == 1.0
+    )
     assert MathRule(symbolic=False).grade(["p"], [rf"\boxed{{{found}}}"], [right]) == [0.0]
 
 
@@ -265,7 +282,8 @@ def test_unequal(oracle: MathRule, found: str, right: str) -> None:
 
 
 def spelled(answer: str) -> list[str]:
-    """The same answer written compactly, with blanks, with \\left and \\right, and, where it is a matrix, in other environments."""
+    """The same answer written compactly, with blanks, with \\left and \\right, and, where it is a matrix, in
+    other environments."""
     compact = re.sub(r"(?<![a-zA-Z])\s+|\s+(?![a-zA-Z])", "", answer)
     wide = re.sub(r"(\\\\|[&,+=<>]|(?<=[0-9a-z)}])-)", r" \1 ", answer)
     sized = re.sub(r"(?<!\\left)(\\\{|[(\[])([^][(){}]*)(\\\}|[)\]])", r"\\left\1 \2 \\right\3", answer)
@@ -273,14 +291,21 @@ def spelled(answer: str) -> list[str]:
     for end in (r"bmatrix}", r"matrix}\right)", r"array}\right]", r"smallmatrix}\right)"):
         begin = end.removesuffix(r"\right)").removesuffix(r"\right]") + ("{c c}" if "array" in end else "")
         left = r"\left(" if end.endswith(")") else r"\left[" if end.endswith("]") else ""
-        ways.append(answer.replace(r"\begin{pmatrix}", rf"{left}\begin{{{begin}").replace(r"\end{pmatrix}", rf"\end{{{end}"))
+        ways.append(
+            answer.replace(r"\begin{pmatrix}", rf"{left}\begin{{{begin}").replace(
+                r"\end{pmatrix}", rf"\end{{{end}"
+            )
+        )
     return [*ways, *(way.replace(r"\\", r"\\[4pt]") for way in ways)]
 
 
 @needs_math_verify
 def test_an_answer_however_it_is_written(oracle: MathRule) -> None:
-    """Of each answer of the list: all ways that it has there, and those that can be made of it, against the one that the data set has."""
-    pairs = [(way, right) for ways, _ in math_answers.ALL for right in ways[:1] for way in {*ways, *spelled(right)}]
+    """Of each answer of the list: all ways that it has there, and those that can be made of it, against the
+    one that the data set has."""
+    pairs = [
+        (way, right) for ways, _ in math_answers.ALL for right in ways[:1] for way in {*ways, *spelled(right)}
+    ]
     assert len(pairs) > 800
     assert unequal(oracle, pairs) == []
 
@@ -292,7 +317,9 @@ def test_matrices_of_numbers_need_no_parser() -> None:
 
 @needs_math_verify
 def test_no_wrong_answer_is_taken_for_a_right_one(oracle: MathRule) -> None:
-    pairs = [(wrong, right) for ways, others in math_answers.ALL for right in ways[:1] for wrong in others[:2]]
+    pairs = [
+        (wrong, right) for ways, others in math_answers.ALL for right in ways[:1] for wrong in others[:2]
+    ]
     assert unequal(oracle, pairs) == pairs
 
 
@@ -306,13 +333,19 @@ def test_every_way_against_every_other(oracle: MathRule) -> None:
 
 
 def unequal(oracle: MathRule, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    scores = oracle.grade(["p"] * len(pairs), [rf"It is \boxed{{{found}}}." for found, _ in pairs], [rf"\boxed{{{right}}}" for _, right in pairs])
+    scores = oracle.grade(
+        ["p"] * len(pairs),
+        [rf"It is \boxed{{{found}}}." for found, _ in pairs],
+        [rf"\boxed{{{right}}}" for _, right in pairs],
+    )
     return [pair for pair, score in zip(pairs, scores, strict=True) if score != 1.0]
 
 
 @needs_math_verify
 @pytest.mark.parametrize("found", HOSTILE, ids=lambda text: ascii(text)[:20])
-def test_hostile_answers_are_wrong_in_bounded_time(oracle: MathRule, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_answers_are_wrong_in_bounded_time(
+    oracle: MathRule, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And nothing of them is run; the next answer is compared as ever."""
     monkeypatch.chdir(tmp_path)
     begin = time.monotonic()
@@ -324,14 +357,21 @@ def test_hostile_answers_are_wrong_in_bounded_time(oracle: MathRule, found: str,
 
 
 @SETTINGS
-@given(st.lists(st.sampled_from([r"\boxed{", r"\fbox {", r"\frac{", "{", "}", "}", r"\{", r"\}", r"\\", "5", " "]), max_size=14))
+@given(
+    st.lists(
+        st.sampled_from([r"\boxed{", r"\fbox {", r"\frac{", "{", "}", "}", r"\{", r"\}", r"\\", "5", " "]),
+        max_size=14,
+    )
+)
 def test_the_scanner_agrees_with_a_slow_one(tokens: list[str]) -> None:
     assert last_boxed("".join(tokens)) == slow_box(tokens)
 
 
 def slow_box(tokens: list[str]) -> str | None:
     """From the last box to the first, its closing brace found by counting from there."""
-    depths = [1 if token in ("{", r"\frac{") or "box" in token else -1 if token == "}" else 0 for token in tokens]
+    depths = [
+        1 if token in ("{", r"\frac{") or "box" in token else -1 if token == "}" else 0 for token in tokens
+    ]
     for start in reversed([place for place, token in enumerate(tokens) if "box" in token]):
         for end in range(start + 1, len(tokens)):
             if sum(depths[start : end + 1]) == 0:
@@ -350,10 +390,19 @@ def test_a_long_response_is_read_once() -> None:
 
 def test_as_an_oracle_without_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"math needs the package math-verify.*pip install 'oat-align\[math\]'"):
+    with pytest.raises(
+        ConfigError, match=r"math needs the package math-verify.*pip install 'oat-align\[math\]'"
+    ):
         build_oracle("math", {})
     oracle = build_oracle("math", {"symbolic": False})
-    question = Question(Key("train", 0, 0, 0), "score", (Message("user", "1/2+1/2?"),), (r"\boxed{\frac{2}{2}}", "one", "1"), (0, 1, 2), "1")
+    question = Question(
+        Key("train", 0, 0, 0),
+        "score",
+        (Message("user", "1/2+1/2?"),),
+        (r"\boxed{\frac{2}{2}}", "one", "1"),
+        (0, 1, 2),
+        "1",
+    )
     ((_, answer),) = oracle.collect(oracle.submit([question]), 1.0)
     assert answer.values == (1.0, 0.0, 1.0)
     nothing = Question(Key("train", 0, 0, 1), "score", (Message("user", "?"),), ("1",), (0,), "")

@@ -19,7 +19,14 @@ TEMPLATE = "<think>...</think> <answer>...</answer>"
 
 
 def score(oracle: Any, text: str) -> float:
-    asked = Question(Key("train", 0, 0, 0), "score", (Message("user", "?"),), (text,), (0,), ids=(np.arange(len(text), dtype=np.int32),))
+    asked = Question(
+        Key("train", 0, 0, 0),
+        "score",
+        (Message("user", "?"),),
+        (text,),
+        (0,),
+        ids=(np.arange(len(text), dtype=np.int32),),
+    )
     ((_, answer),) = oracle.collect(oracle.submit([asked]), 1.0)
     assert answer.marks == ("ok",)
     return float(answer.values[0])
@@ -89,7 +96,9 @@ def test_templates_that_are_open_at_an_end(template: str, text: str, value: floa
 def test_the_template_agrees_with_a_pattern(parts: list[str]) -> None:
     """Each tag once is what the pattern's gaps without tags say."""
     text, gap = "".join(parts), r"(?:(?!</?(?:think|answer)>).)*?\S(?:(?!</?(?:think|answer)>).)*?"
-    slow = re.fullmatch(rf"\s*<think>(?=\s*a){gap}</think>\s*<answer>(?=\s*a){gap}</answer>\s*", text, re.DOTALL)
+    slow = re.fullmatch(
+        rf"\s*<think>(?=\s*a){gap}</think>\s*<answer>(?=\s*a){gap}</answer>\s*", text, re.DOTALL
+    )
     assert score(FormatRule(TEMPLATE), text) == float(slow is not None)
 
 

@@ -20,15 +20,25 @@ def longer(prompts, first, second, **columns):
 
 @pytest.fixture(scope="module")
 def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of groups with scores, with an evaluation that two oracles judge; of pairs that are compared; and of recorded pairs."""
+    """Of groups with scores, with an evaluation that two oracles judge; of pairs that are compared; and of
+    recorded pairs."""
     folder = tmp_path_factory.mktemp("samples")
     (folder / "judge.py").write_text(COMPARE)
-    write_jsonl(folder / "pairs.jsonl", [{"prompt": f"{a}+1=", "chosen": "ab", "rejected": "b"} for a in range(8)])
+    write_jsonl(
+        folder / "pairs.jsonl", [{"prompt": f"{a}+1=", "chosen": "ab", "rejected": "b"} for a in range(8)]
+    )
     assert oat("train", world.config("grpo", folder, {"evaluation.gold": world.oracle})) == 0
     name = {"oracle.name": f"{folder / 'judge.py'}:longer", "evaluation": None}
     assert oat("train", world.config("dpo", folder, name)) == 0
-    recorded = {"prompts": {"path": str(folder / "pairs.jsonl"), "responses": ["chosen", "rejected"]}, "oracle": {"name": "recorded"}}
-    offline = world.config("dpo", folder, {**recorded, "evaluation": None, "run_dir": str(folder / "offline"), "stop.max_steps": 1})
+    recorded = {
+        "prompts": {"path": str(folder / "pairs.jsonl"), "responses": ["chosen", "rejected"]},
+        "oracle": {"name": "recorded"},
+    }
+    offline = world.config(
+        "dpo",
+        folder,
+        {**recorded, "evaluation": None, "run_dir": str(folder / "offline"), "stop.max_steps": 1},
+    )
     assert oat("train", offline) == 0
     return folder
 
@@ -73,7 +83,11 @@ def test_without_a_step_the_newest_stands_first(runs: Path, said: Callable[..., 
 
 def test_pairs_say_who_won(runs: Path, said: Callable[..., str]) -> None:
     pages = said(runs / "dpo").split("\n\n")[:-1]
-    assert {tuple(re.findall(r"\[(\w+)", page)) for page in pages} <= {("wins", "loses"), ("loses", "wins"), ("tie", "tie")}
+    assert {tuple(re.findall(r"\[(\w+)", page)) for page in pages} <= {
+        ("wins", "loses"),
+        ("loses", "wins"),
+        ("tie", "tie"),
+    }
     for page in pages:
         (first, one), (second, other) = re.findall(r"^  \[(.*?)\] +(.*)$", page, flags=re.MULTILINE)
         chances = {1: ("wins, 0.9", "loses, 0.1"), -1: ("loses, 0.25", "wins, 0.75"), 0: ("tie", "tie")}
@@ -90,14 +104,23 @@ def test_recorded_pairs_are_shown_too(runs: Path, said: Callable[..., str]) -> N
 def test_evaluations_with_the_second_opinion(runs: Path, said: Callable[..., str]) -> None:
     pages = said(runs / "grpo", "--eval", "--step", 2).split("\n\n")[:-1]
     assert len(pages) == 4 + 4, "four prompts, sampled and greedily"
-    rows = [json.loads(line) for line in (runs / "grpo" / "evaluations" / "step_00000002.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (runs / "grpo" / "evaluations" / "step_00000002.jsonl").read_text().splitlines()
+    ]
     assert re.findall(r"\] +(.*)$", "\n".join(pages), flags=re.MULTILINE) == [row["output"] for row in rows]
-    assert re.findall(r"\[([\d.]+), gold [\d.]+\]", "\n".join(pages)) == [f"{row['value']:.4g}" for row in rows]
+    assert re.findall(r"\[([\d.]+), gold [\d.]+\]", "\n".join(pages)) == [
+        f"{row['value']:.4g}" for row in rows
+    ]
     assert "── evaluation after 4 steps, sampled, 1 of 4 ──" in said(runs / "grpo", "--eval")
 
 
-def test_what_is_not_there_is_said(world: World, runs: Path, tmp_path: Path, said: Callable[..., str]) -> None:
-    assert "nothing of step 7, since no step has learned from an answer there; give 1, 2, 3, 4" in said(runs / "grpo", "--step", 7, code=2)
+def test_what_is_not_there_is_said(
+    world: World, runs: Path, tmp_path: Path, said: Callable[..., str]
+) -> None:
+    assert "nothing of step 7, since no step has learned from an answer there; give 1, 2, 3, 4" in said(
+        runs / "grpo", "--step", 7, code=2
+    )
     assert "no evaluation is on disk yet" in said(runs / "dpo", "--eval", code=2)
     assert "holds no run" in said(tmp_path, code=2)
     shutil.copy(runs / "grpo" / "config.yaml", tmp_path)
@@ -111,7 +134,10 @@ def test_damaged_records_are_one_message(runs: Path, tmp_path: Path, said: Calla
     shutil.copytree(runs / "grpo", tmp_path / "damaged")
     file = tmp_path / "damaged" / "evaluations" / "step_00000004.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    for change, words in (({"value": "high"}, "got one of the value 'high'"), ({"mode": None}, "got one without mode")):
+    for change, words in (
+        ({"value": "high"}, "got one of the value 'high'"),
+        ({"mode": None}, "got one without mode"),
+    ):
         changed = {name: value for name, value in {**rows[1], **change}.items() if value is not None}
         write_jsonl(file, [rows[0], changed])
         found = said(tmp_path / "damaged", "--eval", code=2)

@@ -41,7 +41,8 @@ def probabilities(masses: list[float], **fields: float) -> list[float]:
         ({"min_p": 0.49}, [4 / 9, 3 / 9, 2 / 9, 0]),
         ({"min_p": 0.51}, [4 / 7, 3 / 7, 0, 0]),
         ({"temperature": 0.5}, [16 / 30, 9 / 30, 4 / 30, 1 / 30]),
-        ({"temperature": 0.5, "min_p": 0.24}, [16 / 29, 9 / 29, 4 / 29, 0]),  # a quarter of the greatest, after the temperature
+        # a quarter of the greatest, after the temperature
+        ({"temperature": 0.5, "min_p": 0.24}, [16 / 29, 9 / 29, 4 / 29, 0]),
         ({"temperature": 0.0}, [1, 0, 0, 0]),
         ({"temperature": 0.0, "top_p": 0.9, "min_p": 0.1, "top_k": 3}, [1, 0, 0, 0]),
     ],
@@ -54,12 +55,20 @@ def test_equal_logits_favour_the_lower_id():
     logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
     assert truncate(logits, Sampling(1, top_k=2)).isfinite().tolist() == [[False, True, True, False, False]]
     assert truncate(logits, Sampling(1, top_p=0.4)).isfinite().tolist() == [[False, True, True, False, False]]
-    assert truncate(logits, Sampling(1, temperature=0)).tolist() == [[-math.inf, 0.0, -math.inf, -math.inf, -math.inf]]
+    assert truncate(logits, Sampling(1, temperature=0)).tolist() == [
+        [-math.inf, 0.0, -math.inf, -math.inf, -math.inf]
+    ]
 
 
 def test_each_row_has_its_own_settings():
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().repeat(5, 1)
-    rows = [Sampling(1), Sampling(1, top_k=1), Sampling(1, top_p=0.8), Sampling(1, min_p=0.6), Sampling(1, temperature=0)]
+    rows = [
+        Sampling(1),
+        Sampling(1, top_k=1),
+        Sampling(1, top_p=0.8),
+        Sampling(1, min_p=0.6),
+        Sampling(1, temperature=0),
+    ]
     assert truncate(logits, *rows).isfinite().sum(-1).tolist() == [4, 1, 3, 2, 1]
 
 
@@ -73,7 +82,9 @@ def test_untouched_rows_are_the_logits_and_inputs_stay():
 
 @settings(max_examples=200, deadline=None)
 @given(
-    values=st.lists(st.sampled_from([-math.inf, -30.0, -1.25, -0.5, 0.0, 0.5, 0.75, 1.0, 3.0]), min_size=1, max_size=30),
+    values=st.lists(
+        st.sampled_from([-math.inf, -30.0, -1.25, -0.5, 0.0, 0.5, 0.75, 1.0, 3.0]), min_size=1, max_size=30
+    ),
     temperature=st.sampled_from([0.0, 0.31, 1.0, 1.7]),
     top_k=st.integers(0, 31),
     top_p=st.sampled_from([0.0371, 0.3713, 0.6371, 0.9137, 1.0]),
@@ -89,7 +100,9 @@ def test_equals_the_slow_version(values, temperature, top_k, top_p, min_p):
     assert [logps[token].item() for token in expected] == pytest.approx(list(expected.values()), abs=2e-5)
 
 
-@pytest.mark.parametrize("scale", [0.01, 6.0], ids=["nucleus wider than the first ranking", "nucleus within it"])
+@pytest.mark.parametrize(
+    "scale", [0.01, 6.0], ids=["nucleus wider than the first ranking", "nucleus within it"]
+)
 @pytest.mark.parametrize("top_k", [0, 1500])
 def test_equals_the_slow_version_on_a_large_vocabulary(scale, top_k):
     generator = torch.Generator().manual_seed(3)
@@ -97,11 +110,16 @@ def test_equals_the_slow_version_on_a_large_vocabulary(scale, top_k):
     sampling = Sampling(1, top_k=top_k, top_p=0.8137)
     kept = truncate(logits, *[sampling] * 3).isfinite()
     for row in range(3):
-        assert kept[row].nonzero().squeeze(1).tolist() == list(slow_distribution(logits[row].double().tolist(), sampling))
+        assert kept[row].nonzero().squeeze(1).tolist() == list(
+            slow_distribution(logits[row].double().tolist(), sampling)
+        )
     assert (kept.sum() > 3 * 1024) == (scale < 1)
 
 
-@pytest.mark.parametrize(("u", "token"), [(0.0, 1), (0.19, 1), (0.21, 3), (0.49, 3), (0.51, 4), (0.99, 4), (BELOW_ONE, 4), (1.0, 4)])
+@pytest.mark.parametrize(
+    ("u", "token"),
+    [(0.0, 1), (0.19, 1), (0.21, 3), (0.49, 3), (0.51, 4), (0.99, 4), (BELOW_ONE, 4), (1.0, 4)],
+)
 def test_inverse_cdf_by_hand(u, token):
     logits = torch.tensor([[0.0, 0.2, 0.0, 0.3, 0.5, 0.0]]).log()
     assert inverse_cdf(logits, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
@@ -116,7 +134,10 @@ def test_inverse_cdf_never_returns_a_dropped_token():
     for u in (0.0, 2.0**-53, 0.5, 1 - 2.0**-40, BELOW_ONE, 1.0):
         ids = inverse_cdf(logits, torch.full((2000,), u, dtype=torch.float64))
         assert logits.gather(1, ids[:, None]).isfinite().all()
-    assert torch.equal(inverse_cdf(logits.double(), torch.full((2000,), 0.5).double()), inverse_cdf(logits, torch.full((2000,), 0.5)))
+    assert torch.equal(
+        inverse_cdf(logits.double(), torch.full((2000,), 0.5).double()),
+        inverse_cdf(logits, torch.full((2000,), 0.5)),
+    )
     assert torch.equal(logits, before)
 
 

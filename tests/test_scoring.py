@@ -22,13 +22,35 @@ from oat.errors import ConfigError, ModelError, OracleError, TemplateError
 from oat.models.scoring import Encoded, Scorer, batches, hash_of_files, last_attended
 from oat.types import Message
 
-TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + eos_token + ' ' }}{% endfor %}"
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + eos_token + ' ' }}{% "
+    "endfor %}"
+)
 PADS = {"the pad is the end": "<eos>", "a pad of its own": "z", "no pad": None}
 ENCODERS = {
-    "bert": BertConfig(vocab_size=44, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=45, max_position_embeddings=48),
+    "bert": BertConfig(
+        vocab_size=44,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=45,
+        max_position_embeddings=48,
+    ),
     "deberta": DebertaV2Config(
-        **{"vocab_size": 44, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 45, "type_vocab_size": 0},
-        **{"max_position_embeddings": 48, "position_biased_input": False, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+        **{
+            "vocab_size": 44,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 45,
+            "type_vocab_size": 0,
+        },
+        **{
+            "max_position_embeddings": 48,
+            "position_biased_input": False,
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+        },
     ),
 }
 
@@ -36,16 +58,21 @@ ENCODERS = {
 def rows_of(*lengths: int, last: int = 0) -> list[Encoded]:
     """Rows of these lengths; each ends with the id `last`, the end of text."""
     generator = np.random.default_rng(sum(lengths))
-    return [Encoded(np.append(generator.integers(1, 26, length - 1), last).astype(np.int32)) for length in lengths]
+    return [
+        Encoded(np.append(generator.integers(1, 26, length - 1), last).astype(np.int32)) for length in lengths
+    ]
 
 
 def slow(path: str, rows: list[Encoded], label: int = 0) -> list[float]:
-    """One row at a time, without padding: the hidden state of the last token times the head, by sums in Python."""
+    """One row at a time, without padding: the hidden state of the last token times the head, by sums in
+    Python."""
     module = AutoModelForSequenceClassification.from_pretrained(path).eval()
     head, found = module.score.weight[label].double().tolist(), []
     for row in rows:
         with torch.no_grad():
-            hidden = module.base_model(input_ids=torch.from_numpy(row.ids.astype(np.int64))[None]).last_hidden_state[0, -1]
+            hidden = module.base_model(
+                input_ids=torch.from_numpy(row.ids.astype(np.int64))[None]
+            ).last_hidden_state[0, -1]
         found.append(sum(a * b for a, b in zip(hidden.double().tolist(), head, strict=True)))
     return found
 
@@ -67,7 +94,11 @@ def test_the_last_attended_token_by_hand() -> None:
 @pytest.mark.parametrize("family", [*FAMILIES, "gpt2"])
 def test_left_and_right_padding_score_the_last_token(tmp_path: Path, family: str, pad: str | None) -> None:
     """Whatever fills up, and also where the last token is the one that fills up elsewhere."""
-    config = GPT2Config(vocab_size=44, n_embd=32, n_layer=2, n_head=4, n_positions=48) if family == "gpt2" else build_config(family)
+    config = (
+        GPT2Config(vocab_size=44, n_embd=32, n_layer=2, n_head=4, n_positions=48)
+        if family == "gpt2"
+        else build_config(family)
+    )
     config.pad_token_id = None if pad is None else CHARACTERS.index(pad)
     path = save_reward_model(tmp_path, config, tokenizer_of(pad))
     rows, scorer = rows_of(3, 9, 1, 6), Scorer(path)
@@ -90,7 +121,9 @@ def test_transformers_scores_another_token_where_the_end_pads(tmp_path: Path) ->
     path, rows = save_reward_model(tmp_path, config, tokenizer_of("<eos>")), rows_of(7, 7)
     module = AutoModelForSequenceClassification.from_pretrained(path).eval()
     with torch.no_grad():
-        theirs = module(input_ids=torch.tensor(np.stack([row.ids for row in rows]).astype(np.int64))).logits[:, 0]
+        theirs = module(input_ids=torch.tensor(np.stack([row.ids for row in rows]).astype(np.int64))).logits[
+            :, 0
+        ]
     assert (theirs - torch.tensor(Scorer(path).score(rows))).abs().max() > 0.01
 
 
@@ -101,7 +134,12 @@ def test_scores_are_equal_at_any_batching(tmp_path: Path, family: str) -> None:
     rows = rows_of(*(1 + number * 7 % 40 for number in range(30)))
     alone = [Scorer(path).score([row])[0] for row in rows]
     for tokens in (1, 64, 100_000):
-        torch.testing.assert_close(torch.tensor(Scorer(path, batch_tokens=tokens).score(rows)), torch.tensor(alone), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            torch.tensor(Scorer(path, batch_tokens=tokens).score(rows)),
+            torch.tensor(alone),
+            rtol=0,
+            atol=1e-5,
+        )
     ranks = np.argsort([score for score in alone if score is not None])
     if family == "llama":
         assert ranks.tolist() == np.argsort(slow(path, rows)).tolist()
@@ -129,7 +167,16 @@ def test_an_encoder_reads_a_pair_as_its_tokenizer_makes_it(tmp_path: Path, famil
     path = save_reward_model(tmp_path, ENCODERS[family], tokenizer)
     scorer, module = Scorer(path), AutoModelForSequenceClassification.from_pretrained(path).eval()
     found = scorer.encode([Message("user", "cd")], "e<eos>f")
-    ids = [1, 3, 4, 2, 5, *tokenizer("<eos>", split_special_tokens=True, add_special_tokens=False)["input_ids"], 6, 2]
+    ids = [
+        1,
+        3,
+        4,
+        2,
+        5,
+        *tokenizer("<eos>", split_special_tokens=True, add_special_tokens=False)["input_ids"],
+        6,
+        2,
+    ]
     assert 0 not in ids
     assert found.ids.tolist() == ids
     types = torch.tensor([[0, 0, 0, 0] + [1] * (len(ids) - 4)])
@@ -143,9 +190,12 @@ def test_an_encoder_reads_a_pair_as_its_tokenizer_makes_it(tmp_path: Path, famil
 
 
 def test_a_template_is_read_to_its_end_with_one_begin(tmp_path: Path) -> None:
-    """Though the tokenizer puts a begin-of-text of its own before every text; and a response cannot write control tokens."""
+    """Though the tokenizer puts a begin-of-text of its own before every text; and a response cannot write
+    control tokens."""
     tokenizer = build_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="z $A", special_tokens=[("z", CHARACTERS.index("z"))])
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="z $A", special_tokens=[("z", CHARACTERS.index("z"))]
+    )
     tokenizer.bos_token, tokenizer.chat_template = "z", TEMPLATE
     path = save_reward_model(tmp_path, build_config("llama"), tokenizer)
     scorer = Scorer(path)
@@ -181,8 +231,18 @@ def test_what_is_longer_than_the_model_reads_has_no_score(tmp_path: Path) -> Non
 @pytest.mark.parametrize("cls", [RobertaConfig, XLMRobertaConfig])
 def test_positions_that_begin_behind_the_padding(tmp_path: Path, cls: type) -> None:
     """Of 50, two are of no token."""
-    sizes = {"vocab_size": 44, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 45}
-    scorer = Scorer(save_reward_model(tmp_path, cls(**sizes, max_position_embeddings=50, pad_token_id=1), tokenizer_of("a")))
+    sizes = {
+        "vocab_size": 44,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 45,
+    }
+    scorer = Scorer(
+        save_reward_model(
+            tmp_path, cls(**sizes, max_position_embeddings=50, pad_token_id=1), tokenizer_of("a")
+        )
+    )
     rows = [Encoded(np.full(size, 5, dtype=np.int32)) for size in (48, 49)]
     assert [score is None for score in scorer.score(rows)] == [False, True]
 
@@ -196,7 +256,8 @@ def test_the_version_follows_the_files(tmp_path: Path) -> None:
 
 
 def test_models_that_are_none_are_refused(tmp_path: Path) -> None:
-    """A language model whose head would be made up; another architecture; a tokenizer of another model; weights that are not finite."""
+    """A language model whose head would be made up; another architecture; a tokenizer of another model;
+    weights that are not finite."""
     config = build_config("llama")
     config.num_labels = 1
     with pytest.raises(ModelError, match=r"lack 1 tensors, for example `score\.weight`"):
@@ -205,14 +266,24 @@ def test_models_that_are_none_are_refused(tmp_path: Path) -> None:
         Scorer(str(tmp_path / "none"))
     with pytest.raises(ModelError, match=r"up to id 39 .*embeddings have 30 rows"):
         Scorer(save_reward_model(tmp_path / "small", build_config("llama", vocab_rows=30))).score(rows_of(3))
-    with pytest.raises(ModelError, match=r"40 tokens, and the model's embeddings have 512 rows: .*give the tokenizer that belongs to the model"):
+    with pytest.raises(
+        ModelError,
+        match=(
+            r"40 tokens, and the model's embeddings have 512 rows: .*give the tokenizer that belongs to the "
+            r"model"
+        ),
+    ):
         Scorer(save_reward_model(tmp_path / "large", build_config("llama", vocab_rows=512))).score(rows_of(3))
     with pytest.raises(ModelError, match="not finite"):
-        Scorer(save_reward_model(tmp_path / "nan", build_config("llama"), scale=float("nan"))).score(rows_of(3))
+        Scorer(save_reward_model(tmp_path / "nan", build_config("llama"), scale=float("nan"))).score(
+            rows_of(3)
+        )
     (tmp_path / "bart").mkdir()
     (tmp_path / "bart" / "config.json").write_text(json.dumps({"model_type": "bart", "num_labels": 1}))
     build_tokenizer().save_pretrained(tmp_path / "bart")
-    with pytest.raises(ModelError, match=r"`bart`, an encoder with a decoder, which is not supported; give a decoder"):
+    with pytest.raises(
+        ModelError, match=r"`bart`, an encoder with a decoder, which is not supported; give a decoder"
+    ):
         Scorer(str(tmp_path / "bart"))
     (tmp_path / "clip").mkdir()
     (tmp_path / "clip" / "config.json").write_text(json.dumps({"model_type": "clip"}))

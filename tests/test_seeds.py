@@ -27,13 +27,18 @@ def slow_philox(counter, key):
     for _ in range(10):
         high0, low0 = divmod(0xD2511F53 * c0, 2**32)
         high1, low1 = divmod(0xCD9E8D57 * c2, 2**32)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        c0 = high1 ^ c1 ^ k0
+        c1 = low1
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
         k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
     return [c0, c1, c2, c3]
 
 
 def test_philox_gives_the_known_answers():
-    counters, keys, outputs = (np.array([words(row[i]) for row in KNOWN_ANSWERS], dtype=np.uint32) for i in range(3))
+    counters, keys, outputs = (
+        np.array([words(row[i]) for row in KNOWN_ANSWERS], dtype=np.uint32) for i in range(3)
+    )
     assert np.array_equal(philox(counters, keys), outputs)
     assert [slow_philox(words(counter), words(key)) for counter, key, _ in KNOWN_ANSWERS] == outputs.tolist()
 
@@ -51,14 +56,19 @@ def test_uniforms_equal_slow_version(addresses):
     keys, positions = (np.array([address[i] for address in addresses], dtype=np.uint64) for i in range(2))
     slow = []
     for key, position in addresses:
-        first, second, *_ = slow_philox([position % 2**32, position // 2**32, 0, 0], [key % 2**32, key // 2**32])
+        first, second, *_ = slow_philox(
+            [position % 2**32, position // 2**32, 0, 0], [key % 2**32, key // 2**32]
+        )
         slow.append(((first * 2**20 + second // 2**12) + 0.5) / 2**52)
     assert uniforms(keys, positions).tolist() == slow
 
 
 def test_uniform_by_hand():
-    # Key 0 and position 0 are the first known answer: words 6627e8d5 and e169c58d, so the 52 bits 6627e8d5e169c.
-    assert uniforms(np.array([0], dtype=np.uint64), np.array([0])).tolist() == [(0x6627E8D5E169C + 0.5) / 2**52]
+    # Key 0 and position 0 are the first known answer: words 6627e8d5 and e169c58d, so the 52 bits
+    #     6627e8d5e169c.
+    assert uniforms(np.array([0], dtype=np.uint64), np.array([0])).tolist() == [
+        (0x6627E8D5E169C + 0.5) / 2**52
+    ]
 
 
 def test_uniforms_are_uniform_and_do_not_depend_on_their_batch():
@@ -84,7 +94,19 @@ def test_key_is_the_blake2b_of_the_address():
 
 
 def test_addresses_differ():
-    addresses = [(), ("a",), ("a", "b"), ("ab",), ("a", 1), ("a", "1"), ("a", 1, 2), ("a", 12), ("b", "a"), (1, "a"), ('a", "b',)]
+    addresses = [
+        (),
+        ("a",),
+        ("a", "b"),
+        ("ab",),
+        ("a", 1),
+        ("a", "1"),
+        ("a", 1, 2),
+        ("a", 12),
+        ("b", "a"),
+        (1, "a"),
+        ('a", "b',),
+    ]
     keys = [Seeds(seed).key(*address) for seed in (0, 1) for address in addresses]
     assert len(set(keys)) == len(keys)
     assert all(0 <= key < 2**64 for key in keys)
@@ -103,5 +125,12 @@ def test_generators_are_fresh_at_each_call():
 @pytest.mark.parametrize("hash_seed", ["0", "1"])
 def test_another_process_has_the_same_numbers(hash_seed):
     code = "from oat.seeds import Seeds; s = Seeds(5); print(s.key('token', 2), s.at('x').random())"
-    result = subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     assert result.stdout.split() == [str(Seeds(5).key("token", 2)), str(Seeds(5).at("x").random())]

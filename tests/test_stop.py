@@ -1,4 +1,5 @@
-"""Stop rules end a run at a step boundary, with an evaluation and a checkpoint there; contexts that do not fit are refused or cut by name."""
+"""Stop rules end a run at a step boundary, with an evaluation and a checkpoint there; contexts that do not
+fit are refused or cut by name."""
 
 import json
 from pathlib import Path
@@ -23,19 +24,29 @@ def test_the_first_rule_that_is_met_ends_it() -> None:
     assert stop.reason(7, Spent()) == "7 steps are done, and it was to end after 5"
     assert "100 queries are spent (stop.max_queries 100)" in str(stop.reason(1, Spent(Price(100))))
     assert "2.5 cost are spent" in str(stop.reason(1, Spent(Price(1, 0, 2.5))))
-    assert "; spent: 0.3 of stop.max_cost 0.4" in str(Budget(cost=0.4).used_up(Spent(Price(0, 0, 0.1 + 0.2), refused=Price(0, 0, 0.2))))
+    assert "; spent: 0.3 of stop.max_cost 0.4" in str(
+        Budget(cost=0.4).used_up(Spent(Price(0, 0, 0.1 + 0.2), refused=Price(0, 0, 0.2)))
+    )
     stop.load_state({"seconds": 3601.0})
     assert "stop.max_hours 1.0" in str(stop.reason(1, Spent()))
 
 
 def test_a_rest_that_buys_nothing_ends_it() -> None:
     stop = Stop(last=None, budget=Budget(queries=10))
-    assert "pays no further question; spent: 8 of stop.max_queries 10" in str(stop.reason(3, Spent(Price(8), refused=Price(3))))
-    assert stop.reason(3, Spent(Price(8), refused=Price(2))) is None, "answers cost less than was set aside for them"
+    assert "pays no further question; spent: 8 of stop.max_queries 10" in str(
+        stop.reason(3, Spent(Price(8), refused=Price(3)))
+    )
+    assert stop.reason(3, Spent(Price(8), refused=Price(2))) is None, (
+        "answers cost less than was set aside for them"
+    )
 
 
-def test_queries_end_a_run_and_its_end_is_evaluated_and_saved(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = world.config("grpo", tmp_path, {"stop": {"max_queries": 30}, "evaluation.every": 100, "checkpoint.every": 100})
+def test_queries_end_a_run_and_its_end_is_evaluated_and_saved(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = world.config(
+        "grpo", tmp_path, {"stop": {"max_queries": 30}, "evaluation.every": 100, "checkpoint.every": 100}
+    )
     assert oat("train", config) == 0
     found = rows(tmp_path / "grpo")
     spent = [row["oracle/queries"] for row in found[1:]]
@@ -56,7 +67,9 @@ def test_hours_end_a_run_over_all_its_restarts(world: World, tmp_path: Path) -> 
     assert [row["step"] for row in rows(tmp_path / "dpo")] == [0, 1, 2]
 
 
-def test_a_run_without_an_end_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_an_end_is_refused(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = world.config("dpo", tmp_path, {"stop": {}})
     assert oat("train", config) == 2
     assert "the run would never end" in capsys.readouterr().err
@@ -72,8 +85,12 @@ def test_fewer_steps_than_are_done(world: World, tmp_path: Path, capsys: pytest.
     assert digest_run(tmp_path / "grpo") == before
 
 
-def test_a_schedule_that_ends_with_the_run_is_made_longer_by_name(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = world.config("grpo", tmp_path, {"stop.max_steps": 2, "learner.schedule": "linear", "evaluation": None})
+def test_a_schedule_that_ends_with_the_run_is_made_longer_by_name(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = world.config(
+        "grpo", tmp_path, {"stop.max_steps": 2, "learner.schedule": "linear", "evaluation": None}
+    )
     assert oat("train", config) == 0
     assert oat("train", config, "--stop.max_steps", "3") == 2
     refused = capsys.readouterr().err
@@ -85,8 +102,12 @@ def test_a_schedule_that_ends_with_the_run_is_made_longer_by_name(world: World, 
     assert len(rows(tmp_path / "grpo")) == 4
 
 
-def test_a_prompt_that_leaves_too_little_context(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = world.config("grpo", tmp_path, {"sampling.max_new_tokens": 62, "stop.max_steps": 1, "evaluation": None})
+def test_a_prompt_that_leaves_too_little_context(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = world.config(
+        "grpo", tmp_path, {"sampling.max_new_tokens": 62, "stop.max_steps": 1, "evaluation": None}
+    )
     assert oat("train", config) == 2
     refused = capsys.readouterr().err
     assert "sampling.overflow" in refused

@@ -19,7 +19,9 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "ledger.sqlite")
 
 
-def add(store: Store, step: int, round: int, *occurrences: int, purpose: str = "train", oracle: str = "o") -> list[Question]:
+def add(
+    store: Store, step: int, round: int, *occurrences: int, purpose: str = "train", oracle: str = "o"
+) -> list[Question]:
     groups = [make_group(occurrence, "aa", "b") for occurrence in occurrences]
     questions = make_questions(groups, "compare", step, round, oracle=oracle, purpose=purpose)
     with store:
@@ -31,14 +33,24 @@ def takeable(store: Store, step: int, limit: int, oldest: int = 0) -> list[Asked
     return [store.by_id(id) for id in store.takeable_ids("train", step, limit, oldest)]
 
 
-def answer(store: Store, step: int, round: int, *places: int, p: float = 0.9, label: int | None = 0, queries: int = 2) -> None:
+def answer(
+    store: Store, step: int, round: int, *places: int, p: float = 0.9, label: int | None = 0, queries: int = 2
+) -> None:
     rows = recorded(store, "train", step, round)
     with store:
-        store.add_answers([(rows[place].id, Answer(rows[place].question.key, (p,), ("ok",), queries, by="o"), label) for place in places])
+        store.add_answers(
+            [
+                (rows[place].id, Answer(rows[place].question.key, (p,), ("ok",), queries, by="o"), label)
+                for place in places
+            ]
+        )
 
 
 def test_what_goes_in_comes_out(store: Store) -> None:
-    groups = [make_group(7, "aé\u2028\n", "", reference="42", columns={"level": {"x": [1, None, "ü"]}}), make_group(3, "b", "cc")]
+    groups = [
+        make_group(7, "aé\u2028\n", "", reference="42", columns={"level": {"x": [1, None, "ü"]}}),
+        make_group(3, "b", "cc"),
+    ]
     questions = make_questions(groups[::-1], "compare", 2, 1, oracle="o")
     with store:
         store.add_round("train", 2, 1, groups, questions, [1, 0])
@@ -49,13 +61,17 @@ def test_what_goes_in_comes_out(store: Store) -> None:
 
 
 def test_counts_stand_at_the_cursor(store: Store) -> None:
-    """asked(step, round): rounds before it in order of step, then round; of one purpose; whatever is recorded beyond."""
+    """asked(step, round): rounds before it in order of step, then round; of one purpose; whatever is recorded
+    beyond."""
     add(store, 0, 0, 0, 1)
     add(store, 0, 1, 2)
     add(store, 1, 0, 3, 4, 5)
     add(store, 1, 1)
     add(store, 0, 0, 0, 1, 2, 3, purpose="eval")
-    counts = {place: store.asked("train", *place) for place in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (9, 0)]}
+    counts = {
+        place: store.asked("train", *place)
+        for place in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (9, 0)]
+    }
     assert counts == {(0, 0): 0, (0, 1): 2, (0, 2): 3, (1, 0): 3, (1, 1): 6, (1, 2): 6, (9, 0): 6}
     assert store.asked("eval", 0, 1) == 4
     assert [store.has_round("train", 1, round) for round in range(3)] == [True, True, False]
@@ -67,7 +83,11 @@ def test_takeable_is_answered_untaken_and_not_of_the_future_in_the_order_asked(s
     answer(store, 2, 0, 0)
     answer(store, 0, 0, 2, 0)
     assert [row.question.key.occurrence for row in takeable(store, 1, 9)] == [5, 3]
-    assert (store.num_takeable("train", 1), store.num_takeable("train", 2), store.num_takeable("eval", 2)) == (2, 3, 0)
+    assert (
+        store.num_takeable("train", 1),
+        store.num_takeable("train", 2),
+        store.num_takeable("eval", 2),
+    ) == (2, 3, 0)
     with store:
         store.add_take("train", 1, [row.id for row in takeable(store, 1, 1)])
     assert [row.question.key.occurrence for row in takeable(store, 2, 9)] == [3, 6]
@@ -90,7 +110,12 @@ def test_a_question_is_taken_once(store: Store) -> None:
     (row,) = takeable(store, 0, 9)
     with store:
         store.add_take("train", 0, [row.id])
-    with pytest.raises(LedgerError, match=r"UNIQUE constraint failed.*one process works in a run at a time.*`lock`"), store:
+    with (
+        pytest.raises(
+            LedgerError, match=r"UNIQUE constraint failed.*one process works in a run at a time.*`lock`"
+        ),
+        store,
+    ):
         store.add_take("train", 1, [row.id])
     assert not store.has_take("train", 1)
 
@@ -110,7 +135,10 @@ def test_what_is_too_old_is_recorded_and_not_handed_out(store: Store) -> None:
     answer(store, 0, 0, 0, 1)
     answer(store, 2, 0, 0)
     fresh, old = takeable(store, 2, 9, oldest=1), takeable(store, 0, -1)
-    assert ([row.question.key.occurrence for row in fresh], store.num_takeable("train", 2, oldest=1)) == ([2], 1)
+    assert ([row.question.key.occurrence for row in fresh], store.num_takeable("train", 2, oldest=1)) == (
+        [2],
+        1,
+    )
     with store:
         store.add_take("train", 2, [row.id for row in fresh], [row.id for row in old])
     assert [row.question.key.occurrence for row in store.taken("train", 2)] == [2]
@@ -119,7 +147,8 @@ def test_what_is_too_old_is_recorded_and_not_handed_out(store: Store) -> None:
 
 
 def test_trajectories_go_once_nothing_will_read_them_again(store: Store) -> None:
-    """Rounds of steps 0 and 1 are taken at 0 and 2, that of step 2 waits; blobs that a later round has too stay."""
+    """Rounds of steps 0 and 1 are taken at 0 and 2, that of step 2 waits; blobs that a later round has too
+    stay."""
     add(store, 0, 0, 0)
     add(store, 1, 0, 1)
     add(store, 2, 0, 0)
@@ -132,17 +161,22 @@ def test_trajectories_go_once_nothing_will_read_them_again(store: Store) -> None
         with store:
             return store.drop_groups(step)
 
-    assert [dropped(0), dropped(1), dropped(2)] == [0, 0, 0], "the round of step 2 has the trajectories of step 0"
+    assert [dropped(0), dropped(1), dropped(2)] == [0, 0, 0], (
+        "the round of step 2 has the trajectories of step 0"
+    )
     assert dropped(3) == 1
     assert len(store.groups("train", 0, 0)) == 1
-    with pytest.raises(LedgerError, match=r"the trajectories of step 1 were dropped .* \(tracking.keep_trajectories"):
+    with pytest.raises(
+        LedgerError, match=r"the trajectories of step 1 were dropped .* \(tracking.keep_trajectories"
+    ):
         store.groups("train", 1, 0)
     assert [row.question.candidates for row in store.taken("train", 2)] == [("aa", "b")], "texts stay"
     assert contradictions(store) == []
 
 
 def test_a_ledger_is_cut_back(tmp_path: Path) -> None:
-    """To the state before step 1: what later steps asked or took is gone, and what they took of earlier rounds waits again."""
+    """To the state before step 1: what later steps asked or took is gone, and what they took of earlier
+    rounds waits again."""
 
     def filled(name: str, steps: int) -> Store:
         store = Store(tmp_path / name)
@@ -162,7 +196,10 @@ def test_a_ledger_is_cut_back(tmp_path: Path) -> None:
     assert long.digest() == short.digest()
     assert [row.question for row in takeable(long, 5, 9)] == [row.question for row in takeable(short, 5, 9)]
     assert (long.spent("train"), long.committed("train")) == (Price(4), Price(4))
-    assert (long.cached("train", "o", "item 0"), long.cached("train", "o", "item 1")) == ([Known(0.5, "ok")], [])
+    assert (long.cached("train", "o", "item 0"), long.cached("train", "o", "item 1")) == (
+        [Known(0.5, "ok")],
+        [],
+    )
     assert contradictions(long) == []
 
 
@@ -184,7 +221,10 @@ def test_a_failing_insert_leaves_nothing(store: Store) -> None:
         ("""UPDATE texts SET text = substr(text, 2) WHERE text LIKE '{%'""", "text [0-9a-f]{12} is not"),
         ("""UPDATE questions SET candidates = '["'""", "a row .JSONDecodeError: .*. is not"),
         ("UPDATE answers SET vals = '[0.9'", "a row .JSONDecodeError: .*. is not"),
-        ("UPDATE blobs SET data = CAST(substr(data, 1, length(data) - 1) || 'x' AS BLOB)", "blob [0-9a-f]{12} is not"),
+        (
+            "UPDATE blobs SET data = CAST(substr(data, 1, length(data) - 1) || 'x' AS BLOB)",
+            "blob [0-9a-f]{12} is not",
+        ),
     ],
     ids=["a candidate", "a prompt", "a list of candidates", "values", "trajectories"],
 )
@@ -194,7 +234,9 @@ def test_what_is_damaged_is_named_and_not_read(store: Store, damage: str, messag
     answer(store, 0, 0, 0)
     store.db.execute("PRAGMA foreign_keys = OFF")
     store.db.execute(damage)
-    with pytest.raises(LedgerError, match=rf"ledger\.sqlite: {message} what was written there; `oat ledger RUN --check` says"):
+    with pytest.raises(
+        LedgerError, match=rf"ledger\.sqlite: {message} what was written there; `oat ledger RUN --check` says"
+    ):
         (store.answers(store.answered()), store.groups("train", 0, 0))
 
 
@@ -221,7 +263,9 @@ def test_the_digest_knows_content_only(tmp_path: Path) -> None:
             if late:
                 store.set_tickets([("ticket", 1.0, rows[0].id)])
             for row in rows[::-1] if late else rows:
-                given = Answer(row.question.key, (p,), ("ok",), 2, by="x" if late else "y", seconds=float(late))
+                given = Answer(
+                    row.question.key, (p,), ("ok",), 2, by="x" if late else "y", seconds=float(late)
+                )
                 store.add_answers([(row.id, given, label)])
             store.add_take("train", 0, [row.id for row in rows])
         return store
@@ -255,7 +299,9 @@ def test_another_schema_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
     store.close()
-    with pytest.raises(LedgerError, match=r"ledger.sqlite: schema version 99, this program writes 6; continue the run with"):
+    with pytest.raises(
+        LedgerError, match=r"ledger.sqlite: schema version 99, this program writes 6; continue the run with"
+    ):
         Store(path)
     database = sqlite3.connect(path)
     database.execute("DELETE FROM meta")
@@ -289,8 +335,11 @@ def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
         ("server:/x / 9p rw 0 0\n", "9p"),
     ],
 )
-def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: str, refused: str | None) -> None:
-    """SQLite's locks cannot be trusted there; a local disk mounted inside one is fine, and blanks in a place are escaped."""
+def test_a_network_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: str, refused: str | None
+) -> None:
+    """SQLite's locks cannot be trusted there; a local disk mounted inside one is fine, and blanks in a place
+    are escaped."""
     here = tmp_path / "a run"
     here.mkdir()
     places = {"here": str(here).replace(" ", "\\040"), "parent": str(tmp_path)}
@@ -299,6 +348,8 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     if refused is None:
         Store(here / "ledger.sqlite").close()
     else:
-        with pytest.raises(LedgerError, match=rf"ledger.sqlite: lies on a network file system \({refused}\).*local disk"):
+        with pytest.raises(
+            LedgerError, match=rf"ledger.sqlite: lies on a network file system \({refused}\).*local disk"
+        ):
             Store(here / "ledger.sqlite")
         assert not (here / "ledger.sqlite").exists()

@@ -22,9 +22,14 @@ def item(number: int, samples: list[tuple[str, float]], marks: tuple[Mark, ...] 
     """Scored samples of a prompt whose only id is its number; responses of one length have the same ids."""
     group = make_group(number, *(text for text, _ in samples))
     context = Segment("context", np.array([number], dtype=np.int32))
-    group = replace(group, trajectories=tuple(replace(row, segments=(context, *row.segments[1:])) for row in group.trajectories))
+    group = replace(
+        group,
+        trajectories=tuple(replace(row, segments=(context, *row.segments[1:])) for row in group.trajectories),
+    )
     (question,) = make_questions([group], "score", 0, oracle="o")
-    answer = Answer(question.key, tuple(score for _, score in samples), marks or ("ok",) * len(samples), len(samples))
+    answer = Answer(
+        question.key, tuple(score for _, score in samples), marks or ("ok",) * len(samples), len(samples)
+    )
     return Item(group, question, answer, None)
 
 
@@ -56,7 +61,9 @@ HAND = {
 
 @pytest.mark.parametrize("reduction", HAND)
 def test_loss_by_hand(reduction: str) -> None:
-    algorithm, batch = prepared(item(0, [("ab", 0.0), ("c", 0.0)]), item(1, [("abc", 0.0)]), reduction=reduction)
+    algorithm, batch = prepared(
+        item(0, [("ab", 0.0), ("c", 0.0)]), item(1, [("abc", 0.0)]), reduction=reduction
+    )
     loss, gradient = loss_and_gradient(algorithm, batch, [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0])
     expected, slopes = HAND[reduction]
     assert loss == pytest.approx(expected)
@@ -81,13 +88,19 @@ def slow(samples: list[tuple[int, list[float]]], reduction: str) -> float:
 def test_equals_plain_python(reduction: str) -> None:
     generator = np.random.default_rng(2)
     words = ["a", "abcd", "ab", "abcdefg", "abc", "abcde"]
-    items = [item(0, [(words[0], 1), (words[1], 0), (words[2], 1)]), item(1, [(words[3], 0)]), item(2, [(words[4], 1), (words[5], 1)])]
+    items = [
+        item(0, [(words[0], 1), (words[1], 0), (words[2], 1)]),
+        item(1, [(words[3], 0)]),
+        item(2, [(words[4], 1), (words[5], 1)]),
+    ]
     algorithm, batch = prepared(*items, threshold=1.0, reduction=reduction)
     kept = [(0, words[0]), (0, words[2]), (2, words[4]), (2, words[5])]
     assert [row.text for row in batch.rows] == [word for _, word in kept]
     logps = [generator.normal(-2, 1, len(word)).tolist() for _, word in kept]
     expected = slow([(prompt, values) for (prompt, _), values in zip(kept, logps, strict=True)], reduction)
-    assert loss_and_gradient(algorithm, batch, [x for values in logps for x in values])[0] == pytest.approx(expected)
+    assert loss_and_gradient(algorithm, batch, [x for values in logps for x in values])[0] == pytest.approx(
+        expected
+    )
 
 
 @pytest.mark.inventory(15)
@@ -98,8 +111,16 @@ def test_only_accepted_unique_responses_are_learned() -> None:
     _, batch = prepared(first, second, third, threshold=0.5)
     assert [row.text for row in batch.rows] == ["good", "better", "good"]
     assert batch.group_of_N.tolist() == [0, 0, 1]
-    found = {name: batch.metrics[name] for name in ("sft/accepted_frac", "sft/solved_frac", "sft/duplicates", "rows/trained")}
-    assert found == {"sft/accepted_frac": pytest.approx(4 / 9), "sft/solved_frac": pytest.approx(2 / 3), "sft/duplicates": 1.0, "rows/trained": 3.0}
+    found = {
+        name: batch.metrics[name]
+        for name in ("sft/accepted_frac", "sft/solved_frac", "sft/duplicates", "rows/trained")
+    }
+    assert found == {
+        "sft/accepted_frac": pytest.approx(4 / 9),
+        "sft/solved_frac": pytest.approx(2 / 3),
+        "sft/duplicates": 1.0,
+        "rows/trained": 3.0,
+    }
 
 
 def test_the_same_response_to_two_records_of_one_prompt_is_learned_once() -> None:
@@ -118,7 +139,8 @@ def test_a_step_without_a_good_response_is_an_empty_batch() -> None:
 
 @pytest.mark.inventory(15)
 def test_over_a_run_a_response_is_learned_once() -> None:
-    """As RFT's data set has it, by prompt; what was rejected may be accepted later. A restart knows what was learned."""
+    """As RFT's data set has it, by prompt; what was rejected may be accepted later. A restart knows what was
+    learned."""
 
     def learned(algorithm: SFT, *items: Item) -> tuple[list[str], float]:
         batch = algorithm.prepare(Feedback(0, items, 9), forward, np.random.default_rng(0))
@@ -130,7 +152,10 @@ def test_over_a_run_a_response_is_learned_once() -> None:
     again = SFT(config)
     again.load_state(algorithm.state)
     for one in (algorithm, again):
-        assert learned(one, item(0, [("a", 2.0), ("def", 1.0), ("a", 1.0)]), item(1, [("a", 1.0)])) == (["def", "a"], 2.0)
+        assert learned(one, item(0, [("a", 2.0), ("def", 1.0), ("a", 1.0)]), item(1, [("a", 1.0)])) == (
+            ["def", "a"],
+            2.0,
+        )
         assert learned(one, item(0, [("a", 1.0), ("bc", 1.0), ("def", 0.9)])) == ([], 3.0)
     assert algorithm.state["learned"].tolist() == again.state["learned"].tolist()
     assert len(algorithm.state["learned"]) == 4
@@ -182,7 +207,10 @@ def test_learns_twenty_demonstrations_by_heart(world: World, tmp_path: Path, kin
     write_jsonl(tmp_path / "data.jsonl", records)
     changes = {**RECORDED, "prompts.path": str(tmp_path / "data.jsonl"), "prompts.responses": ["answer"]}
     (tmp_path / "chat.jinja").write_text(CHAT)
-    changes |= {"algorithm": {"name": "sft", "prompts": 20}, "render.template": str(tmp_path / "chat.jinja") if kind == "chat" else None}
+    changes |= {
+        "algorithm": {"name": "sft", "prompts": 20},
+        "render.template": str(tmp_path / "chat.jinja") if kind == "chat" else None,
+    }
     assert oat("train", world.config("sft", tmp_path, changes)) == 0
     rows = rows_of(tmp_path / "sft")[1:]
     assert rows[-1]["loss/sft"] < 0.5 * rows[0]["loss/sft"]
@@ -192,8 +220,15 @@ def test_learns_twenty_demonstrations_by_heart(world: World, tmp_path: Path, kin
 
 
 def test_of_recorded_pairs_a_threshold_keeps_the_chosen(world: World, tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": f"{a}+1=", "chosen": "1", "rejected": "22"} for a in range(4)])
-    changes = {**RECORDED, "prompts.path": str(tmp_path / "pairs.jsonl"), "prompts.responses": ["chosen", "rejected"], "stop.max_steps": 1}
+    write_jsonl(
+        tmp_path / "pairs.jsonl", [{"prompt": f"{a}+1=", "chosen": "1", "rejected": "22"} for a in range(4)]
+    )
+    changes = {
+        **RECORDED,
+        "prompts.path": str(tmp_path / "pairs.jsonl"),
+        "prompts.responses": ["chosen", "rejected"],
+        "stop.max_steps": 1,
+    }
     changes["algorithm"] = {"name": "sft", "prompts": 4, "threshold": 1.0}
     assert oat("train", world.config("sft", tmp_path, changes)) == 0
     row = rows_of(tmp_path / "sft")[1]
@@ -202,10 +237,21 @@ def test_of_recorded_pairs_a_threshold_keeps_the_chosen(world: World, tmp_path: 
 
 @pytest.mark.inventory(15)
 def test_samples_of_the_start_are_learned_once_each(world: World, tmp_path: Path) -> None:
-    """RFT: the sampler stays what it was, so greedy samples are the same in both passes, and the second learns nothing."""
-    changes = {"algorithm": {"name": "sft", "prompts": 4, "threshold": -99.0, "duplicates": "run"}, "evaluation": None}
-    records = write_jsonl(tmp_path / "data.jsonl", [{"prompt": f"{number}+1=", "answer": "1"} for number in range(4)])
-    changes |= {"learner.sync_every": 99, "prompts.path": str(records), "prompts.epochs": 2, "sampling.temperature": 0.0}
+    """RFT: the sampler stays what it was, so greedy samples are the same in both passes, and the second
+    learns nothing."""
+    changes = {
+        "algorithm": {"name": "sft", "prompts": 4, "threshold": -99.0, "duplicates": "run"},
+        "evaluation": None,
+    }
+    records = write_jsonl(
+        tmp_path / "data.jsonl", [{"prompt": f"{number}+1=", "answer": "1"} for number in range(4)]
+    )
+    changes |= {
+        "learner.sync_every": 99,
+        "prompts.path": str(records),
+        "prompts.epochs": 2,
+        "sampling.temperature": 0.0,
+    }
     assert oat("train", world.config("sft", tmp_path, changes)) == 0
     first, second = rows_of(tmp_path / "sft")[1:]
     assert (first["rows/trained"], first["sft/duplicates"], first["weights/version"]) == (4.0, 0.0, 0)

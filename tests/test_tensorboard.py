@@ -1,4 +1,5 @@
-"""`tracking.tensorboard`: the points of `metrics.jsonl`, each once, as TensorBoard's own library reads them."""
+"""`tracking.tensorboard`: the points of `metrics.jsonl`, each once, as TensorBoard's own library reads
+them."""
 
 import importlib.util
 import json
@@ -17,7 +18,9 @@ from oat.tracking.child import SinkProcess, finish_all
 from oat.tracking.registry import described_sinks
 
 ON = {"tracking.tensorboard": True}
-needs_library = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+needs_library = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
+)
 
 Points = Callable[[Path], dict[tuple[str, int], list[float]]]
 
@@ -43,18 +46,34 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def are_its_rows(found: dict[tuple[str, int], list[float]], run_dir: Path) -> bool:
-    expected = {(name, row["step"]): value for row in rows_of(run_dir) for name, value in row.items() if name != "step"}
+    expected = {
+        (name, row["step"]): value
+        for row in rows_of(run_dir)
+        for name, value in row.items()
+        if name != "step"
+    }
     assert found.keys() == expected.keys()
-    return all(len(values) == 1 and math.isclose(values[0], expected[place], rel_tol=1e-6, abs_tol=1e-30) for place, values in found.items())
+    return all(
+        len(values) == 1 and math.isclose(values[0], expected[place], rel_tol=1e-6, abs_tol=1e-30)
+        for place, values in found.items()
+    )
 
 
 @needs_library
 def test_each_point_once_over_kills(world: World, tmp_path: Path, points: Points) -> None:
     """Killed behind a checkpoint, continued, made longer."""
     config, run_dir = world.config("grpo", tmp_path, ON), tmp_path / "grpo"
-    assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4) or oat("train", config), tmp_path / "log") == -signal.SIGKILL
+    assert (
+        forked(
+            lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4) or oat("train", config),
+            tmp_path / "log",
+        )
+        == -signal.SIGKILL
+    )
     for flags in ((), ("--stop.max_steps", 6)):
-        assert forked(lambda flags=flags: oat("train", config, *flags), tmp_path / "log") == 0, (tmp_path / "log").read_text()
+        assert forked(lambda flags=flags: oat("train", config, *flags), tmp_path / "log") == 0, (
+            tmp_path / "log"
+        ).read_text()
         assert are_its_rows(points(run_dir), run_dir)
     assert [row["step"] for row in rows_of(run_dir)] == list(range(7))
 
@@ -72,7 +91,9 @@ def test_a_run_that_is_told_late_has_all_points(world: World, tmp_path: Path, po
 @needs_library
 def test_points_that_lie_elsewhere_stand_there_once(world: World, tmp_path: Path, points: Points) -> None:
     """Where the folder is a link to another disk."""
-    config, run_dir, elsewhere = world.config("dpo", tmp_path, {**ON, "stop.max_steps": 2}), tmp_path / "dpo", tmp_path / "elsewhere"
+    config = world.config("dpo", tmp_path, {**ON, "stop.max_steps": 2})
+    run_dir = tmp_path / "dpo"
+    elsewhere = tmp_path / "elsewhere"
     assert forked(lambda: oat("train", config), tmp_path / "log") == 0
     (run_dir / "tensorboard").rename(elsewhere)
     (run_dir / "tensorboard").symlink_to(elsewhere)
@@ -104,10 +125,22 @@ def test_samples_are_texts_that_only_those_see_who_asked(world: World, tmp_path:
     tags: dict[bool, set[str]] = {}
     for samples in (False, True):
         config = world.config(
-            "grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None, "tracking.sinks": [{"name": "tensorboard", "samples": samples}]}
+            "grpo",
+            tmp_path,
+            {
+                "stop.max_steps": 1,
+                "evaluation": None,
+                "tracking.sinks": [{"name": "tensorboard", "samples": samples}],
+            },
         )
         run_dir = tmp_path / str(samples)
-        assert forked(lambda config=config, run_dir=run_dir: oat("train", config, "--run_dir", run_dir), tmp_path / "log") == 0
+        assert (
+            forked(
+                lambda config=config, run_dir=run_dir: oat("train", config, "--run_dir", run_dir),
+                tmp_path / "log",
+            )
+            == 0
+        )
         (file,) = (run_dir / "tensorboard").iterdir()
         values = [value for event in LegacyEventFileLoader(str(file)).Load() for value in event.summary.value]
         tags[samples] = {value.tag for value in values}
@@ -116,8 +149,17 @@ def test_samples_are_texts_that_only_those_see_who_asked(world: World, tmp_path:
     assert tags[True] - tags[False] == {f"samples/{number}" for number in range(4)}
 
 
-def test_without_the_library(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, find=importlib.util.find_spec: None if name == "tensorboard" else find(name))
+def test_without_the_library(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, find=importlib.util.find_spec: None if name == "tensorboard" else find(name),
+    )
     assert oat("train", world.config("dpo", tmp_path, ON)) == 2
-    assert "tracking.tensorboard is set, and its library is missing: pip install 'oat-align[tensorboard]'" in capsys.readouterr().err
+    assert (
+        "tracking.tensorboard is set, and its library is missing: pip install 'oat-align[tensorboard]'"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "dpo").exists()

@@ -29,7 +29,17 @@ def test_ours_pass(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("dpo", {"label_smoothing": 0.1, "length_alpha": 0.1, "positive_lambda": 1.0, "sft_weight": 0.5, "epochs": 2, "minibatches": 2}),
+        (
+            "dpo",
+            {
+                "label_smoothing": 0.1,
+                "length_alpha": 0.1,
+                "positive_lambda": 1.0,
+                "sft_weight": 0.5,
+                "epochs": 2,
+                "minibatches": 2,
+            },
+        ),
         ("simpo", {"loss": "hinge"}),
         ("sft", {"samples": 4, "threshold": 0.0, "reduction": "prompt"}),
         ("grpo", {"reduction": "token", "kl_coef": 0.1, "epochs": 2, "minibatches": 3}),
@@ -51,11 +61,16 @@ class Inflated(DPO):
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         batch = super().prepare(feedback, forward, generator)
-        return replace(batch, metrics=batch.metrics | step_metrics(replace(feedback, items=feedback.learned, older=())))
+        return replace(
+            batch, metrics=batch.metrics | step_metrics(replace(feedback, items=feedback.learned, older=()))
+        )
 
 
 def test_what_is_learned_again_is_looked_at() -> None:
-    with pytest.raises(ContractError, match=r"made 12 rows with older answers and 12 without; take its rows from `feedback.learned`"):
+    with pytest.raises(
+        ContractError,
+        match=r"made 12 rows with older answers and 12 without; take its rows from `feedback.learned`",
+    ):
         check_algorithm(Forgetful)
     with pytest.raises(ContractError, match=r"with older answers prepare reports other .*response/tokens"):
         check_algorithm(Inflated)
@@ -80,7 +95,13 @@ class Warm(GRPO):
 
 
 def test_a_setting_without_a_default_is_to_be_given() -> None:
-    with pytest.raises(ContractError, match=r"Warm: its Config has no default for temperature; give them: check_algorithm\(Warm, temperature=...\)"):
+    with pytest.raises(
+        ContractError,
+        match=(
+            r"Warm: its Config has no default for temperature; give them: check_algorithm\(Warm, "
+            r"temperature=...\)"
+        ),
+    ):
         check_algorithm(Warm)
     check_algorithm(Warm, temperature=1.0)
 
@@ -112,7 +133,9 @@ class ListColumn(Broken):
 
 class LearnedColumn(Broken):
     def spoilt(self, batch: Batch) -> Batch:
-        return replace(batch, columns={**batch.columns, "extra_N": torch.zeros(batch.size, requires_grad=True)})
+        return replace(
+            batch, columns={**batch.columns, "extra_N": torch.zeros(batch.size, requires_grad=True)}
+        )
 
 
 class LeftOut(Broken):
@@ -157,14 +180,22 @@ class Hopeful(Broken):
     """Fails where nothing was answered."""
 
     def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Any:
-        best = max(value for item in feedback.items for value, mark in zip(item.answer.values, item.answer.marks, strict=True) if mark == "ok")
+        best = max(
+            value
+            for item in feedback.items
+            for value, mark in zip(item.answer.values, item.answer.marks, strict=True)
+            if mark == "ok"
+        )
         assert np.isfinite(best)
         return super().prepare(feedback, forward, generator)
 
 
 class BrokenLoss(GRPO):
     def losses(self, outputs: Outputs, view: View) -> Any:
-        return {name: replace(loss, terms=self.terms(loss.terms, outputs, view)) for name, loss in super().losses(outputs, view).items()}
+        return {
+            name: replace(loss, terms=self.terms(loss.terms, outputs, view))
+            for name, loss in super().losses(outputs, view).items()
+        }
 
     def terms(self, terms_K: torch.Tensor, outputs: Outputs, view: View) -> torch.Tensor:
         return terms_K
@@ -303,9 +334,15 @@ class Scaled(GRPO):
         self.largest = 1e-3
 
     def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Batch:
-        self.largest = max(self.largest, *(abs(value) for item in feedback.items for value in item.answer.values))
+        self.largest = max(
+            self.largest, *(abs(value) for item in feedback.items for value in item.answer.values)
+        )
         batch = super().prepare(feedback, forward, generator)
-        return replace(batch, columns={name: values / self.largest for name, values in batch.columns.items()}) if batch.size else batch
+        return (
+            replace(batch, columns={name: values / self.largest for name, values in batch.columns.items()})
+            if batch.size
+            else batch
+        )
 
 
 class Saved(Scaled):
@@ -336,39 +373,118 @@ def test_a_state_that_comes_back_passes() -> None:
         (WithoutAxis, r"the column extra has no axis; end its name in _N"),
         (ListColumn, r"the column extra_N is list; make it a tensor"),
         (LearnedColumn, r"the column extra_N carries a gradient; .* detach it"),
-        (LeftOut, r"unit_of_N is \[ 0  2 .*; give one whole number a row, from 0 upward, none left out \(N is 24\)"),
+        (
+            LeftOut,
+            (
+                r"unit_of_N is \[ 0  2 .*; give one whole number a row, from 0 upward, none left out \(N is "
+                r"24\)"
+            ),
+        ),
         (MissingRows, r"there are 23 rows, and unit_of_N has 24 numbers; give one a row"),
         (NoBatch, r"prepare returned NoneType; return a Batch, without rows where there is nothing to learn"),
-        (Shuffling, r"prepare made two different batches of the same feedback and seed; draw numbers from `generator` only"),
+        (
+            Shuffling,
+            (
+                r"prepare made two different batches of the same feedback and seed; draw numbers from "
+                r"`generator` only"
+            ),
+        ),
         (Secretive, r"prepare reports a name that no list knows: .*'reward/secret'.*user/"),
-        (Unlearnt, r"prepare made no rows of 6 answered questions; check it with options under which it learns"),
+        (
+            Unlearnt,
+            r"prepare made no rows of 6 answered questions; check it with options under which it learns",
+        ),
         (InFeedback, r"prepare changed the feedback that it was given; work on copies"),
         (Hopeful, r"prepare raised ValueError: max\(\).* \(.*test_testing_algorithms.py:\d+\)"),
-        (ReducedAlready, r"the terms of loss/policy have shape \(\); per 'sequence' they are \(K,\) = \(\d+,\), not reduced \(N = 24\)"),
+        (
+            ReducedAlready,
+            (
+                r"the terms of loss/policy have shape \(\); per 'sequence' they are \(K,\) = \(\d+,\), not "
+                r"reduced \(N = 24\)"
+            ),
+        ),
         (OfRows, r"the terms of loss/policy have shape \(24,\); per 'sequence' they are \(K,\)"),
         (Detached, r"no loss depends on what the models gave; compute it from `outputs`, without detach"),
-        (Flat, r"no gradient reaches the policy: no loss depends on its entropy, sampled, or each is flat there"),
-        (Centred, r"the gradient differs by \S+% when each unit has a forward pass of its own; .* leave terms unreduced"),
-        (Whitened, r"the gradient differs by \S+% when each unit has a forward pass of its own; .* columns in `prepare`"),
+        (
+            Flat,
+            (
+                r"no gradient reaches the policy: no loss depends on its entropy, sampled, or each is flat "
+                r"there"
+            ),
+        ),
+        (
+            Centred,
+            (
+                r"the gradient differs by \S+% when each unit has a forward pass of its own; .* leave terms "
+                r"unreduced"
+            ),
+        ),
+        (
+            Whitened,
+            (
+                r"the gradient differs by \S+% when each unit has a forward pass of its own; .* columns in "
+                r"`prepare`"
+            ),
+        ),
         (NotFinite, r"the loss is nan; look for log\(0\), 0/0"),
         (InColumns, r"the column advantages_N was changed in place; make a new tensor"),
         (InOutputs, r"entropy of the policy was changed in place; make a new tensor"),
-        (WrongAxis, r"losses raised RuntimeError: The size of tensor a \(24\) .* \(.*test_testing_algorithms.py:\d+\)"),
+        (
+            WrongAxis,
+            (
+                r"losses raised RuntimeError: The size of tensor a \(24\) .* "
+                r"\(.*test_testing_algorithms.py:\d+\)"
+            ),
+        ),
         (PerSample, r"the loss loss/policy is per 'sample'; it is one of token, sequence"),
         (WithoutConstant, r'is per "constant"; set Loss.constant, the length to divide by'),
         (Scalar, r"losses returned tensor\(.*; return a dict of Loss by metric name"),
         (Unnamed, r"losses reports a name that no list knows: .*'loss/mine'"),
-        (WantsMore, r"wants raised AssertionError: a language model gives raw, sampled and entropy, not \{'value'\}"),
-        (LongMetric, r"the metric user/ratio has shape \(\d+,\); give one value for each of its axis N, at most 24 here"),
+        (
+            WantsMore,
+            (
+                r"wants raised AssertionError: a language model gives raw, sampled and entropy, not "
+                r"\{'value'\}"
+            ),
+        ),
+        (
+            LongMetric,
+            (
+                r"the metric user/ratio has shape \(\d+,\); give one value for each of its axis N, at "
+                r"most 24 "
+                r"here"
+            ),
+        ),
         (OddMetric, r"the metric user/ratio is joined by 'mean'; it is a mean over K, N or U, or max, min"),
-        (OtherPlans, r"plan\(0\) is Plan\(prompts=1,.* and then Plan\(prompts=2,.*; return a Plan, a function of the step"),
-        (OtherSlot, r"plan\(0\) samples from \{'reference'\}, and requires.slots is \{'sampler'\}; name them there"),
+        (
+            OtherPlans,
+            (
+                r"plan\(0\) is Plan\(prompts=1,.* and then Plan\(prompts=2,.*; return a Plan, a function of "
+                r"the step"
+            ),
+        ),
+        (
+            OtherSlot,
+            r"plan\(0\) samples from \{'reference'\}, and requires.slots is \{'sampler'\}; name them there",
+        ),
         (Lonely, r"plan\(0\) is Plan\(.*; a comparison needs 2 samples a prompt, or more"),
-        (Untrained, r"wants \{'policy'\}, and requires.models is \{'reference'\}; name every trained model there"),
+        (
+            Untrained,
+            r"wants \{'policy'\}, and requires.models is \{'reference'\}; name every trained model there",
+        ),
         (Judged, r"requires.models names judge; a run has policy, reference, critic, ensemble, reward"),
-        (Scaled, r"after load_state it makes other batches or losses than the one whose state that was; put all that it keeps"),
+        (
+            Scaled,
+            (
+                r"after load_state it makes other batches or losses than the one whose state that was; put "
+                r"all that it keeps"
+            ),
+        ),
         (Saved, r"load_state does not bring back the state: \['largest'\] was saved"),
-        (NoJSON, r"state holds what JSON cannot \(.*set.*\); keep tensors, numbers, strings, lists and dicts"),
+        (
+            NoJSON,
+            r"state holds what JSON cannot \(.*set.*\); keep tensors, numbers, strings, lists and dicts",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(algorithm: type, said: str) -> None:
@@ -380,7 +496,14 @@ def test_what_is_no_algorithm_is_said() -> None:
     class Nearly(Objective): ...
 
     for cls in (Nearly, dict):
-        with pytest.raises(ContractError, match=r"is no algorithm; subclass Objective of oat/algorithms/base.py, with a dataclass `Config` in it"):
+        with pytest.raises(
+            ContractError,
+            match=(
+                r"is no algorithm; subclass Objective of oat/algorithms/base.py, with a dataclass "
+                r"`Config` in "
+                r"it"
+            ),
+        ):
             check_algorithm(cls)
     with pytest.raises(ConfigError, match="a pair needs at least 2"):
         check_algorithm(DPO, samples=1)

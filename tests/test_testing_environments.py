@@ -20,7 +20,10 @@ TESTS = Path(__file__).parent
 
 @pytest.mark.parametrize(
     ("name", "record"),
-    [("protocol/guessing.py:Guessing", {"prompt": "guess"}), ("../examples/05_environment.py:HigherLower", {"prompt": "guess", "secret": 2})],
+    [
+        ("protocol/guessing.py:Guessing", {"prompt": "guess"}),
+        ("../examples/05_environment.py:HigherLower", {"prompt": "guess", "secret": 2}),
+    ],
 )
 def test_those_there_are_pass(name: str, record: dict[str, Any]) -> None:
     check_environment(str(TESTS / name), [record])
@@ -31,11 +34,23 @@ class Counting:
     """Three turns with a number drawn for the episode, but for what subclasses do."""
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Any:
-        return {"turn": 1, "drawn": int(generator.integers(1_000_000)), "said": [], "level": prompt.columns.get("levels", [3])[0]}
+        return {
+            "turn": 1,
+            "drawn": int(generator.integers(1_000_000)),
+            "said": [],
+            "level": prompt.columns.get("levels", [3])[0],
+        }
 
     def step(self, state: Any, response: str) -> Any:
         after = {**state, "turn": state["turn"] + 1, "said": [*state["said"], response]}
-        return self.spoilt(Turn(after, Message("user", f"{state['drawn']}") if state["turn"] < 3 else None, float(len(response))), state)
+        return self.spoilt(
+            Turn(
+                after,
+                Message("user", f"{state['drawn']}") if state["turn"] < 3 else None,
+                float(len(response)),
+            ),
+            state,
+        )
 
     def spoilt(self, turn: Turn, state: Mapping[str, Any]) -> Any:
         return turn
@@ -188,30 +203,66 @@ LEVELS = [{"prompt": "2+2=", "levels": [1, 2, 3]}]
     ("environment", "said"),
     [
         (NoState, r"reset returned None; return the state before the first response, a dict"),
-        (Fragile, r"step \(turn 2 of an episode of '2\+2=', after ''\) raised ValueError: invalid literal .*test_testing_environments.py:\d+\)"),
-        (Tuple, r"turn 1 of an episode of '2\+2=', after '4': step returned \(.*; return an oat.environments.base.Turn"),
+        (
+            Fragile,
+            (
+                r"step \(turn 2 of an episode of '2\+2=', after ''\) raised ValueError: invalid literal "
+                r".*test_testing_environments.py:\d+\)"
+            ),
+        ),
+        (
+            Tuple,
+            (
+                r"turn 1 of an episode of '2\+2=', after '4': step returned \(.*; return an "
+                r"oat.environments.base.Turn"
+            ),
+        ),
         (EndsWithoutState, r"turn 3 of .*: the state is None; return a dict, also with the last turn"),
         (Text, r"the message is go on; return an oat.types.Message, or None to end"),
         (Content, r"the message is Message\(.*; return an oat.types.Message, or None to end"),
-        (Assistant, r"the message is the assistant's, which only the model writes; give it another role, as user"),
+        (
+            Assistant,
+            r"the message is the assistant's, which only the model writes; give it another role, as user",
+        ),
         (Stranger, r"turn 1 of .*: the message has the role 'usr'; did you mean `user`\?"),
         (Unencodable, r"turn 1 of .*: the message: field 'content': .*the lone surrogate U\+D800"),
         (Nul, r"turn 1 of .*: the message: field 'content': .*a NUL character"),
         (Immense, r"turn 1 of .*: the reward is 10{59}; return a finite number"),
         (NotANumber, r"turn 3 of .*: the reward is nan; return a finite number"),
         (NoReward, r"turn 1 of .*: the reward is None; return a finite number"),
-        (Endless, r"an episode of '2\+2=' did not end within 20 turns; end it at some turn with the message None"),
+        (
+            Endless,
+            r"an episode of '2\+2=' did not end within 20 turns; end it at some turn with the message None",
+        ),
         (TakesFromPrompt, r"reset changed its argument `prompt`; work on copies of its columns"),
         (TakesFromPromptLater, r"step changed its argument `state`; return another"),
-        (InPlace, r"step changed its argument `state`; return another: \{\*\*state, ...\}, with copies of its lists"),
+        (
+            InPlace,
+            (
+                r"step changed its argument `state`; return another: \{\*\*state, ...\}, with copies of its "
+                r"lists"
+            ),
+        ),
         (
             GlobalRandomness,
-            r"turn 1 of .* told '\d+' and the reward 0.\d+, and '\d+' and the reward 0.\d+ when it was played again with",
+            (
+                r"turn 1 of .* told '\d+' and the reward 0.\d+, and '\d+' and the reward 0.\d+ when it was "
+                r"played again with"
+            ),
         ),
-        (Counter, r"turn 1 of .* told '0' and the reward 1, and '8' and the reward 1 when it was played again with the same seed; draw numbers"),
+        (
+            Counter,
+            (
+                r"turn 1 of .* told '0' and the reward 1, and '8' and the reward 1 when it was played again "
+                r"with the same seed; draw numbers"
+            ),
+        ),
         (
             Remembers,
-            r"turn 1 of .* when it was played turn by turn beside others, by one that was made anew; .* keep what is to be remembered",
+            (
+                r"turn 1 of .* when it was played turn by turn beside others, by one that was made anew; .* "
+                r"keep what is to be remembered"
+            ),
         ),
         (Unequal, r"turn \d of .* the end and the reward \d+ when it was played turn by turn beside others"),
     ],
@@ -234,7 +285,9 @@ class Reader(Counting):
 def test_prompts_are_read_as_a_run_reads_them() -> None:
     conversation = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2="}]
     check_environment(Reader, [{"prompt": conversation, "levels": (np.int64(2),)}])
-    with pytest.raises(DataError, match=r"records:1: field 'prompt': expected in every record, got the columns 'question'"):
+    with pytest.raises(
+        DataError, match=r"records:1: field 'prompt': expected in every record, got the columns 'question'"
+    ):
         check_environment(Counting, [{"question": "2+2="}])
     with pytest.raises(DataError, match=r"message 1: expected a role, got 'usr'"):
         check_environment(Counting, [{"prompt": [{"role": "usr", "content": "2+2="}]}])
@@ -250,5 +303,8 @@ def test_what_is_no_environment_is_said() -> None:
     with pytest.raises(ConfigError, match=r"dict lacks reset and step; see the Environment protocol"):
         check_environment(dict)
     for nothing in ({"prompts": []}, {"responses": []}):
-        with pytest.raises(ContractError, match=r"Counting: there is nothing to play; give at least one prompt and one response"):
+        with pytest.raises(
+            ContractError,
+            match=r"Counting: there is nothing to play; give at least one prompt and one response",
+        ):
             check_environment(Counting, **nothing)  # type: ignore[arg-type]

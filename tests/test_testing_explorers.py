@@ -31,7 +31,9 @@ class Broken(NoExploration):
     """Compares the first two responses, but for what subclasses do."""
 
     def choose(self, groups: Any, keys: Any, scores: Any, generator: np.random.Generator) -> Any:
-        return [self.spoilt(question, generator) for question in super().choose(groups, keys, scores, generator)]
+        return [
+            self.spoilt(question, generator) for question in super().choose(groups, keys, scores, generator)
+        ]
 
     def spoilt(self, question: Question, generator: np.random.Generator) -> Question:
         return question
@@ -161,8 +163,17 @@ def turned(question: Question) -> Question:
         (Sorting, r"choose changed the scores that it was given; work on copies"),
         (Annotating, r"choose changed the groups that it was given"),
         (Failing, r"choose raised KeyError: 'sampler' \(.*test_testing_explorers.py:\d+\)"),
-        (Unknown, r"needs is frozenset\(\{'critic'\}\); make it a frozenset of ensemble, policy, reference, sampler"),
-        (Growing, r"widen returned Plan\(prompts=9,.* and then Plan\(prompts=10,.* a function of the argument"),
+        (
+            Unknown,
+            (
+                r"needs is frozenset\(\{'critic'\}\); make it a frozenset of ensemble, policy, reference, "
+                r"sampler"
+            ),
+        ),
+        (
+            Growing,
+            r"widen returned Plan\(prompts=9,.* and then Plan\(prompts=10,.* a function of the argument",
+        ),
         (Wide, r"widen returned Plan\(prompts=12.0,.* whole numbers above 0"),
         (InPlace, r"widen changed the plan that it was given"),
     ],
@@ -195,5 +206,7 @@ def test_options_go_into_its_config() -> None:
         check_explorer(Picky, count=1)
     with pytest.raises(ContractError, match=r"Picky: __init__ raised TypeError: .*'size'"):
         check_explorer(Picky, size=1)
-    with pytest.raises(ContractError, match="Broken: takes no options, and size were given; add a dataclass `Config`"):
+    with pytest.raises(
+        ContractError, match="Broken: takes no options, and size were given; add a dataclass `Config`"
+    ):
         check_explorer(Broken, size=1)

@@ -1,4 +1,5 @@
-"""`check_oracle` passes every oracle of ours, and finds what is wrong with others; `FakeOracle` answers as its script says."""
+"""`check_oracle` passes every oracle of ours, and finds what is wrong with others; `FakeOracle` answers as
+its script says."""
 
 import itertools
 import random
@@ -51,7 +52,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "regex": {"pattern": "[0-9]", "engine": "python", "timeout_s": 60},
     "length": {"target": 9, "unit": "words"},
     "isolated": {"function": "oat.oracles.rules.exact:exact_match", "timeout_s": 60},
-    "mixture": {"sources": [{"name": "exact_match", "weight": 2.0}, {"name": "length", "target": 3, "unit": "characters"}]},
+    "mixture": {
+        "sources": [
+            {"name": "exact_match", "weight": 2.0},
+            {"name": "length", "target": 3, "unit": "characters"},
+        ]
+    },
 }
 
 
@@ -62,7 +68,9 @@ def test_every_oracle_with_options_passes(name: str) -> None:
 
 def test_a_mixture_with_scales_passes() -> None:
     """It says that it is no function of the question."""
-    check_oracle("mixture", reference="4", options={"sources": [{"name": "length", "target": 9, "normalise": "group"}]})
+    check_oracle(
+        "mixture", reference="4", options={"sources": [{"name": "length", "target": 9, "normalise": "group"}]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,8 +83,15 @@ def test_a_mixture_with_scales_passes() -> None:
         KnownOracle("recorded", "score"),
         KnownOracle("recorded", "compare"),
         Preferences(CallableOracle(length, "length")),
-        FakeOracle(lambda question: [float(len(text)) for text in question.candidates], late=lambda question: len(question.candidates[0]) % 3),
-        FakeOracle(lambda question: "tie" if len(question.candidates[0]) > 3 else 0.7, answers="compare", newest_first=True),
+        FakeOracle(
+            lambda question: [float(len(text)) for text in question.candidates],
+            late=lambda question: len(question.candidates[0]) % 3,
+        ),
+        FakeOracle(
+            lambda question: "tie" if len(question.candidates[0]) > 3 else 0.7,
+            answers="compare",
+            newest_first=True,
+        ),
         FakeOracle(lambda question: "abstain"),
     ],
     ids=lambda oracle: getattr(oracle, "__name__", type(oracle).__name__),
@@ -114,7 +129,9 @@ class NotANumber(Broken):
 
 class Infinite(Broken):
     def spoilt(self, answer: Answer) -> Answer:
-        return replace(answer, values=tuple(float("inf") if value > 1_000 else value for value in answer.values))
+        return replace(
+            answer, values=tuple(float("inf") if value > 1_000 else value for value in answer.values)
+        )
 
 
 class Text(Broken):
@@ -153,7 +170,9 @@ class Ranked(Broken):
     """The rank among the candidates of the question."""
 
     def spoilt(self, answer: Answer) -> Answer:
-        return replace(answer, values=tuple(float(sorted(answer.values).index(value)) for value in answer.values))
+        return replace(
+            answer, values=tuple(float(sorted(answer.values).index(value)) for value in answer.values)
+        )
 
 
 class Tired(Broken):
@@ -161,7 +180,10 @@ class Tired(Broken):
 
     def collect(self, tickets: Any, seconds: float) -> list:
         found = super().collect(tickets, seconds)
-        return [(t, replace(a, values=tuple(value - place for value in a.values))) for place, (t, a) in enumerate(found)]
+        return [
+            (t, replace(a, values=tuple(value - place for value in a.values)))
+            for place, (t, a) in enumerate(found)
+        ]
 
 
 class Curious(Broken):
@@ -221,8 +243,17 @@ class Fragile(Broken):
 @pytest.mark.parametrize(
     ("oracle", "said"),
     [
-        (TooFew(), r"TooFew: the answer to question train/0/0/0/0 \(score '4', '5'\) has 1 values and 2 marks; give 2 of each"),
-        (NotANumber(), r"the answer to question .* '', 'four'\) is nan; give a finite number, or mark it abstain"),
+        (
+            TooFew(),
+            (
+                r"TooFew: the answer to question train/0/0/0/0 \(score '4', '5'\) has 1 values and 2 marks; "
+                r"give 2 of each"
+            ),
+        ),
+        (
+            NotANumber(),
+            r"the answer to question .* '', 'four'\) is nan; give a finite number, or mark it abstain",
+        ),
         (Infinite(), r"is inf; give a finite number"),
         (Text(), r"is 'good'; give a finite number"),
         (OfAnother(), r"has the key train/0/0/7/0; copy the question's, train/0/0/0/0"),
@@ -231,16 +262,31 @@ class Fragile(Broken):
         (Random(), r"and \(0\.\d+, 'ok'\) when asked again, with other keys; .* set `cacheable = False`"),
         (Ranked(), r"when asked alone; an answer that is no function of the prompt and the response"),
         (Tired(), r"when asked in the other order; "),
-        (Curious(), r"`columns` of question train/0/0/0/0 .* was changed by it; work on copies of lists, columns and messages"),
+        (
+            Curious(),
+            (
+                r"`columns` of question train/0/0/0/0 .* was changed by it; work on copies of lists, columns "
+                r"and messages"
+            ),
+        ),
         (Tidy(), r"submit changed its argument `questions`, the list; work on copies"),
         (Consuming(), r"collect changed its argument `tickets`, the list; work on copies"),
-        (OneTicket(), r"submit returned \['0', '0'.*; return a list with one string a question, each different"),
+        (
+            OneTicket(),
+            r"submit returned \['0', '0'.*; return a list with one string a question, each different",
+        ),
         (Repeating(), r"for tickets that were answered; return each answer once"),
         (Eager(), r"collect returned the ticket '0', asked for \['6'\]; return those only, once"),
         (WithoutTickets(), r"collect returned Answer\(.*; return a list of \(ticket, Answer\) pairs"),
         (Silent(), r"Silent: collect returned None; return a list of \(ticket, Answer\) pairs"),
-        (Fragile(), r"collect raised ZeroDivisionError: float division by zero \(.*test_testing_oracles.py:\d+\)"),
-        (Broken(late=lambda question: None if question.candidates[0] == "" else 0), r"no answer to question .* '', 'four'\) within 0.2 s; answer it"),
+        (
+            Fragile(),
+            r"collect raised ZeroDivisionError: float division by zero \(.*test_testing_oracles.py:\d+\)",
+        ),
+        (
+            Broken(late=lambda question: None if question.candidates[0] == "" else 0),
+            r"no answer to question .* '', 'four'\) within 0.2 s; answer it",
+        ),
         (FakeOracle(lambda question: 1.5, answers="compare"), r"is 1.5; give a probability from 0 to 1"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, FakeOracle) else "",
@@ -253,8 +299,16 @@ def test_what_is_wrong_is_said(oracle: FakeOracle, said: str) -> None:
 def test_what_is_wrong_with_a_function_is_said() -> None:
     drawn = itertools.count()
     broken: list[tuple[Callable, type[Exception], str]] = [
-        (lambda prompts, completions: [1.0], OracleError, "returned 1 values for 17 entries|returned 1 values for"),
-        (lambda prompts, completions: [float("nan")] * len(completions), OracleError, "returned nan as value 0"),
+        (
+            lambda prompts, completions: [1.0],
+            OracleError,
+            "returned 1 values for 17 entries|returned 1 values for",
+        ),
+        (
+            lambda prompts, completions: [float("nan")] * len(completions),
+            OracleError,
+            "returned nan as value 0",
+        ),
         (lambda prompts, completions: [next(drawn) for _ in completions], ContractError, "when asked again"),
         (lambda prompts, completions, answer: [1.0] * len(completions), OracleError, "needs `answer`"),
         (lambda prompts, completions: completions.clear() or [], OracleError, "returned .* for"),
@@ -268,7 +322,13 @@ def test_a_function_that_changes_its_columns_is_found() -> None:
     def reward(prompts: list, completions: list, nums: list) -> list[float]:
         return [float(len(text) > numbers.pop()) for text, numbers in zip(completions, nums, strict=True)]
 
-    with pytest.raises(ContractError, match=r"reward: `columns` of question train/0/0/0/0 .* was changed by it; work on copies of lists, columns"):
+    with pytest.raises(
+        ContractError,
+        match=(
+            r"reward: `columns` of question train/0/0/0/0 .* was changed by it; work on copies of lists, "
+            r"columns"
+        ),
+    ):
         check_oracle(reward, [make_question("2+2=", "4", "5", nums=[6, 4, 1])])
 
 
@@ -290,7 +350,10 @@ def test_a_function_that_changes_its_arguments_is_found() -> None:
         return values
 
     for function, changed in ((sorts, "completions"), (strips, "prompts"), (empties, "first, second")):
-        with pytest.raises(ContractError, match=f"{function.__name__}: its argument `{changed}` was changed by it; work on copies of lists"):
+        with pytest.raises(
+            ContractError,
+            match=f"{function.__name__}: its argument `{changed}` was changed by it; work on copies of lists",
+        ):
             check_oracle(function)
     made = CallableOracle(sorts, "sorts")
     with pytest.raises(ContractError, match="its argument `completions` was changed by it"):
@@ -308,7 +371,9 @@ def replies_in_place(prompts: list, completions: list) -> list[float]:
 
 
 def test_what_a_run_refuses_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r'the oracle Undecided must have `answers`, "compare" or "score", and `durable`'):
+    with pytest.raises(
+        ConfigError, match=r'the oracle Undecided must have `answers`, "compare" or "score", and `durable`'
+    ):
         check_oracle(Undecided())
     with pytest.raises(ConfigError, match=r"the oracle dict lacks submit and collect"):
         check_oracle(dict)
@@ -321,39 +386,62 @@ def test_own_questions_are_asked() -> None:
         assert all(prompt[0]["role"] == "system" for prompt in prompts)
         return [float(text[0]["content"] == right) for text, right in zip(completions, answer, strict=True)]
 
-    check_oracle(reward, [make_question(chat, "4", "5", answer="4"), make_question(chat, "6", occurrence=1, answer="6")])
+    check_oracle(
+        reward,
+        [make_question(chat, "4", "5", answer="4"), make_question(chat, "6", occurrence=1, answer="6")],
+    )
     with pytest.raises(ContractError, match="there is nothing to ask; give questions of the kind 'score'"):
         check_oracle(reward, [])
     with pytest.raises(ContractError, match="reference and columns are for made-up questions"):
         check_oracle(reward, [make_question(chat, "4")], columns={"answer": "4"})
-    with pytest.raises(ContractError, match=r"FakeOracle: is made already, and nothing reads the options \{'late': 3\}"):
+    with pytest.raises(
+        ContractError, match=r"FakeOracle: is made already, and nothing reads the options \{'late': 3\}"
+    ):
         check_oracle(FakeOracle(lambda question: 1.0), options={"late": 3})
 
 
 def test_a_fake_oracle_is_late_out_of_order_and_silent_as_scripted() -> None:
     questions = [make_question("2+2=", "4", "5", occurrence=n) for n in range(4)]
     late: list[int | None] = [1, 0, None, 0]
-    oracle = FakeOracle(lambda q: [q.key.occurrence, "abstain"], late=lambda q: late[q.key.occurrence], newest_first=True)
+    oracle = FakeOracle(
+        lambda q: [q.key.occurrence, "abstain"], late=lambda q: late[q.key.occurrence], newest_first=True
+    )
     tickets = oracle.submit(questions)
     first, second, third = (oracle.collect(tickets, 0.0) for _ in range(3))
     assert [answer.key.occurrence for _, answer in first] == [3, 1]
     assert [answer.key.occurrence for _, answer in second] == [0]
     assert third == []
-    assert first[0] == (tickets[3], Answer(questions[3].key, (3, 0.5), ("ok", "abstain"), queries=2, by="fake"))
+    assert first[0] == (
+        tickets[3],
+        Answer(questions[3].key, (3, 0.5), ("ok", "abstain"), queries=2, by="fake"),
+    )
     assert oracle.asked == questions
 
 
 def test_a_ledger_settles_with_a_fake_oracle(tmp_path: Path) -> None:
-    """What is late is waited for, what never comes has failed after its deadline, and the order of answers is not that of learning."""
+    """What is late is waited for, what never comes has failed after its deadline, and the order of answers is
+    not that of learning."""
     from numpy.random import default_rng
 
     groups = [make_group(n, {"sampler": 2}, default_rng(n)) for n in range(4)]
-    questions = [Question.about(group, Key("train", 0, 0, n), "score", (0, 1), oracle="fake") for n, group in enumerate(groups)]
+    questions = [
+        Question.about(group, Key("train", 0, 0, n), "score", (0, 1), oracle="fake")
+        for n, group in enumerate(groups)
+    ]
     late: list[int | None] = [2, 0, None, 1]
-    oracle = FakeOracle(lambda q: float(q.key.occurrence), late=lambda q: late[q.key.occurrence], newest_first=True)
-    ledger = Ledger(Store(tmp_path / "ledger.sqlite"), {"fake": oracle}, Seeds(0), labels="threshold", deadline_s=0.3)
+    oracle = FakeOracle(
+        lambda q: float(q.key.occurrence), late=lambda q: late[q.key.occurrence], newest_first=True
+    )
+    ledger = Ledger(
+        Store(tmp_path / "ledger.sqlite"), {"fake": oracle}, Seeds(0), labels="threshold", deadline_s=0.3
+    )
     ledger.ask(0, 0, groups, questions)
     items = ledger.take(0, 4).items
     ledger.close()
-    assert [item.answer.marks for item in items] == [("ok", "ok"), ("ok", "ok"), ("failed", "failed"), ("ok", "ok")]
+    assert [item.answer.marks for item in items] == [
+        ("ok", "ok"),
+        ("ok", "ok"),
+        ("failed", "failed"),
+        ("ok", "ok"),
+    ]
     assert [item.answer.values[0] for item in items] == [0.0, 1.0, 0.5, 3.0]

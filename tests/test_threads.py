@@ -32,8 +32,13 @@ def test_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
         assert candidates(10**9) == expected[-1:]
 
 
-@pytest.mark.parametrize(("seconds", "best"), [({1: 1.0, 2: 0.6, 4: 0.5}, 4), ({1: 1.0, 2: 0.97, 4: 2.0}, 1), ({1: 1.0, 2: 0.9, 4: 0.88}, 2)])
-def test_the_fastest_wins_and_of_near_ones_the_one_with_fewer_threads(seconds: dict[int, float], best: int) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [({1: 1.0, 2: 0.6, 4: 0.5}, 4), ({1: 1.0, 2: 0.97, 4: 2.0}, 1), ({1: 1.0, 2: 0.9, 4: 0.88}, 2)],
+)
+def test_the_fastest_wins_and_of_near_ones_the_one_with_fewer_threads(
+    seconds: dict[int, float], best: int
+) -> None:
     now, calls = [0.0], []
 
     def work() -> None:

@@ -31,7 +31,8 @@ def loss_of(algorithm: Direct, *items: Item) -> float:
 
 
 def test_a_tie_by_hand() -> None:
-    """Of dpo at beta 1 and h = log 3: (-log(3/4) - log(1/4)) / 2, beside -log(3/4) of the pair that was won; the mean of the two."""
+    """Of dpo at beta 1 and h = log 3: (-log(3/4) - log(1/4)) / 2, beside -log(3/4) of the pair that was won;
+    the mean of the two."""
     algorithm = objective(DPO, beta=1.0, ties="half")
     batch, _, _ = prepared(algorithm, item(0, ("a", "b")), item(1, ("a", "b"), None, "tie"))
     raw = batch.columns["reference_logps_K"] + torch.tensor([np.log(3), 0.0, 0.0, -np.log(3)])
@@ -42,14 +43,20 @@ def test_a_tie_by_hand() -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 def test_a_tie_is_the_mean_of_both_winners(name: str) -> None:
-    """Beside a pair that was won: the loss is the mean of those with the first and with the second as winner, and so is the gradient."""
+    """Beside a pair that was won: the loss is the mean of those with the first and with the second as winner,
+    and so is the gradient."""
     results = []
     for label, mark in ((None, "tie"), (0, "ok"), (1, "ok")):
         algorithm = halving(name)
         batch, _, found = prepared(algorithm, item(0, WINNER), item(1, LOSER, label, mark))  # type: ignore[arg-type]
         loss = total(algorithm, batch, found)
         (gradient,) = torch.autograd.grad(loss, found["policy"]["raw"])
-        results.append((loss.item(), gradient if label != 1 else torch.cat([gradient[:6], gradient[11:], gradient[6:11]])))
+        results.append(
+            (
+                loss.item(),
+                gradient if label != 1 else torch.cat([gradient[:6], gradient[11:], gradient[6:11]]),
+            )
+        )
     (tied, slope), (first, of_first), (second, of_second) = results
     assert tied == pytest.approx((first + second) / 2)
     torch.testing.assert_close(slope, (of_first + of_second) / 2)
@@ -57,10 +64,17 @@ def test_a_tie_is_the_mean_of_both_winners(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("mark", "probability", "counted_by"),
-    [("tie", 0.5, "ties"), ("ok", 0.5, "ties"), ("abstain", 0.5, "abstentions"), ("failed", 0.5, None), ("unpaid", 0.5, None)],
+    [
+        ("tie", 0.5, "ties"),
+        ("ok", 0.5, "ties"),
+        ("abstain", 0.5, "abstentions"),
+        ("failed", 0.5, None),
+        ("unpaid", 0.5, None),
+    ],
 )
 def test_which_pairs_count_one_half(mark: Mark, probability: float, counted_by: str | None) -> None:
-    """Ties by their mark or their probability, and abstentions, each by its own setting; what failed or was not paid for never."""
+    """Ties by their mark or their probability, and abstentions, each by its own setting; what failed or was
+    not paid for never."""
     pairs = [item(0, WINNER), item(1, LOSER, None, mark)]
     answers = step_metrics(feedback(*pairs))
     assert answers["answers/tied_frac"] == (0.5 if counted_by == "ties" else 0.0)
@@ -76,7 +90,12 @@ def test_which_pairs_count_one_half(mark: Mark, probability: float, counted_by: 
 
 
 def test_equal_texts_and_empty_responses_are_always_left_out() -> None:
-    pairs = [item(0, WINNER), item(1, ("abc", "abc"), None, "tie"), item(2, ("", "a"), None, "tie"), item(3, ("a", ""), None, "abstain")]
+    pairs = [
+        item(0, WINNER),
+        item(1, ("abc", "abc"), None, "tie"),
+        item(2, ("", "a"), None, "tie"),
+        item(3, ("a", ""), None, "abstain"),
+    ]
     batch = objective(DPO, **HALF).prepare(feedback(*pairs), forward, np.random.default_rng(0))
     assert [row.text for row in batch.rows] == list(WINNER)
     assert (batch.metrics["pairs/halved_frac"], batch.metrics["pairs/empty_frac"]) == (0.0, 0.5)
@@ -90,7 +109,9 @@ def test_pairs_with_a_winner_are_learned_as_before(name: str) -> None:
 
 def test_metrics_of_pairs_are_of_those_with_a_winner() -> None:
     algorithm = objective(DPO, ties="half")
-    alone, among = (prepared(algorithm, item(0, WINNER), *rest) for rest in ([], [item(1, LOSER, None, "tie")]))
+    alone, among = (
+        prepared(algorithm, item(0, WINNER), *rest) for rest in ([], [item(1, LOSER, None, "tie")])
+    )
     found = algorithm.metrics(among[2], among[1])
     del found["logps/reference_gap"]  # of all tokens that are learned from, those of ties too
     for name, (values, _) in found.items():
@@ -101,21 +122,33 @@ def test_metrics_of_pairs_are_of_those_with_a_winner() -> None:
 def test_ties_in_micro_batches(size: int) -> None:
     """Each is halved wherever it stands: the parts add up to the loss of the step."""
     algorithm = objective(DPO, beta=0.3, sft_weight=0.4, **HALF)
-    batch, _, found = prepared(algorithm, item(0, WINNER), item(1, LOSER, None, "tie"), item(2, ("abcdefg", "ab"), None, "abstain"))
+    batch, _, found = prepared(
+        algorithm, item(0, WINNER), item(1, LOSER, None, "tie"), item(2, ("abcdefg", "ab"), None, "abstain")
+    )
     reduction, parts = Reduction(batch), []
     for start in range(0, 6, size):
         rows = np.arange(start, min(start + size, 6))
         part = select_rows(batch, rows)
         losses = algorithm.losses(outputs(part), view_of(part)).values()
-        parts += [loss.coef * reduction(loss, view_of(part), torch.from_numpy(batch.group_of_N[rows]), first=start == 0) for loss in losses]
+        parts += [
+            loss.coef
+            * reduction(loss, view_of(part), torch.from_numpy(batch.group_of_N[rows]), first=start == 0)
+            for loss in losses
+        ]
     assert torch.stack(parts).sum().item() == pytest.approx(total(algorithm, batch, found).item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("labels", ["threshold", "bernoulli"])
 def test_one_half_is_a_tie_however_labels_are_made(world: World, tmp_path: Path, labels: str) -> None:
     """A function that compares has no other word for it."""
-    (tmp_path / "even.py").write_text("def even(prompts, first, second, **columns):\n    return [0.5 for _ in prompts]\n", encoding="utf-8")
-    changes = {"oracle": {"name": f"{tmp_path / 'even.py'}:even", "labels": labels}, "evaluation": None, "stop.max_steps": 1}
+    (tmp_path / "even.py").write_text(
+        "def even(prompts, first, second, **columns):\n    return [0.5 for _ in prompts]\n", encoding="utf-8"
+    )
+    changes = {
+        "oracle": {"name": f"{tmp_path / 'even.py'}:even", "labels": labels},
+        "evaluation": None,
+        "stop.max_steps": 1,
+    }
     assert oat("train", world.config("dpo", tmp_path, changes)) == 0
     row = json.loads((tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()[1])
     assert (row["answers/tied_frac"], row["rows/trained"]) == (1.0, 0.0)

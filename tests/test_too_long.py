@@ -1,4 +1,5 @@
-"""Recorded data that have no room: left out, or cut by a named rule. The first pass and the actor find the same."""
+"""Recorded data that have no room: left out, or cut by a named rule. The first pass and the actor find the
+same."""
 
 import json
 from pathlib import Path
@@ -22,7 +23,9 @@ from oat.text.renderer import Renderer
 from oat.types import Trajectory
 
 PAIR = ("chosen", "rejected")
-CHAT = "{% for m in messages %}{{ 'a' if m.role == 'user' else 'b' }}{{ m.content }}{{ eos_token }}{% endfor %}"
+CHAT = (
+    "{% for m in messages %}{{ 'a' if m.role == 'user' else 'b' }}{{ m.content }}{{ eos_token }}{% endfor %}"
+)
 CHAT += "{% if add_generation_prompt %}b{% endif %}"
 
 
@@ -37,7 +40,9 @@ def chat(world: World, tmp_path: Path) -> Renderer:
     return Renderer(load_tokenizer(str(world.folder / "model")), template=str(tmp_path / "chat.jinja"))
 
 
-def read(records: list[Any], renderer: Renderer, rule: TooLong, responses: tuple[str, ...] = PAIR, **limits: int) -> tuple[Prompts, list[Any]]:
+def read(
+    records: list[Any], renderer: Renderer, rule: TooLong, responses: tuple[str, ...] = PAIR, **limits: int
+) -> tuple[Prompts, list[Any]]:
     """The prompts of records, and what the actor makes of them, group by group."""
     prompts = Prompts([Source(records)], renderer, Seeds(0), responses=responses, too_long=rule, **limits)  # type: ignore[arg-type]
     groups = RecordedActor(prompts.fit, responses).sample(prompts.all(), {}, ())
@@ -54,10 +59,14 @@ def seen(renderer: Renderer, rows: tuple[Trajectory, ...]) -> list[tuple[str, st
 
 
 def test_the_start_of_a_prompt_is_cut(plain: Renderer) -> None:
-    """By hand, a token a character: 12 + 4 + <eos> are 17, of which 14 may be; both responses stand behind the same nine tokens."""
+    """By hand, a token a character: 12 + 4 + <eos> are 17, of which 14 may be; both responses stand behind
+    the same nine tokens."""
     record = {"prompt": "123456789012", "chosen": "abab", "rejected": "b"}
     prompts, (rows,) = read([record], plain, "cut_prompt_start", max_tokens=14)
-    assert seen(plain, rows) == [("456789012", "abab<eos>", "stop", "abab"), ("456789012", "b<eos>", "stop", "b")]
+    assert seen(plain, rows) == [
+        ("456789012", "abab<eos>", "stop", "abab"),
+        ("456789012", "b<eos>", "stop", "b"),
+    ]
     assert (prompts.cut, prompts.dropped, prompts.longest) == (1, 0, 14)
     prompts, (rows,) = read([record], plain, "cut_prompt_start", max_tokens=17)
     assert seen(plain, rows)[1] == ("123456789012", "b<eos>", "stop", "b")
@@ -77,20 +86,37 @@ def test_the_end_of_a_response_is_cut(plain: Renderer) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "kept", "dropped"),
-    [("cut_prompt_start", {"prompt": "12345678", "chosen": "abab"}, {"chosen": "ababab"}), ("cut_response_end", {"prompt": "123456"}, {})],
+    [
+        ("cut_prompt_start", {"prompt": "12345678", "chosen": "abab"}, {"chosen": "ababab"}),
+        ("cut_response_end", {"prompt": "123456"}, {}),
+    ],
 )
-def test_what_no_cut_makes_room_for_is_left_out(plain: Renderer, rule: TooLong, kept: dict[str, str], dropped: dict[str, str]) -> None:
-    """At least one token of the prompt, and one that is learned of each response, must have room among seven."""
+def test_what_no_cut_makes_room_for_is_left_out(
+    plain: Renderer, rule: TooLong, kept: dict[str, str], dropped: dict[str, str]
+) -> None:
+    """At least one token of the prompt, and one that is learned of each response, must have room among
+    seven."""
     too_long = {"prompt": "1234567", "chosen": "ab", "rejected": "b", **dropped}
     prompts, (rows,) = read([too_long, {"chosen": "ab", "rejected": "b", **kept}], plain, rule, max_tokens=7)
     assert (prompts.size, prompts.dropped, prompts.cut) == (1, 1, 1)
     assert max(len(row.ids) for row in rows) == 7
-    why = f"1 of 2 prompts with their longest response are longer than 7 tokens and left out, since prompts.too_long: {rule} makes no room for them"
+    why = (
+        "1 of 2 prompts with their longest response are longer than 7 tokens and left out, since "
+        f"prompts.too_long: {rule} makes no room for them"
+    )
     assert prompts.notes[1:] == (
         f"records: {why}",
-        f"records: 1 of 2 prompts with their longest response are longer than 7 tokens and cut (prompts.too_long: {rule})",
+        (
+            "records: 1 of 2 prompts with their longest response are longer than 7 tokens and cut "
+            f"(prompts.too_long: {rule})"
+        ),
     )
-    with pytest.raises(DataError, match=f"all 1 prompts with .* longer than 7 tokens, and prompts.too_long: {rule} makes no room for any"):
+    with pytest.raises(
+        DataError,
+        match=(
+            f"all 1 prompts with .* longer than 7 tokens, and prompts.too_long: {rule} makes no room for any"
+        ),
+    ):
         read([too_long], plain, rule, max_tokens=7)
 
 
@@ -103,7 +129,11 @@ def test_the_smaller_of_both_limits_counts(plain: Renderer) -> None:
 
 
 def test_a_chat_loses_its_opening_and_a_conversation_its_last_turns(chat: Renderer) -> None:
-    record: dict[str, Any] = {"prompt": [{"role": "user", "content": "123456"}], "chosen": "7", "rejected": "8"}
+    record: dict[str, Any] = {
+        "prompt": [{"role": "user", "content": "123456"}],
+        "chosen": "7",
+        "rejected": "8",
+    }
     _, (rows,) = read([record], chat, "cut_prompt_start", max_tokens=7)
     assert seen(chat, rows)[0] == ("456<eos>b", "7<eos>", "stop", "7")
     turns = [{"role": ("user", "assistant")[turn % 2], "content": str(turn) * 3} for turn in range(4)]
@@ -139,8 +169,11 @@ RECORDS = st.lists(st.tuples(*[st.text("12ab", min_size=1, max_size=9)] * 3), mi
 @pytest.mark.parametrize("rule", ["leave_out", "cut_prompt_start", "cut_response_end"])
 @given(texts=RECORDS, most=st.integers(2, 20))
 @settings(max_examples=60, deadline=None)
-def test_the_first_pass_and_the_actor_agree(plain: Renderer, rule: TooLong, texts: list[tuple[str, str, str]], most: int) -> None:
-    """The index says how long the longest row will be, and how many are cut; and every record that has room, or a cut makes room for, is there."""
+def test_the_first_pass_and_the_actor_agree(
+    plain: Renderer, rule: TooLong, texts: list[tuple[str, str, str]], most: int
+) -> None:
+    """The index says how long the longest row will be, and how many are cut; and every record that has room,
+    or a cut makes room for, is there."""
     records = [dict(zip(("prompt", *PAIR), each, strict=True)) for each in texts]
     over = [max(len(a), len(b)) + len(prompt) + 1 - most for prompt, a, b in texts]
     fits = {"leave_out": [False] * len(texts)}
@@ -174,8 +207,16 @@ HELD_OUT = [{"prompt": "1" * size, "chosen": "2" * 4, "rejected": "3"} for size 
 def offline(world: World, tmp_path: Path, name: str = "dpo", **changes: Any) -> Path:
     write_jsonl(tmp_path / "pairs.jsonl", LONG)
     write_jsonl(tmp_path / "held_out.jsonl", HELD_OUT)
-    only: dict[str, Any] = {"prompts.path": str(tmp_path / "pairs.jsonl"), "oracle": {"name": "recorded"}, "sampling": None, "stop.max_steps": 2}
-    only |= {"prompts.reference_key": None, "evaluation": {"pairs": str(tmp_path / "held_out.jsonl"), "every": 1}}
+    only: dict[str, Any] = {
+        "prompts.path": str(tmp_path / "pairs.jsonl"),
+        "oracle": {"name": "recorded"},
+        "sampling": None,
+        "stop.max_steps": 2,
+    }
+    only |= {
+        "prompts.reference_key": None,
+        "evaluation": {"pairs": str(tmp_path / "held_out.jsonl"), "every": 1},
+    }
     return world.config(name, tmp_path, {**only, **changes})
 
 
@@ -187,9 +228,19 @@ def test_a_run_cuts_and_counts(world: World, tmp_path: Path, capsys: pytest.Capt
     """The context is 64 tokens. The held-out pairs are cut by the same rule."""
     config = offline(world, tmp_path)
     assert oat("train", config) == 2
-    assert "(2 of 4 records are too long); drop longer ones (prompts.max_tokens: 64), cut them (prompts.too_long)" in capsys.readouterr().err
+    assert (
+        "(2 of 4 records are too long); drop longer ones (prompts.max_tokens: 64), cut them "
+        "(prompts.too_long)"
+    ) in capsys.readouterr().err
     flag = ("--prompts.too_long", "cut_prompt_start")
-    notes = [f"{tmp_path / name}.jsonl: {of} prompts with their longest response are longer than 64 tokens and cut" for name, of in COUNTS]
+    notes = [
+        (
+            f"{tmp_path / name}.jsonl: {of} prompts with their longest response are longer than 64 tokens "
+            "and "
+            "cut"
+        )
+        for name, of in COUNTS
+    ]
     for command in ("check", "train"):
         assert oat(command, config, *flag) == 0
         said = "".join(capsys.readouterr())
@@ -205,7 +256,10 @@ def test_a_run_cuts_and_counts(world: World, tmp_path: Path, capsys: pytest.Capt
 def test_a_cut_response_is_a_truncated_one(world: World, tmp_path: Path) -> None:
     records = [{"prompt": "1", "completion": "2" * size} for size in (4, 80)] * 2
     data = write_jsonl(tmp_path / "sft.jsonl", records)
-    changes = {"prompts": {"path": str(data), "too_long": "cut_response_end", "max_tokens": 20, "shuffle": False}, "evaluation": None}
+    changes = {
+        "prompts": {"path": str(data), "too_long": "cut_response_end", "max_tokens": 20, "shuffle": False},
+        "evaluation": None,
+    }
     changes["algorithm"] = {"name": "sft", "prompts": 4}
     assert oat("train", offline(world, tmp_path, **changes)) == 0
     _, row, _ = rows(tmp_path / "dpo")
@@ -213,11 +267,15 @@ def test_a_cut_response_is_a_truncated_one(world: World, tmp_path: Path) -> None
     assert row["response/tokens"] == 2 * (5 + 19)
 
 
-def test_a_run_goes_on_by_the_rule_that_it_began_with(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_goes_on_by_the_rule_that_it_began_with(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = offline(world, tmp_path)
     assert oat("train", config, "--prompts.too_long", "cut_prompt_start") == 0
     assert oat("train", config, "--prompts.too_long", "cut_response_end", "--stop.max_steps", 3) == 2
-    assert 'prompts.too_long: "cut_prompt_start" in the run, "cut_response_end" now' in capsys.readouterr().err
+    assert (
+        'prompts.too_long: "cut_prompt_start" in the run, "cut_response_end" now' in capsys.readouterr().err
+    )
 
 
 def test_a_run_from_before_the_rule_goes_on(world: World, tmp_path: Path) -> None:
@@ -233,14 +291,23 @@ def test_a_run_from_before_the_rule_goes_on(world: World, tmp_path: Path) -> Non
     assert [row["step"] for row in rows(tmp_path / "dpo")] == [0, 1, 2, 3]
 
 
-def test_nothing_is_cut_that_is_sampled(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without recorded data nothing reads the rule; with held-out pairs these do, and the prompts of training are not cut."""
+def test_nothing_is_cut_that_is_sampled(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without recorded data nothing reads the rule; with held-out pairs these do, and the prompts of training
+    are not cut."""
     assert oat("check", world.config("dpo", tmp_path, {"prompts.too_long": "cut_prompt_start"})) == 2
     assert "nothing reads prompts.too_long" in capsys.readouterr().err
     write_jsonl(tmp_path / "held_out.jsonl", HELD_OUT)
     data = write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": "1" * 70, "answer": "1"}] * 4)
-    changes = {"prompts.too_long": "cut_prompt_start", "evaluation": {"pairs": str(tmp_path / "held_out.jsonl"), "every": 1}}
+    changes = {
+        "prompts.too_long": "cut_prompt_start",
+        "evaluation": {"pairs": str(tmp_path / "held_out.jsonl"), "every": 1},
+    }
     assert oat("check", world.config("dpo", tmp_path, changes)) == 0
-    assert "held_out.jsonl: 1 of 3 prompts with their longest response are longer than 64 tokens and cut" in capsys.readouterr().out
+    assert (
+        "held_out.jsonl: 1 of 3 prompts with their longest response are longer than 64 tokens and cut"
+        in capsys.readouterr().out
+    )
     assert oat("check", world.config("dpo", tmp_path, {**changes, "prompts.path": str(data)})) == 2
     assert "prompts.jsonl:1: the prompt has 70 tokens" in capsys.readouterr().err

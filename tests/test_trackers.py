@@ -1,4 +1,5 @@
-"""Weights & Biases and MLflow by their own libraries, in an environment that has them (`make test-slow` makes it): what they wrote, read back."""
+"""Weights & Biases and MLflow by their own libraries, in an environment that has them (`make test-slow` makes
+it): what they wrote, read back."""
 
 import importlib.util
 import json
@@ -55,9 +56,18 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
 
 def killed_continued_and_forked(world: World, folder: Path, sinks: list[Any]) -> tuple[Path, Path]:
     """A run that was killed behind its first checkpoint, continued, and made longer; and a fork of it."""
-    config, run_dir, log = world.config("grpo", folder, {"tracking.sinks": sinks}), folder / "grpo", folder / "log"
-    assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4) or told("train", config), log) == -signal.SIGKILL
-    for flags in ((), ("--stop.max_steps", 6), ("--stop.max_steps", 6, "--run_dir", folder / "fork", "--from", f"{run_dir}@4", "--seed", 3)):
+    config = world.config("grpo", folder, {"tracking.sinks": sinks})
+    run_dir = folder / "grpo"
+    log = folder / "log"
+    assert (
+        forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4) or told("train", config), log)
+        == -signal.SIGKILL
+    )
+    for flags in (
+        (),
+        ("--stop.max_steps", 6),
+        ("--stop.max_steps", 6, "--run_dir", folder / "fork", "--from", f"{run_dir}@4", "--seed", 3),
+    ):
         assert forked(lambda flags=flags: told("train", config, *flags), log) == 0, log.read_text()
     assert "warning: the sink" not in log.read_text()
     nothing_is_left()
@@ -65,7 +75,8 @@ def killed_continued_and_forked(world: World, folder: Path, sinks: list[Any]) ->
 
 
 def nothing_is_left() -> None:
-    """Of all sinks, wherever they are: within a moment, since the library's own process notices by itself that training was killed."""
+    """Of all sinks, wherever they are: within a moment, since the library's own process notices by itself
+    that training was killed."""
     deadline = time.monotonic() + 10
     while (left := processes()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -88,12 +99,21 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def has_nowhere(run_dir: Path, *secrets: str) -> bool:
-    return not [file for file in run_dir.rglob("*") if file.is_file() for secret in secrets if secret.encode() in file.read_bytes()]
+    return not [
+        file
+        for file in run_dir.rglob("*")
+        if file.is_file()
+        for secret in secrets
+        if secret.encode() in file.read_bytes()
+    ]
 
 
 def log_records(log: bytes) -> Iterator[bytes]:
-    """The records of a file of wandb: a log as LevelDB has it, in blocks of 32 KiB, behind a head of 7 bytes. What was cut off is left out."""
-    block, place, parts = 2**15, 7, list[bytes]()
+    """The records of a file of wandb: a log as LevelDB has it, in blocks of 32 KiB, behind a head of 7 bytes.
+    What was cut off is left out."""
+    block = 2**15
+    place = 7
+    parts = list[bytes]()
     while place + 7 <= len(log):
         if block - place % block < 7:
             place += block - place % block
@@ -110,24 +130,36 @@ def wandb_records(run_dir: Path) -> tuple[set[str], dict[str, Any], dict[int, li
     """The ids, the configuration, and by step what was logged, of all offline files of a run."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    ids, config, rows = set[str](), dict[str, Any](), dict[int, list[dict[str, Any]]]()
+    ids = set[str]()
+    config = dict[str, Any]()
+    rows = dict[int, list[dict[str, Any]]]()
     for file in sorted((run_dir / "wandb").glob("offline-run-*/*.wandb")):
         for data in log_records(file.read_bytes()):
             record = Record.FromString(data)
             if record.WhichOneof("record_type") == "run":
                 ids.add(record.run.run_id)
-                config |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.run.config.update}
+                config |= {
+                    item.key or item.nested_key[0]: json.loads(item.value_json)
+                    for item in record.run.config.update
+                }
             if record.WhichOneof("record_type") == "history":
-                values = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                values = {
+                    item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                    for item in record.history.item
+                }
                 rows.setdefault(int(values.pop("_step", record.history.step.num)), []).append(values)
     return ids, config, rows
 
 
 @needs_wandb
-def test_wandb_offline(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: list[bytes]) -> None:
+def test_wandb_offline(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: list[bytes]
+) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_MODE", "online")  # which the configuration does not say
-    run_dir, fork = killed_continued_and_forked(world, tmp_path, [{"name": "wandb", "project": "mine", "tags": ["a"], "wait_s": 120}])
+    run_dir, fork = killed_continued_and_forked(
+        world, tmp_path, [{"name": "wandb", "project": "mine", "tags": ["a"], "wait_s": 120}]
+    )
     ids, config, rows = wandb_records(run_dir)
     assert ids == {json.loads((run_dir / "sinks" / "wandb.json").read_text())["id"]}
     assert list(rows) == [row["step"] for row in rows_of(run_dir)]
@@ -148,7 +180,11 @@ def test_wandb_offline(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @needs_wandb
 def test_wandb_has_texts_where_they_are_asked_for(world: World, tmp_path: Path) -> None:
     sinks = [{"name": "wandb", "samples": True, "wait_s": 120}]
-    config = world.config("grpo", tmp_path, {"tracking.sinks": sinks, "stop.max_steps": 2, "evaluation": None, "tracking.samples": 2})
+    config = world.config(
+        "grpo",
+        tmp_path,
+        {"tracking.sinks": sinks, "stop.max_steps": 2, "evaluation": None, "tracking.samples": 2},
+    )
     assert forked(lambda: told("train", config), tmp_path / "log") == 0
     tables = [json.loads(file.read_text()) for file in (tmp_path / "grpo").rglob("*.table.json")]
     assert len(tables) == 2
@@ -167,7 +203,12 @@ def test_wandb_online_that_nobody_answers_holds_up_nothing(
     assert forked(lambda: oat("train", config), log) == 0
     sinks, run_dir = [{"name": "wandb", "mode": "online", "wait_s": 12}], tmp_path / "with"
     begin = time.monotonic()
-    assert forked(lambda: told("train", config, "--run_dir", run_dir, "--tracking.sinks", json.dumps(sinks)), log) == 0
+    assert (
+        forked(
+            lambda: told("train", config, "--run_dir", run_dir, "--tracking.sinks", json.dumps(sinks)), log
+        )
+        == 0
+    )
     assert time.monotonic() - begin < 60
     assert log.read_text().count("warning: the sink wandb") == 1, log.read_text()
     assert KEY not in log.read_text()
@@ -179,7 +220,9 @@ def test_wandb_online_that_nobody_answers_holds_up_nothing(
 @needs_wandb
 def test_wandb_is_killed_with_training_and_goes_on(world: World, tmp_path: Path) -> None:
     """Its own processes too, as when a machine is lost: no row stands twice."""
-    config, run_dir, log = world.config("grpo", tmp_path, {"tracking.sinks": [{"name": "wandb", "wait_s": 120}]}), tmp_path / "grpo", tmp_path / "log"
+    config = world.config("grpo", tmp_path, {"tracking.sinks": [{"name": "wandb", "wait_s": 120}]})
+    run_dir = tmp_path / "grpo"
+    log = tmp_path / "log"
 
     def killed() -> int:
         from oat.learner.learner import Learner
@@ -191,13 +234,27 @@ def test_wandb_is_killed_with_training_and_goes_on(world: World, tmp_path: Path)
             calls += 1
             if calls == 4:
                 deadline = time.monotonic() + 60
-                while (not (state := run_dir / "sinks" / "wandb.json").exists() or json.loads(state.read_text())["next"] < 3) and (
-                    time.monotonic() < deadline
-                ):
+                while (
+                    not (state := run_dir / "sinks" / "wandb.json").exists()
+                    or json.loads(state.read_text())["next"] < 3
+                ) and (time.monotonic() < deadline):
                     time.sleep(0.05)
-                subprocess.run(["sh", "-c", f"grep -l {VARIABLE}= /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3 > {tmp_path}/pids"], check=False)
+                subprocess.run(
+                    [
+                        "sh",
+                        "-c",
+                        (
+                            f"grep -l {VARIABLE}= /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3 > "
+                            f"{tmp_path}/pids"
+                        ),
+                    ],
+                    check=False,
+                )
                 for number in (tmp_path / "pids").read_text().split():
-                    if b"wandb" in (command := Path(f"/proc/{number}/cmdline").read_bytes()) or b"oat.tracking" in command:
+                    if (
+                        b"wandb" in (command := Path(f"/proc/{number}/cmdline").read_bytes())
+                        or b"oat.tracking" in command
+                    ):
                         os.kill(int(number), signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
             return update(*args, **kwargs)
@@ -214,9 +271,12 @@ def test_wandb_is_killed_with_training_and_goes_on(world: World, tmp_path: Path)
 
 
 @needs_mlflow
-def test_mlflow_in_the_run_directory(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: list[bytes]) -> None:
+def test_mlflow_in_the_run_directory(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: list[bytes]
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "a-planted-token")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.invalid")  # which the configuration does not name
+    # which the configuration does not name
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.invalid")
     sinks = [{"name": "mlflow", "experiment": "mine", "tags": {"who": "me"}, "samples": True, "wait_s": 120}]
     run_dir, fork = killed_continued_and_forked(world, tmp_path, sinks)
     found = read_mlflow(run_dir, monkeypatch)
@@ -224,11 +284,21 @@ def test_mlflow_in_the_run_directory(world: World, tmp_path: Path, monkeypatch: 
     assert found["name"] == "grpo"
     assert found["tags"]["who"] == "me"
     assert found["params"]["stop.max_steps"] == "4", "as in the first process"
-    expected = {(name, row["step"]): value for row in rows_of(run_dir) for name, value in repeatable(row).items() if name != "step"}
+    expected = {
+        (name, row["step"]): value
+        for row in rows_of(run_dir)
+        for name, value in repeatable(row).items()
+        if name != "step"
+    }
     assert expected.keys() == {(name, step) for name, step in found["points"] if repeatable({name: 0.0})}
     assert all(len(values) == 1 for values in found["points"].values())
-    assert all(math.isclose(found["points"][place][0], value, rel_tol=1e-9, abs_tol=1e-30) for place, value in expected.items())
-    assert [file.name for file in sorted(run_dir.glob("mlflow/**/samples/*.json"))] == [f"step_{step:08}.json" for step in range(1, 7)]
+    assert all(
+        math.isclose(found["points"][place][0], value, rel_tol=1e-9, abs_tol=1e-30)
+        for place, value in expected.items()
+    )
+    assert [file.name for file in sorted(run_dir.glob("mlflow/**/samples/*.json"))] == [
+        f"step_{step:08}.json" for step in range(1, 7)
+    ]
     other = read_mlflow(fork, monkeypatch)
     assert other["id"] != found["id"]
     assert {step for _, step in other["points"]} == set(range(7))
@@ -237,7 +307,10 @@ def test_mlflow_in_the_run_directory(world: World, tmp_path: Path, monkeypatch: 
     shutil.move(run_dir, tmp_path / "moved")
     flags = ("--run_dir", tmp_path / "moved", "--stop.max_steps", 7)
     assert forked(lambda: told("train", tmp_path / "grpo.yaml", *flags), tmp_path / "log") == 0
-    assert "the sink mlflow could not take a row: RuntimeError: MLflow keeps samples where the run was begun" in (tmp_path / "log").read_text()
+    assert (
+        "the sink mlflow could not take a row: RuntimeError: MLflow keeps samples where the run was begun"
+        in (tmp_path / "log").read_text()
+    )
     assert not run_dir.exists()
     nothing_is_left()
 

@@ -21,7 +21,14 @@ def feedback(step: int, *texts: str) -> Feedback:
     groups = [make_group(number, text, "other") for number, text in enumerate(texts)]
     questions = make_questions(groups, "compare", step, oracle="o")
     pairs = zip(groups, questions, strict=True)
-    return Feedback(step, tuple(Item(group, question, Answer(question.key, (0.9,), ("ok",), 2, by="o"), 0) for group, question in pairs), 0)
+    return Feedback(
+        step,
+        tuple(
+            Item(group, question, Answer(question.key, (0.9,), ("ok",), 2, by="o"), 0)
+            for group, question in pairs
+        ),
+        0,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +53,22 @@ def written(folder: Path, steps: range, *, samples: int = 2, start: int = 0) -> 
 
 def test_a_row_by_hand(tmp_path: Path) -> None:
     tracking = written(tmp_path, range(2))
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "a": 1.0, "b": 0.0}\n{"step": 1, "a": 1.0, "b": 0.3333333333333333}\n'
+    assert (
+        tmp_path / "metrics.jsonl"
+    ).read_text() == '{"step": 0, "a": 1.0, "b": 0.0}\n{"step": 1, "a": 1.0, "b": 0.3333333333333333}\n'
     first, second = read(tmp_path / "samples.jsonl")
-    assert (first["step"], first["prompt"], first["responses"]) == (1, [{"role": "user", "content": "p0"}], [ODD, "other"])
-    assert (second["label"], second["values"], second["marks"], second["oracle"], second["asked"]) == (0, [0.9], ["ok"], "o", [0, 1])
+    assert (first["step"], first["prompt"], first["responses"]) == (
+        1,
+        [{"role": "user", "content": "p0"}],
+        [ODD, "other"],
+    )
+    assert (second["label"], second["values"], second["marks"], second["oracle"], second["asked"]) == (
+        0,
+        [0.9],
+        ["ok"],
+        "o",
+        [0, 1],
+    )
     tracking.flush()
     tracking.close()
 
@@ -61,7 +80,13 @@ def test_no_samples_when_none_are_wanted(tmp_path: Path) -> None:
 
 def test_a_sample_has_the_columns_that_the_reward_read(world: World, tmp_path: Path) -> None:
     """As they stand in the data; what is long is cut, and the row stays small."""
-    columns = {"level": 3, "tests": ["a", {"b": None}], "text": "ü" * MAX_COLUMN, "source": "x" * 10**6, "table": [["1" * 100] * 100]}
+    columns = {
+        "level": 3,
+        "tests": ["a", {"b": None}],
+        "text": "ü" * MAX_COLUMN,
+        "source": "x" * 10**6,
+        "table": [["1" * 100] * 100],
+    }
     records = [{"prompt": "1+1=", **columns, "answer": "2"}] * 4
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     changes = {"prompts.path": str(tmp_path / "train.jsonl"), "stop.max_steps": 1, "evaluation": None}
@@ -70,7 +95,9 @@ def test_a_sample_has_the_columns_that_the_reward_read(world: World, tmp_path: P
     rows = read(path)
     assert len(rows) == 4
     for row in rows:
-        assert {name: row["columns"][name] for name in ("level", "tests", "text")} == {name: columns[name] for name in ("level", "tests", "text")}
+        assert {name: row["columns"][name] for name in ("level", "tests", "text")} == {
+            name: columns[name] for name in ("level", "tests", "text")
+        }
         assert row["columns"]["source"] == "x" * MAX_COLUMN + "... (1,000,000 characters)"
         assert row["columns"]["table"].startswith('[["111')
         assert row["columns"]["answer"] == row["reference"] == "2"
@@ -86,7 +113,9 @@ def test_streams_are_cut_back_to_the_cursor(tmp_path: Path, cursor: int) -> None
     written(tmp_path / "once", range(5)).close()
     assert again == [(tmp_path / "once" / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")]
     assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == list(range(5))
-    assert [row["step"] for row in read(tmp_path / "samples.jsonl")] == [step for step in range(1, 5) for _ in range(2)]
+    assert [row["step"] for row in read(tmp_path / "samples.jsonl")] == [
+        step for step in range(1, 5) for _ in range(2)
+    ]
 
 
 def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
@@ -121,8 +150,15 @@ def test_lines_that_are_no_rows_go_and_are_named(tmp_path: Path) -> None:
         tracking.open(1)
     tracking.close()
     assert [str(warning.message) for warning in said] == [
-        f"{tmp_path / 'metrics.jsonl'}: lines 2 to 9 cannot be read as metrics; the run goes on, and what cannot be read is taken out",
-        f"{tmp_path / 'samples.jsonl'}: 8 of its first 10 lines cannot be read as samples; the run goes on, and what cannot be read is taken out",
+        (
+            f"{tmp_path / 'metrics.jsonl'}: lines 2 to 9 cannot be read as metrics; the run goes on, and "
+            "what "
+            "cannot be read is taken out"
+        ),
+        (
+            f"{tmp_path / 'samples.jsonl'}: 8 of its first 10 lines cannot be read as samples; the run goes "
+            "on, and what cannot be read is taken out"
+        ),
     ]
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert (tmp_path / name).read_bytes() == rows[0] + b"\n" + rows[1] + b"\n"
@@ -136,14 +172,24 @@ def test_lines_that_are_no_rows_go_and_are_named(tmp_path: Path) -> None:
         ({1: None}, "there is no row of step 1", [0, 2]),
         ({2: None, 3: None, 4: None}, "there is no row of step 2", [0, 1]),
         ({step: None for step in range(5)}, "there is no row of steps 0 to 2", []),
-        ({0: None, 1: b"\0" * 30, 2: None}, "line 1 cannot be read as metrics, and there is no row of steps 0 to 2", []),
+        (
+            {0: None, 1: b"\0" * 30, 2: None},
+            "line 1 cannot be read as metrics, and there is no row of steps 0 to 2",
+            [],
+        ),
         ({1: b'{"step": 2}', 2: b'{"step": 1}'}, "the rows are not in the order of their steps", [0, 2, 1]),
     ],
     ids=["damaged", "deleted", "deleted at the end", "all deleted", "a hole of zeros", "in another order"],
 )
 @pytest.mark.parametrize("how", ["continued", "forked"])
 def test_rows_that_are_lost_between_two_lives_are_named(
-    finished: Path, tmp_path: Path, figure: Callable[[str], None], how: str, lines: dict[int, bytes | None], said: str, left: list[int]
+    finished: Path,
+    tmp_path: Path,
+    figure: Callable[[str], None],
+    how: str,
+    lines: dict[int, bytes | None],
+    said: str,
+    left: list[int],
 ) -> None:
     """Those before the checkpoint that a run goes on from; those behind it are made again."""
     run_dir = tmp_path / "grpo"
@@ -152,12 +198,23 @@ def test_rows_that_are_lost_between_two_lives_are_named(
     damage_metrics(run_dir, lines)
     command = ["train", run_dir / "config.yaml", "--run_dir", run_dir]
     if how == "forked":
-        command = ["train", run_dir / "config.yaml", "--run_dir", tmp_path / "fork", "--from", f"{run_dir}@2", "--seed", 1]
+        command = [
+            "train",
+            run_dir / "config.yaml",
+            "--run_dir",
+            tmp_path / "fork",
+            "--from",
+            f"{run_dir}@2",
+            "--seed",
+            1,
+        ]
     if how == "forked" and not left and 1 not in lines:
         (run_dir / "metrics.jsonl").unlink()
     with pytest.warns(OatWarning, match=rf"metrics\.jsonl: {said}; the run goes on"):
         assert oat(*command) == 0
-    assert [row["step"] for row in read((tmp_path / "fork" if how == "forked" else run_dir) / "metrics.jsonl")] == [*left, 3, 4]
+    assert [
+        row["step"] for row in read((tmp_path / "fork" if how == "forked" else run_dir) / "metrics.jsonl")
+    ] == [*left, 3, 4]
     figure("rows of metrics that are damaged or deleted: named")
 
 
@@ -171,7 +228,9 @@ def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, name: str, is_r
     if is_replaced:
         (tmp_path / name).write_bytes(whole)
     for write in (lambda: tracking.row(2, {"a": 1.0}), tracking.flush):
-        with pytest.raises(DirectoryError, match=f"{name}: was moved, removed or replaced while a run worked with it"):
+        with pytest.raises(
+            DirectoryError, match=f"{name}: was moved, removed or replaced while a run worked with it"
+        ):
             write()
     tracking.close()
     (tmp_path / name).write_bytes(whole)
@@ -180,7 +239,10 @@ def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, name: str, is_r
 
 
 def test_the_line_for_people() -> None:
-    assert step_line(3, 10, {"reward/mean": 0.51234, "unknown": 1.0, "loss/total": 2.0}) == "step 3/10  reward/mean 0.5123  loss/total 2"
+    assert (
+        step_line(3, 10, {"reward/mean": 0.51234, "unknown": 1.0, "loss/total": 2.0})
+        == "step 3/10  reward/mean 0.5123  loss/total 2"
+    )
 
 
 @pytest.mark.parametrize("kill", [1, 3, 4])
@@ -196,4 +258,6 @@ def test_each_step_stands_once_after_a_kill(world: World, tmp_path: Path, kill: 
     forked(killed, tmp_path / "log")
     assert forked(lambda: oat("train", config), tmp_path / "log") == 0
     assert [row["step"] for row in read(tmp_path / "grpo" / "metrics.jsonl")] == list(range(5))
-    assert [row["step"] for row in read(tmp_path / "grpo" / "samples.jsonl")] == [step for step in range(1, 5) for _ in range(4)]
+    assert [row["step"] for row in read(tmp_path / "grpo" / "samples.jsonl")] == [
+        step for step in range(1, 5) for _ in range(4)
+    ]

@@ -38,12 +38,16 @@ def lines(world: World, run_dir: Path, **changes: Any) -> dict[str, Any]:
 
 def objects(world: World) -> dict[str, Any]:
     records = [json.loads(line) for line in (world.folder / "train.jsonl").read_text().splitlines()]
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(world.folder / "model"), AutoTokenizer.from_pretrained(world.folder / "model")
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(world.folder / "model"),
+        AutoTokenizer.from_pretrained(world.folder / "model"),
+    )
     return {"model": model, "tokenizer": tokenizer, "prompts": {"path": records, "reference_key": "answer"}}
 
 
 def test_it_is_the_run_of_the_command_line(world: World, tmp_path: Path) -> None:
-    """Bitwise, but for the name of the oracle in the ledger; as well with a model, records and functions that are given as objects."""
+    """Bitwise, but for the name of the oracle in the ledger; as well with a model, records and functions that
+    are given as objects."""
     assert oat("train", world.config("grpo", tmp_path, {"engine.threads": 1})) == 0
     expected = digest_run(tmp_path / "grpo")
     given = objects(world)
@@ -54,13 +58,16 @@ def test_it_is_the_run_of_the_command_line(world: World, tmp_path: Path) -> None
         found = digest_run(tmp_path / name)
         assert {part for part in expected if found[part] != expected[part]} == {"ledger"}
         assert [row["weights/version"] for row in trainer.metrics[1:]] == [1, 2, 3, 4]
-    assert all(torch.equal(tensor, before[name]) for name, tensor in given["model"].state_dict().items()), "a copy learns"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in given["model"].state_dict().items()), (
+        "a copy learns"
+    )
     assert trainer.save_model(tmp_path / "out") == 4
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 
 def test_the_same_lines_go_on_with_it(world: World, tmp_path: Path) -> None:
-    """A callback ends it after step 1, which a checkpoint does not follow; it ends as a run that no callback ended."""
+    """A callback ends it after step 1, which a checkpoint does not follow; it ends as a run that no callback
+    ended."""
     seen: list[int] = []
 
     def enough(step: int, metrics: dict[str, float]) -> bool:
@@ -73,7 +80,10 @@ def test_the_same_lines_go_on_with_it(world: World, tmp_path: Path) -> None:
     broken = lines(world, tmp_path / "broken", **objects(world))
     assert Trainer(**broken, callbacks=[enough]).train().reason == "a callback ended it"
     assert seen == [0, 1]
-    assert Trainer(**broken, callbacks=[lambda step, metrics: seen.append(step)]).train().reason == "all 4 steps are done"
+    assert (
+        Trainer(**broken, callbacks=[lambda step, metrics: seen.append(step)]).train().reason
+        == "all 4 steps are done"
+    )
     assert seen == [0, 1, 2, 3, 4]
     assert digest_run(tmp_path / "broken") == digest_run(tmp_path / "unbroken")
 
@@ -95,7 +105,10 @@ def test_a_first_mistake_in_the_records_does_not_lock_the_directory(world: World
     good = [{"prompt": f"{number}+1=", "answer": number} for number in range(8)]
     bad = [*good, {"prompt": "1+1=", "answer": [{"deep": None}]}]
     prompts = {"reference_key": "answer"}
-    for records, expected in ((bad, "field 'answer', message 1"), ([{"question": "1"}], "field 'prompt': expected")):
+    for records, expected in (
+        (bad, "field 'answer', message 1"),
+        ([{"question": "1"}], "field 'prompt': expected"),
+    ):
         with pytest.raises(DataError, match=expected):
             Trainer(**lines(world, tmp_path / "run", prompts={"path": records, **prompts})).train()
     trainer = Trainer(**lines(world, tmp_path / "run", prompts={"path": good, **prompts}))
@@ -106,16 +119,31 @@ def test_a_first_mistake_in_the_records_does_not_lock_the_directory(world: World
 def test_records_of_numpy_and_of_a_frame_with_what_is_missing(world: World, tmp_path: Path) -> None:
     seen: list[Any] = []
 
-    def reward(prompts: Sequence[str], completions: Sequence[str], level: Sequence[Any], marks: Sequence[Any]) -> list[float]:
+    def reward(
+        prompts: Sequence[str], completions: Sequence[str], level: Sequence[Any], marks: Sequence[Any]
+    ) -> list[float]:
         seen.extend(zip(level, marks, strict=True))
         return [float(len(text)) for text in completions]
 
-    frame = pandas.DataFrame({"prompt": ["1+1=", "2+2="], "level": [1.5, None], "marks": [[1, 2], np.array([3])]})
-    mine = [{"prompt": "1+1=", "level": np.int64(4), "marks": np.array([1, 2])}, {"prompt": "2+2=", "level": np.float32(0.5), "marks": (3,)}]
+    frame = pandas.DataFrame(
+        {"prompt": ["1+1=", "2+2="], "level": [1.5, None], "marks": [[1, 2], np.array([3])]}
+    )
+    mine = [
+        {"prompt": "1+1=", "level": np.int64(4), "marks": np.array([1, 2])},
+        {"prompt": "2+2=", "level": np.float32(0.5), "marks": (3,)},
+    ]
     changes: dict[str, Any] = {"oracle": reward, "evaluation": None, "stop": {}}
     for name, prompts in {"frame": frame, "records": mine, "function": lambda: iter(mine)}.items():
         seen.clear()
-        Trainer(**lines(world, tmp_path / name, prompts=prompts, algorithm={"name": "grpo", "prompts": 2, "samples": 2}, **changes)).train()
+        Trainer(
+            **lines(
+                world,
+                tmp_path / name,
+                prompts=prompts,
+                algorithm={"name": "grpo", "prompts": 2, "samples": 2},
+                **changes,
+            )
+        ).train()
         levels = (1.5, None) if name == "frame" else (4, 0.5)
         assert {(level, tuple(marks)) for level, marks in seen} == {(levels[0], (1, 2)), (levels[1], (3,))}
 
@@ -123,18 +151,29 @@ def test_records_of_numpy_and_of_a_frame_with_what_is_missing(world: World, tmp_
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"prompt": "1+1=", "level": float("nan")}, "record 2: field 'level': .*got a number that is not finite"),
-        ({"prompt": "1+1=", "when": pandas.Timestamp(0)}, "record 2: field 'when': .*got a value of the type Timestamp"),
+        (
+            {"prompt": "1+1=", "level": float("nan")},
+            "record 2: field 'level': .*got a number that is not finite",
+        ),
+        (
+            {"prompt": "1+1=", "when": pandas.Timestamp(0)},
+            "record 2: field 'when': .*got a value of the type Timestamp",
+        ),
         (["1+1="], "record 2: expected a JSON object, got a list"),
     ],
 )
-def test_a_record_is_named_before_anything_is_written(world: World, tmp_path: Path, record: Any, message: str) -> None:
+def test_a_record_is_named_before_anything_is_written(
+    world: World, tmp_path: Path, record: Any, message: str
+) -> None:
     with pytest.raises(DataError, match=rf"^oat\.Trainer\(prompts=\.\.\.\): {message}"):
         Trainer(**lines(world, tmp_path, prompts=[{"prompt": "1+1="}, record])).train()
 
 
 def test_such_records_are_left_out_where_malformed_ones_are(world: World, tmp_path: Path) -> None:
-    prompts = {"path": [{"prompt": "1+1="}] * 4 + [{"prompt": "1+1=", "level": float("nan")}], "on_bad_record": "skip"}
+    prompts = {
+        "path": [{"prompt": "1+1="}] * 4 + [{"prompt": "1+1=", "level": float("nan")}],
+        "on_bad_record": "skip",
+    }
     trainer = Trainer(**lines(world, tmp_path, prompts=prompts, evaluation=None))
     trainer.train()
     assert trainer.metrics[0]["prompts/skipped"] == 1
@@ -143,7 +182,9 @@ def test_such_records_are_left_out_where_malformed_ones_are(world: World, tmp_pa
 def test_what_trl_takes_and_a_run_does_not(world: World, tmp_path: Path) -> None:
     """Lists of texts, which are names of sources."""
     for prompts in (["1+1="], {"path": ["1+1=", "2+2="]}):
-        with pytest.raises(DataError, match=r'got the text \'1\+1=\'; give prompts as records, \{"prompt": "1\+1="\}'):
+        with pytest.raises(
+            DataError, match=r'got the text \'1\+1=\'; give prompts as records, \{"prompt": "1\+1="\}'
+        ):
             Trainer(**lines(world, tmp_path, prompts=prompts))
     names = [str(world.folder / "train.jsonl"), "org/name", "mine.py:records"]
     assert len(Trainer(**lines(world, tmp_path, prompts=names)).config.prompts.path) == 3
@@ -153,14 +194,20 @@ def test_three_lines_are_enough(world: World, tmp_path: Path, monkeypatch: pytes
     """The defaults are complete: one pass over the prompts, in runs/grpo."""
     monkeypatch.chdir(tmp_path)
     records = [{"prompt": f"{number}+1="} for number in range(9)]
-    trainer = Trainer(model=world.folder / "model", oracle=letters, prompts=lambda: iter(records), sampling={"max_new_tokens": 4})
+    trainer = Trainer(
+        model=world.folder / "model",
+        oracle=letters,
+        prompts=lambda: iter(records),
+        sampling={"max_new_tokens": 4},
+    )
     assert trainer.train().reason == "its only step is done"
     assert trainer.run_dir == Path("runs/grpo")
     assert len((tmp_path / "runs/grpo/given/prompts.jsonl").read_text().splitlines()) == 9
 
 
 def test_parts_are_given_as_objects(world: World, tmp_path: Path) -> None:
-    """An oracle, an explorer's class, a held-out list, a dataset by splits, and another oracle for the evaluation."""
+    """An oracle, an explorer's class, a held-out list, a dataset by splits, and another oracle for the
+    evaluation."""
     splits = {"train": [{"prompt": "1+1="}], "test": [{"prompt": "2+2="}, {"prompt": "3+3="}]}
 
     def other(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
@@ -175,20 +222,30 @@ def test_parts_are_given_as_objects(world: World, tmp_path: Path) -> None:
     }
     trainer = Trainer(**lines(world, tmp_path / "run", **changes))
     trainer.train()
-    assert (trainer.config.oracle.name, trainer.config.explorer.name) == ("python:CallableOracle", "python:NoExploration")
+    assert (trainer.config.oracle.name, trainer.config.explorer.name) == (
+        "python:CallableOracle",
+        "python:NoExploration",
+    )
     assert trainer.metrics[0]["eval/sampled"] > 0
     assert len((tmp_path / "run" / "given" / "prompts.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_finished_run_says_so_and_how_to_go_on(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_says_so_and_how_to_go_on(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Once by its steps, which can be raised, and once by its prompts, which cannot."""
-    runs = {"steps": {"stop": {"max_steps": 2}}, "prompts": {"stop": {}, "prompts": [{"prompt": "1+1="}] * 8, "evaluation": None}}
+    runs = {
+        "steps": {"stop": {"max_steps": 2}},
+        "prompts": {"stop": {}, "prompts": [{"prompt": "1+1="}] * 8, "evaluation": None},
+    }
     for name, changes in runs.items():
         given = lines(world, tmp_path / name, **changes)
         Trainer(**given).train()
         first = capsys.readouterr().out
         assert first.startswith(f"oat.Trainer: 2 steps in {tmp_path / name}\n")
-        assert first.endswith(f"oat.Trainer: finished, all 2 steps are done; the run lies in {tmp_path / name}\n")
+        assert first.endswith(
+            f"oat.Trainer: finished, all 2 steps are done; the run lies in {tmp_path / name}\n"
+        )
         assert Trainer(**given).train().reason == "all 2 steps are done"
         again = capsys.readouterr().out
         assert f"finished, all 2 steps are done; the run lies in {tmp_path / name}\n" in again
@@ -199,7 +256,9 @@ def test_a_finished_run_says_so_and_how_to_go_on(world: World, tmp_path: Path, c
         assert capsys.readouterr().out == ""
     Trainer(**lines(world, tmp_path / "steps", stop={"max_steps": 3})).train()
     on = capsys.readouterr().out
-    assert on.startswith(f"oat.Trainer: 3 steps in {tmp_path / 'steps'}; the run goes on from its checkpoint after 2 steps\n")
+    assert on.startswith(
+        f"oat.Trainer: 3 steps in {tmp_path / 'steps'}; the run goes on from its checkpoint after 2 steps\n"
+    )
     assert "nothing was left" not in on
 
 
@@ -207,15 +266,22 @@ def test_a_warning_stands_at_the_line_of_whoever_trains(world: World, tmp_path: 
     def down(prompts: Sequence[str], completions: Sequence[str]) -> list[float | None]:
         return [None] * len(completions)
 
-    trainer = Trainer(**lines(world, tmp_path / "run", evaluation=None, oracle=down, stop={"max_steps": 1}), quiet=True)
+    trainer = Trainer(
+        **lines(world, tmp_path / "run", evaluation=None, oracle=down, stop={"max_steps": 1}), quiet=True
+    )
     with pytest.warns(OatWarning, match="no usable answer") as seen:
         trainer.train()
     (warning,) = seen.list
-    assert (warning.filename, Path(__file__).read_text().splitlines()[warning.lineno - 1].strip()) == (__file__, "trainer.train()")
+    assert (warning.filename, Path(__file__).read_text().splitlines()[warning.lineno - 1].strip()) == (
+        __file__,
+        "trainer.train()",
+    )
 
 
 @pytest.mark.parametrize("is_wrapped", [True, False])
-def test_a_model_with_adapters_is_refused_and_a_merged_one_is_trained(world: World, tmp_path: Path, is_wrapped: bool) -> None:
+def test_a_model_with_adapters_is_refused_and_a_merged_one_is_trained(
+    world: World, tmp_path: Path, is_wrapped: bool
+) -> None:
     peft = pytest.importorskip("peft")
     given, adapter = objects(world), peft.LoraConfig(r=2, target_modules="all-linear")
     if is_wrapped:
@@ -223,25 +289,39 @@ def test_a_model_with_adapters_is_refused_and_a_merged_one_is_trained(world: Wor
     else:
         given["model"].add_adapter(adapter)
     with pytest.raises(
-        ConfigError, match=r"^oat.Trainer\(model=...\): a \w+ has adapters of PEFT .* model=\{.path.: base, .lora.: .*merge_and_unload"
+        ConfigError,
+        match=(
+            r"^oat.Trainer\(model=...\): a \w+ has adapters of PEFT .* model=\{.path.: base, .lora.: "
+            r".*merge_and_unload"
+        ),
     ):
         Trainer(**lines(world, tmp_path / "run", **given))
     if is_wrapped:
         base = given["model"].merge_and_unload()
         model = {"path": base, "lora": {"rank": 2}}
-        Trainer(**lines(world, tmp_path / "run", **given | {"model": model}, stop={"max_steps": 1}), quiet=True).train()
+        Trainer(
+            **lines(world, tmp_path / "run", **given | {"model": model}, stop={"max_steps": 1}), quiet=True
+        ).train()
 
 
 def test_records_of_many_kinds(world: World, tmp_path: Path) -> None:
-    """An iterator can be read once, and the run trained twice; data sets may give tensors; numbers may be numpy's."""
+    """An iterator can be read once, and the run trained twice; data sets may give tensors; numbers may be
+    numpy's."""
     records = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+1=", "answer": "3"}]
     many = {
         "an iterator": iter(records),
-        "a data set": Dataset.from_list([{**record, "weight": 1.0} for record in records]).with_format("torch"),
+        "a data set": Dataset.from_list([{**record, "weight": 1.0} for record in records]).with_format(
+            "torch"
+        ),
         "a data frame": pandas.DataFrame(records),
     }
     for name, given in many.items():
-        changes = {"prompts": given, "learner": {"learning_rate": np.float64(1e-3)}, "seed": np.int64(1), "evaluation": None}
+        changes = {
+            "prompts": given,
+            "learner": {"learning_rate": np.float64(1e-3)},
+            "seed": np.int64(1),
+            "evaluation": None,
+        }
         trainer = Trainer(**lines(world, tmp_path / name, **changes), quiet=True)
         assert [trainer.train().reason, trainer.train().reason] == ["all 4 steps are done"] * 2
         assert trainer.config.seed == 1
@@ -249,7 +329,9 @@ def test_records_of_many_kinds(world: World, tmp_path: Path) -> None:
 
 def test_seeds_of_runs_with_given_records_are_one_line(world: World, tmp_path: Path) -> None:
     for seed in (0, 1):
-        Trainer(**lines(world, tmp_path / f"run{seed}", **objects(world)) | {"seed": seed}, quiet=True).train()
+        Trainer(
+            **lines(world, tmp_path / f"run{seed}", **objects(world)) | {"seed": seed}, quiet=True
+        ).train()
     assert oat("plot", tmp_path / "run0", tmp_path / "run1", "--out", tmp_path / "x.csv") == 0
     assert {row["runs"] for row in csv.DictReader((tmp_path / "x.csv").open())} == {"2"}
 
@@ -271,11 +353,17 @@ def test_mistakes(world: World, tmp_path: Path) -> None:
             r"oat.Trainer\(learner=...\): nothing reads .*learning_rat`; did you mean `learning_rate`",
         ),
         ({"lerner": {}}, "did you mean `learner`"),
-        ({"learning_rate": 1.0}, r"did you mean `learner.learning_rate` \(from Python: learner=\{\"learning_rate\": ...\}\)\?"),
+        (
+            {"learning_rate": 1.0},
+            r"did you mean `learner.learning_rate` \(from Python: learner=\{\"learning_rate\": ...\}\)\?",
+        ),
         ({"learner": {"sed": 1}}, r"did you mean `seed` \(from Python: seed=...\)\?"),
         ({"algorithm": "grop"}, "did you mean `grpo`"),
         ({"model": objects(world)["model"]}, "needs its tokenizer"),
-        ({"oracle": first, "evaluation": {"path": good["evaluation"]["path"], "oracle": reward}}, "two different objects are called reward"),
+        (
+            {"oracle": first, "evaluation": {"path": good["evaluation"]["path"], "oracle": reward}},
+            "two different objects are called reward",
+        ),
         ({"oracle": object()}, "the oracle python:object is object, neither a function nor a class"),
         ({"prompts": {"path": {"train": []}, "split": "tset"}}, "no split 'tset' among train"),
     ]
@@ -286,16 +374,24 @@ def test_mistakes(world: World, tmp_path: Path) -> None:
         Trainer(**good | {"prompts": [{"prompt": "1"}, {"prompt": object()}]}).train()
 
 
-def test_the_command_line_cannot_go_on_with_a_function_of_python(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_cannot_go_on_with_a_function_of_python(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Trainer(**lines(world, tmp_path / "run")).train()
-    assert oat("train", tmp_path / "run" / "config.yaml", "--run_dir", tmp_path / "run", "--stop.max_steps", "5") == 2
+    assert (
+        oat("train", tmp_path / "run" / "config.yaml", "--run_dir", tmp_path / "run", "--stop.max_steps", "5")
+        == 2
+    )
     assert "python:letters: the run was begun from Python" in capsys.readouterr().err
     with pytest.raises(ConfigError):
         load_symbol("python:letters")
 
 
 def test_importing_it_brings_no_torch() -> None:
-    code = "import oat, sys; assert not {'torch', 'numpy', 'transformers'} & {*sys.modules}; oat.Trainer; assert 'torch' in sys.modules"
+    code = (
+        "import oat, sys; assert not {'torch', 'numpy', 'transformers'} & {*sys.modules}; oat.Trainer; "
+        "assert 'torch' in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     with pytest.raises(ImportError, match="cannot import name 'Triner' from 'oat'"):
         from oat import Triner  # type: ignore[attr-defined]  # noqa: F401

@@ -1,4 +1,5 @@
-"""From Python: forks, evaluations, results, what callbacks are given, mixtures; and commands on runs that were begun from Python."""
+"""From Python: forks, evaluations, results, what callbacks are given, mixtures; and commands on runs that
+were begun from Python."""
 
 import json
 from pathlib import Path
@@ -48,18 +49,30 @@ def test_a_fork_goes_its_own_way_and_the_same_lines_go_on(parent: Trainer, tmp_p
         fork = parent.fork(tmp_path / "fork", **changes)
         assert fork.config.learner.micro_batch_size == 64
         result = fork.train()
-        assert (result.reason, result.is_idle, result.metrics["optim/learning_rate"]) == (reason, is_idle, 0.1)
-    assert (tmp_path / "fork" / "given" / "evaluation.jsonl").read_text() == '{"prompt": "3+9=", "answer": "a"}\n'
+        assert (result.reason, result.is_idle, result.metrics["optim/learning_rate"]) == (
+            reason,
+            is_idle,
+            0.1,
+        )
+    assert (
+        tmp_path / "fork" / "given" / "evaluation.jsonl"
+    ).read_text() == '{"prompt": "3+9=", "answer": "a"}\n'
     assert parent.metrics == fork.metrics[:5]
-    with pytest.raises(ConfigError, match=r"a fork of .* cannot change these.*\n  learner.sync_every: 1 in the run, 2 now"):
+    with pytest.raises(
+        ConfigError, match=r"a fork of .* cannot change these.*\n  learner.sync_every: 1 in the run, 2 now"
+    ):
         parent.fork(tmp_path / "other", learner={"sync_every": 2}).train()
     with pytest.raises(ConfigError, match="there is no such checkpoint"):
         parent.fork(tmp_path / "third", 3).train()
 
 
-def test_a_fork_of_any_run_and_of_one_that_was_given_other_records(world: World, parent: Trainer, tmp_path: Path) -> None:
+def test_a_fork_of_any_run_and_of_one_that_was_given_other_records(
+    world: World, parent: Trainer, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="was begun with other records"):
-        Trainer(**lines(world, parent.run_dir, **objects(world) | {"prompts": [{"prompt": "1+1="}]})).fork(tmp_path / "fork")
+        Trainer(**lines(world, parent.run_dir, **objects(world) | {"prompts": [{"prompt": "1+1="}]})).fork(
+            tmp_path / "fork"
+        )
     assert oat("train", world.config("grpo", tmp_path, {"engine.threads": 1})) == 0
     file = lines(world, tmp_path / "fork", oracle=world.oracle)
     assert Trainer(**file, source=f"{tmp_path / 'grpo'}@2", quiet=True).train().step == 4
@@ -67,16 +80,25 @@ def test_a_fork_of_any_run_and_of_one_that_was_given_other_records(world: World,
 
 
 def test_an_evaluation_is_that_of_the_command_line_and_leaves_the_run_alone(parent: Trainer) -> None:
-    """It draws what the evaluation at the end drew; other prompts, oracles and numbers of samples by fields."""
-    before = {file: file.read_bytes() for file in parent.run_dir.rglob("*") if file.is_file() and "sqlite" not in file.name}
+    """It draws what the evaluation at the end drew; other prompts, oracles and numbers of samples by
+    fields."""
+    before = {
+        file: file.read_bytes()
+        for file in parent.run_dir.rglob("*")
+        if file.is_file() and "sqlite" not in file.name
+    }
     found = parent.evaluate()
     assert found["step"] == 4
     assert found == {name: value for name, value in parent.metrics[-1].items() if name in found}
     assert found.keys() - {"step"} == {name for name in parent.metrics[-1] if name.startswith("eval/")}
-    other = parent.evaluate(path=HELD_OUT, oracle=lambda prompts, completions: [7.0] * len(prompts), samples=4, greedy=False)
+    other = parent.evaluate(
+        path=HELD_OUT, oracle=lambda prompts, completions: [7.0] * len(prompts), samples=4, greedy=False
+    )
     assert (other["eval/sampled"], "eval/greedy" in other) == (7.0, False)
     start = parent.evaluate(slot="reference")
-    assert start["eval/greedy_length"] == parent.metrics[0]["eval/greedy_length"] != found["eval/greedy_length"]
+    assert (
+        start["eval/greedy_length"] == parent.metrics[0]["eval/greedy_length"] != found["eval/greedy_length"]
+    )
     assert {file: file.read_bytes() for file in before} == before
 
 
@@ -95,8 +117,15 @@ def test_what_training_comes_to(parent: Trainer, world: World, tmp_path: Path) -
     again = parent.train()
     assert again == Result(parent.run_dir, "all 4 steps are done", True, True, 4, parent.metrics[-1])
     assert str(again) == "all 4 steps are done"
-    ended = Trainer(**lines(world, tmp_path / "run"), callbacks=[lambda step, row: step == 1], quiet=True).train()
-    assert (str(ended), ended.is_finished, ended.step, ended.metrics["step"]) == ("a callback ended it", False, 1, 1)
+    ended = Trainer(
+        **lines(world, tmp_path / "run"), callbacks=[lambda step, row: step == 1], quiet=True
+    ).train()
+    assert (str(ended), ended.is_finished, ended.step, ended.metrics["step"]) == (
+        "a callback ended it",
+        False,
+        1,
+        1,
+    )
 
 
 def test_callbacks_are_given_rows(world: World, tmp_path: Path) -> None:
@@ -109,9 +138,14 @@ def test_callbacks_are_given_rows(world: World, tmp_path: Path) -> None:
     with pytest.raises(KeyError) as error:
         Trainer(**lines(world, tmp_path / "run"), callbacks=[careless], quiet=True).train()
     assert error.value.__notes__ == [
-        "oat.Trainer: the callback careless was given row 0, which is before the first step and has what an evaluation found"
+        (
+            "oat.Trainer: the callback careless was given row 0, which is before the first step and has what "
+            "an evaluation found"
+        )
     ]
-    trainer = Trainer(**lines(world, tmp_path / "other"), callbacks=[lambda step, row: seen.append(row)], quiet=True)
+    trainer = Trainer(
+        **lines(world, tmp_path / "other"), callbacks=[lambda step, row: seen.append(row)], quiet=True
+    )
     seen.clear()
     trainer.train()
     assert seen == trainer.metrics
@@ -120,11 +154,19 @@ def test_callbacks_are_given_rows(world: World, tmp_path: Path) -> None:
 def test_a_list_of_oracles_is_their_mixture(world: World, tmp_path: Path) -> None:
     """Functions, names and sections; in training and in evaluations, whose sum is that of both."""
     mixed = [letters, {"name": long, "weight": 0.5}, {"name": "regex", "pattern": "a", "label": "has_a"}]
-    changes: dict[str, Any] = {"evaluation": {"path": world.folder / "held_out.jsonl", "oracle": [long, long.__get__(0)], "samples": 1}}
+    changes: dict[str, Any] = {
+        "evaluation": {
+            "path": world.folder / "held_out.jsonl",
+            "oracle": [long, long.__get__(0)],
+            "samples": 1,
+        }
+    }
     with pytest.raises(ConfigError, match="two different objects are called long"):
         Trainer(**lines(world, tmp_path / "run", oracle=mixed, **changes))
     changes["evaluation"]["oracle"] = [long]
-    trainer = Trainer(**lines(world, tmp_path / "run", oracle={"name": mixed, "repeats": 0}, **changes), quiet=True)
+    trainer = Trainer(
+        **lines(world, tmp_path / "run", oracle={"name": mixed, "repeats": 0}, **changes), quiet=True
+    )
     assert trainer.config.oracle.name == "mixture"
     row = trainer.train().metrics
     sources = [row[f"oracle/source/{label}"] for label in ("letters", "long", "has_a")]
@@ -151,13 +193,24 @@ def test_commands_go_on_with_a_run_of_python_whose_function_is_named_by_file(
     assert "name: python:reward" in (tmp_path / "command" / "config.yaml").read_text()
     capsys.readouterr()
     assert oat("eval", tmp_path / "command", "--oracle.name", world.oracle) == 0
-    assert json.loads(capsys.readouterr().out)["eval/sampled"] == Trainer(**runs[0]).evaluate()["eval/sampled"]
+    assert (
+        json.loads(capsys.readouterr().out)["eval/sampled"] == Trainer(**runs[0]).evaluate()["eval/sampled"]
+    )
     assert oat("train", *more, "--run_dir", tmp_path / "fork", "--from", f"{tmp_path / 'command'}@2") == 0
     assert digest_run(tmp_path / "fork") == digest_run(tmp_path / "python")
     (tmp_path / "mine.py").write_text((world.folder / "reward.py").read_text().replace("0.1 *", "0.2 *"))
-    for name, words in (("forbidden", 'oracle.name: "python:reward" in the run'), ("reward", "it has changed since this run last asked it")):
+    for name, words in (
+        ("forbidden", 'oracle.name: "python:reward" in the run'),
+        ("reward", "it has changed since this run last asked it"),
+    ):
         capsys.readouterr()
-        assert oat("train", named[0], "--oracle.name", f"{tmp_path / 'mine.py'}:{name}", "--stop.max_steps", 6) == 2
+        assert (
+            oat("train", named[0], "--oracle.name", f"{tmp_path / 'mine.py'}:{name}", "--stop.max_steps", 6)
+            == 2
+        )
         assert words in capsys.readouterr().err
     assert oat("train", named[0], "--stop.max_steps", 6) == 2
-    assert "go on with it through oat.Trainer, or name the file that has it in its place, as path/to/file.py:reward" in capsys.readouterr().err
+    assert (
+        "go on with it through oat.Trainer, or name the file that has it in its place, as "
+        "path/to/file.py:reward"
+    ) in capsys.readouterr().err

@@ -21,7 +21,8 @@ from oat.types import Answer, Key, Message, Question
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT.parent / "shared" / "real" / "dpo_en_demo.json"
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] }}={{ m.content }}{{ m.tool_calls | length if m.tool_calls }}{{ eos_token }}{% endfor %}"
+    "{% for m in messages %}{{ m.role[0] }}={{ m.content }}{{ m.tool_calls | length if m.tool_calls }}{{ "
+    "eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant'[0] }}={% endif %}"
 )
 
@@ -32,7 +33,9 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("chat")
     make_model(folder / "model")
     config = json.loads((folder / "model" / "config.json").read_text(encoding="utf-8"))
-    (folder / "model" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 50_000}), encoding="utf-8")
+    (folder / "model" / "config.json").write_text(
+        json.dumps(config | {"max_position_embeddings": 50_000}), encoding="utf-8"
+    )
     (folder / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
     return {"model.path": str(folder / "model"), "render.template": str(folder / "template.jinja")}
 
@@ -67,7 +70,12 @@ def test_functions_after_the_documented_signature(world: World, tmp_path: Path, 
     (tmp_path / "ours.py").write_text(OURS, encoding="utf-8")
     records = [{"prompt": f"{n}+1=", "solution": n, "task": "maths" if n % 2 else "other"} for n in range(8)]
     path = write_jsonl(tmp_path / "data.jsonl", records)
-    changes = {"prompts": {"path": str(path), "epochs": 1}, "oracle.name": f"{tmp_path / 'ours.py'}:{name}", "evaluation": None, "stop.max_steps": 2}
+    changes = {
+        "prompts": {"path": str(path), "epochs": 1},
+        "oracle.name": f"{tmp_path / 'ours.py'}:{name}",
+        "evaluation": None,
+        "stop.max_steps": 2,
+    }
     assert oat("train", world.config("grpo", tmp_path, changes)) == 0
     found = answered(tmp_path / "grpo")
     assert len(found) == 8
@@ -116,7 +124,9 @@ def test_every_function_that_trl_has_is_tried(rewards: Any) -> None:
 
 @pytest.mark.inventory(53)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_functions_of_trl(rewards: Any, world: World, chat: dict[str, str], tmp_path: Path, name: str) -> None:
+def test_functions_of_trl(
+    rewards: Any, world: World, chat: dict[str, str], tmp_path: Path, name: str
+) -> None:
     if "accuracy" in name or "cosine" in name:
         pytest.importorskip("math_verify", reason=f"{NO_TRL} with math_verify")
     options, expected = SETTINGS[name]
@@ -126,7 +136,15 @@ def test_functions_of_trl(rewards: Any, world: World, chat: dict[str, str], tmp_
     messages = (Message("user", "what is it?"),)
     questions = [
         Question(
-            Key("train", 0, 0, n), "score", messages, (text,), (0,), None, {"solution": right}, is_chat=True, ids=(np.array(ids, dtype=np.int32),)
+            Key("train", 0, 0, n),
+            "score",
+            messages,
+            (text,),
+            (0,),
+            None,
+            {"solution": right},
+            is_chat=True,
+            ids=(np.array(ids, dtype=np.int32),),
         )
         for n, (text, right, ids) in enumerate(zip(TEXTS, SOLUTIONS, IDS, strict=True))
     ]
@@ -135,31 +153,60 @@ def test_functions_of_trl(rewards: Any, world: World, chat: dict[str, str], tmp_
     assert [None if a.marks[0] == "abstain" else a.values[0] for a in given] == pytest.approx(expected)
 
     records = [{"prompt": [{"role": "user", "content": f"{n}+1="}], "solution": str(n + 1)} for n in range(8)]
-    changes = {"prompts": {"path": str(write_jsonl(tmp_path / "data.jsonl", records))}, "oracle.name": f"{tmp_path / 'mine.py'}:reward"}
-    assert oat("train", world.config("grpo", tmp_path, {**changes, **chat, "evaluation": None, "stop.max_steps": 1})) == 0
+    changes = {
+        "prompts": {"path": str(write_jsonl(tmp_path / "data.jsonl", records))},
+        "oracle.name": f"{tmp_path / 'mine.py'}:reward",
+    }
+    assert (
+        oat(
+            "train",
+            world.config("grpo", tmp_path, {**changes, **chat, "evaluation": None, "stop.max_steps": 1}),
+        )
+        == 0
+    )
     assert all(set(answer.marks) == {"ok"} for _, answer in answered(tmp_path / "grpo"))
 
 
 def examples() -> list[Any]:
-    """The table of formats in docs/data.md: the format's name, a record, and the names of its recorded responses."""
+    """The table of formats in docs/data.md: the format's name, a record, and the names of its recorded
+    responses."""
     page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     table = page.split("| format | a record |")[1].split("\n\n")[0]
     found = []
     for row in table.splitlines()[2:]:
         name, records, _, responses = (cell.strip() for cell in row.strip("|").split(" | "))
-        found += [pytest.param(name, json.loads(text), re.findall(r"`(\w+)`", responses)) for text in re.findall(r"`(\{.*?\})`(?:<br>|$)", records)]
+        found += [
+            pytest.param(name, json.loads(text), re.findall(r"`(\w+)`", responses))
+            for text in re.findall(r"`(\{.*?\})`(?:<br>|$)", records)
+        ]
     return found
 
 
 @pytest.mark.inventory(106)
 @pytest.mark.parametrize(("form", "record", "responses"), examples())
 def test_every_format_runs_by_naming_the_path_alone(
-    world: World, chat: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, record: dict[str, Any], responses: list[str]
+    world: World,
+    chat: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
+    record: dict[str, Any],
+    responses: list[str],
 ) -> None:
     path = write_jsonl(tmp_path / "data.jsonl", [record] * 4)
     algorithm = {0: "grpo", 1: "sft", 2: "dpo"}[len(responses)]
-    options = {"name": algorithm, "prompts": 2} | ({"samples": 2} if not responses else {}) | ({"threshold": 1} if "unpaired" in form else {})
-    changes = {"prompts": {"path": str(path)}, "algorithm": options, **chat, "evaluation": None, "stop.max_steps": 2}
+    options = (
+        {"name": algorithm, "prompts": 2}
+        | ({"samples": 2} if not responses else {})
+        | ({"threshold": 1} if "unpaired" in form else {})
+    )
+    changes = {
+        "prompts": {"path": str(path)},
+        "algorithm": options,
+        **chat,
+        "evaluation": None,
+        "stop.max_steps": 2,
+    }
     changes |= {"oracle.name": "recorded"} if responses else {}
     changes |= {"render.template": None} if "text" in record else {}
     assert oat("train", world.config(algorithm, tmp_path, changes)) == 0
@@ -168,9 +215,18 @@ def test_every_format_runs_by_naming_the_path_alone(
     assert rows[1]["rows/trained"] > 0
 
 
-def test_the_demonstration_of_sharegpt_preferences(world: World, chat: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demonstration_of_sharegpt_preferences(
+    world: World, chat: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if not DEMO.exists():
         pytest.skip(f"{NO_TRL}: no demonstration data beside the project")
-    changes = {"prompts": {"path": str(DEMO), "max_tokens": 400}, "algorithm": {"name": "dpo", "prompts": 2}, "oracle.name": "recorded", **chat}
-    assert oat("train", world.config("dpo", tmp_path, {**changes, "evaluation": None, "stop.max_steps": 2})) == 0
+    changes = {
+        "prompts": {"path": str(DEMO), "max_tokens": 400},
+        "algorithm": {"name": "dpo", "prompts": 2},
+        "oracle.name": "recorded",
+        **chat,
+    }
+    assert (
+        oat("train", world.config("dpo", tmp_path, {**changes, "evaluation": None, "stop.max_steps": 2})) == 0
+    )
     assert f"{DEMO}: read as preference (conversations, chosen, rejected)" in capsys.readouterr().out

@@ -15,16 +15,25 @@ from torch.nn import functional as F
 from oat.functional import contrast, preference
 
 ROOT = Path(__file__).parent.parent
-BETA, SMOOTHING, TAU = 0.3, 0.1, 0.5
-CHOSEN, REJECTED, CHOSEN_REFERENCE, REJECTED_REFERENCE = -20 * torch.rand(4, 7, generator=torch.Generator().manual_seed(0)) - 0.1
+BETA = 0.3
+SMOOTHING = 0.1
+TAU = 0.5
+CHOSEN, REJECTED, CHOSEN_REFERENCE, REJECTED_REFERENCE = (
+    -20 * torch.rand(4, 7, generator=torch.Generator().manual_seed(0)) - 0.1
+)
 RATIOS = CHOSEN - CHOSEN_REFERENCE, REJECTED - REJECTED_REFERENCE
 MARGIN = preference.dpo_margin(CHOSEN, REJECTED, CHOSEN_REFERENCE, REJECTED_REFERENCE)
 
 
 def source(name: str) -> ast.Module:
-    """A file of TRL's, from here or from the environment that `make bench` makes for it. It is parsed, and not imported with all that it needs."""
+    """A file of TRL's, from here or from the environment that `make bench` makes for it. It is parsed, and
+    not imported with all that it needs."""
     found = importlib.util.find_spec("trl")
-    places = [*(found.submodule_search_locations or [])] if found else [*ROOT.glob(".venv-peers/trl/lib/python*/site-packages/trl")]
+    places = (
+        [*(found.submodule_search_locations or [])]
+        if found
+        else [*ROOT.glob(".venv-peers/trl/lib/python*/site-packages/trl")]
+    )
     if not places:
         pytest.skip(NO_TRL)
     return ast.parse((Path(places[0]) / name).read_text(encoding="utf-8"))
@@ -40,17 +49,35 @@ def run(nodes: list[ast.stmt], names: dict[str, Any]) -> dict[str, Any]:
 def of_dpo_trainer(loss: str) -> torch.Tensor:
     """What DPOTrainer's chain of `if loss_type == ...` makes of our numbers."""
     tree = source("trainer/dpo_trainer.py")
-    chains = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "loss_type == 'sigmoid'"]
+    chains = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "loss_type == 'sigmoid'"
+    ]
     settings = SimpleNamespace(beta=BETA, label_smoothing=SMOOTHING, args=SimpleNamespace(discopop_tau=TAU))
-    numbers = {"chosen_logps": CHOSEN, "rejected_logps": REJECTED, "ref_chosen_logps": CHOSEN_REFERENCE, "ref_rejected_logps": REJECTED_REFERENCE}
-    scores = {"chosen_logratios": RATIOS[0], "rejected_logratios": RATIOS[1], "delta_score": MARGIN, "device": "cpu"}
-    found: torch.Tensor = run([chains[0]], {"self": settings, "loss_type": loss, **numbers, **scores})["per_sequence_loss"]
+    numbers = {
+        "chosen_logps": CHOSEN,
+        "rejected_logps": REJECTED,
+        "ref_chosen_logps": CHOSEN_REFERENCE,
+        "ref_rejected_logps": REJECTED_REFERENCE,
+    }
+    scores = {
+        "chosen_logratios": RATIOS[0],
+        "rejected_logratios": RATIOS[1],
+        "delta_score": MARGIN,
+        "device": "cpu",
+    }
+    found: torch.Tensor = run([chains[0]], {"self": settings, "loss_type": loss, **numbers, **scores})[
+        "per_sequence_loss"
+    ]
     return found
 
 
 def aot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """The terms of `aot`, in the order of the ranks."""
-    terms = preference.dpo_loss(first - second[contrast.rank_matches(first, second)], beta=BETA, label_smoothing=SMOOTHING)
+    terms = preference.dpo_loss(
+        first - second[contrast.rank_matches(first, second)], beta=BETA, label_smoothing=SMOOTHING
+    )
     return terms[first.argsort()]
 
 
@@ -77,12 +104,20 @@ def test_losses_of_the_dpo_trainer(name: str) -> None:
 @pytest.mark.parametrize("is_desirable", [True, False])
 def test_loss_of_the_kto_trainer(is_desirable: bool) -> None:
     tree = source("trainer/kto_trainer.py")
-    branches = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "self.loss_type == 'kto'"]
+    branches = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "self.loss_type == 'kto'"
+    ]
     name, ratios = ("chosen", RATIOS[0]) if is_desirable else ("rejected", RATIOS[1])
     (branch,) = (node for node in branches if f"{name}_losses" in ast.unparse(node.body[0]))
     settings = SimpleNamespace(beta=BETA, loss_type="kto")
-    found = run([branch], {"self": settings, f"{name}_logratios": ratios, "kl": torch.tensor(1.5)})[f"{name}_losses"]
-    ours = contrast.kto_loss(ratios, torch.full(ratios.shape, is_desirable), torch.full_like(ratios, 1.5), beta=BETA)
+    found = run([branch], {"self": settings, f"{name}_logratios": ratios, "kl": torch.tensor(1.5)})[
+        f"{name}_losses"
+    ]
+    ours = contrast.kto_loss(
+        ratios, torch.full(ratios.shape, is_desirable), torch.full_like(ratios, 1.5), beta=BETA
+    )
     torch.testing.assert_close(ours, found)
 
 
@@ -97,11 +132,19 @@ def method(name: str, file: str) -> Any:
 def test_loss_of_the_orpo_trainer() -> None:
     """Its term is to be raised, ours to be lowered; the weight is ours to give."""
     settings = SimpleNamespace(beta=1.0, accelerator=SimpleNamespace(device="cpu"))
-    found = method("odds_ratio_loss", "experimental/orpo/orpo_trainer.py")(settings, CHOSEN / 20, REJECTED / 20)[0]
+    found = method("odds_ratio_loss", "experimental/orpo/orpo_trainer.py")(
+        settings, CHOSEN / 20, REJECTED / 20
+    )[0]
     torch.testing.assert_close(contrast.orpo_loss(CHOSEN / 20, REJECTED / 20), -found)
 
 
 def test_loss_of_the_cpo_trainer() -> None:
-    settings = SimpleNamespace(alpha=0.0, beta=BETA, label_smoothing=0.0, loss_type="sigmoid", accelerator=SimpleNamespace(device="cpu"))
+    settings = SimpleNamespace(
+        alpha=0.0,
+        beta=BETA,
+        label_smoothing=0.0,
+        loss_type="sigmoid",
+        accelerator=SimpleNamespace(device="cpu"),
+    )
     found = method("cpo_loss", "experimental/cpo/cpo_trainer.py")(settings, CHOSEN, REJECTED)[0]
     torch.testing.assert_close(contrast.cpo_loss(CHOSEN, REJECTED, beta=BETA), found)

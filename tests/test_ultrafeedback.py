@@ -1,4 +1,5 @@
-"""Preference data as HuggingFaceH4/ultrafeedback_binarized has them: whole conversations under `chosen` and `rejected` beside a `prompt` of text."""
+"""Preference data as HuggingFaceH4/ultrafeedback_binarized has them: whole conversations under `chosen` and
+`rejected` beside a `prompt` of text."""
 
 import json
 from pathlib import Path
@@ -22,7 +23,14 @@ def said(*texts: str, first: str = "user") -> list[dict[str, str]]:
 def record(prompt: str, chosen: list[dict[str, str]], rejected: list[dict[str, str]]) -> dict[str, Any]:
     """The columns of that data set, in its order."""
     scores = {"score_chosen": 8.5, "score_rejected": 4.0}
-    return {"prompt": prompt, "prompt_id": "f" * 64, "chosen": chosen, "rejected": rejected, "messages": chosen, **scores}
+    return {
+        "prompt": prompt,
+        "prompt_id": "f" * 64,
+        "chosen": chosen,
+        "rejected": rejected,
+        "messages": chosen,
+        **scores,
+    }
 
 
 def read(*records: dict[str, Any], **options: Any) -> PromptSet:
@@ -32,17 +40,26 @@ def read(*records: dict[str, Any], **options: Any) -> PromptSet:
 def test_two_messages_each() -> None:
     (prompt,) = read(record("1+1", said("1+1", "2"), said("1+1", "3")))
     assert prompt.messages == (Message("user", "1+1"),)
-    assert (prompt.columns["chosen"], prompt.columns["rejected"]) == (said("2", first="assistant"), said("3", first="assistant"))
+    assert (prompt.columns["chosen"], prompt.columns["rejected"]) == (
+        said("2", first="assistant"),
+        said("3", first="assistant"),
+    )
     assert prompt.is_chat
     assert (prompt.columns["prompt_id"], prompt.columns["score_chosen"]) == ("f" * 64, 8.5)
 
 
 def test_a_longer_history_is_the_prompt() -> None:
-    """Its last turn is learned, and not the ones that both have before it; the text under `prompt` is its beginning, or a summary."""
+    """Its last turn is learned, and not the ones that both have before it; the text under `prompt` is its
+    beginning, or a summary."""
     history = said("1+1", "2", "and +1?")
-    (prompt,) = read(record("1+1", [*history, *said("3", first="assistant")], [*history, *said("4", first="assistant")]))
+    (prompt,) = read(
+        record("1+1", [*history, *said("3", first="assistant")], [*history, *said("4", first="assistant")])
+    )
     assert prompt.messages == (Message("user", "1+1"), Message("assistant", "2"), Message("user", "and +1?"))
-    assert (prompt.columns["chosen"], prompt.columns["rejected"]) == (said("3", first="assistant"), said("4", first="assistant"))
+    assert (prompt.columns["chosen"], prompt.columns["rejected"]) == (
+        said("3", first="assistant"),
+        said("4", first="assistant"),
+    )
 
 
 def test_a_system_message_and_another_text_under_prompt() -> None:
@@ -56,15 +73,23 @@ def test_without_a_prompt_and_under_other_names() -> None:
     plain = {"good": said("1+1", "2"), "bad": said("1+1", "3"), "question": "1+1"}
     layout = Layout(prompt_key="question", responses=("good", "bad"))
     (named,) = PromptSet(Source([plain]), layout)
-    (bare,) = PromptSet(Source([{name: value for name, value in plain.items() if name != "question"}]), Layout(responses=("good", "bad")))
+    (bare,) = PromptSet(
+        Source([{name: value for name, value in plain.items() if name != "question"}]),
+        Layout(responses=("good", "bad")),
+    )
     assert named.messages == bare.messages == (Message("user", "1+1"),)
     assert named.columns["bad"] == bare.columns["bad"] == said("3", first="assistant")
 
 
 def test_one_response_of_the_two() -> None:
     """Demonstrations: the chosen one behind the text under `prompt`."""
-    (prompt,) = PromptSet(Source([record("1+1", said("1+1", "2"), said("1+1", "3"))]), Layout(responses=("chosen",)))
-    assert (prompt.messages, prompt.columns["chosen"]) == ((Message("user", "1+1"),), said("2", first="assistant"))
+    (prompt,) = PromptSet(
+        Source([record("1+1", said("1+1", "2"), said("1+1", "3"))]), Layout(responses=("chosen",))
+    )
+    assert (prompt.messages, prompt.columns["chosen"]) == (
+        (Message("user", "1+1"),),
+        said("2", first="assistant"),
+    )
 
 
 def test_an_empty_response_ends_at_once() -> None:
@@ -73,7 +98,10 @@ def test_an_empty_response_ends_at_once() -> None:
 
 
 def test_conversations_about_different_things() -> None:
-    with pytest.raises(DataError, match=r"1: fields 'chosen' and 'rejected': expected conversations that begin with a common prompt"):
+    with pytest.raises(
+        DataError,
+        match=r"1: fields 'chosen' and 'rejected': expected conversations that begin with a common prompt",
+    ):
         read(record("1+1", said("1+1", "2"), said("2+2", "4")))
 
 
@@ -81,7 +109,12 @@ def test_a_run_learns_from_it(world: World, tmp_path: Path) -> None:
     """Offline, by naming the path; the empty response is one token."""
     records = [record(f"{a}+b", said(f"{a}+b", "ab"), said(f"{a}+b", "")) for a in range(4)]
     path = write_jsonl(tmp_path / "uf.jsonl", records)
-    changes = {"prompts": {"path": str(path)}, "oracle.name": "recorded", "evaluation": None, "algorithm": {"name": "dpo", "prompts": 4}}
+    changes = {
+        "prompts": {"path": str(path)},
+        "oracle.name": "recorded",
+        "evaluation": None,
+        "algorithm": {"name": "dpo", "prompts": 4},
+    }
     config = world.config("dpo", tmp_path, {**changes, "stop.max_steps": 2})
     assert oat("train", config) == 0
     row = json.loads((tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()[-1])

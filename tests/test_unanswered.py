@@ -1,4 +1,5 @@
-"""Answers that bring no value: a judge without verdicts ends the run it costs money, others are warned of, each with a hint that fits the cause."""
+"""Answers that bring no value: a judge without verdicts ends the run it costs money, others are warned of,
+each with a hint that fits the cause."""
 
 import json
 import signal
@@ -25,13 +26,22 @@ def rows_of(run_dir: Path) -> list[dict[str, float]]:
 
 
 def judge_of(url: str, **options: Any) -> dict[str, Any]:
-    return {"name": "judge", "model": "m", "url": url, "orders": "one", "invalid": "skip", "timeout_s": 5.0, **options}
+    return {
+        "name": "judge",
+        "model": "m",
+        "url": url,
+        "orders": "one",
+        "invalid": "skip",
+        "timeout_s": 5.0,
+        **options,
+    }
 
 
 def none_of(folder: Path, condition: str) -> str:
     """The name of a reward function that returns None where a condition of `place` holds."""
     (folder / "none.py").write_text(
-        f"def reward(prompts, completions, **columns):\n    return [None if {condition} else float(place) for place, _ in enumerate(completions)]\n"
+        f"def reward(prompts, completions, **columns):\n    return [None if {condition} else float(place) "
+        "for place, _ in enumerate(completions)]\n"
     )
     return f"{folder / 'none.py'}:reward"
 
@@ -39,38 +49,60 @@ def none_of(folder: Path, condition: str) -> str:
 def item_of(*marks: Mark, tokens: int = 0, cost: float = 0.0, oracle: str = "o") -> Item:
     group = make_group(0, *(f"a{place}" for place in range(max(2, len(marks)))))
     (question,) = make_questions([group], "score", 0, oracle=oracle)
-    return Item(group, question, Answer(question.key, (0.0,) * len(marks), marks, 1, cost, tokens=tokens), None)
+    return Item(
+        group, question, Answer(question.key, (0.0,) * len(marks), marks, 1, cost, tokens=tokens), None
+    )
 
 
 def test_shares_by_hand() -> None:
-    """Of values, not of questions; what nobody was asked is no value that is missing, and what cost nothing is no waste."""
+    """Of values, not of questions; what nobody was asked is no value that is missing, and what cost nothing
+    is no waste."""
     assert missing([]) == missing([item_of("tie", oracle=UNASKED)]) == {}
     items = [item_of("ok", "abstain", "tie"), item_of("failed"), item_of("tie", oracle=UNASKED)]
     assert missing(items) == {MISSING: 0.5}
-    paid = [item_of("ok", "failed", tokens=3), item_of("abstain", "failed", cost=0.1), item_of("unpaid", "unpaid")]
+    paid = [
+        item_of("ok", "failed", tokens=3),
+        item_of("abstain", "failed", cost=0.1),
+        item_of("unpaid", "unpaid"),
+    ]
     assert missing(paid) == {MISSING: pytest.approx(5 / 6), WASTED: 0.5}
 
 
-@pytest.mark.parametrize(("mark", "metric"), [("abstain", "abstained"), ("failed", "failed"), ("unpaid", "unpaid")])
+@pytest.mark.parametrize(
+    ("mark", "metric"), [("abstain", "abstained"), ("failed", "failed"), ("unpaid", "unpaid")]
+)
 def test_the_hint_is_that_of_the_commonest_cause(mark: str, metric: str) -> None:
-    shares = {f"answers/{name}_frac": 0.2 for name in ("abstained", "failed", "unpaid")} | {f"answers/{metric}_frac": 0.4}
+    shares = {f"answers/{name}_frac": 0.2 for name in ("abstained", "failed", "unpaid")} | {
+        f"answers/{metric}_frac": 0.4
+    }
     alarms = Alarms({"unanswered": Rule(MISSING, 1, "warn", -1.0, 0.49)}, 3, oracle="judge")
-    with pytest.warns(UserWarning, match=r"alarm unanswered: answers/missing_frac is 0\.5, above 0\.49, in one step; ") as said:
+    with pytest.warns(
+        UserWarning, match=r"alarm unanswered: answers/missing_frac is 0\.5, above 0\.49, in one step; "
+    ) as said:
         alarms.check(1, {MISSING: 0.5, **shares}, is_saved=False)
     assert str(said[0].message).endswith(why(mark, "judge"))
-    assert len({why(mark, oracle) for oracle in ("judge", "remote", "reward_model", "gsm8k", "my.py:reward")}) == (5 if mark == "abstain" else 1)
+    assert len(
+        {why(mark, oracle) for oracle in ("judge", "remote", "reward_model", "gsm8k", "my.py:reward")}
+    ) == (5 if mark == "abstain" else 1)
 
 
 def test_by_default_half_is_warned_of_and_waste_ends_the_run() -> None:
     rules = rules_of(AlarmsConfig(), {MISSING, WASTED})
-    assert {name: (rule.patience, rule.action) for name, rule in rules.items()} == {"unanswered": (2, "warn"), "wasted": (3, "stop")}
+    assert {name: (rule.patience, rule.action) for name, rule in rules.items()} == {
+        "unanswered": (2, "warn"),
+        "wasted": (3, "stop"),
+    }
     assert rules["unanswered"].above < 0.5
     assert 0.5 < rules["wasted"].above < 1.0
 
 
-def test_a_judge_without_verdicts_ends_the_run(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_judge_without_verdicts_ends_the_run(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with judging(lambda shown: "Hmm.") as (_, model, url):
-        config = world.config("dpo", tmp_path, {"oracle": judge_of(url), "evaluation": None, "stop.max_steps": 16})
+        config = world.config(
+            "dpo", tmp_path, {"oracle": judge_of(url), "evaluation": None, "stop.max_steps": 16}
+        )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert oat("train", config) == 3
@@ -104,7 +136,9 @@ def test_what_costs_and_fails_ends_the_run_with_another_hint(
 
     with judging(says) as (_, _, url):
         changes = {"oracle": judge_of(url, tries=1), "evaluation": None, "stop.max_steps": 9}
-        with pytest.warns(UserWarning, match="alarm unanswered: .*it failed: look at the log of what was asked"):
+        with pytest.warns(
+            UserWarning, match="alarm unanswered: .*it failed: look at the log of what was asked"
+        ):
             assert oat("train", world.config("dpo", tmp_path, changes)) == 3
     assert "after 4 steps: alarm wasted: " in (said := capsys.readouterr().err.splitlines()[-1])
     assert "it failed: look at the log of what was asked" in said
@@ -113,20 +147,36 @@ def test_what_costs_and_fails_ends_the_run_with_another_hint(
 @pytest.mark.parametrize("every", [1, 100])
 def test_a_run_that_is_killed_between_ends_at_the_same_step(world: World, tmp_path: Path, every: int) -> None:
     with judging(lambda shown: "Hmm.") as (_, _, url):
-        changes = {"oracle": judge_of(url), "evaluation": None, "stop.max_steps": 16, "checkpoint.every": every}
+        changes = {
+            "oracle": judge_of(url),
+            "evaluation": None,
+            "stop.max_steps": 16,
+            "checkpoint.every": every,
+        }
         config = world.config("dpo", tmp_path, changes)
-        assert forked(lambda: kill_at(Learner, "update", 3) or oat("train", config), tmp_path / "log") == -signal.SIGKILL
+        assert (
+            forked(lambda: kill_at(Learner, "update", 3) or oat("train", config), tmp_path / "log")
+            == -signal.SIGKILL
+        )
         assert forked(lambda: oat("train", config), tmp_path / "log") == 3
     assert "the run ended after 3 steps: alarm wasted" in (tmp_path / "log").read_text()
     assert [row["alarms/raised"] for row in rows_of(tmp_path / "dpo")[1:]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "condition", "raised"), [("grpo", "place % 2", [0, 1, 1]), ("grpo", "place % 3 == 0", [0, 0, 0]), ("sft", "True", [0, 1, 1])]
+    ("algorithm", "condition", "raised"),
+    [("grpo", "place % 2", [0, 1, 1]), ("grpo", "place % 3 == 0", [0, 0, 0]), ("sft", "True", [0, 1, 1])],
 )
-def test_what_is_free_is_warned_of(world: World, tmp_path: Path, algorithm: str, condition: str, raised: list[int]) -> None:
+def test_what_is_free_is_warned_of(
+    world: World, tmp_path: Path, algorithm: str, condition: str, raised: list[int]
+) -> None:
     """Half of the values of every question, in whichever of its places, and not a third."""
-    changes = {"oracle.name": none_of(tmp_path, condition), "evaluation": None, "stop.max_steps": 3, "algorithm.samples": 4}
+    changes = {
+        "oracle.name": none_of(tmp_path, condition),
+        "evaluation": None,
+        "stop.max_steps": 3,
+        "algorithm.samples": 4,
+    }
     changes |= {"algorithm.threshold": 1.0} if algorithm == "sft" else {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -141,6 +191,17 @@ def test_what_is_free_is_warned_of(world: World, tmp_path: Path, algorithm: str,
 
 def test_what_the_budget_does_not_allow_is_called_so(world: World, tmp_path: Path) -> None:
     """A question of four costs 4 queries, and a step asks four."""
-    changes = {"evaluation": None, "stop": {"max_queries": 4}, "algorithm.samples": 4, "alarms.unanswered.patience": 1}
-    with pytest.warns(UserWarning, match=r"alarm unanswered: answers/missing_frac is 0\.75, .*the budget did not allow them: raise stop\.max_cost"):
+    changes = {
+        "evaluation": None,
+        "stop": {"max_queries": 4},
+        "algorithm.samples": 4,
+        "alarms.unanswered.patience": 1,
+    }
+    with pytest.warns(
+        UserWarning,
+        match=(
+            r"alarm unanswered: answers/missing_frac is 0\.75, .*the budget did not allow them: raise "
+            r"stop\.max_cost"
+        ),
+    ):
         assert oat("train", world.config("grpo", tmp_path, changes)) == 0

@@ -1,4 +1,5 @@
-"""Whether a tokenizer can be a model's: what is published passes, what cannot be is refused, and the doubtful is said."""
+"""Whether a tokenizer can be a model's: what is published passes, what cannot be is refused, and the doubtful
+is said."""
 
 import warnings
 from contextlib import nullcontext
@@ -50,7 +51,12 @@ def test_a_share_that_one_published_model_has_is_only_said() -> None:
         pytest.param(15, 512, "15 tokens, and the model's embeddings have 512 rows", id="a teaspoon"),
         pytest.param(32_000, 128_256, "cannot be the tokenizer of this model", id="Llama 2 beside Llama 3"),
         pytest.param(50_257, 151_936, "cannot be the tokenizer of this model", id="GPT-2 beside Qwen3"),
-        pytest.param(32_768, 32_000, r"up to id 32767 \('w32767'\), and the model's embeddings have 32000 rows", id="Mistral beside Llama 2"),
+        pytest.param(
+            32_768,
+            32_000,
+            r"up to id 32767 \('w32767'\), and the model's embeddings have 32000 rows",
+            id="Mistral beside Llama 2",
+        ),
     ],
 )
 def test_what_cannot_be_the_models_is_refused(tokens: int, rows: int, expected: str) -> None:

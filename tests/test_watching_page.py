@@ -23,15 +23,24 @@ def block(kind: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With `runs/mine`, another seed of it, and another learning rate; the page's own configuration of the tracking, but for TensorBoard."""
+    """With `runs/mine`, another seed of it, and another learning rate; the page's own configuration of the
+    tracking, but for TensorBoard."""
     folder = tmp_path_factory.mktemp("watched")
     (folder / "runs").mkdir()
     tracking = yaml.safe_load(block("yaml"))["tracking"]
     assert len(tracking.pop("sinks")) == 3
-    for name, changes in {"mine": {}, "seed1": {"seed": 1}, "faster": {"learner.learning_rate": 0.01}}.items():
+    for name, changes in {
+        "mine": {},
+        "seed1": {"seed": 1},
+        "faster": {"learner.learning_rate": 0.01},
+    }.items():
         run_dir = str(folder / "runs" / name)
-        config = world.config("grpo", folder, {"run_dir": run_dir, "stop.max_queries": 4000, "tracking": tracking, **changes})
-        assert forked(lambda config=config: oat("train", config), folder / "log") == 0, (folder / "log").read_text()  # type: ignore[misc]
+        config = world.config(
+            "grpo", folder, {"run_dir": run_dir, "stop.max_queries": 4000, "tracking": tracking, **changes}
+        )
+        assert forked(lambda config=config: oat("train", config), folder / "log") == 0, (
+            folder / "log"
+        ).read_text()  # type: ignore[misc]
     return folder
 
 
@@ -48,7 +57,9 @@ def test_its_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {row.split(",")[0] for row in rows} == {"learning_rate 0.003 (2 runs)", "learning_rate 0.01"}
 
 
-def test_its_python(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_python(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(folder)
     exec(block("python"), {})
     printed = capsys.readouterr().out
@@ -60,13 +71,20 @@ def test_its_configuration(world: World, tmp_path: Path) -> None:
     config = world.config("grpo", tmp_path)
     config.write_text(config.read_text() + block("yaml"))
     sinks = sinks_of(resolve(*load_config(config)).tracking)
-    assert [(sink.name, sink.samples) for sink in sinks] == [("tensorboard", False), ("wandb", True), ("mlflow", False)]
+    assert [(sink.name, sink.samples) for sink in sinks] == [
+        ("tensorboard", False),
+        ("wandb", True),
+        ("mlflow", False),
+    ]
     assert [sink.options.get("mode") for sink in sinks] == [None, "offline", None]
 
 
 def test_the_files_that_it_lists(folder: Path) -> None:
     listed = set(re.findall(r"^\| `([\w.]+?)/?` \|", PAGE.partition("## Sinks")[0], re.MULTILINE)) - {"sinks"}
-    assert listed == {path.name for path in (folder / "runs" / "mine").iterdir()} - {"lock", "checkpoints"} - {
+    assert listed == {path.name for path in (folder / "runs" / "mine").iterdir()} - {
+        "lock",
+        "checkpoints",
+    } - {
         "ledger.sqlite-shm",
         "ledger.sqlite-wal",
     }

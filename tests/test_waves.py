@@ -1,4 +1,5 @@
-"""Waves: a budget in tokens or money is spent to within one question, and what is granted follows from recorded answers alone."""
+"""Waves: a budget in tokens or money is spent to within one question, and what is granted follows from
+recorded answers alone."""
 
 import itertools
 import math
@@ -28,7 +29,15 @@ from oat.types.budget import Budget
 
 
 def opened(store: Store, oracle: Oracle, budget: Budget, **settings: Any) -> Ledger:
-    return Ledger(store, {"o": oracle}, Seeds(0), labels="threshold", deadline_s=600.0, budgets={"train": budget}, **settings)
+    return Ledger(
+        store,
+        {"o": oracle},
+        Seeds(0),
+        labels="threshold",
+        deadline_s=600.0,
+        budgets={"train": budget},
+        **settings,
+    )
 
 
 def hasty(store: Store) -> Store:
@@ -41,24 +50,41 @@ def waves_of(store: Store, *, is_taken: bool = False) -> list[tuple[int, int]]:
     """First and last question of each.
 
     Args:
-        is_taken: only of those that steps took from; how far the ones behind have come when a run ends is chance.
+        is_taken: only of those that steps took from; how far the ones behind have come when a run ends is
+        chance.
     """
     behind = "AND first > (SELECT MAX(question) FROM taken)" if is_taken else "AND FALSE"
-    return store.db.execute(f"SELECT first, last FROM waves WHERE number > 0 AND NOT (TRUE {behind}) ORDER BY number").fetchall()
+    return store.db.execute(
+        f"SELECT first, last FROM waves WHERE number > 0 AND NOT (TRUE {behind}) ORDER BY number"
+    ).fetchall()
 
 
-def expected(store: Store, price: Callable[[Question], Price], budget: Budget) -> tuple[list[tuple[int, int]], set[int]]:
-    """First and last question of each wave, and the questions that are not paid, made anew from what the answers to all questions took, in their
-    order. A question has a price where anything is asked of it."""
+def expected(
+    store: Store, price: Callable[[Question], Price], budget: Budget
+) -> tuple[list[tuple[int, int]], set[int]]:
+    """First and last question of each wave, and the questions that are not paid, made anew from what the
+    answers to all questions took, in their order. A question has a price where anything is asked of it."""
     waves: list[list[int]] = []
     unpaid, paid_for = set[int](), {}
     spent = most = Price()
     place: tuple[int, int] | None = None
-    for row in sorted((store.by_id(id) for (id,) in store.db.execute("SELECT id FROM questions WHERE purpose = 'train'")), key=lambda row: row.id):
+    for row in sorted(
+        (store.by_id(id) for (id,) in store.db.execute("SELECT id FROM questions WHERE purpose = 'train'")),
+        key=lambda row: row.id,
+    ):
         key = row.question.key
         took = store.answer(row)[0]
-        gone = {source.key for value in row.cached if isinstance(value, Awaited) for source in value.sources if source.key in unpaid_keys(paid_for)}
-        cached = tuple(None if isinstance(value, Awaited) and gone & {s.key for s in value.sources} else value for value in row.cached)
+        gone = {
+            source.key
+            for value in row.cached
+            if isinstance(value, Awaited)
+            for source in value.sources
+            if source.key in unpaid_keys(paid_for)
+        }
+        cached = tuple(
+            None if isinstance(value, Awaited) and gone & {s.key for s in value.sources} else value
+            for value in row.cached
+        )
         is_asked = not cached or None in cached
         mine = price(rest(row.question, cached)) if is_asked else Price()
         if not is_asked and all(not isinstance(value, Awaited) for value in cached):
@@ -98,8 +124,11 @@ class Plain(FakeOracle):
 @pytest.mark.fault("R13")
 @pytest.mark.parametrize(("size", "ahead"), [(96, 0), (4, 0), (4, 20), (3, 92), (8, 2)])
 @pytest.mark.parametrize("share", [0.03, 0.2, 0.7, 1.0])
-def test_96_questions_and_one_dollar(tmp_path: Path, figure: Callable[[str], None], size: int, ahead: int, share: float) -> None:
-    """Each may cost 0.0238, as 42 of them fit: all are asked, or the money is spent to within what one may cost."""
+def test_96_questions_and_one_dollar(
+    tmp_path: Path, figure: Callable[[str], None], size: int, ahead: int, share: float
+) -> None:
+    """Each may cost 0.0238, as 42 of them fit: all are asked, or the money is spent to within what one may
+    cost."""
     with closing(hasty(Store(tmp_path / "ledger"))) as store:
         ledger = opened(store, Plain(most := 0.0238, share), Budget(cost=1.0), repeats=0)
         count = 96 if size == 96 else 4
@@ -109,7 +138,10 @@ def test_96_questions_and_one_dollar(tmp_path: Path, figure: Callable[[str], Non
         assert contradictions(store) == []
         assert spent <= 1.0
         assert (account.asked >= 96 and not account.unpaid) or spent + most > 1.0
-        figure(f"{spent:.4f} of 1.0 spent, with {account.asked - account.unpaid} of {account.asked} questions asked, each at {share:g} of its most")
+        figure(
+            f"{spent:.4f} of 1.0 spent, with {account.asked - account.unpaid} of {account.asked} "
+            f"questions asked, each at {share:g} of its most"
+        )
 
 
 @dataclass
@@ -138,7 +170,9 @@ class Fused(Store):
         self.fuse()
         return super().__enter__()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *others: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *others: object
+    ) -> None:
         if kind is None:
             self.fuse()
             super().__exit__(kind, error, *others)
@@ -156,11 +190,19 @@ class FusedOracle(Slow):
         self.fuse()
         with closing(sqlite3.connect(self.path)) as disk:
             *_, (first, last) = disk.execute("SELECT first, last FROM waves ORDER BY number").fetchall()
-            sql = "SELECT id FROM questions WHERE (purpose, step, round, occurrence, number) = (?, ?, ?, ?, ?)"
+            sql = (
+                "SELECT id FROM questions WHERE (purpose, step, round, occurrence, number) = (?, ?, ?, ?, ?)"
+            )
             keys = [question.key for question in questions]
-            sent = [disk.execute(sql, (key.purpose, key.step, key.round, key.occurrence, key.index)).fetchone()[0] for key in keys]
+            sent = [
+                disk.execute(sql, (key.purpose, key.step, key.round, key.occurrence, key.index)).fetchone()[0]
+                for key in keys
+            ]
             assert first <= min(sent) <= max(sent) <= last, "of the newest wave, which is on disk"
-            sql = "SELECT COUNT(*) FROM questions q LEFT JOIN answers a ON a.question = q.id WHERE q.id < ? AND a.question IS NULL"
+            sql = (
+                "SELECT COUNT(*) FROM questions q LEFT JOIN answers a ON a.question = q.id WHERE q.id < ? "
+                "AND a.question IS NULL"
+            )
             assert disk.execute(sql, (first,)).fetchone() == (0,), "everything before it is answered on disk"
         tickets = super().submit(questions)
         self.fuse()
@@ -183,8 +225,11 @@ LIMITS: dict[str, tuple[Budget, dict[str, Any]]] = {
 }
 
 
-def lives(path: Path, name: str, call: int, ahead: int, delays: random.Random | None = None) -> tuple[Played, Store, int]:
-    """A run that dies at a call, if it is not 0, and goes on; what its last life saw, its ledger, and the calls of its first life."""
+def lives(
+    path: Path, name: str, call: int, ahead: int, delays: random.Random | None = None
+) -> tuple[Played, Store, int]:
+    """A run that dies at a call, if it is not 0, and goes on; what its last life saw, its ledger, and the
+    calls of its first life."""
     budget, settings = LIMITS[name]
     fuse, calls = Fuse(call), 0
     while True:
@@ -208,7 +253,9 @@ def check(path: Path, name: str, call: int, ahead: int, whole: tuple[Played, Sto
     with closing(store):
         assert waves_of(store, is_taken=True) == waves_of(whole[1], is_taken=True)
         assert store.digest() == whole[1].digest()
-        assert [feedback.queries for feedback in found.feedback] == [feedback.queries for feedback in whole[0].feedback]
+        assert [feedback.queries for feedback in found.feedback] == [
+            feedback.queries for feedback in whole[0].feedback
+        ]
         for one, two in zip(whole[0].feedback, found.feedback, strict=True):
             assert [(item.question.key, item.answer.values, item.answer.marks) for item in one.items] == [
                 (item.question.key, item.answer.values, item.answer.marks) for item in two.items
@@ -229,7 +276,9 @@ def test_waves_are_the_longest_runs_that_fit(whole: Any) -> None:
     name, _, (_, store, _) = whole
     waves, unpaid = expected(store, Slow().price, LIMITS[name][0])
     assert waves == waves_of(store)
-    assert len(waves) > len({store.by_id(first).question.key.step for first, _ in waves}), "some rounds have several"
+    assert len(waves) > len({store.by_id(first).question.key.step for first, _ in waves}), (
+        "some rounds have several"
+    )
     marked = {row.id for row in store.answered() if "unpaid" in store.answer(row)[0].marks}
     assert marked == unpaid
     assert unpaid
@@ -237,14 +286,19 @@ def test_waves_are_the_longest_runs_that_fit(whole: Any) -> None:
 
 @pytest.mark.fault("R13")
 @pytest.mark.parametrize("every", [60, pytest.param(1, marks=pytest.mark.slow)])
-def test_killed_at_any_transaction_and_call(whole: Any, tmp_path: Path, figure: Callable[[str], None], every: int) -> None:
-    """Before every transaction, before and after its commit, and before and after every call of the oracle; answers come at other times in every
-    life."""
+def test_killed_at_any_transaction_and_call(
+    whole: Any, tmp_path: Path, figure: Callable[[str], None], every: int
+) -> None:
+    """Before every transaction, before and after its commit, and before and after every call of the oracle;
+    answers come at other times in every life."""
     name, ahead, found = whole
     chosen = range(1 + zlib.crc32(f"{name} {ahead}".encode()) % every, found[2] + 1, every)
     for call in chosen:
         check(tmp_path / f"killed {call}", name, call, ahead, found, call)
-    figure(f"{len(chosen):,} of {len(chosen):,} runs killed at a transaction or a call of the oracle grant, and learn, what the unbroken one does")
+    figure(
+        f"{len(chosen):,} of {len(chosen):,} runs killed at a transaction or a call of the oracle grant, "
+        "and learn, what the unbroken one does"
+    )
 
 
 def half(store: Store, oracle: Oracle, budget: Budget) -> None:
@@ -258,8 +312,11 @@ def half(store: Store, oracle: Oracle, budget: Budget) -> None:
 @pytest.mark.parametrize("before", [Budget(), Budget(queries=40), Budget(cost=9 * MOST)])
 @pytest.mark.parametrize("after", [Budget(), Budget(cost=12 * MOST), Budget(tokens=75)])
 @pytest.mark.parametrize("is_old", [False, True])
-def test_a_run_goes_on_with_another_budget(tmp_path: Path, before: Budget, after: Budget, is_old: bool) -> None:
-    """Also with a ledger of a schema that had no waves: what was asked by then is granted, and what it cost is added up."""
+def test_a_run_goes_on_with_another_budget(
+    tmp_path: Path, before: Budget, after: Budget, is_old: bool
+) -> None:
+    """Also with a ledger of a schema that had no waves: what was asked by then is granted, and what it cost
+    is added up."""
     store = hasty(Store(tmp_path / "ledger"))
     half(store, Slow(share=0.4), before)
     if is_old:
@@ -278,12 +335,19 @@ def test_a_run_goes_on_with_another_budget(tmp_path: Path, before: Budget, after
         assert all(item.answer.values for item in (*feedback.items, *later.items))
         assert after.allows(spent)
         if not after.is_limited:
-            assert not any("unpaid" in item.answer.marks for item in later.items if item.question.key.step == 5)
+            assert not any(
+                "unpaid" in item.answer.marks for item in later.items if item.question.key.step == 5
+            )
             return
-        most = max(oracle.price(item.question).cost if after.cost else oracle.price(item.question).tokens for item in later.items)
+        most = max(
+            oracle.price(item.question).cost if after.cost else oracle.price(item.question).tokens
+            for item in later.items
+        )
         left = after.cost - spent.cost if after.cost else (after.tokens or 0) - spent.tokens
         assert left < most
-        (first, base) = store.db.execute("SELECT first, cost FROM waves WHERE first > ? ORDER BY number LIMIT 1", (asked,)).fetchone()
+        (first, base) = store.db.execute(
+            "SELECT first, cost FROM waves WHERE first > ? ORDER BY number LIMIT 1", (asked,)
+        ).fetchone()
         sql = "SELECT a.cost FROM questions q JOIN answers a ON a.question = q.id WHERE q.id < ?"
         assert base == pytest.approx(math.fsum(cost for (cost,) in store.db.execute(sql, (first,))))
 
@@ -292,18 +356,31 @@ def test_a_question_that_awaits_one_that_is_not_paid_asks_for_itself(tmp_path: P
     """Of a group of three nothing is paid; the one of its texts that comes again alone is."""
     with closing(hasty(Store(tmp_path / "ledger"))) as store:
         ledger = opened(store, oracle := Slow(), Budget(cost=2.5))
-        groups = [make_group(0, "a", "bb", "ccc"), make_group(1, "d"), make_group(0, "bb"), make_group(0, "bb", "e")]
-        groups = [replace(each, prompt=replace(each.prompt, occurrence=place)) for place, each in enumerate(groups)]
+        groups = [
+            make_group(0, "a", "bb", "ccc"),
+            make_group(1, "d"),
+            make_group(0, "bb"),
+            make_group(0, "bb", "e"),
+        ]
+        groups = [
+            replace(each, prompt=replace(each.prompt, occurrence=place)) for place, each in enumerate(groups)
+        ]
         ledger.ask(0, 0, groups, make_questions(groups, "score", 0, oracle="o"))
         items = ledger.take(0, 4).items
-        assert [item.answer.marks for item in items] == [("unpaid",) * 3, ("ok",), ("ok",), ("unpaid", "unpaid")]
+        assert [item.answer.marks for item in items] == [
+            ("unpaid",) * 3,
+            ("ok",),
+            ("ok",),
+            ("unpaid", "unpaid"),
+        ]
         assert [question.candidates for question in oracle.asked] == [("d",), ("bb",)]
         assert contradictions(store) == []
 
 
 @pytest.mark.parametrize("after", [Budget(cost=10.0), Budget()])
 def test_a_fork_from_before_there_was_a_budget_asks_its_own_questions(tmp_path: Path, after: Budget) -> None:
-    """The first wave of a run that was given a budget has all that was asked by then, also what a fork leaves behind."""
+    """The first wave of a run that was given a budget has all that was asked by then, also what a fork leaves
+    behind."""
     steps, oracle = {"steps": 8, "count": 4, "size": 4}, Plain(0.1, 0.1)
     with closing(hasty(Store(tmp_path / "ledger"))) as store:
         play(opened(store, oracle, Budget(), repeats=0), **steps | {"steps": 6})

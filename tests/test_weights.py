@@ -65,11 +65,15 @@ def turn_bit(tensor: torch.Tensor, place: int, bit: int) -> None:
 
 
 @pytest.mark.fault("R2")
-@pytest.mark.parametrize(("name", "place", "bit"), [("model.embed_tokens.weight", 0, 0), ("model.norm.weight", 63, 7), ("lm_head.weight", 500, 3)])
+@pytest.mark.parametrize(
+    ("name", "place", "bit"),
+    [("model.embed_tokens.weight", 0, 0), ("model.norm.weight", 63, 7), ("lm_head.weight", 500, 3)],
+)
 def test_one_turned_bit_in_the_engines_copy_is_found(
     world: World, source: Source, name: str, place: int, bit: int, figure: Callable[[str], None]
 ) -> None:
-    """The bit turns after the copy; loading a slot's own tensors into it copies nothing, so the second receipt is read from what is held."""
+    """The bit turns after the copy; loading a slot's own tensors into it copies nothing, so the second
+    receipt is read from what is held."""
 
     class FaultyMemory(TorchEngine):
         def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
@@ -81,7 +85,9 @@ def test_one_turned_bit_in_the_engines_copy_is_found(
     sound = engine_of(world, source.lm)
     faulty = FaultyMemory(sound._slots, num_tokens=16, stop_ids=[1], decode=lambda ids: "")
     Weights({"sampler": [sound]}, sync_every=2).sync(source, 3)
-    with pytest.raises(WeightsError, match=rf"holder 1, slot sampler, version 4: .* 1 tensors differ .*\({name}\)"):
+    with pytest.raises(
+        WeightsError, match=rf"holder 1, slot sampler, version 4: .* 1 tensors differ .*\({name}\)"
+    ):
         Weights({"sampler": [sound, faulty]}, sync_every=2).sync(source, 4)
     figure("1 of 1 flipped bits found")
 
@@ -120,12 +126,16 @@ def test_a_copy_keeps_its_version_while_the_policy_moves(world: World, source: S
 
 
 def test_the_kept_weights_survive_a_restart(world: World, source: Source) -> None:
-    """Between two syncs the sampler holds what the policy was; a restart gives it that, not what the policy is."""
+    """Between two syncs the sampler holds what the policy was; a restart gives it that, not what the policy
+    is."""
     weights = Weights({"sampler": [engine_of(world, source.lm)]}, sync_every=2)
     weights.sync(source, 2)
     at_sync = sent(source)
     source.move()
-    state = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in weights.state.items()}
+    state = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in weights.state.items()
+    }
     engine = engine_of(world, source.lm)
     restarted = Weights({"sampler": [engine]}, sync_every=2)
     restarted.load_state(state)
@@ -136,7 +146,9 @@ def test_the_kept_weights_survive_a_restart(world: World, source: Source) -> Non
 
 
 def test_without_a_copy_nothing_is_kept(world: World, source: Source) -> None:
-    shared = TorchEngine({"sampler": source.lm, "policy": source.lm}, num_tokens=16, stop_ids=[1], decode=lambda ids: "")
+    shared = TorchEngine(
+        {"sampler": source.lm, "policy": source.lm}, num_tokens=16, stop_ids=[1], decode=lambda ids: ""
+    )
     weights = Weights({"sampler": [shared]}, sync_every=1)
     weights.sync(source, 5)
     source.move()
@@ -147,13 +159,20 @@ def test_without_a_copy_nothing_is_kept(world: World, source: Source) -> None:
 
 @pytest.mark.fault("R2")
 def test_a_run_stops_at_a_turned_bit(world: World, tmp_path: Path, figure: Callable[[str], None]) -> None:
-    """Two steps, of which the second ends with a sync into faulty memory: exit code 1, one message, and no checkpoint of that step."""
-    config = world.config("grpo", tmp_path, {"learner.sync_every": 2, "stop.max_steps": 2, "checkpoint.every": 1, "evaluation": None})
+    """Two steps, of which the second ends with a sync into faulty memory: exit code 1, one message, and no
+    checkpoint of that step."""
+    config = world.config(
+        "grpo",
+        tmp_path,
+        {"learner.sync_every": 2, "stop.max_steps": 2, "checkpoint.every": 1, "evaluation": None},
+    )
 
     def faulty() -> int:
         load = TorchEngine.load
 
-        def turned(self: TorchEngine, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
+        def turned(
+            self: TorchEngine, slot: str, version: int, tensors: Mapping[str, torch.Tensor]
+        ) -> Receipt:
             receipt = load(self, slot, version, tensors)
             if (slot, version) != ("sampler", 2):
                 return receipt
@@ -177,7 +196,8 @@ def test_a_run_stops_at_a_turned_bit(world: World, tmp_path: Path, figure: Calla
 @pytest.mark.inventory(96)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_killed_between_two_syncs(world: World, tmp_path: Path, algorithm: str) -> None:
-    """sync_every 2, a checkpoint a step: the versions follow the schedule, and a run that is killed at steps 1 and 3 goes on bitwise."""
+    """sync_every 2, a checkpoint a step: the versions follow the schedule, and a run that is killed at steps
+    1 and 3 goes on bitwise."""
     changes = {"learner.sync_every": 2, "checkpoint.every": 1, "stop.max_steps": 5, "evaluation": None}
     config = world.config(algorithm, tmp_path, changes)
 
@@ -192,7 +212,11 @@ def test_killed_between_two_syncs(world: World, tmp_path: Path, algorithm: str) 
         return forked(action, tmp_path / "log")
 
     assert run("unbroken") == 0
-    assert [run("killed", kill=2), run("killed", kill=3), run("killed")] == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert [run("killed", kill=2), run("killed", kill=3), run("killed")] == [
+        -signal.SIGKILL,
+        -signal.SIGKILL,
+        0,
+    ]
     assert digest_run(tmp_path / "killed") == digest_run(tmp_path / "unbroken")
     rows = [json.loads(line) for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("weights/version") for row in rows[1:]] == [0, 2, 2, 4, 4]
@@ -200,8 +224,12 @@ def test_killed_between_two_syncs(world: World, tmp_path: Path, algorithm: str) 
 
 
 def test_old_log_probabilities_of_a_lagging_sampler_are_computed_again(world: World, tmp_path: Path) -> None:
-    """At even steps the sampler holds the policy's weights and the recorded ones serve; at odd steps it lags."""
-    assert oat("train", world.config("grpo", tmp_path, {"learner.sync_every": 2, "learner.learning_rate": 0.02})) == 0
+    """At even steps the sampler holds the policy's weights and the recorded ones serve; at odd steps it
+    lags."""
+    assert (
+        oat("train", world.config("grpo", tmp_path, {"learner.sync_every": 2, "learner.learning_rate": 0.02}))
+        == 0
+    )
     rows = [json.loads(line) for line in (tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()][1:]
     assert [row["lag/versions"] for row in rows] == [0, 1, 0, 1]
     assert [row["logps/recorded_gap"] > 1e-4 for row in rows] == [False, True, False, True]

@@ -17,8 +17,12 @@ def test_the_wheel_alone_runs_the_quickstart(tmp_path: Path) -> None:
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
 
     def run(*command: str) -> str:
-        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
-        return subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=1200).stdout
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")
+        }
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=1200
+        ).stdout
 
     run(sys.executable, "-m", "venv", "fresh")
     python = str(tmp_path / "fresh" / "bin" / "python")

@@ -22,7 +22,9 @@ def equal(a, b):
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        return (
+            a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        )
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     if isinstance(a, list | tuple):
@@ -36,16 +38,33 @@ def equal(a, b):
 
 def examples():
     """At least one value of every type of `oat.types`, filled and with empty arrays."""
-    prompt = types.Prompt(1, 0, (types.Message("user", "naïve 🌾\0"),), "42", {"level": 3, "tags": ["a", None], "weight": 0.5, "nested": {"x": (1,)}})
+    prompt = types.Prompt(
+        1,
+        0,
+        (types.Message("user", "naïve 🌾\0"),),
+        "42",
+        {"level": 3, "tags": ["a", None], "weight": 0.5, "nested": {"x": (1,)}},
+    )
     sampling = types.Sampling(8, 0.7, 5, 0.9, 0.1, ("\n\n",), True)
     kept = types.KeptSets(np.array([3, 5, 3], dtype=np.int32), np.array([0, 2, 3], dtype=np.int64))
     ids, logps = np.array([4, 3], dtype=np.int32), np.array([-0.5, -1e4], dtype=np.float32)
     context = types.Segment("context", np.array([9, 8, 7], dtype=np.int32))
-    model = types.Segment("model", ids, np.array([True, False]), np.array([2, 2], dtype=np.int32), logps, logps - 1, kept)
-    empty = types.Segment(
-        "model", ids[:0], np.zeros(0, dtype=bool), ids[:0], logps[:0], logps[:0], types.KeptSets(ids[:0], np.zeros(1, dtype=np.int64))
+    model = types.Segment(
+        "model", ids, np.array([True, False]), np.array([2, 2], dtype=np.int32), logps, logps - 1, kept
     )
-    trajectories = (types.Trajectory("sampler", (context, model), "stop", "text", 0.7), types.Trajectory("sampler", (context, empty), "length", ""))
+    empty = types.Segment(
+        "model",
+        ids[:0],
+        np.zeros(0, dtype=bool),
+        ids[:0],
+        logps[:0],
+        logps[:0],
+        types.KeptSets(ids[:0], np.zeros(1, dtype=np.int64)),
+    )
+    trajectories = (
+        types.Trajectory("sampler", (context, model), "stop", "text", 0.7),
+        types.Trajectory("sampler", (context, empty), "length", ""),
+    )
     group = types.Group(prompt, trajectories)
     key = types.Key("train", 3, 1, 17, 2)
     question = types.Question(key, "compare", prompt.messages, ("a", "b"), (0, 1), None, {"c": 1}, "rule")
@@ -72,10 +91,25 @@ def examples():
         types.Work(2.5, 0.25, 80, 3),
         types.Price(3, 70, 0.25),
         types.Spent(types.Price(3, 70, 0.25), types.Price(1)),
-        *[answer, item, unpriced, types.Feedback(4, (item, unpriced), 9), types.Feedback(0, (), 0), types.Plan(4, {"sampler": 2}, 4)],
+        *[
+            answer,
+            item,
+            unpriced,
+            types.Feedback(4, (item, unpriced), 9),
+            types.Feedback(0, (), 0),
+            types.Plan(4, {"sampler": 2}, 4),
+        ],
         types.Requires("compare", frozenset({"sampler", "reference"}), frozenset(), True),
         types.Receipt("sampler", 3, {"lm_head.weight": 2**32 - 1}),
-        types.Batch(trajectories, np.array([0, 0]), np.array([0, 0]), {"advantages_N": torch.tensor([1.0, -1.0])}, 2, 1, {"reward/mean": 0.5}),
+        types.Batch(
+            trajectories,
+            np.array([0, 0]),
+            np.array([0, 0]),
+            {"advantages_N": torch.tensor([1.0, -1.0])},
+            2,
+            1,
+            {"reward/mean": 0.5},
+        ),
         types.Loss(torch.tensor([1.0, 2.0]), "token", 0.5, 128.0),
         types.Loss(torch.zeros(0), "pair"),
     ]
@@ -91,7 +125,10 @@ def test_types_round_trip(value):
     assert encode(roundtrip(value)) == encode(value)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "int8", "uint8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64"],
+)
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (3, 0, 2)])
 def test_arrays_and_tensors_round_trip(dtype, shape):
     array = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
@@ -120,13 +157,19 @@ def test_arrays_of_any_layout():
 
 
 def test_numpy_scalars_become_numbers():
-    assert equal(roundtrip([np.float64(0.5), np.float32(0.5), np.int32(3), np.bool_(True), np.str_("a")]), [0.5, 0.5, 3, True, "a"])
+    assert equal(
+        roundtrip([np.float64(0.5), np.float32(0.5), np.int32(3), np.bool_(True), np.str_("a")]),
+        [0.5, 0.5, 3, True, "a"],
+    )
 
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
     lambda inner: (
-        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text().filter(lambda key: key != "!"), inner) | st.sets(st.text())
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text().filter(lambda key: key != "!"), inner)
+        | st.sets(st.text())
     ),
     max_leaves=10,
 )
@@ -303,7 +346,9 @@ def test_random_bytes_are_a_value_or_a_wire_error(many):
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=40, max_size=40))
 def test_flipped_bytes_are_a_value_or_a_wire_error(changes):
-    data = encode(types.Batch((), np.array([0, 1]), np.array([True]), {"x_N": torch.ones(2)}, metrics={"a": 0.5}))
+    data = encode(
+        types.Batch((), np.array([0, 1]), np.array([True]), {"x_N": torch.ones(2)}, metrics={"a": 0.5})
+    )
     for place, byte in changes:
         changed = bytearray(data)
         changed[place % len(data)] = byte

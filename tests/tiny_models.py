@@ -1,21 +1,37 @@
-"""What the tests of the engine and of the model loading share: tiny random models on disk, and sampling done slowly, in plain Python."""
+"""What the tests of the engine and of the model loading share: tiny random models on disk, and sampling done
+slowly, in plain Python."""
 
 import math
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPTNeoXConfig, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 from oat.types import Sampling
 
-NUM_TOKENS, VOCAB_ROWS, CONTEXT = 40, 44, 48
+NUM_TOKENS = 40
+VOCAB_ROWS = 44
+CONTEXT = 48
 CHARACTERS = ["<eos>", *"abcdefghijklmnopqrstuvwxyz .,!?01234567"][:NUM_TOKENS]
 FAMILIES = ("gpt_neox", "llama", "qwen3")
 
 
 def build_config(family: str, vocab_rows: int = VOCAB_ROWS, layers: int = 2, context: int = CONTEXT):
-    common = {"vocab_size": vocab_rows, "hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 45}
+    common = {
+        "vocab_size": vocab_rows,
+        "hidden_size": 32,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "intermediate_size": 45,
+    }
     common |= {"max_position_embeddings": context, "bos_token_id": 0, "eos_token_id": 0}
     if family == "gpt_neox":
         return GPTNeoXConfig(**common, attention_dropout=0.3, hidden_dropout=0.3)
@@ -26,7 +42,9 @@ def build_config(family: str, vocab_rows: int = VOCAB_ROWS, layers: int = 2, con
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """One token a character; decoding joins them."""
-    tokenizer = Tokenizer(models.WordLevel({character: index for index, character in enumerate(CHARACTERS)}, unk_token="?"))
+    tokenizer = Tokenizer(
+        models.WordLevel({character: index for index, character in enumerate(CHARACTERS)}, unk_token="?")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="?")
@@ -46,8 +64,16 @@ def save_model(directory: Path, config, scale: float = 5.0) -> str:
     return str(directory)
 
 
-def save_reward_model(directory: Path, config, tokenizer: PreTrainedTokenizerFast | None = None, *, labels: int = 1, scale: float = 3.0) -> str:
-    """A random sequence-classification model with its tokenizer; matrices are scaled up, so that scores differ."""
+def save_reward_model(
+    directory: Path,
+    config,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    *,
+    labels: int = 1,
+    scale: float = 3.0,
+) -> str:
+    """A random sequence-classification model with its tokenizer; matrices are scaled up, so that scores
+    differ."""
     config.num_labels = labels
     with torch.random.fork_rng():
         torch.manual_seed(11)
@@ -63,7 +89,10 @@ def save_reward_model(directory: Path, config, tokenizer: PreTrainedTokenizerFas
 
 def slow_distribution(logits: list[float], sampling: Sampling) -> dict[int, float]:
     """The ids that can be drawn and their log-probabilities, ascending by id, by sorting lists."""
-    ranked = sorted((token for token in range(len(logits)) if logits[token] > -math.inf), key=lambda token: (-logits[token], token))
+    ranked = sorted(
+        (token for token in range(len(logits)) if logits[token] > -math.inf),
+        key=lambda token: (-logits[token], token),
+    )
     if sampling.temperature == 0:
         return {ranked[0]: 0.0}
     highest = logits[ranked[0]]
@@ -71,7 +100,9 @@ def slow_distribution(logits: list[float], sampling: Sampling) -> dict[int, floa
     if sampling.top_k:
         ranked = ranked[: sampling.top_k]
     if sampling.top_p < 1:
-        total, reached, nucleus = sum(mass[token] for token in ranked), 0.0, []
+        total = sum(mass[token] for token in ranked)
+        reached = 0.0
+        nucleus = []
         for token in ranked:
             nucleus.append(token)
             reached += mass[token] / total

@@ -1,4 +1,5 @@
-"""Log-probabilities of tokens under a linear head and their gradients, in two ways: whole, as autograd does it, and in chunks.
+"""Log-probabilities of tokens under a linear head and their gradients, in two ways: whole, as autograd does
+it, and in chunks.
 
 Both compute their products by the same library (`oat.functional.products`).
 """
@@ -56,7 +57,8 @@ def open_(width: int, vocabulary: int, tokens: int, threads: int) -> dict[str, A
 
 
 def run(way: str, seed: int = 0) -> dict[str, Any]:
-    """Seconds of a forward and a backward pass, and the most memory beyond what was held before and what is returned."""
+    """Seconds of a forward and a backward pass, and the most memory beyond what was held before and what is
+    returned."""
     used = Memory()
     begin = time.perf_counter()
     made = gradients(way, held)
@@ -69,7 +71,10 @@ def errors(width: int, vocabulary: int, tokens: int, dtype: str) -> dict[str, fl
     """Norm of the difference between the gradients of the two ways over their norm."""
     parts = make(width, vocabulary, tokens, getattr(torch, dtype))
     pairs = zip(gradients("chunked", parts), gradients("whole", parts), strict=True)
-    return {name: float((one - other).norm() / other.norm()) for name, (one, other) in zip(("hidden", "weight"), pairs, strict=True)}
+    return {
+        name: float((one - other).norm() / other.norm())
+        for name, (one, other) in zip(("hidden", "weight"), pairs, strict=True)
+    }
 
 
 serve({"open": open_, "run": run, "errors": errors})

@@ -24,7 +24,21 @@ from oat.loop import train
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.seeds import Seeds
-from oat.types import Answer, Batch, Feedback, Group, Item, Key, Message, Prompt, Question, Request, Sampling, Segment, Trajectory
+from oat.types import (
+    Answer,
+    Batch,
+    Feedback,
+    Group,
+    Item,
+    Key,
+    Message,
+    Prompt,
+    Question,
+    Request,
+    Sampling,
+    Segment,
+    Trajectory,
+)
 
 held: dict[str, Any] = {}
 REWARDS = """
@@ -37,12 +51,14 @@ def rewards(prompts, completions, **columns):
 
 
 class Learned:
-    """Counts, in passes with a gradient, the positions that matrices and attention compute with, and the tokens among them; and notes what is
-    learned from."""
+    """Counts, in passes with a gradient, the positions that matrices and attention compute with, and the
+    tokens among them; and notes what is learned from."""
 
     def __init__(self) -> None:
         self.clear()
-        self.hidden, self.attend, self.update = CausalLM.hidden, F.scaled_dot_product_attention, Learner.update
+        self.hidden = CausalLM.hidden
+        self.attend = F.scaled_dot_product_attention
+        self.update = Learner.update
         CausalLM.hidden = lambda lm, *args, **kwargs: self._hidden(lm, *args, **kwargs)
         F.scaled_dot_product_attention = self._attend
         Learner.update = lambda learner, objective, batch: self._update(learner, objective, batch)
@@ -54,7 +70,10 @@ class Learned:
     @property
     def padding(self) -> dict[str, float]:
         """Shares of positions that belong to no token."""
-        return {"padding": 1 - self.tokens / self.positions, "attention_padding": 1 - self.attending / self.attended}
+        return {
+            "padding": 1 - self.tokens / self.positions,
+            "attention_padding": 1 - self.attending / self.attended,
+        }
 
     def _update(self, learner: Learner, objective: Objective, batch: Batch) -> dict[str, float]:
         self.rows += [row.ids for row in batch.rows]
@@ -88,7 +107,9 @@ def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) ->
     """Tokens with their raw and sampled log-probabilities, through the engine as a run uses it."""
     if held.get("rows") != rows:
         lm = load_lm(held["model"], dtype=held["dtype"])
-        held["engine"] = TorchEngine({"sampler": lm}, num_tokens=lm.vocab_rows, stop_ids=[END], decode=lambda ids: "", max_rows=rows)
+        held["engine"] = TorchEngine(
+            {"sampler": lm}, num_tokens=lm.vocab_rows, stop_ids=[END], decode=lambda ids: "", max_rows=rows
+        )
         held["rows"], held["vocabulary"] = rows, lm.vocab_rows
     keys = Seeds(seed)
     requests = [
@@ -101,11 +122,19 @@ def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) ->
     tokens = sum(len(completion.ids) for completion in engine.generate(requests, "sampler"))
     seconds = time.perf_counter() - begin
     work = engine.work().since(before)
-    return {"tokens": tokens, "seconds": seconds, "padding": work.padded_keys / work.keys, "least_s": work.least_s}
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "padding": work.padded_keys / work.keys,
+        "least_s": work.least_s,
+    }
 
 
-def learn(prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: int, copies: int = 1) -> dict[str, Any]:
-    """A learner, and a batch of responses that are given, of geometric lengths, as GRPO prepares it; copies of it make a larger one."""
+def learn(
+    prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: int, copies: int = 1
+) -> dict[str, Any]:
+    """A learner, and a batch of responses that are given, of geometric lengths, as GRPO prepares it; copies
+    of it make a larger one."""
     lm = load_lm(held["model"])
     touch(lm.module)
     held["loaded"] = Memory()
@@ -123,9 +152,18 @@ def learn(prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: in
         group = Group(Prompt(number, number, (Message("user", text(ids)),)), rows)
         key = Key("train", 0, 0, number)
         scores = tuple(reward(row.text) for row in rows)
-        items.append(Item(group, Question.about(group, key, "score", tuple(range(samples))), Answer(key, scores, ("ok",) * samples, samples), None))
+        items.append(
+            Item(
+                group,
+                Question.about(group, key, "score", tuple(range(samples))),
+                Answer(key, scores, ("ok",) * samples, samples),
+                None,
+            )
+        )
     objective = GRPO(GRPOConfig(prompt_count * copies, samples))
-    batch = objective.prepare(Feedback(0, tuple(items), len(items) * samples), learner.forward, np.random.default_rng(0))
+    batch = objective.prepare(
+        Feedback(0, tuple(items), len(items) * samples), learner.forward, np.random.default_rng(0)
+    )
     held.update(learner=learner, objective=objective, batch=batch)
     return {}
 
@@ -165,11 +203,15 @@ stop: {{max_steps: 1000}}
     return {}
 
 
-def direct(pair_count: int, steps: int, cap: int, mean: int, rate: float, micro_tokens: int) -> dict[str, Any]:
+def direct(
+    pair_count: int, steps: int, cap: int, mean: int, rate: float, micro_tokens: int
+) -> dict[str, Any]:
     """A run of DPO on recorded pairs, which waits after row 0."""
     folder = Path(held["model"])
     records = pairs(pair_count * steps, load_lm(held["model"]).vocab_rows, mean=mean, cap=cap)
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    (folder / "pairs.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records), encoding="utf-8"
+    )
     held["samples"] = pair_count
     _begin(f"""
 prompts: {{path: {folder / "pairs.jsonl"}, shuffle: false}}
@@ -225,8 +267,27 @@ def step(seed: int = 0) -> dict[str, Any]:
 def _trajectory(prompt: np.ndarray, response: np.ndarray) -> Trajectory:
     count = len(response)
     logps = np.full(count, -8.0, dtype=np.float32)
-    segment = Segment("model", response.astype(np.int32), np.ones(count, dtype=bool), np.zeros(count, dtype=np.int32), logps, logps)
-    return Trajectory("sampler", (Segment("context", prompt.astype(np.int32)), segment), "stop", text(response))
+    segment = Segment(
+        "model",
+        response.astype(np.int32),
+        np.ones(count, dtype=bool),
+        np.zeros(count, dtype=np.int32),
+        logps,
+        logps,
+    )
+    return Trajectory(
+        "sampler", (Segment("context", prompt.astype(np.int32)), segment), "stop", text(response)
+    )
 
 
-serve({"open": open_, "generate": generate, "learn": learn, "update": update, "run": run, "direct": direct, "step": step})
+serve(
+    {
+        "open": open_,
+        "generate": generate,
+        "learn": learn,
+        "update": update,
+        "run": run,
+        "direct": direct,
+        "step": step,
+    }
+)

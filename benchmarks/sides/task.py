@@ -1,6 +1,8 @@
-"""What both sides of a benchmark work on: the model, the prompts, and the lines in which a side is asked and answers.
+"""What both sides of a benchmark work on: the model, the prompts, and the lines in which a side is asked and
+answers.
 
-Imported by every side in its own environment, so it needs numpy and torch, and transformers only to make the model.
+Imported by every side in its own environment, so it needs numpy and torch, and transformers only to make the
+model.
 """
 
 import ctypes
@@ -27,8 +29,8 @@ SIZES = {"5M": (4096, 256, 4), "50M": (16384, 512, 10), "tiny": (256, 32, 2), "1
 
 
 def make_model(size: str, directory: Path, vocabulary: int | None = None) -> None:
-    """Random weights, and an end-of-text whose probability is 1 / 32 at every step but for a few thousandths: its row of the head is zero, its bias
-    makes up for the mean logsumexp of the others."""
+    """Random weights, and an end-of-text whose probability is 1 / 32 at every step but for a few thousandths:
+    its row of the head is zero, its bias makes up for the mean logsumexp of the others."""
     import torch
     from transformers import PhiConfig, PhiForCausalLM
 
@@ -66,17 +68,28 @@ def prompts(count: int, vocabulary: int, seed: int = 0) -> list[np.ndarray]:
     return [generator.integers(3, vocabulary, generator.integers(16, 65)) for _ in range(count)]
 
 
-def ragged(rows: int, vocabulary: int, *, mean: int = 128, cap: int = 1024, seed: int = 0) -> list[np.ndarray]:
+def ragged(
+    rows: int, vocabulary: int, *, mean: int = 128, cap: int = 1024, seed: int = 0
+) -> list[np.ndarray]:
     """Responses of geometric lengths."""
     generator = np.random.default_rng(seed)
-    return [generator.integers(3, vocabulary, min(int(generator.geometric(1 / mean)), cap)) for _ in range(rows)]
+    return [
+        generator.integers(3, vocabulary, min(int(generator.geometric(1 / mean)), cap)) for _ in range(rows)
+    ]
 
 
-def pairs(count: int, vocabulary: int, *, mean: int = 128, cap: int = 1024, seed: int = 0) -> list[dict[str, str]]:
-    """Recorded preferences: prompts, and two responses of geometric lengths to each, as texts that go on from their prompt."""
+def pairs(
+    count: int, vocabulary: int, *, mean: int = 128, cap: int = 1024, seed: int = 0
+) -> list[dict[str, str]]:
+    """Recorded preferences: prompts, and two responses of geometric lengths to each, as texts that go on from
+    their prompt."""
     responses = ragged(2 * count, vocabulary, mean=mean, cap=cap, seed=seed)
     return [
-        {"prompt": text(prompt), "chosen": " " + text(responses[2 * number]), "rejected": " " + text(responses[2 * number + 1])}
+        {
+            "prompt": text(prompt),
+            "chosen": " " + text(responses[2 * number]),
+            "rejected": " " + text(responses[2 * number + 1]),
+        }
         for number, prompt in enumerate(prompts(count, vocabulary, seed))
     ]
 
@@ -95,7 +108,9 @@ def write_tokenizer(directory: Path, vocabulary: int) -> None:
     from transformers import PreTrainedTokenizerFast
 
     words = ["<pad>", "<unknown>", "<end>", *(f"t{number}" for number in range(3, vocabulary))]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unknown>"))
+    tokenizer = Tokenizer(
+        WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unknown>")
+    )
     tokenizer.pre_tokenizer = WhitespaceSplit()
     special = {"pad_token": "<pad>", "unk_token": "<unknown>", "eos_token": "<end>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(directory)
@@ -111,7 +126,8 @@ def reward(response: str) -> float:
 
 
 class Memory:
-    """The memory of this process when the object is made, and the most of it since the newest such object was made; 10^9 bytes."""
+    """The memory of this process when the object is made, and the most of it since the newest such object was
+    made; 10^9 bytes."""
 
     def __init__(self) -> None:
         gc.collect()

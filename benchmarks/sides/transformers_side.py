@@ -1,4 +1,5 @@
-"""The side of `transformers.generate`: static batches, padded on the left, sorted by length; log-probabilities from the logits that it returns."""
+"""The side of `transformers.generate`: static batches, padded on the left, sorted by length;
+log-probabilities from the logits that it returns."""
 
 import time
 from importlib.metadata import version
@@ -20,12 +21,17 @@ def open_(model: str, dtype: str, threads: int) -> dict[str, Any]:
 def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) -> dict[str, Any]:
     model = held["model"]
     torch.manual_seed(seed)
-    every = sorted((ids for ids in prompts(prompt_count, model.config.vocab_size) for _ in range(samples)), key=len)
+    every = sorted(
+        (ids for ids in prompts(prompt_count, model.config.vocab_size) for _ in range(samples)), key=len
+    )
     tokens, begin = 0, time.perf_counter()
     for start in range(0, len(every), rows):
         some = every[start : start + rows]
         width = max(map(len, some))
-        ids, mask = torch.zeros(len(some), width, dtype=torch.long), torch.zeros(len(some), width, dtype=torch.long)
+        ids, mask = (
+            torch.zeros(len(some), width, dtype=torch.long),
+            torch.zeros(len(some), width, dtype=torch.long),
+        )
         for row, prompt in enumerate(some):
             ids[row, width - len(prompt) :], mask[row, width - len(prompt) :] = torch.from_numpy(prompt), 1
         made = model.generate(

@@ -27,7 +27,10 @@ class Trainer(DPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         self.positions += inputs["input_ids"].numel()
-        self.rows += [ids[mask.bool()].tolist() for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
+        self.rows += [
+            ids[mask.bool()].tolist()
+            for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+        ]
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.loss += float(loss)
         return loss
@@ -53,7 +56,8 @@ def open_(model: str, threads: int) -> dict[str, Any]:
 
 
 def train(pair_count: int, steps: int, cap: int, mean: int, rate: float, micro: int) -> dict[str, Any]:
-    """Begin to train, in place of what was trained before; the seconds until all pairs are prepared, the reference's log-probabilities included.
+    """Begin to train, in place of what was trained before; the seconds until all pairs are prepared, the
+    reference's log-probabilities included.
 
     Args:
         pair_count: pairs a step.
@@ -102,7 +106,9 @@ def train(pair_count: int, steps: int, cap: int, mean: int, rate: float, micro: 
 
 def step(seed: int = 0) -> dict[str, Any]:
     trainer = held["trainer"]
-    trainer.loss, trainer.positions, trainer.rows = 0.0, 0, []
+    trainer.loss = 0.0
+    trainer.positions = 0
+    trainer.rows = []
     used = Memory()
     seconds = held["paced"].step()
     tokens = sum(map(len, trainer.rows))

@@ -1,4 +1,5 @@
-"""The side of TRL's GRPO trainer: whole steps with its own generation, or its update of responses that are given."""
+"""The side of TRL's GRPO trainer: whole steps with its own generation, or its update of responses that are
+given."""
 
 import time
 from importlib.metadata import version
@@ -15,7 +16,8 @@ held: dict[str, Any] = {}
 
 
 class Trainer(GRPOTrainer):
-    """Counts the positions of generation and of the update's forward passes, and the seconds until the responses of a step are there."""
+    """Counts the positions of generation and of the update's forward passes, and the seconds until the
+    responses of a step are there."""
 
     positions = tokens = made_positions = made_tokens = 0
     preparing = grad_norm = 0.0
@@ -32,7 +34,9 @@ class Trainer(GRPOTrainer):
         self.preparing += time.perf_counter() - begin
         return inputs
 
-    def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         self.positions += input_ids.numel()
         self.tokens += int(attention_mask.sum())
         return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, *args, **kwargs)
@@ -62,12 +66,16 @@ def open_(model: str, threads: int) -> dict[str, Any]:
     return {"torch": torch.__version__, "transformers": version("transformers"), "trl": version("trl")}
 
 
-def train(prompt_count: int, samples: int, cap: int, micro: int, made: int | None = None, mean: int | None = None) -> dict[str, Any]:
-    """Begin to train, in place of what was trained before; with a mean length the responses are given, geometric and at most `cap` tokens long.
+def train(
+    prompt_count: int, samples: int, cap: int, micro: int, made: int | None = None, mean: int | None = None
+) -> dict[str, Any]:
+    """Begin to train, in place of what was trained before; with a mean length the responses are given,
+    geometric and at most `cap` tokens long.
 
     Args:
         micro: rows of a forward pass.
-        made: rows that are generated together and padded to one length; None: all of a step, which is the trainer's default.
+        made: rows that are generated together and padded to one length; None: all of a step, which is the
+        trainer's default.
     """
     if "paced" in held:
         held.pop("paced").close()
@@ -81,12 +89,19 @@ def train(prompt_count: int, samples: int, cap: int, micro: int, made: int | Non
     given = {text(ids): [] for ids in inputs}
     if mean is not None:
         responses = ragged(rows, vocabulary, mean=mean, cap=cap)
-        given = {text(ids): responses[number * samples : (number + 1) * samples] for number, ids in enumerate(inputs)}
+        given = {
+            text(ids): responses[number * samples : (number + 1) * samples]
+            for number, ids in enumerate(inputs)
+        }
 
     def rollout(asked: list[str], trainer: Any) -> dict[str, Any]:
         chosen = [given[prompt][place % samples].tolist() for place, prompt in enumerate(asked)]
         ids = [tokenizer(prompt)["input_ids"] for prompt in asked]
-        return {"prompt_ids": ids, "completion_ids": chosen, "logprobs": [[-8.0] * len(one) for one in chosen]}
+        return {
+            "prompt_ids": ids,
+            "completion_ids": chosen,
+            "logprobs": [[-8.0] * len(one) for one in chosen],
+        }
 
     config = GRPOConfig(
         output_dir=str(Path(held["model"]) / "trl"),
@@ -115,7 +130,12 @@ def train(prompt_count: int, samples: int, cap: int, micro: int, made: int | Non
         disable_tqdm=True,
     )
     dataset = Dataset.from_dict({"prompt": list(given)})
-    kinds: dict[str, Any] = {"args": config, "train_dataset": dataset, "processing_class": tokenizer, "reward_funcs": rewards}
+    kinds: dict[str, Any] = {
+        "args": config,
+        "train_dataset": dataset,
+        "processing_class": tokenizer,
+        "reward_funcs": rewards,
+    }
     trainer = Trainer(lm, **kinds, rollout_func=rollout if mean is not None else None)
     held["trainer"] = trainer
 
@@ -129,7 +149,11 @@ def train(prompt_count: int, samples: int, cap: int, micro: int, made: int | Non
 
 def step(seed: int = 0) -> dict[str, Any]:
     trainer = held["trainer"]
-    trainer.preparing, trainer.positions, trainer.tokens, trainer.made_positions, trainer.made_tokens = 0.0, 0, 0, 0, 0
+    trainer.preparing = 0.0
+    trainer.positions = 0
+    trainer.tokens = 0
+    trainer.made_positions = 0
+    trainer.made_tokens = 0
     used = Memory()
     seconds = held["paced"].step()
     rows = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps

@@ -4,8 +4,12 @@ from oat.oracles.rules.sentiment import cheerful
 
 
 def gold(prompts, completions, **columns):
-    """The mean sentiment of a story's sentences, times the square of the share of its words that differ from each other; between -1 and 1."""
-    return [mood * varied(text) ** 2 for mood, text in zip(cheerful(prompts, completions), completions, strict=True)]
+    """The mean sentiment of a story's sentences, times the square of the share of its words that differ from
+    each other; between -1 and 1."""
+    return [
+        mood * varied(text) ** 2
+        for mood, text in zip(cheerful(prompts, completions), completions, strict=True)
+    ]
 
 
 def varied(text):

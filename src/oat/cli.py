@@ -29,7 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     arguments, rest = _parser().parse_known_args(argv)
     if rest and not hasattr(arguments, "target"):
-        print(f"oat {arguments.command}: {rest[0]!r} is not an argument of it; see oat {arguments.command} --help", file=sys.stderr)
+        print(
+            (
+                f"oat {arguments.command}: {rest[0]!r} is not an argument of it; see oat {arguments.command} "
+                "--help"
+            ),
+            file=sys.stderr,
+        )
         return 2
     try:
         with seen_from(), _short_warnings(), naming({}):
@@ -50,7 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"oat {arguments.command}: {end.name} ended it; the same command {how}", file=sys.stderr)
         return end.exit_code
     except KeyboardInterrupt:
-        how = "; the same command goes on from the last checkpoint" if arguments.command in ("train", "quickstart") else ""
+        how = (
+            "; the same command goes on from the last checkpoint"
+            if arguments.command in ("train", "quickstart")
+            else ""
+        )
         print(f"oat {arguments.command}: stopped{how}", file=sys.stderr)
         return 130
     except BaseException as error:  # of a user's algorithm or explorer, say
@@ -58,7 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if place is None or os.environ.get("OAT_TRACEBACK"):
             raise
         what = f"{place} raised {printable(described(error))}"
-        print(f"oat {arguments.command}: {what}; mend it and run the same command again (OAT_TRACEBACK=1 shows all of it)", file=sys.stderr)
+        print(
+            (
+                f"oat {arguments.command}: {what}; mend it and run the same command again (OAT_TRACEBACK=1 "
+                "shows all of it)"
+            ),
+            file=sys.stderr,
+        )
         return 1
 
 
@@ -67,7 +83,9 @@ def _short_warnings() -> Iterator[None]:
     """Within it a warning of ours is one line, without a place in the source."""
     before = warnings.formatwarning
 
-    def formatted(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
         if issubclass(category, OatWarning):
             return f"oat: warning: {' '.join(str(message).splitlines())}\n"
         return before(message, category, filename, lineno, line)
@@ -80,7 +98,11 @@ def _short_warnings() -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="oat", description="Align language models online: sample, ask, learn, repeat.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="oat",
+        description="Align language models online: sample, ask, learn, repeat.",
+        allow_abbrev=False,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, call: object, summary: str) -> argparse.ArgumentParser:
@@ -90,78 +112,222 @@ def _parser() -> argparse.ArgumentParser:
 
     train = command("train", _train, "start a run, or continue the one in its directory")
     train.add_argument("target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it")
-    train.add_argument("--profile", type=int, metavar="N", help="trace N steps from the second one on; the trace goes to RUN/profile")
-    check = command("check", _check, "say what a configuration would run, and refuse what `oat train` would refuse; no weights are loaded")
+    train.add_argument(
+        "--profile",
+        type=int,
+        metavar="N",
+        help="trace N steps from the second one on; the trace goes to RUN/profile",
+    )
+    check = command(
+        "check",
+        _check,
+        (
+            "say what a configuration would run, and refuse what `oat train` would refuse; no weights are "
+            "loaded"
+        ),
+    )
     check.add_argument("target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it")
     check.add_argument("--memory", action="store_true", help="also estimate how much memory it needs")
-    check.add_argument("--show-tokens", action="store_true", help="also print an example of what is learned from, token by token")
-    for sub in (train, check):
-        sub.add_argument("--from", dest="source", metavar="RUN@STEP", help="begin a new run where that one stood, under settings that differ")
-        sub.add_argument("--accept-changed", action="append", default=[], metavar="reward", help="go on though the reward's file has changed")
-        sub.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML, and do nothing else")
-    evaluate = command("eval", _eval, "evaluate a run's newest checkpoint, or the start model of a configuration")
-    evaluate.add_argument(
-        "target", metavar="RUN|CONFIG", help="a run directory or a YAML file; with --against also a model; --section.field value flags go over it"
+    check.add_argument(
+        "--show-tokens",
+        action="store_true",
+        help="also print an example of what is learned from, token by token",
     )
-    evaluate.add_argument("--against", metavar="B", help="instead, the win rate over another run, configuration or model on the same prompts")
+    for sub in (train, check):
+        sub.add_argument(
+            "--from",
+            dest="source",
+            metavar="RUN@STEP",
+            help="begin a new run where that one stood, under settings that differ",
+        )
+        sub.add_argument(
+            "--accept-changed",
+            action="append",
+            default=[],
+            metavar="reward",
+            help="go on though the reward's file has changed",
+        )
+        sub.add_argument(
+            "--print-config",
+            action="store_true",
+            help="print the resolved configuration as YAML, and do nothing else",
+        )
+    evaluate = command(
+        "eval", _eval, "evaluate a run's newest checkpoint, or the start model of a configuration"
+    )
+    evaluate.add_argument(
+        "target",
+        metavar="RUN|CONFIG",
+        help=(
+            "a run directory or a YAML file; with --against also a model; --section.field value flags go "
+            "over it"
+        ),
+    )
+    evaluate.add_argument(
+        "--against",
+        metavar="B",
+        help="instead, the win rate over another run, configuration or model on the same prompts",
+    )
     export = command("export", _export, "write a run's policy as a model directory that transformers loads")
     export.add_argument("run", metavar="RUN")
     export.add_argument("out", metavar="OUT")
-    export.add_argument("--step", metavar="N|best", help="of the checkpoint; by default the newest. best: with the highest checkpoint.best_metric")
-    export.add_argument("--adapter", action="store_true", help="of a run with LoRA the adapter alone, for PEFT, instead of the merged model")
-    _add_speaking(command("generate", _generate, "write responses to the prompts of a file, as lines of JSON"), is_file=True)
-    _add_speaking(command("chat", _chat, "talk to a run's policy, or to a model; through a pipe, lines in and answers out"))
-    samples = command("samples", _samples, "show prompts, responses and what the oracle said of them, newest first")
+    export.add_argument(
+        "--step",
+        metavar="N|best",
+        help="of the checkpoint; by default the newest. best: with the highest checkpoint.best_metric",
+    )
+    export.add_argument(
+        "--adapter",
+        action="store_true",
+        help="of a run with LoRA the adapter alone, for PEFT, instead of the merged model",
+    )
+    _add_speaking(
+        command("generate", _generate, "write responses to the prompts of a file, as lines of JSON"),
+        is_file=True,
+    )
+    _add_speaking(
+        command(
+            "chat", _chat, "talk to a run's policy, or to a model; through a pipe, lines in and answers out"
+        )
+    )
+    samples = command(
+        "samples", _samples, "show prompts, responses and what the oracle said of them, newest first"
+    )
     samples.add_argument("run", metavar="RUN")
-    samples.add_argument("--step", type=int, metavar="N", help="only what this step learned from, counted as in metrics.jsonl")
-    samples.add_argument("--eval", dest="evaluations", action="store_true", help="the responses of evaluations, rather than those of training")
-    ledger = command("ledger", _ledger, "say what a run asked, of whom, and what came back; or write its answers as a data set")
+    samples.add_argument(
+        "--step", type=int, metavar="N", help="only what this step learned from, counted as in metrics.jsonl"
+    )
+    samples.add_argument(
+        "--eval",
+        dest="evaluations",
+        action="store_true",
+        help="the responses of evaluations, rather than those of training",
+    )
+    ledger = command(
+        "ledger",
+        _ledger,
+        "say what a run asked, of whom, and what came back; or write its answers as a data set",
+    )
     ledger.add_argument("run", metavar="RUN")
-    ledger.add_argument("--check", action="store_true", help="hold the file against itself; exit code 1 if it is not sound")
+    ledger.add_argument(
+        "--check", action="store_true", help="hold the file against itself; exit code 1 if it is not sound"
+    )
     ledger.add_argument("--export", metavar="FILE", help="write the answers to FILE, .jsonl or .parquet")
-    ledger.add_argument("--layout", default="preference", metavar="preference|scored", help="of the exported rows, as TRL reads them")
-    plot = command("plot", _plot, "plot a metric of runs; those that differ only in their seed become one line with a band")
+    ledger.add_argument(
+        "--layout",
+        default="preference",
+        metavar="preference|scored",
+        help="of the exported rows, as TRL reads them",
+    )
+    plot = command(
+        "plot",
+        _plot,
+        "plot a metric of runs; those that differ only in their seed become one line with a band",
+    )
     plot.add_argument("runs", metavar="RUN", nargs="+")
-    metric = "of docs/metrics.md, also several times; by default eval/sampled, or reward/mean, or loss/total; against a KL proxy and gold"
+    metric = (
+        "of docs/metrics.md, also several times; by default eval/sampled, or reward/mean, or loss/total; "
+        "against a KL proxy and gold"
+    )
     plot.add_argument("--metric", action="append", default=[], metavar="NAME", help=metric)
-    plot.add_argument("--against", default="steps", metavar="steps|queries|tokens|time|kl|sqrt_kl", help="the axis; by default steps")
-    plot.add_argument("--out", default="plot.png", metavar="FILE.png", help="the numbers go beside it, as FILE.csv; FILE.csv writes them alone")
+    plot.add_argument(
+        "--against",
+        default="steps",
+        metavar="steps|queries|tokens|time|kl|sqrt_kl",
+        help="the axis; by default steps",
+    )
+    plot.add_argument(
+        "--out",
+        default="plot.png",
+        metavar="FILE.png",
+        help="the numbers go beside it, as FILE.csv; FILE.csv writes them alone",
+    )
     digest = command("digest", _digest, "print hashes of a run; two runs with equal hashes are equal")
     digest.add_argument("run", metavar="RUN")
-    bench = command("bench", _bench, "measure what this machine can do: bandwidth, matrix products, and what they mean for a model")
+    bench = command(
+        "bench",
+        _bench,
+        "measure what this machine can do: bandwidth, matrix products, and what they mean for a model",
+    )
     bench.add_argument("--model", metavar="PATH", help="a directory or a hub id")
-    bench.add_argument("--json", action="store_true", help="bytes, operations and tokens a second as one JSON object")
+    bench.add_argument(
+        "--json", action="store_true", help="bytes, operations and tokens a second as one JSON object"
+    )
     add_serve(command("serve", _serve, "serve a reward model over HTTP, for the oracle `remote`"))
-    quickstart = command("quickstart", _quickstart, "train, align and compare a tiny model on this machine in a few minutes")
+    quickstart = command(
+        "quickstart", _quickstart, "train, align and compare a tiny model on this machine in a few minutes"
+    )
     quickstart.add_argument("--out", default="quickstart", metavar="DIR")
-    quickstart.add_argument("--seed", type=int, default=0, metavar="N", help="of the data, the start and the runs")
+    quickstart.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the data, the start and the runs"
+    )
     return parser
 
 
 def _add_speaking(command: argparse.ArgumentParser, *, is_file: bool = False) -> None:
     """Who is to answer, and how; and of a file, what is answered."""
-    command.add_argument("model", metavar="RUN|MODEL", help="a run, whose policy answers; or a model, an adapter or a hub id")
+    command.add_argument(
+        "model", metavar="RUN|MODEL", help="a run, whose policy answers; or a model, an adapter or a hub id"
+    )
     if is_file:
-        command.add_argument("--prompts", required=True, metavar="FILE", help="as prompts.path: a file, a saved dataset or one of the hub")
-        command.add_argument("--prompt-key", metavar="NAME", help="column of the prompt; by default the run's, or prompt")
-        command.add_argument("--out", metavar="FILE", help="a new file, there whole or not at all; by default the standard output")
+        command.add_argument(
+            "--prompts",
+            required=True,
+            metavar="FILE",
+            help="as prompts.path: a file, a saved dataset or one of the hub",
+        )
+        command.add_argument(
+            "--prompt-key", metavar="NAME", help="column of the prompt; by default the run's, or prompt"
+        )
+        command.add_argument(
+            "--out",
+            metavar="FILE",
+            help="a new file, there whole or not at all; by default the standard output",
+        )
         command.add_argument("--n", type=int, default=1, metavar="N", help="responses a prompt; by default 1")
     _add_manner(command)
 
 
 def _add_manner(command: argparse.ArgumentParser) -> None:
     """How a model is to answer."""
-    command.add_argument("--step", metavar="N|best", help="of a run's checkpoint, as for oat export; by default the newest")
     command.add_argument(
-        "--template", metavar="T", help="as render.template, or none: text is continued as it stands; by default the run's or the model's"
+        "--step", metavar="N|best", help="of a run's checkpoint, as for oat export; by default the newest"
+    )
+    command.add_argument(
+        "--template",
+        metavar="T",
+        help=(
+            "as render.template, or none: text is continued as it stands; by default the run's or the model's"
+        ),
     )
     command.add_argument("--system", metavar="TEXT", help="a system message for conversations that have none")
-    command.add_argument("--max-new-tokens", type=int, metavar="N", help="most tokens of a response; by default the run's, or 256")
-    command.add_argument("--temperature", type=float, metavar="X", help="0 is greedy; by default the run's, or 1")
-    command.add_argument("--top-p", type=float, metavar="X", help="as sampling.top_p; by default the run's, or 1")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers; by default 0")
-    command.add_argument("--device", choices=("cpu", "gpu"), metavar="cpu|gpu", help="where it computes; by default as the run, or on the CPU")
-    command.add_argument("--dtype", choices=("float32", "bfloat16"), metavar="bfloat16|float32", help="of a model's weights; by default float32")
+    command.add_argument(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens of a response; by default the run's, or 256",
+    )
+    command.add_argument(
+        "--temperature", type=float, metavar="X", help="0 is greedy; by default the run's, or 1"
+    )
+    command.add_argument(
+        "--top-p", type=float, metavar="X", help="as sampling.top_p; by default the run's, or 1"
+    )
+    command.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the random numbers; by default 0"
+    )
+    command.add_argument(
+        "--device",
+        choices=("cpu", "gpu"),
+        metavar="cpu|gpu",
+        help="where it computes; by default as the run, or on the CPU",
+    )
+    command.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        metavar="bfloat16|float32",
+        help="of a model's weights; by default float32",
+    )
 
 
 def _manner(arguments: argparse.Namespace) -> "Manner":
@@ -174,8 +340,8 @@ def _manner(arguments: argparse.Namespace) -> "Manner":
 
 @contextmanager
 def _heard() -> Iterator[Interruption]:
-    """Within it signals are the command's. One that comes while torch is imported waits until it is: what is raised within its C++ aborts the
-    process."""
+    """Within it signals are the command's. One that comes while torch is imported waits until it is: what is
+    raised within its C++ aborts the process."""
     told = Interruption()
     with told.heard():
         importlib.import_module("torch")
@@ -189,7 +355,9 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
             from oat.config.load import load_config, to_yaml
 
             if arguments.profile is not None and arguments.profile < 1:
-                raise ConfigError(f"--profile is {arguments.profile}; give the number of steps to trace, at least 1")
+                raise ConfigError(
+                    f"--profile is {arguments.profile}; give the number of steps to trace, at least 1"
+                )
             config, origins = load_config(arguments.target, flags)
             config = resolve(config, origins)
             if arguments.print_config:
@@ -220,9 +388,15 @@ def _trained(arguments: argparse.Namespace, config: "Config", origins: "Origins"
             else:
                 reason, trace = train_traced(run, report, seen(config.run_dir) / "profile", arguments.profile)
         if arguments.profile is not None:
-            where = f"the trace is {trace}; open it in Perfetto or chrome://tracing" if trace else "no trace: the run had no second step"
+            where = (
+                f"the trace is {trace}; open it in Perfetto or chrome://tracing"
+                if trace
+                else "no trace: the run had no second step"
+            )
             print(f"oat train: {where}")
-        closing = outcome.lines(reason, outcome.nothing_learned(), f"; write its model with: oat export {config.run_dir} OUT")
+        closing = outcome.lines(
+            reason, outcome.nothing_learned(), f"; write its model with: oat export {config.run_dir} OUT"
+        )
     print(printable("\n".join(f"oat train: {line}" for line in closing)))
     return 0
 
@@ -263,13 +437,27 @@ def _evaluated(arguments: argparse.Namespace, flags: list[str]) -> int:
     config, origins = stored_config(target, flags) if is_run else load_config(target, flags)
     if is_run:
         config = known_by_file(config, target / "config.yaml")
-    config = resolve(config, {path: place for path, place in origins.items() if place.startswith("--")} if is_run else origins)
+    config = resolve(
+        config,
+        {path: place for path, place in origins.items() if place.startswith("--")} if is_run else origins,
+    )
     if config.evaluation is None:
-        raise ConfigError(f"{target}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl, or --evaluation.pairs PAIRS.jsonl")
+        raise ConfigError(
+            f"{target}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl, or "
+            "--evaluation.pairs PAIRS.jsonl"
+        )
     values = evaluate_once(config, origins, target if is_run else None)
     if sys.stdout.isatty():
         numbers = {name: value for name, value in values.items() if name != "step"}
-        print(numbers_table(f"{target} after {values['step']} steps, asked about {config.evaluation.path or config.evaluation.pairs}", numbers))
+        print(
+            numbers_table(
+                (
+                    f"{target} after {values['step']} steps, asked about "
+                    f"{config.evaluation.path or config.evaluation.pairs}"
+                ),
+                numbers,
+            )
+        )
     else:
         print(json.dumps(values))
     return 1 if "eval/failed" in values else 0
@@ -281,8 +469,13 @@ def _compare(arguments: argparse.Namespace, flags: list[str]) -> int:
 
     found = compare_models(arguments.target, arguments.against, flags)
     if sys.stdout.isatty():
-        steps = [f" after {found[f'{side}_step']} steps" if found[f"{side}_step"] else "" for side in ("a", "b")]
-        title = f"{found['a']}{steps[0]} against {found['b']}{steps[1]}, {found['prompts']} prompts, judged by {found['oracle']}"
+        steps = [
+            f" after {found[f'{side}_step']} steps" if found[f"{side}_step"] else "" for side in ("a", "b")
+        ]
+        title = (
+            f"{found['a']}{steps[0]} against {found['b']}{steps[1]}, {found['prompts']} prompts, judged "
+            f"by {found['oracle']}"
+        )
         about = ("a", "b", "a_step", "b_step", "prompts", "oracle")
         print(numbers_table(title, {name: value for name, value in found.items() if name not in about}))
     else:
@@ -294,8 +487,13 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.commands.export import export_run
 
     replaced = any(Path(arguments.out, name).exists() for name in ("config.json", "adapter_config.json"))
-    step = export_run(Path(arguments.run), Path(arguments.out), _checkpoint(arguments.step), adapter=arguments.adapter)
-    print(f"oat export: the model after {step} steps is in {arguments.out}{', in place of the model that was there' if replaced else ''}")
+    step = export_run(
+        Path(arguments.run), Path(arguments.out), _checkpoint(arguments.step), adapter=arguments.adapter
+    )
+    print(
+        f"oat export: the model after {step} steps is in "
+        f"{arguments.out}{', in place of the model that was there' if replaced else ''}"
+    )
     return 0
 
 
@@ -328,7 +526,12 @@ def _generated(arguments: argparse.Namespace) -> int:
     out = None if arguments.out is None else seen(arguments.out)
     if out is not None:
         refuse_known(out)
-    lines = generate(load_speaker(arguments.model, _manner(arguments)), arguments.prompts, arguments.n, prompt_key=arguments.prompt_key)
+    lines = generate(
+        load_speaker(arguments.model, _manner(arguments)),
+        arguments.prompts,
+        arguments.n,
+        prompt_key=arguments.prompt_key,
+    )
     if out is None:
         for line in lines:
             print(line, flush=True)
@@ -376,7 +579,9 @@ def _ledger(arguments: argparse.Namespace, _: list[str]) -> int:
 def _plot(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.reports.plot import plot_runs
 
-    files = plot_runs([Path(run) for run in arguments.runs], Path(arguments.out), arguments.metric, arguments.against)
+    files = plot_runs(
+        [Path(run) for run in arguments.runs], Path(arguments.out), arguments.metric, arguments.against
+    )
     print(f"oat plot: {' and '.join(map(str, files))} {'is' if len(files) == 1 else 'are'} written")
     return 0
 

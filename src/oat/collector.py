@@ -39,8 +39,16 @@ class Collector:
         last: int | None,
         max_outstanding: int,
     ):
-        self.prompts, self.actor, self.explorer, self.router, self.ledger = prompts, actor, explorer, router, ledger
-        self.seeds, self.plans, self.last, self.max_outstanding, self.due = seeds, plans, last, max_outstanding, 0
+        self.prompts = prompts
+        self.actor = actor
+        self.explorer = explorer
+        self.router = router
+        self.ledger = ledger
+        self.seeds = seeds
+        self.plans = plans
+        self.last = last
+        self.max_outstanding = max_outstanding
+        self.due = 0
 
     @property
     def state(self) -> dict[str, Any]:
@@ -52,10 +60,11 @@ class Collector:
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
         """Ask until the questions of the steps up to this one and the allowance for late answers are on disk.
 
-        Nothing here depends on when answers arrive: the count is of recorded rounds before the cursor, so a replay does the same.
-        A step that already has its record goes over the rounds it asked and no others, also when the run has since been made longer.
-        Stops early when the prompts are used up or a step has tried `MAX_ROUNDS` rounds; asks nothing while the budget buys nothing, and the steps
-        take what is paid for. Asks nothing ahead while what waits may take all that is left.
+        Nothing here depends on when answers arrive: the count is of recorded rounds before the cursor, so a
+        replay does the same. A step that already has its record goes over the rounds it asked and no others,
+        also when the run has since been made longer. Stops early when the prompts are used up or a step has
+        tried `MAX_ROUNDS` rounds; asks nothing while the budget buys nothing, and the steps take what is paid
+        for. Asks nothing ahead while what waits may take all that is left.
 
         Returns:
             "roofline/decode" and "roofline/padded_keys", if anything was sampled.
@@ -64,9 +73,17 @@ class Collector:
         self.due += plan.questions
         target = self.due + self._ahead(step)
         replayed = self.ledger.has_taken(step)
-        bound = 0 if self.ledger.is_spent(step) else self.due if self.ledger.is_spent(step, ahead=True) else target
+        bound = (
+            0
+            if self.ledger.is_spent(step)
+            else self.due
+            if self.ledger.is_spent(step, ahead=True)
+            else target
+        )
         round = 0
-        while round < MAX_ROUNDS and (self.ledger.recalls(step, round) if replayed else self.ledger.asked(step, round) < bound):
+        while round < MAX_ROUNDS and (
+            self.ledger.recalls(step, round) if replayed else self.ledger.asked(step, round) < bound
+        ):
             batch = self.prompts.take(plan.prompts)
             if not batch:
                 break
@@ -76,7 +93,8 @@ class Collector:
         return _reached(self.actor.work().since(before))
 
     def _ahead(self, step: int) -> int:
-        """Questions to ask beyond those that are due: as many as are allowed, and as later steps will take."""
+        """Questions to ask beyond those that are due: as many as are allowed, and as later steps will
+        take."""
         ahead = 0
         for later in count(step + 1):
             if ahead >= self.max_outstanding or (self.last is not None and later >= self.last):
@@ -93,6 +111,7 @@ class Collector:
 
 
 def _reached(work: Work) -> dict[str, float]:
-    """The share of the machine's limit that was reached, and of the cached keys that were computed with for nothing."""
+    """The share of the machine's limit that was reached, and of the cached keys that were computed with for
+    nothing."""
     reached = {"roofline/decode": work.least_s / work.seconds} if work.seconds > 0 else {}
     return {**reached, "roofline/padded_keys": work.padded_keys / work.keys} if work.keys else reached

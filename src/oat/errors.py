@@ -1,7 +1,7 @@
 """What a user can do wrong, and what can go wrong around a run.
 
-Every message says what happened, where, and what to do. Each class is also the nearest class of the standard library, so that `except
-ValueError` works, and each survives pickling (their arguments are their state).
+Every message says what happened, where, and what to do. Each class is also the nearest class of the standard
+library, so that `except ValueError` works, and each survives pickling (their arguments are their state).
 """
 
 import difflib
@@ -24,7 +24,8 @@ _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class OatError(Exception):
-    """Base of all our exceptions; the command line prints it as one message, without a traceback, and exits with `exit_code`."""
+    """Base of all our exceptions; the command line prints it as one message, without a traceback, and exits
+    with `exit_code`."""
 
     exit_code = 2
 
@@ -171,31 +172,48 @@ class OatWarning(UserWarning):
 
 
 def warn(text: str) -> None:
-    """Warn through the `warnings` module, at the line outside this package that led here, whatever lies between."""
+    """Warn through the `warnings` module, at the line outside this package that led here, whatever lies
+    between."""
     ours, frame = sys._getframe(1), sys._getframe(1).f_back
     while frame is not None:
         ours = frame if frame.f_code.co_filename.startswith(_PACKAGE) else ours
         frame = frame.f_back
     theirs = ours.f_back or ours
     known = theirs.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(printable(_bounded(text)), OatWarning, theirs.f_code.co_filename, theirs.f_lineno, theirs.f_globals.get("__name__"), known)
+    warnings.warn_explicit(
+        printable(_bounded(text)),
+        OatWarning,
+        theirs.f_code.co_filename,
+        theirs.f_lineno,
+        theirs.f_globals.get("__name__"),
+        known,
+    )
 
 
 def printable(text: str) -> str:
-    """Text for a terminal or a page: what a terminal would obey, or what would change the order of letters (control codes, escapes, marks of
-    direction), stands there as JSON writes it, `\\u001b`. Lines stay lines; everything that people can see stays as it is."""
-    return "".join(c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] if ord(c) != 0x7F else "\\u007f" for c in text)
+    """Text for a terminal or a page: what a terminal would obey, or what would change the order of letters
+    (control codes, escapes, marks of direction), stands there as JSON writes it, `\\u001b`. Lines stay lines;
+    everything that people can see stays as it is."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] if ord(c) != 0x7F else "\\u007f"
+        for c in text
+    )
 
 
 def is_signal(error: BaseException) -> bool:
-    """Whether an error is a person's Ctrl-C, or a signal to the run; users' code may also raise a KeyboardInterrupt itself."""
+    """Whether an error is a person's Ctrl-C, or a signal to the run; users' code may also raise a
+    KeyboardInterrupt itself."""
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return False
-    return isinstance(error, Interrupted | Again) or signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return (
+        isinstance(error, Interrupted | Again)
+        or signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
 
 
 def described(error: BaseException) -> str:
-    """The class and the text of an error of somebody else's code, in one line: its beginning, and the class alone where the text cannot be had."""
+    """The class and the text of an error of somebody else's code, in one line: its beginning, and the class
+    alone where the text cannot be had."""
     kind = shortened(type(error).__name__)
     try:
         text = " ".join(shortened(str(error), _MAX_ERROR).split())
@@ -225,7 +243,14 @@ def shortened(text: str, most: int = 80) -> str:
 
 def _bounded(text: str) -> str:
     left_out = len(text) - MAX_MESSAGE
-    return text if left_out <= 0 else f"{text[: MAX_MESSAGE * 3 // 4]} [... {left_out:,} characters are left out ...] {text[-MAX_MESSAGE // 4 :]}"
+    return (
+        text
+        if left_out <= 0
+        else (
+            f"{text[: MAX_MESSAGE * 3 // 4]} [... {left_out:,} characters are left out ...] "
+            f"{text[-MAX_MESSAGE // 4 :]}"
+        )
+    )
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

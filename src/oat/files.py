@@ -1,8 +1,10 @@
-"""Files that are whole after a kill, errors of a full disk that say what is free, JSON that may be damaged, where a database may lie, and relative
-paths, which lead from where a command, a `Trainer` or a run began, whatever the working directory becomes meanwhile.
+"""Files that are whole after a kill, errors of a full disk that say what is free, JSON that may be damaged,
+where a database may lie, and relative paths, which lead from where a command, a `Trainer` or a run began,
+whatever the working directory becomes meanwhile.
 
-A user's reward, callback or data function may change the working directory at any time. Names stay as they were given wherever they are written down
-or held against each other (`config.yaml`, cards, digests), so that a run may be moved; only what opens a file asks here.
+A user's reward, callback or data function may change the working directory at any time. Names stay as they
+were given wherever they are written down or held against each other (`config.yaml`, cards, digests), so that
+a run may be moved; only what opens a file asks here.
 """
 
 import errno
@@ -22,7 +24,20 @@ _COMPILED = re.compile(r"\(os error (\d+)\)")
 """What the errors of libraries in Rust say of one of the operating system."""
 _start: Path | None = None
 _MOUNTS = Path("/proc/self/mounts")
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs"}
+_NETWORK = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "fuse.sshfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "fuse.glusterfs",
+}
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -38,8 +53,8 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader, or a kill, sees the old or the new one whole. Its folder has to be there, so that none is made anew for a run
-    whose directory has gone."""
+    """Replace a file so that a reader, or a kill, sees the old or the new one whole. Its folder has to be
+    there, so that none is made anew for a run whose directory has gone."""
     with replacing(path) as new:
         new.write_text(text, encoding="utf-8")
 
@@ -66,8 +81,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def saying_what_is_free(path: Path) -> Iterator[None]:
-    """An error of the operating system within it also names the file, and how many bytes are free there. Such errors also come as other classes:
-    of safetensors, and plain `Exception` of tokenizers.
+    """An error of the operating system within it also names the file, and how many bytes are free there. Such
+    errors also come as other classes: of safetensors, and plain `Exception` of tokenizers.
 
     Raises:
         OSError: one came.
@@ -81,7 +96,9 @@ def saying_what_is_free(path: Path) -> Iterator[None]:
             number, text = int(found[1]), os.strerror(int(found[1]))
         else:
             raise
-        raise OSError(number, f"{text} ({bytes_free(path.parent):,} bytes are free there)", str(path)) from error
+        raise OSError(
+            number, f"{text} ({bytes_free(path.parent):,} bytes are free there)", str(path)
+        ) from error
 
 
 def is_full(error: OSError) -> bool:
@@ -96,7 +113,8 @@ def bytes_free(directory: Path) -> int:
 
 
 class Standing:
-    """Files or folders as they are when this is made, by their inodes: what is moved away, removed or replaced by another is no longer there."""
+    """Files or folders as they are when this is made, by their inodes: what is moved away, removed or
+    replaced by another is no longer there."""
 
     def __init__(self, *paths: Path):
         self._known = {path.absolute(): found for path in paths if (found := _inode(path)) is not None}
@@ -115,7 +133,8 @@ class Standing:
             if _inode(path) != known:
                 lost = next((place for place in reversed(path.parents) if not place.exists()), path)
                 raise error(
-                    f"{lost}: was moved, removed or replaced while a run worked with it, and nothing more is written; put back what stood there, and "
+                    f"{lost}: was moved, removed or replaced while a run worked with it, and nothing more "
+                    "is written; put back what stood there, and "
                     "the same command goes on from the last checkpoint"
                 )
 
@@ -139,11 +158,12 @@ def sync_to_disk(path: Path) -> None:
 def read_only_address(path: Path, *, at_a_glance: bool = False) -> str:
     """What SQLite opens a database by that stays as it is.
 
-    To read one with a write-ahead log SQLite makes a file beside it. Where this user may not, and there is no log, nobody works on it, and the file
-    alone has everything.
+    To read one with a write-ahead log SQLite makes a file beside it. Where this user may not, and there is no
+    log, nobody works on it, and the file alone has everything.
 
     Args:
-        at_a_glance: it is read in a moment, in which nobody begins to work on it; so no file is made where the log has nothing.
+        at_a_glance: it is read in a moment, in which nobody begins to work on it; so no file is made where
+        the log has nothing.
     """
     log = path.with_name(f"{path.name}-wal")
     has_log = log.exists() and (log.stat().st_size > 0 or not at_a_glance)
@@ -157,16 +177,22 @@ def refuse_network(path: Path) -> None:
     Raises:
         LedgerError: the file lies on a network file system.
     """
-    target, best, kind = str(path.resolve()), "", ""
+    target = str(path.resolve())
+    best = ""
+    kind = ""
     for place, file_system in _mounts():
         if len(place) >= len(best) and (target + "/").startswith(place.rstrip("/") + "/"):
             best, kind = place, file_system
     if kind in _NETWORK:
-        raise LedgerError(f"{path}: lies on a network file system ({kind}), where SQLite can lose answers; give a run_dir on a local disk")
+        raise LedgerError(
+            f"{path}: lies on a network file system ({kind}), where SQLite can lose answers; give a "
+            "run_dir on a local disk"
+        )
 
 
 def is_mounted(directory: Path) -> bool:
-    """Whether something is mounted at this very place, absolute and without symbolic links; also a folder of the same disk."""
+    """Whether something is mounted at this very place, absolute and without symbolic links; also a folder of
+    the same disk."""
     return os.path.ismount(directory) or any(place == str(directory) for place, _ in _mounts())
 
 
@@ -182,19 +208,22 @@ def unwritten(ledger: Path, error: sqlite3.OperationalError | sqlite3.IntegrityE
     """What keeps a ledger from being written."""
     if isinstance(error, sqlite3.IntegrityError):
         return LedgerError(
-            f"{ledger}: another process has written what this one was about to write ({error}); one process works in a run at a time, which "
+            f"{ledger}: another process has written what this one was about to write ({error}); one "
+            "process works in a run at a time, which "
             "its `lock` sees to unless somebody removes it. End the other one, and the same command goes on"
         )
     free = bytes_free(ledger.parent)
     return LedgerError(
-        f"{ledger}: the ledger cannot be written ({error}); {free:,} bytes are free there, and what it holds is whole. Make room, or mend "
+        f"{ledger}: the ledger cannot be written ({error}); {free:,} bytes are free there, and what it "
+        "holds is whole. Make room, or mend "
         "what is wrong, and the same command goes on"
     )
 
 
 @contextmanager
 def seen_from(folder: Path | None = None) -> Iterator[None]:
-    """Within it relative paths are seen from a folder; by default from where it runs within already, or else from the working directory."""
+    """Within it relative paths are seen from a folder; by default from where it runs within already, or else
+    from the working directory."""
     global _start
     before, _start = _start, folder or start()
     try:
@@ -209,15 +238,16 @@ def start() -> Path:
 
 
 def seen(path: str | Path) -> Path:
-    """An absolute path. What leads upwards (`..`) is taken out, so that a folder which is yet to be made is never another name of one that is there:
-    what was made for nothing is removed again."""
+    """An absolute path. What leads upwards (`..`) is taken out, so that a folder which is yet to be made is
+    never another name of one that is there: what was made for nothing is removed again."""
     found = Path(path) if os.path.isabs(path) else start() / path
     return found.resolve() if ".." in found.parts else found
 
 
 def located(name: str) -> str:
-    """A name that is a path, or something else such as a hub id, for a library that looks from the working directory: where the process has left its
-    start and there is something of that name, its absolute path; otherwise the name as it is."""
+    """A name that is a path, or something else such as a hub id, for a library that looks from the working
+    directory: where the process has left its start and there is something of that name, its absolute path;
+    otherwise the name as it is."""
     there = seen(name)
     return name if _is_here() or not there.exists() else str(there)
 

@@ -16,7 +16,21 @@ from oat.control.interruption import Interruption
 from oat.control.silence import missing
 from oat.errors import AlarmError, DirectoryError, Interrupted, LedgerError, OatError, OutageError, warn
 from oat.metrics import Metrics
-from oat.protocols import Alarms, Buffer, Checkpoints, Collector, Evaluation, Holdings, Learner, Ledger, Plans, Stateful, Stop, Tracking, Weights
+from oat.protocols import (
+    Alarms,
+    Buffer,
+    Checkpoints,
+    Collector,
+    Evaluation,
+    Holdings,
+    Learner,
+    Ledger,
+    Plans,
+    Stateful,
+    Stop,
+    Tracking,
+    Weights,
+)
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, Feedback
 
@@ -26,7 +40,8 @@ ROW = "row"
 """In a checkpoint, beside the parts: metrics of a row that is still to be closed."""
 
 LEARNED = ("learner", "objective", ENSEMBLE)
-"""The parts that learning moves, and a roll back takes back. The others say where the run stands, and go on."""
+"""The parts that learning moves, and a roll back takes back. The others say where the run stands, and go
+on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +54,8 @@ class Run:
         parts: every stateful part, by name.
         start: metrics of row 0 that are known before the first step.
         notes: sentences for people, before the first step.
-        chosen: settings that the configuration left open, by (section, field), as they were fixed when the run was built.
+        chosen: settings that the configuration left open, by (section, field), as they were fixed when the
+        run was built.
         interruption: how it is asked to end before its end.
     """
 
@@ -92,7 +108,9 @@ def steps(run: Run, report: Report) -> str:
         save(run, step, states(run), is_last=False)
     if row is not None:
         metrics.add(row)
-        reason, metrics = close_step(run, step, metrics, run.ledger.take(step - 1, run.plans(step - 1).questions), report)
+        reason, metrics = close_step(
+            run, step, metrics, run.ledger.take(step - 1, run.plans(step - 1).questions), report
+        )
     else:
         if step == 0:
             open_rows(run, report)
@@ -107,13 +125,23 @@ def steps(run: Run, report: Report) -> str:
                 learned = run.buffer.fill(feedback)
                 metrics.add(step_metrics(feedback))
                 for objective in run.objectives:
-                    batch = prepared(objective, learned, run.learner.forward, run.seeds.at("prepare", objective.name, step))
-                    metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, learned)))
+                    batch = prepared(
+                        objective, learned, run.learner.forward, run.seeds.at("prepare", objective.name, step)
+                    )
+                    metrics.add(
+                        run.learner.update(objective, run.buffer.share_out(objective, batch, learned))
+                    )
             metrics.add({**missing(feedback.items), **run.buffer.metrics(learned)})
             if react_to_alarms(run, step + 1, metrics) or run.weights.due(step):
                 run.weights.sync(run.learner, version=step + 1)
             run.weights.follow(run.learner)
-        metrics.add({"oracle/reasked": run.ledger.reasked, **run.ledger.reported, "weights/version": run.weights.sampler_version})
+        metrics.add(
+            {
+                "oracle/reasked": run.ledger.reasked,
+                **run.ledger.reported,
+                "weights/version": run.weights.sampler_version,
+            }
+        )
         step += 1
         reason, metrics = close_step(run, step, metrics, feedback, report)
     if run.alarms.ended is not None:
@@ -132,7 +160,8 @@ def open_rows(run: Run, report: Report) -> None:
 
 
 def react_to_alarms(run: Run, step: int, metrics: Metrics) -> bool:
-    """Hold the metrics of the update that made it so many against the alarms; whether what was learned went back to a checkpoint."""
+    """Hold the metrics of the update that made it so many against the alarms; whether what was learned went
+    back to a checkpoint."""
     back = run.alarms.check(step, metrics.values, is_saved=run.checkpoints.due(step - 1))
     if back is not None:
         run.alarms.back, tensors, plain = run.checkpoints.load_back(back)
@@ -141,7 +170,9 @@ def react_to_alarms(run: Run, step: int, metrics: Metrics) -> bool:
     return back is not None
 
 
-def close_step(run: Run, step: int, metrics: Metrics, feedback: Feedback, report: Report) -> tuple[str | None, Metrics]:
+def close_step(
+    run: Run, step: int, metrics: Metrics, feedback: Feedback, report: Report
+) -> tuple[str | None, Metrics]:
     """What follows the update that made it so many: evaluation, row, checkpoint.
 
     Returns:
@@ -150,7 +181,9 @@ def close_step(run: Run, step: int, metrics: Metrics, feedback: Feedback, report
     later = Metrics()
     reason = run.alarms.ended or run.stop.reason(step, run.ledger.spent_before(step))
     with or_saved(run, step, metrics.values):
-        is_due = run.evaluation is not None and (reason is not None or run.evaluation.due(step, feedback.queries))
+        is_due = run.evaluation is not None and (
+            reason is not None or run.evaluation.due(step, feedback.queries)
+        )
         metrics.add(evaluate(run, step, due=is_due, feedback=feedback).values)
     mark_changes(run, step, metrics, is_evaluated=is_due)
     run.tracking.row(step, metrics.values, feedback)
@@ -164,8 +197,9 @@ def close_step(run: Run, step: int, metrics: Metrics, feedback: Feedback, report
 
 
 def evaluate(run: Run, step: int, *, due: bool, feedback: Feedback | None = None) -> Metrics:
-    """The metrics of an evaluation after `step` updates, the last of which took this, if one is due. Whatever fails in it is said and counted;
-    weights that do not verify and a ledger that cannot be written end the run, since training shares them."""
+    """The metrics of an evaluation after `step` updates, the last of which took this, if one is due. Whatever
+    fails in it is said and counted; weights that do not verify and a ledger that cannot be written end the
+    run, since training shares them."""
     metrics = Metrics()
     if due and run.evaluation is not None:
         with clock(metrics, "time/evaluate_s"):
@@ -193,7 +227,8 @@ def mark_changes(run: Run, step: int, metrics: Metrics, *, is_evaluated: bool) -
 
 @contextmanager
 def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Iterator[None]:
-    """A run that is asked to end ends within it, or whose oracle is out of reach, with a checkpoint of the state before it, unless there is one.
+    """A run that is asked to end ends within it, or whose oracle is out of reach, with a checkpoint of the
+    state before it, unless there is one.
 
     Args:
         row: metrics of a row that is not closed yet.
@@ -209,7 +244,8 @@ def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Ite
 
 
 def states(run: Run) -> dict[str, dict[str, Any]]:
-    """What every stateful part holds now, by part; tensors are those that learning overwrites, and no copies."""
+    """What every stateful part holds now, by part; tensors are those that learning overwrites, and no
+    copies."""
     return {part: box.state for part, box in run.parts.items()}
 
 
@@ -222,7 +258,8 @@ def save(
     row: Mapping[str, float] | None = None,
     is_last: bool,
 ) -> None:
-    """Have a checkpoint of these states written: tensors by "part/name", the rest as JSON. Before it, the rows up to it are brought to disk.
+    """Have a checkpoint of these states written: tensors by "part/name", the rest as JSON. Before it, the
+    rows up to it are brought to disk.
 
     Args:
         metrics: of the last of them, where it has just been closed.
@@ -233,14 +270,21 @@ def save(
     tensors: dict[str, torch.Tensor] = {}
     plain: dict[str, dict[str, Any]] = {}
     for part, state in states.items():
-        tensors |= {f"{part}/{name}": value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        tensors |= {
+            f"{part}/{name}": value for name, value in state.items() if isinstance(value, torch.Tensor)
+        }
         plain[part] = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
-    everything = {**plain, **run.holdings.before(step, evaluated=step > 0 and row is None), **({} if row is None else {ROW: row})}
+    everything = {
+        **plain,
+        **run.holdings.before(step, evaluated=step > 0 and row is None),
+        **({} if row is None else {ROW: row}),
+    }
     run.checkpoints.save(step, tensors, everything, metrics, keep=run.alarms.back, is_last=is_last)
 
 
 def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
-    """Load the newest checkpoint into every part, and every slot of the engines; returns the step to go on with, and a row to be closed first."""
+    """Load the newest checkpoint into every part, and every slot of the engines; returns the step to go on
+    with, and a row to be closed first."""
     step, row = 0, None
     loaded = run.checkpoints.load()
     if loaded is not None:
@@ -251,10 +295,19 @@ def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
     return step, row
 
 
-def take_up(run: Run, parts: Iterable[str], tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Mapping[str, Any]]) -> None:
+def take_up(
+    run: Run,
+    parts: Iterable[str],
+    tensors: Mapping[str, torch.Tensor],
+    plain: Mapping[str, Mapping[str, Any]],
+) -> None:
     """Give parts the states that a checkpoint has of them."""
     for part in parts:
-        mine = {name.removeprefix(f"{part}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{part}/")}
+        mine = {
+            name.removeprefix(f"{part}/"): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(f"{part}/")
+        }
         run.parts[part].load_state({**plain[part], **mine})
 
 

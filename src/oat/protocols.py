@@ -1,4 +1,5 @@
-"""The protocols of the boxes that the loop drives. Those of engines, explorers, oracles and objectives stand beside their families."""
+"""The protocols of the boxes that the loop drives. Those of engines, explorers, oracles and objectives stand
+beside their families."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -26,7 +27,11 @@ class PromptSource(Protocol):
 
 class Actor(Protocol):
     def sample(
-        self, prompts: Sequence[Prompt], samples: Mapping[str, int], address: Sequence[str | int], sampling: Sampling | None = None
+        self,
+        prompts: Sequence[Prompt],
+        samples: Mapping[str, int],
+        address: Sequence[str | int],
+        sampling: Sampling | None = None,
     ) -> list[Group]:
         """One group a prompt, with so many responses of each slot."""
 
@@ -39,7 +44,8 @@ class Actor(Protocol):
 
 class Collector(Protocol):
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
-        """Ask until the questions of the steps up to this one are on disk; returns metrics of the sampling."""
+        """Ask until the questions of the steps up to this one are on disk; returns metrics of the
+        sampling."""
 
 
 class Ledger(Protocol):
@@ -58,7 +64,14 @@ class Ledger(Protocol):
     def has_taken(self, step: int, purpose: str = "train") -> bool:
         """Whether what this step learns from is recorded."""
 
-    def ask(self, step: int, round: int, groups: Sequence[Group], questions: Sequence[Question], purpose: str = "train") -> None:
+    def ask(
+        self,
+        step: int,
+        round: int,
+        groups: Sequence[Group],
+        questions: Sequence[Question],
+        purpose: str = "train",
+    ) -> None:
         """Record a round, then submit it."""
 
     def take(self, step: int, count: int, *, purpose: str = "train") -> Feedback:
@@ -68,7 +81,8 @@ class Ledger(Protocol):
         """Close a step that failed: nobody waits for its answers any more, and its record has none."""
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
-        """Whether training could buy nothing more when the step before had taken its answers; ahead: beside the most that waits may take."""
+        """Whether training could buy nothing more when the step before had taken its answers; ahead: beside
+        the most that waits may take."""
 
     def price(self, questions: Sequence[Question]) -> Price:
         """The most that questions would cost if they were asked now."""
@@ -193,7 +207,8 @@ class Alarms(Protocol):
         """Keep what an evaluation says for the check of the next step."""
 
     def check(self, step: int, values: Mapping[str, float], *, is_saved: bool) -> int | None:
-        """Hold a step's metrics against the rules; the step whose checkpoint the run goes back to, or None."""
+        """Hold a step's metrics against the rules; the step whose checkpoint the run goes back to, or
+        None."""
 
 
 class Checkpoints(Protocol):
@@ -223,7 +238,8 @@ class Checkpoints(Protocol):
         keep: int | None = None,
         is_last: bool = False,
     ) -> None:
-        """Have it written while the caller goes on; unless it is the last, the caller may change what it gave."""
+        """Have it written while the caller goes on; unless it is the last, the caller may change what it
+        gave."""
 
     def wait(self) -> None:
         """Return when everything saved is on disk."""

@@ -1,8 +1,10 @@
-"""Randomness by address: a number is a function of the run's seed and of what it is for, never of what was drawn before it.
+"""Randomness by address: a number is a function of the run's seed and of what it is for, never of what was
+drawn before it.
 
-Tokens use one uniform number each from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), keyed by
-(run seed, purpose, slot, step, round, prompt occurrence, sample index) and counted by token position. It is written here, vectorised over
-rows, because numpy's Philox makes one generator a key; its output equals the known answers of the paper's authors (see the tests).
+Tokens use one uniform number each from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1,
+2, 3", SC 2011), keyed by (run seed, purpose, slot, step, round, prompt occurrence, sample index) and counted
+by token position. It is written here, vectorised over rows, because numpy's Philox makes one generator a key;
+its output equals the known answers of the paper's authors (see the tests).
 """
 
 import hashlib
@@ -45,7 +47,10 @@ def philox(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
     k0, k1 = (keys[:, i].astype(np.uint64) for i in range(2))
     for _ in range(10):
         product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (product1 >> _32) ^ c1 ^ k0, product1 & _LOW, (product0 >> _32) ^ c3 ^ k1, product0 & _LOW
+        c0 = (product1 >> _32) ^ c1 ^ k0
+        c1 = product1 & _LOW
+        c2 = (product0 >> _32) ^ c3 ^ k1
+        c3 = product0 & _LOW
         k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
     return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
 
@@ -60,7 +65,9 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
         (R,) float64.
     """
     keys, positions = keys.astype(np.uint64), positions.astype(np.uint64)
-    counters = np.stack([positions & _LOW, positions >> _32, np.zeros_like(keys), np.zeros_like(keys)], axis=1)
+    counters = np.stack(
+        [positions & _LOW, positions >> _32, np.zeros_like(keys), np.zeros_like(keys)], axis=1
+    )
     words = philox(counters, np.stack([keys & _LOW, keys >> _32], axis=1)).astype(np.uint64)
     bits = (words[:, 0] << np.uint64(20)) | (words[:, 1] >> np.uint64(12))
     return (bits.astype(np.float64) + 0.5) * 2.0**-52

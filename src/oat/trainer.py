@@ -32,8 +32,9 @@ from oat.reports.progress import opening, shown
 from oat.rundir.reading import read_metrics
 
 Callback = Callable[[int, dict[str, float]], bool | None]
-"""Called with the number of a row and the row as it stands in `metrics.jsonl`; what returns True ends the run there. Row 0 is that of the start: what
-an evaluation found before the first step. Row k is that of step k, the k-th update. A run that goes on gives the rows that it makes."""
+"""Called with the number of a row and the row as it stands in `metrics.jsonl`; what returns True ends the run
+there. Row 0 is that of the start: what an evaluation found before the first step. Row k is that of step k,
+the k-th update. A run that goes on gives the rows that it makes."""
 
 _PLAIN = (str, int, float, bool, type(None), date)
 
@@ -67,24 +68,29 @@ class Result:
 class Trainer:
     """One run, in one directory. Constructing it checks what the settings alone decide, and loads nothing.
 
-    What is given as a Python object is kept with the run (`given/` in its directory: a model, records), or named by its own name (`python:reward`:
-    functions and classes), so the run is continued by the same lines. The given model stays as it is: a copy of it is trained.
+    What is given as a Python object is kept with the run (`given/` in its directory: a model, records), or
+    named by its own name (`python:reward`: functions and classes), so the run is continued by the same lines.
+    The given model stays as it is: a copy of it is trained.
 
     Args:
-        model: a hub id, a directory, a model of transformers (then with `tokenizer`), or the section `model` of a configuration.
-        oracle: one of ours by name, a reward or comparison function, an oracle, or the section. A list of these is the weighted sum of their scores
-            (`mixture`).
-        prompts: what the section's `path` names; an iterable of records or a function that returns one; or the section. Where neither `epochs` nor
-            anything of `stop` is given, they are gone through once.
+        model: a hub id, a directory, a model of transformers (then with `tokenizer`), or the section `model`
+        of a configuration.
+        oracle: one of ours by name, a reward or comparison function, an oracle, or the section. A list of
+            these is the weighted sum of their scores (`mixture`).
+        prompts: what the section's `path` names; an iterable of records or a function that returns one; or
+            the section. Where neither `epochs` nor anything of `stop` is given, they are gone through once.
         algorithm: a name, a class, or the section.
         tokenizer: of a model that is given as an object.
-        run_dir: by default `runs/` and the algorithm's name. It and every other relative path are seen from the working directory of this moment,
-            whatever code of yours makes of that later.
+        run_dir: by default `runs/` and the algorithm's name. It and every other relative path are seen from
+            the working directory of this moment, whatever code of yours makes of that later.
         callbacks: called with every row, in order.
-        source: "RUN@STEP" or "RUN": it begins where that run stood, as `oat train --from`; `fork` fills in the rest.
-        accept_changed: what the run goes on with though it has changed since: "reward", whose lines are then asked anew (docs/ledger.md).
+        source: "RUN@STEP" or "RUN": it begins where that run stood, as `oat train --from`; `fork` fills in
+        the rest.
+        accept_changed: what the run goes on with though it has changed since: "reward", whose lines are then
+        asked anew (docs/ledger.md).
         quiet: print nothing; otherwise what `oat train` prints.
-        sections: every other section and field of a configuration (`src/oat/config/settings.py`): `learner={"learning_rate": 1e-5}`, `seed=1`.
+        sections: every other section and field of a configuration (`src/oat/config/settings.py`):
+        `learner={"learning_rate": 1e-5}`, `seed=1`.
 
     Raises:
         ConfigError: as `oat check`: the field, what was expected, and what to do.
@@ -110,28 +116,49 @@ class Trainer:
             "prompts": _section(prompts, "path"),
             "oracle": _mixed(_section(oracle, "name")),
             "algorithm": _section(algorithm, "name"),
-            **{name: dict(value) if isinstance(value, Mapping) else value for name, value in sections.items()},
+            **{
+                name: dict(value) if isinstance(value, Mapping) else value for name, value in sections.items()
+            },
         }
         for section in ("engine", "explorer", "router"):
             if section in tree:
-                tree[section] = {"name": Config.__dataclass_fields__[section].default.name, **_section(tree[section], "name")}
+                tree[section] = {
+                    "name": Config.__dataclass_fields__[section].default.name,
+                    **_section(tree[section], "name"),
+                }
         if not tree.setdefault("stop", {}):
             tree["prompts"].setdefault("epochs", 1)
         if isinstance(tree.get("evaluation"), dict):
-            tree["evaluation"] |= {name: _mixed(_section(judge, "name")) for name in ("oracle", "gold") if (judge := tree["evaluation"].get(name))}
+            tree["evaluation"] |= {
+                name: _mixed(_section(judge, "name"))
+                for name in ("oracle", "gold")
+                if (judge := tree["evaluation"].get(name))
+            }
         self._start = start()
         self._given: dict[str, Any] = {}
         self._files: dict[str, Any] = {}
-        self._tokenizer, self._source, self.callbacks, self.quiet = tokenizer, source, tuple(callbacks), quiet
+        self._tokenizer = tokenizer
+        self._source = source
+        self.callbacks = tuple(callbacks)
+        self.quiet = quiet
         self.accept_changed = (accept_changed,) if isinstance(accept_changed, str) else tuple(accept_changed)
         name = tree["algorithm"].get("name")
-        self.run_dir = Path(run_dir or Path("runs") / (name if isinstance(name, str) else getattr(name, "__name__", "run")))
-        for section, file in (("model", "model"), ("prompts", "prompts.jsonl"), ("evaluation", "evaluation.jsonl")):
+        self.run_dir = Path(
+            run_dir or Path("runs") / (name if isinstance(name, str) else getattr(name, "__name__", "run"))
+        )
+        for section, file in (
+            ("model", "model"),
+            ("prompts", "prompts.jsonl"),
+            ("evaluation", "evaluation.jsonl"),
+        ):
             self._take_file(tree.get(section), file)
         self._take_file(tree.get("evaluation"), "pairs.jsonl", "pairs")
         self._sections = tree
         plain = self._plain({"run_dir": str(self.run_dir), **tree}, ())
-        self._origins: Origins = {(): "oat.Trainer", **{place: f"oat.Trainer({place[0]}=...)" for place in _places(plain)}}
+        self._origins: Origins = {
+            (): "oat.Trainer",
+            **{place: f"oat.Trainer({place[0]}=...)" for place in _places(plain)},
+        }
         with plugins.naming(self._given):
             self.config: Config = resolve(convert(Config, plain, (), self._origins), self._origins)
 
@@ -175,13 +202,14 @@ class Trainer:
         return Result(self.run_dir, reason, is_finished, outcome.is_idle, int(last["step"]), last, cause)
 
     def fork(self, run_dir: str | Path, step: int | None = None, **changes: Any) -> "Trainer":
-        """A run that begins where this one stood, under settings that differ. Nothing of it is made before it is trained; afterwards the same lines
-        continue it.
+        """A run that begins where this one stood, under settings that differ. Nothing of it is made before it
+        is trained; afterwards the same lines continue it.
 
         Args:
             run_dir: of the fork.
             step: of a checkpoint of this run; None: the newest.
-            changes: arguments of `Trainer`; of a section that is a dict, the fields that differ. docs/checkpoints.md says what a fork may change.
+            changes: arguments of `Trainer`; of a section that is a dict, the fields that differ.
+            docs/checkpoints.md says what a fork may change.
 
         Raises:
             ConfigError: as `Trainer`; or this run was begun with another model or other records.
@@ -189,14 +217,18 @@ class Trainer:
         with seen_from(self._start):
             if (seen(self.run_dir) / "config.yaml").exists():
                 self._write_given()
-            return self._changed(run_dir, changes, source=str(self.run_dir) + ("" if step is None else f"@{step}"))
+            return self._changed(
+                run_dir, changes, source=str(self.run_dir) + ("" if step is None else f"@{step}")
+            )
 
     def evaluate(self, **fields: Any) -> dict[str, float]:
-        """One evaluation of the newest checkpoint, or of the start model where the run has not begun, as by `oat eval`: its metrics, and the `step`
-        of the weights. The run is not changed, and the evaluation has a budget of its own.
+        """One evaluation of the newest checkpoint, or of the start model where the run has not begun, as by
+        `oat eval`: its metrics, and the `step` of the weights. The run is not changed, and the evaluation has
+        a budget of its own.
 
         Args:
-            fields: of the section `evaluation`, beside those that this trainer has: `path=records`, `oracle=other`, `samples=8`.
+            fields: of the section `evaluation`, beside those that this trainer has: `path=records`,
+            `oracle=other`, `samples=8`.
 
         Raises:
             OatError: as `oat eval`.
@@ -206,15 +238,25 @@ class Trainer:
             config = as_begun(self.config, self._origins)
             here = self._changed(Path(scratch) / "run", {"evaluation": fields}) if fields else self
             if here.config.evaluation is None:
-                raise ConfigError("oat.Trainer.evaluate: nothing says which prompts; give evaluate(path=...), pairs=..., or the section `evaluation`")
+                raise ConfigError(
+                    "oat.Trainer.evaluate: nothing says which prompts; give evaluate(path=...), "
+                    "pairs=..., or the section `evaluation`"
+                )
             here._write_given()
             is_begun = (seen(self.run_dir) / "config.yaml").exists()
             with plugins.naming(here._given):
                 config = replace(config, evaluation=here.config.evaluation)
                 return evaluate_once(config, here._origins, self.run_dir if is_begun else None)
 
-    def _changed(self, run_dir: str | Path, changes: Mapping[str, Any], source: str | None = None) -> "Trainer":
-        own = {"tokenizer": self._tokenizer, "callbacks": self.callbacks, "accept_changed": self.accept_changed, "quiet": self.quiet}
+    def _changed(
+        self, run_dir: str | Path, changes: Mapping[str, Any], source: str | None = None
+    ) -> "Trainer":
+        own = {
+            "tokenizer": self._tokenizer,
+            "callbacks": self.callbacks,
+            "accept_changed": self.accept_changed,
+            "quiet": self.quiet,
+        }
         sections = {name: _merged(self._sections.get(name), value) for name, value in changes.items()}
         return Trainer(**{**own, **self._sections, **sections, "run_dir": run_dir, "source": source})
 
@@ -227,7 +269,11 @@ class Trainer:
                 with restoring(name, partial(_failed, name)):
                     is_enough |= callback(step, {"step": step, **metrics}) is True
             except Exception as error:
-                what = "which is before the first step and has what an evaluation found" if step == 0 else f"that of step {step}"
+                what = (
+                    "which is before the first step and has what an evaluation found"
+                    if step == 0
+                    else f"that of step {step}"
+                )
                 error.add_note(f"oat.Trainer: {name} was given row {step}, {what}")
                 raise
         return is_enough
@@ -245,7 +291,8 @@ class Trainer:
         return read_metrics(self._start / self.run_dir / "metrics.jsonl")
 
     def save_model(self, out: str | Path, step: int | None = None) -> int:
-        """Write the policy of a checkpoint, by default the newest, as a directory that transformers loads; returns its step.
+        """Write the policy of a checkpoint, by default the newest, as a directory that transformers loads;
+        returns its step.
 
         Raises:
             ConfigError, CheckpointError: as `oat.commands.export.export_run`.
@@ -263,11 +310,16 @@ class Trainer:
             return
         if file == "model" and hasattr(path, "peft_config"):
             raise ConfigError(
-                f"oat.Trainer(model=...): a {type(path).__name__} has adapters of PEFT in it, which are not trained; give the base model with "
-                'model={"path": base, "lora": {"rank": 8}}, which trains a new one, or model.merge_and_unload()'
+                f"oat.Trainer(model=...): a {type(path).__name__} has adapters of PEFT in it, which are "
+                "not trained; give the base model with "
+                'model={"path": base, "lora": {"rank": 8}}, which trains a new one, or '
+                "model.merge_and_unload()"
             )
         if file == "model" and self._tokenizer is None:
-            raise ConfigError("oat.Trainer(model=...): a model that is given as an object needs its tokenizer; pass tokenizer=...")
+            raise ConfigError(
+                "oat.Trainer(model=...): a model that is given as an object needs its tokenizer; pass "
+                "tokenizer=..."
+            )
         self._files[file] = _of_split(path, section) if isinstance(path, Mapping) else path
         section[field] = str(self.run_dir / GIVEN / file)
 
@@ -285,7 +337,10 @@ class Trainer:
             return value
         name = _name_of(value)
         if self._given.setdefault(name, value) is not value:
-            raise ConfigError(f"oat.Trainer({place[0]}=...): two different objects are called {name}; rename one, since a run knows them by name")
+            raise ConfigError(
+                f"oat.Trainer({place[0]}=...): two different objects are called {name}; rename one, since "
+                "a run knows them by name"
+            )
         return f"python:{name}"
 
     def _write_one(self, file: str, given: Any, new: Path) -> None:
@@ -294,10 +349,16 @@ class Trainer:
                 given.save_pretrained(new)
                 self._tokenizer.save_pretrained(new)
         else:
-            _write_records(given, new, f"oat.Trainer({Path(file).stem}=...)", is_checked=self.config.prompts.on_bad_record == "stop")
+            _write_records(
+                given,
+                new,
+                f"oat.Trainer({Path(file).stem}=...)",
+                is_checked=self.config.prompts.on_bad_record == "stop",
+            )
 
     def _write_given(self) -> None:
-        """Where a run exists, what was given must be what it began with; what an attempt left that never became a run is written anew."""
+        """Where a run exists, what was given must be what it began with; what an attempt left that never
+        became a run is written anew."""
         is_begun = (seen(self.run_dir) / "config.yaml").exists()
         for file, given in list(self._files.items()):
             place = seen(self.run_dir) / GIVEN / file
@@ -318,7 +379,10 @@ class Trainer:
             _remove(new)
             if not is_same:
                 what = "another model" if file == "model" else "other records"
-                raise ConfigError(f"{place}: the run in {self.run_dir} was begun with {what}; give the same again, or another run_dir")
+                raise ConfigError(
+                    f"{place}: the run in {self.run_dir} was begun with {what}; give the same again, or "
+                    "another run_dir"
+                )
 
 
 def _failed(name: str, what: str) -> ContractError:
@@ -332,21 +396,31 @@ def _section(given: Any, field: str) -> dict[str, Any]:
 
 
 def _is_source(entry: Any) -> bool:
-    return isinstance(entry, str | Path) or (isinstance(entry, Mapping) and isinstance(entry.get("path"), str | Path))
+    return isinstance(entry, str | Path) or (
+        isinstance(entry, Mapping) and isinstance(entry.get("path"), str | Path)
+    )
 
 
 def _of_split(path: Mapping[str, Any], section: dict[str, Any]) -> Any:
     split = section.pop("split", None) or "train"
     if split not in path:
-        raise DataError(f"oat.Trainer: there is no split {split!r} among {', '.join(map(str, path))}; give `split`")
+        raise DataError(
+            f"oat.Trainer: there is no split {split!r} among {', '.join(map(str, path))}; give `split`"
+        )
     return path[split]
 
 
 def _merged(before: Any, changes: Any) -> Any:
-    """A section with some fields changed; one of another name is another part, and records of another path have splits of their own."""
-    if not (isinstance(before, Mapping) and isinstance(changes, Mapping)) or changes.get("name", before.get("name")) != before.get("name"):
+    """A section with some fields changed; one of another name is another part, and records of another path
+    have splits of their own."""
+    if not (isinstance(before, Mapping) and isinstance(changes, Mapping)) or changes.get(
+        "name", before.get("name")
+    ) != before.get("name"):
         return changes
-    return {**{name: value for name, value in before.items() if name != "split" or "path" not in changes}, **changes}
+    return {
+        **{name: value for name, value in before.items() if name != "split" or "path" not in changes},
+        **changes,
+    }
 
 
 def _mixed(section: dict[str, Any]) -> dict[str, Any]:
@@ -369,7 +443,8 @@ def _check_sources(path: Iterable[Any], where: str) -> None:
     unknown = next((entry for entry in path if isinstance(entry, str) and not is_named(entry)), None)
     if unknown is not None:
         raise DataError(
-            f"{where}: expected names of files or datasets, or records, got the text {unknown[:80]!r}; give prompts as records, "
+            f"{where}: expected names of files or datasets, or records, got the text {unknown[:80]!r}; "
+            "give prompts as records, "
             f'{{"prompt": {json.dumps(unknown[:80], ensure_ascii=False)}}}'
         )
 
@@ -378,12 +453,14 @@ def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> No
     """As JSON lines.
 
     Args:
-        is_checked: what no run could read is refused here, where people know the record; otherwise it is left to whoever counts such records.
+        is_checked: what no run could read is refused here, where people know the record; otherwise it is left
+        to whoever counts such records.
     """
     records = given() if callable(given) else given
     if hasattr(records, "with_format"):  # a dataset that may give tensors
         records = records.with_format(None)
-    if hasattr(records, "to_dict") and hasattr(records, "columns"):  # a data frame, in which NaN is what is missing
+    # a data frame, in which NaN is what is missing
+    if hasattr(records, "to_dict") and hasattr(records, "columns"):
         records = records.astype(object).where(records.notna(), None).to_dict("records")
     with out.open("w", encoding="utf-8") as file:
         for row, record in enumerate(records, start=1):
@@ -393,7 +470,10 @@ def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> No
             try:
                 file.write(json.dumps(plain, ensure_ascii=False) + "\n")
             except (TypeError, ValueError) as error:
-                raise DataError(f"{where}: record {row}: it cannot be written as JSON ({error}); give dicts of plain values") from error
+                raise DataError(
+                    f"{where}: record {row}: it cannot be written as JSON ({error}); give dicts of plain "
+                    "values"
+                ) from error
 
 
 def _remove(path: Path) -> None:
@@ -407,7 +487,9 @@ def _same(first: Path, second: Path) -> bool:
     if not first.is_dir():
         return filecmp.cmp(first, second, shallow=False)
     names = [{path.name for path in folder.iterdir()} for folder in (first, second)]
-    return names[0] == names[1] and not any(filecmp.cmpfiles(first, second, sorted(names[0]), shallow=False)[1:])
+    return names[0] == names[1] and not any(
+        filecmp.cmpfiles(first, second, sorted(names[0]), shallow=False)[1:]
+    )
 
 
 def _places(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

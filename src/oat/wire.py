@@ -1,8 +1,9 @@
 """The encoding of values: bytes that carry our value types and nothing else.
 
-Covered: numbers, strings, bytes, None, lists, tuples, sets, dicts with string keys, numpy arrays, tensors, and the dataclasses of `oat.types`.
-Not covered, on purpose: any other class. A decoder builds only what stands in its own table, so hostile bytes are an error and never code;
-the types of a dataclass's fields are not checked.
+Covered: numbers, strings, bytes, None, lists, tuples, sets, dicts with string keys, numpy arrays, tensors,
+and the dataclasses of `oat.types`. Not covered, on purpose: any other class. A decoder builds only what
+stands in its own table, so hostile bytes are an error and never code; the types of a dataclass's fields are
+not checked.
 """
 
 import dataclasses
@@ -18,24 +19,43 @@ from oat import types
 from oat.errors import WireError
 
 _TAG = "!"
-_CLASSES = {cls.__name__: cls for cls in vars(types).values() if dataclasses.is_dataclass(cls) and isinstance(cls, type)}
+_CLASSES = {
+    cls.__name__: cls
+    for cls in vars(types).values()
+    if dataclasses.is_dataclass(cls) and isinstance(cls, type)
+}
 _COLLECTIONS = {"tuple": tuple, "set": set, "frozenset": frozenset}
-_DTYPES = {"bool", "int8", "uint8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64"}
+_DTYPES = {
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "int32",
+    "int64",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+}
 
 
 def encode(value: Any) -> bytes:
     """Bytes of a value.
 
     Raises:
-        WireError: the value, or something in it, does not travel: its type, a whole number beyond 64 bits, a string that is not Unicode, a
-            value inside itself.
+        WireError: the value, or something in it, does not travel: its type, a whole number beyond 64 bits, a
+            string that is not Unicode, a value inside itself.
     """
     try:
         return msgspec.msgpack.encode(_lower(value))
     except WireError:
         raise
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise WireError(f"a value does not travel ({error}); send 64-bit numbers, Unicode strings, arrays or the types of oat.types") from error
+        raise WireError(
+            f"a value does not travel ({error}); send 64-bit numbers, Unicode strings, arrays or the "
+            "types of oat.types"
+        ) from error
 
 
 def decode(data: bytes) -> Any:
@@ -47,7 +67,9 @@ def decode(data: bytes) -> Any:
     try:
         return _lift(msgspec.msgpack.decode(data))
     except (TypeError, KeyError, ValueError, OverflowError, RecursionError) as error:
-        raise WireError(f"these bytes are not an encoded value ({error}); they were cut or made by another program") from error
+        raise WireError(
+            f"these bytes are not an encoded value ({error}); they were cut or made by another program"
+        ) from error
 
 
 def roundtrip(value: Any) -> Any:
@@ -76,7 +98,10 @@ def _lower(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _lower_tensor(value.detach().cpu(), torch.bfloat16, torch.int16)
-    raise WireError(f"a value of type {type(value).__name__} does not travel; send numbers, strings, arrays or the types of oat.types")
+    raise WireError(
+        f"a value of type {type(value).__name__} does not travel; send numbers, strings, arrays or the "
+        "types of oat.types"
+    )
 
 
 def _lower_collection(items: tuple | set | frozenset) -> dict[str, Any]:
@@ -87,13 +112,18 @@ def _lower_collection(items: tuple | set | frozenset) -> dict[str, Any]:
 def _lower_tensor(value: Any, half: Any, bits: Any) -> dict[str, Any]:
     """Numpy has no bfloat16, so it travels as its bits."""
     is_half = value.dtype == half
-    return {_TAG: "bfloat16" if is_half else "tensor", "value": _lower_array((value.view(bits) if is_half else value).numpy())}
+    return {
+        _TAG: "bfloat16" if is_half else "tensor",
+        "value": _lower_array((value.view(bits) if is_half else value).numpy()),
+    }
 
 
 def _lower_array(array: np.ndarray) -> dict[str, Any]:
     name = _dtype_name(array.dtype)
     if name not in _DTYPES:
-        raise WireError(f"an array of dtype {array.dtype} does not travel; use one of {', '.join(sorted(_DTYPES))}")
+        raise WireError(
+            f"an array of dtype {array.dtype} does not travel; use one of {', '.join(sorted(_DTYPES))}"
+        )
     data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     return {_TAG: "array", "dtype": name, "shape": list(array.shape), "data": data}
 

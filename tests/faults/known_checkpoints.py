@@ -21,7 +21,10 @@ def content(step: int) -> Content:
         "half": torch.randn(5, generator=generator).to(torch.bfloat16),
         "seen": torch.randint(0, 99, (7,), generator=generator),
     }
-    return tensors, {"learner": {"updates": step, "rates": [0.1 * step, None]}, "prompts": {"taken": 4 * step}}
+    return tensors, {
+        "learner": {"updates": step, "rates": [0.1 * step, None]},
+        "prompts": {"taken": 4 * step},
+    }
 
 
 def save(checkpoints: Checkpoints, *steps: int) -> None:

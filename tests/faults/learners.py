@@ -1,4 +1,5 @@
-"""What the tests of updates share: learner and objective of every algorithm, as `oat train` makes them, and answers about given token ids."""
+"""What the tests of updates share: learner and objective of every algorithm, as `oat train` makes them, and
+answers about given token ids."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,20 @@ from oat.build.resolve import resolve
 from oat.build.run import build
 from oat.config.load import load_config
 from oat.loop import Run
-from oat.types import Answer, Batch, Feedback, Group, Item, Key, Mark, Message, Prompt, Question, Segment, Trajectory
+from oat.types import (
+    Answer,
+    Batch,
+    Feedback,
+    Group,
+    Item,
+    Key,
+    Mark,
+    Message,
+    Prompt,
+    Question,
+    Segment,
+    Trajectory,
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "dpo": {"samples": 2, "length_alpha": 0.05, "positive_lambda": 0.5, "sft_weight": 0.1},
@@ -43,7 +57,10 @@ assert OPTIONS.keys() == ALGORITHMS.keys()
 def settings_of(algorithm: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Changes to the tiny world's configuration for an algorithm with its options."""
     unread = {"evaluation": None} if algorithm == "reward_model" else {}  # its policy stays as it is
-    own = {"algorithm": {"name": algorithm, "prompts": 4, **OPTIONS[algorithm]}, "engine": {"name": "torch", "threads": 1}}
+    own = {
+        "algorithm": {"name": algorithm, "prompts": 4, **OPTIONS[algorithm]},
+        "engine": {"name": "torch", "threads": 1},
+    }
     return {**own, **unread, **(changes or {})}
 
 
@@ -60,36 +77,62 @@ def prepared(run: Run, items: Sequence[Item]) -> Batch:
     return run.objectives[0].prepare(feedback_of(run, items), run.learner.forward, np.random.default_rng(0))
 
 
-def item(run: Run, number: int, responses: Sequence[Sequence[int]], values: Sequence[float], mark: Mark = "ok", *, is_trained: bool = True) -> Item:
-    """Responses of these ids to prompt `number`, with their scores, or the comparison that follows from them."""
+def item(
+    run: Run,
+    number: int,
+    responses: Sequence[Sequence[int]],
+    values: Sequence[float],
+    mark: Mark = "ok",
+    *,
+    is_trained: bool = True,
+) -> Item:
+    """Responses of these ids to prompt `number`, with their scores, or the comparison that follows from
+    them."""
     rows = tuple(trajectory(ids, is_trained) for ids in responses)
     group = Group(Prompt(number + 1, number, (Message("user", f"{number}+1="),)), rows)
     kind = run.objectives[0].requires.feedback
     assert kind != "none"
     question = Question.about(group, Key("train", 0, 0, number), kind, tuple(range(len(rows))), "o")
     if kind == "score":
-        return Item(group, question, Answer(question.key, tuple(values), (mark,) * len(rows), len(rows)), None)
+        return Item(
+            group, question, Answer(question.key, tuple(values), (mark,) * len(rows), len(rows)), None
+        )
     is_decided = mark == "ok" and values[0] != values[1]
     marks: tuple[Mark, ...] = ("tie" if mark == "ok" and not is_decided else mark,)
     probability = float(values[0] > values[1]) if is_decided else 0.5
-    return Item(group, question, Answer(question.key, (probability,), marks, 2), int(values[0] < values[1]) if is_decided else None)
+    return Item(
+        group,
+        question,
+        Answer(question.key, (probability,), marks, 2),
+        int(values[0] < values[1]) if is_decided else None,
+    )
 
 
 def usual(run: Run) -> list[Item]:
     """Four prompts with two responses each, of one to five tokens."""
-    return [item(run, number, [range(2, 4 + number), range(9, 12 - number % 3)], (number % 2, 0.5)) for number in range(4)]
+    return [
+        item(run, number, [range(2, 4 + number), range(9, 12 - number % 3)], (number % 2, 0.5))
+        for number in range(4)
+    ]
 
 
 def tensors_of(run: Run) -> dict[str, Any]:
     """What learning moves: weights, moments and counters, copied."""
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in run.parts["learner"].state.items()}
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in run.parts["learner"].state.items()
+    }
 
 
 def is_unmoved(run: Run, before: Mapping[str, Any]) -> bool:
     """Whether weights, moments and the counts of optimiser steps are bitwise what they were."""
     now = run.parts["learner"].state
     tensors = {name for name, value in before.items() if isinstance(value, torch.Tensor)}
-    return now.keys() == before.keys() and now["steps"] == before["steps"] and all(_same_bits(now[name], before[name]) for name in tensors)
+    return (
+        now.keys() == before.keys()
+        and now["steps"] == before["steps"]
+        and all(_same_bits(now[name], before[name]) for name in tensors)
+    )
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -97,9 +140,12 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def trajectory(ids: Sequence[int], is_trained: bool = True) -> Trajectory:
-    """A response of these ids to a prompt of four, with recorded log-probabilities near those of a model that knows nothing."""
+    """A response of these ids to a prompt of four, with recorded log-probabilities near those of a model that
+    knows nothing."""
     size, taken = len(ids), np.array(list(ids), dtype=np.int32)
     logps = (-2.8 + 0.2 * np.sin(np.arange(size))).astype(np.float32)
     context = Segment("context", np.array([3, 13, 4, 12], dtype=np.int32))
-    response = Segment("model", taken, np.full(size, is_trained), np.zeros(size, dtype=np.int32), logps, logps)
+    response = Segment(
+        "model", taken, np.full(size, is_trained), np.zeros(size, dtype=np.int32), logps, logps
+    )
     return Trajectory("sampler", (context, response), "stop", " ".join(map(str, ids)))

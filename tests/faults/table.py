@@ -1,10 +1,12 @@
-"""The fault table: runs the tests of each row, keeps what they found, and writes the table into docs/faults.md.
+"""The fault table: runs the tests of each row, keeps what they found, and writes the table into
+docs/faults.md.
 
     python tests/faults/table.py [ROW ...]
 
-Without a row it runs those that have no result of the sources as they stand, so it goes on where it was ended; with rows, these anew. A row's result
-is in `.faults/ROW.json` as soon as it ends. The exit code is 1 where a row failed. Tests say which row they prove by `@pytest.mark.fault("R1")` and
-what they found through the fixture `figure`; a row without a test has failed.
+Without a row it runs those that have no result of the sources as they stand, so it goes on where it was
+ended; with rows, these anew. A row's result is in `.faults/ROW.json` as soon as it ends. The exit code is 1
+where a row failed. Tests say which row they prove by `@pytest.mark.fault("R1")` and what they found through
+the fixture `figure`; a row without a test has failed.
 """
 
 import argparse
@@ -27,17 +29,27 @@ RESULTS = ROOT / ".faults"
 SOURCES = ("src", "tests", "pyproject.toml", "constraints.txt")
 ROWS = {
     "R1": "`kill -9` at named moments and at any time, then the same command: the unbroken run, bitwise",
-    "R2": "the same configuration and seed: the same run, bitwise; tokens follow the exact law; a flipped bit stops the run",
+    "R2": (
+        "the same configuration and seed: the same run, bitwise; tokens follow the exact law; a flipped "
+        "bit stops the run"
+    ),
     "R3": "every part with a state is in the checkpoint",
     "R4": "SIGTERM and Ctrl-C end a run on disk; no exit leaves a process, a port or a temporary directory",
     "R5": "the size of a forward pass changes rounding only",
     "R7": "a save is whole or not there",
-    "R8": "a damaged checkpoint is found, and the good one before it is used; a ledger that lacks what its run has learned from is refused",
+    "R8": (
+        "a damaged checkpoint is found, and the good one before it is used; a ledger that lacks what its "
+        "run has learned from is refused"
+    ),
     "R9": "a full disk loses nothing that was saved",
     "R10": "a directory that cannot be written, or is in use, is refused before the first step",
     "R11": "no pickle is opened, and nothing that is read is run",
-    "R12": "an oracle's server that fails in any way, or is away, costs no question, and nothing is counted twice",
-    "R13": "64 threads that ask at once spend a budget of 10,000 queries exactly; one in tokens or money is never passed, is spent to within one "
+    "R12": (
+        "an oracle's server that fails in any way, or is away, costs no question, and nothing is counted "
+        "twice"
+    ),
+    "R13": "64 threads that ask at once spend a budget of 10,000 queries exactly; one in tokens or money is "
+    "never passed, is spent to within one "
     "question, and buys the same in a killed run",
     "R14": "a judge's reply without a verdict is no label: it follows the policy that is set, and is counted",
     "R19": "a malformed record is one clear error, or is left out and counted",
@@ -46,9 +58,15 @@ ROWS = {
     "R22": "the laws of every loss hold; a flipped sign is noticed",
     "R23": "10,000 steps: memory, open files and threads do not grow",
     "R24": "hostile text is graded in bounded time, and nothing of it is run",
-    "R25": "a reward function in a worker that hangs, crashes or fills the memory fails for one response, and the next finds a worker",
+    "R25": (
+        "a reward function in a worker that hangs, crashes or fills the memory fails for one response, "
+        "and the next finds a worker"
+    ),
     "R26": "hostile text from data, models and services is escaped wherever people see it, and names no file",
-    "R27": "a reward server listens on the loopback unless it has a token, and without it every route answers 401",
+    "R27": (
+        "a reward server listens on the loopback unless it has a token, and without it every route "
+        "answers 401"
+    ),
     "R28": "malformed requests get 4xx, and the server goes on",
     "R29": "a planted token or key is in no message, log, metric, checkpoint or traceback",
 }
@@ -66,16 +84,32 @@ def files_of(row: str) -> list[str]:
 
 def run(row: str, workers: int) -> dict[str, Any]:
     """Run the tests of a row; what came of them."""
-    files, sources, begin = files_of(row), commit(), time.perf_counter()
+    files = files_of(row)
+    sources = commit()
+    begin = time.perf_counter()
     counts, figures = dict.fromkeys(("passed", "failed", "skipped"), 0), list[str]()
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-n", str(workers), "--fault", row, f"--junitxml={report}", *files]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            str(workers),
+            "--fault",
+            row,
+            f"--junitxml={report}",
+            *files,
+        ]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode if files else 5
         for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
             tags = {child.tag for child in case}
-            counts["failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"] += 1
-            figures += [place.get("value", "") for place in case.iter("property") if place.get("name") == "figure"]
+            counts[
+                "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
+            ] += 1
+            figures += [
+                place.get("value", "") for place in case.iter("property") if place.get("name") == "figure"
+            ]
     return {
         "row": row,
         "passed": code == 0 and counts["passed"] > 0,
@@ -88,13 +122,16 @@ def run(row: str, workers: int) -> dict[str, Any]:
 
 
 def joined(figures: Iterable[str]) -> list[str]:
-    """Figures with the same words as one: "a of b" are summed up, of "at most x" the greatest stays, and others stand once each."""
+    """Figures with the same words as one: "a of b" are summed up, of "at most x" the greatest stays, and
+    others stand once each."""
     sums: dict[str, tuple[int, int]] = {}
     most: dict[str, tuple[float, str]] = {}
     others: dict[str, None] = {}
     for figure in figures:
         if found := re.fullmatch(r"([\d,]+) of ([\d,]+) (.*)", figure):
-            part, whole, words = int(found[1].replace(",", "")), int(found[2].replace(",", "")), found[3]
+            part = int(found[1].replace(",", ""))
+            whole = int(found[2].replace(",", ""))
+            words = found[3]
             before = sums.get(words, (0, 0))
             sums[words] = (before[0] + part, before[1] + whole)
         elif found := re.fullmatch(r"at most ([-+.\de]+)(.*)", figure):
@@ -109,14 +146,18 @@ def commit() -> str | None:
     """The last commit that changed the sources; None where they differ from it, or there is none."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(ROOT), *arguments, "--", *SOURCES], capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(ROOT), *arguments, "--", *SOURCES], capture_output=True, text=True, check=False
+        ).stdout.strip()
 
     return None if git("status", "--porcelain") else git("log", "-1", "--format=%h") or None
 
 
 def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-    processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    processor = next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
     return f"{processor}, {os.cpu_count()} cores"
 
 
@@ -128,7 +169,10 @@ def results() -> dict[str, dict[str, Any]]:
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     """The table of all rows, and below it of which machine and sources it is."""
-    lines = ["| row | what is shown | figures | tests | seconds | passed |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| row | what is shown | figures | tests | seconds | passed |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for row, what in ROWS.items():
         if row not in found:
             lines.append(f"| {row} | {what} |  |  |  | not run |")
@@ -136,7 +180,10 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         result = found[row]
         tests = ", ".join(f"{count} {name}" for name, count in result["tests"].items() if count) or "none"
         verdict = "yes" if result["passed"] else "**no**"
-        lines.append(f"| {row} | {what} | {'; '.join(result['figures'])} | {tests} | {result['seconds']:.0f} | {verdict} |")
+        lines.append(
+            f"| {row} | {what} | {'; '.join(result['figures'])} | {tests} | {result['seconds']:.0f} | "
+            f"{verdict} |"
+        )
     minutes = sum(result["seconds"] for result in found.values()) / 60
     sources = ", ".join(sorted({result["commit"] or "changed files" for result in found.values()}))
     machines = "; ".join(sorted({result["machine"] for result in found.values()}))
@@ -148,18 +195,29 @@ def write(text: str) -> None:
     page = PAGE.read_text(encoding="utf-8")
     begin, end = "<!-- faults -->", "<!-- end of faults -->"
     assert -1 < page.find(begin) < page.find(end), f"{PAGE.name} has no place for the table"
-    PAGE.write_text(re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page, flags=re.DOTALL), encoding="utf-8")
+    PAGE.write_text(
+        re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page, flags=re.DOTALL),
+        encoding="utf-8",
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rows", nargs="*", default=[], choices=[*ROWS, []], metavar="ROW")
     parser.add_argument("--workers", type=int, default=2, help="processes that share out the tests of a row")
     options = parser.parse_args(arguments)
     RESULTS.mkdir(exist_ok=True)
     found, current = results(), commit()
     for row in options.rows or ROWS:
-        if not options.rows and current is not None and row in found and found[row]["passed"] and found[row]["commit"] == current:
+        if (
+            not options.rows
+            and current is not None
+            and row in found
+            and found[row]["passed"]
+            and found[row]["commit"] == current
+        ):
             print(f"{row}: has a result of {current}", flush=True)
             continue
         print(f"{row}: {ROWS[row]}", flush=True)

@@ -1,6 +1,8 @@
-"""Cold twins of the rows that fork from a warm process: the same in an interpreter of its own, which imports everything first.
+"""Cold twins of the rows that fork from a warm process: the same in an interpreter of its own, which imports
+everything first.
 
-What is left, or written, while a library is imported is seen here only. `test_kill.py` and `test_kill_series.py` have those of R1.
+What is left, or written, while a library is imported is seen here only. `test_kill.py` and
+`test_kill_series.py` have those of R1.
 """
 
 import fcntl
@@ -44,23 +46,39 @@ def limited(config: str, run_dir: str, most: str) -> int:
 
 
 def ends() -> list[object]:
-    return [pytest.param(end, id=name, marks=[] if name in SAMPLE else pytest.mark.slow) for name, end in ENDS.items()]
+    return [
+        pytest.param(end, id=name, marks=[] if name in SAMPLE else pytest.mark.slow)
+        for name, end in ENDS.items()
+    ]
 
 
 @pytest.mark.fault("R4")
 @pytest.mark.parametrize("end", ends())
-def test_no_end_of_a_cold_process_leaves_anything(world: World, tmp_path: Path, end: End, figure: Figure) -> None:
-    scratch, home, log, changes = tmp_path / "scratch", tmp_path / "home", tmp_path / "log", dict(end.changes or {})
+def test_no_end_of_a_cold_process_leaves_anything(
+    world: World, tmp_path: Path, end: End, figure: Figure
+) -> None:
+    scratch = tmp_path / "scratch"
+    home = tmp_path / "home"
+    log = tmp_path / "log"
+    changes = dict(end.changes or {})
     scratch.mkdir()
     home.mkdir()
     if changes.get("oracle.name") == "forbidden":
         changes["oracle.name"] = world.oracle.replace(":reward", ":forbidden")
-    config, numbers = world.config("dpo", tmp_path, changes), " ".join(str(int(number)) for number in end.signals)
+    config, numbers = (
+        world.config("dpo", tmp_path, changes),
+        " ".join(str(int(number)) for number in end.signals),
+    )
     folders = {"TMPDIR": scratch, "HOME": home, "XDG_CACHE_HOME": ""}
     code = cold("test_cold:ended", end.command, config, end.place, numbers, log=log, environment=folders)
     assert code == end.code, log.read_text()
-    left = in_session(int(log.with_suffix(".session").read_text())), sorted(file.name for file in scratch.iterdir())
-    figure(f"{int(left[0] == [] and len(left[1]) <= end.at_most)} of 1 ends of a cold process that leave nothing")
+    left = (
+        in_session(int(log.with_suffix(".session").read_text())),
+        sorted(file.name for file in scratch.iterdir()),
+    )
+    figure(
+        f"{int(left[0] == [] and len(left[1]) <= end.at_most)} of 1 ends of a cold process that leave nothing"
+    )
     assert left[0] == []
     assert len(left[1]) <= end.at_most, left[1]
 
@@ -76,10 +94,16 @@ def test_no_end_of_a_cold_process_leaves_anything(world: World, tmp_path: Path, 
     ],
 )
 def test_where_the_compilers_cache_lies(tmp_path: Path, chosen: dict[str, str], folder: str | None) -> None:
-    """In the user's folder, or, where that cannot be written, where it would lie without us (None); nothing is made before it is used."""
-    environment = {"PATH": os.environ["PATH"], **{name: value.format(tmp_path) for name, value in chosen.items()}}
+    """In the user's folder, or, where that cannot be written, where it would lie without us (None); nothing
+    is made before it is used."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        **{name: value.format(tmp_path) for name, value in chosen.items()},
+    }
     script = "import oat, os; print(os.environ.get('TORCHINDUCTOR_CACHE_DIR'))"
-    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
+    found = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, cwd="/"
+    ).stdout.strip()
     assert found == str(folder and folder.format(tmp_path))
     assert not list(tmp_path.iterdir())
 
@@ -88,7 +112,9 @@ def test_where_the_compilers_cache_lies(tmp_path: Path, chosen: dict[str, str], 
 def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of a cold process."""
     folder = tmp_path_factory.mktemp("unbroken")
-    assert cold("test_cold:command", "train", world.config("dpo", folder), log=folder / "log") == 0, (folder / "log").read_text()
+    assert cold("test_cold:command", "train", world.config("dpo", folder), log=folder / "log") == 0, (
+        folder / "log"
+    ).read_text()
     return folder
 
 
@@ -99,8 +125,21 @@ def test_the_order_of_a_save_of_a_cold_process(tmp_path: Path, figure: Figure) -
     from test_saves import SAVED
 
     two_good_ones(tmp_path / "checkpoints")
-    assert cold("test_saves:recorded_save", tmp_path / "checkpoints", "verifies", tmp_path / "events.json", log=tmp_path / "log") == 0
-    events = [event for event in json.loads((tmp_path / "events.json").read_text()) if not event.startswith("write events")]
+    assert (
+        cold(
+            "test_saves:recorded_save",
+            tmp_path / "checkpoints",
+            "verifies",
+            tmp_path / "events.json",
+            log=tmp_path / "log",
+        )
+        == 0
+    )
+    events = [
+        event
+        for event in json.loads((tmp_path / "events.json").read_text())
+        if not event.startswith("write events")
+    ]
     assert events == [*SAVED, "remove step_00000002"], (tmp_path / "log").read_text()
     figure(f"{len(events)} calls in order")
 
@@ -112,7 +151,9 @@ def test_a_cold_process_goes_on_from_the_one_before(unbroken: Path, tmp_path: Pa
     shutil.copytree(unbroken / "dpo", run_dir)
     file = run_dir / "checkpoints" / "step_00000004" / "tensors.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    code = cold("test_cold:command", "train", unbroken / "dpo.yaml", "--run_dir", run_dir, log=tmp_path / "log")
+    code = cold(
+        "test_cold:command", "train", unbroken / "dpo.yaml", "--run_dir", run_dir, log=tmp_path / "log"
+    )
     assert code == 0, (tmp_path / "log").read_text()
     assert "tensors.safetensors" in (tmp_path / "log").read_text()
     assert digest_run(run_dir) == digest_run(unbroken / "dpo")
@@ -122,7 +163,9 @@ def test_a_cold_process_goes_on_from_the_one_before(unbroken: Path, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.fault("R9")
 def test_files_of_a_cold_process_that_may_not_grow(unbroken: Path, tmp_path: Path, figure: Figure) -> None:
-    config, run_dir, log = unbroken / "dpo.yaml", tmp_path / "run", tmp_path / "log"
+    config = unbroken / "dpo.yaml"
+    run_dir = tmp_path / "run"
+    log = tmp_path / "log"
     assert cold("test_cold:limited", config, run_dir, 60_000, log=log) == 1, log.read_text()
     assert "Traceback" not in log.read_text()
     assert cold("test_cold:command", "train", config, "--run_dir", run_dir, log=log) == 0, log.read_text()
@@ -148,7 +191,9 @@ def test_a_cold_process_skips_what_a_killed_one_skipped(world: World, tmp_path: 
     config, log = poisoned(world, tmp_path, [1, 2, 4], SKIP), tmp_path / "log"
     assert cold("test_cold:command", "train", config, log=log) == 0, log.read_text()
     run = ("--run_dir", tmp_path / "run")
-    code = cold("test_cold:killed_after", "oat.learner.learner:Learner.update", 3, "train", config, *run, log=log)
+    code = cold(
+        "test_cold:killed_after", "oat.learner.learner:Learner.update", 3, "train", config, *run, log=log
+    )
     assert code == -signal.SIGKILL, log.read_text()
     assert cold("test_cold:command", "train", config, *run, log=log) == 0, log.read_text()
     assert digest_run(tmp_path / "run") == digest_run(tmp_path / "grpo")

@@ -35,7 +35,9 @@ TEACH_NOTHING = {"empty responses only", "all masked", "nothing"}
 
 @pytest.mark.fault("R21")
 @pytest.mark.parametrize("algorithm", OPTIONS)
-def test_an_edge_batch_has_a_finite_loss(world: World, tmp_path: Path, algorithm: str, figure: Callable[[str], None]) -> None:
+def test_an_edge_batch_has_a_finite_loss(
+    world: World, tmp_path: Path, algorithm: str, figure: Callable[[str], None]
+) -> None:
     run, finite = run_of(world, algorithm, tmp_path), 0
     start = tensors_of(run)
     cases: dict[str, Callable[[Run], list[Item]]] = dict(CASES)
@@ -51,24 +53,40 @@ def test_an_edge_batch_has_a_finite_loss(world: World, tmp_path: Path, algorithm
         weights = run.learner.tensors(learning)
         assert all(tensor.isfinite().all() for tensor in weights.values()), name
         if name in TEACH_NOTHING:
-            assert all(torch.equal(weights[key], start[f"{learning}/weights/{key}"]) for key in run.learner.trainable(learning)), name
+            assert all(
+                torch.equal(weights[key], start[f"{learning}/weights/{key}"])
+                for key in run.learner.trainable(learning)
+            ), name
         finite += 1
     figure(f"{finite} of {len(cases)} edge batches with a finite loss")
 
 
 @pytest.mark.fault("R21")
 @pytest.mark.parametrize("algorithm", OPTIONS)
-def test_a_prompt_beyond_the_context(world: World, tmp_path: Path, algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Refused before the first step, with the line and what to do; one that fills the context, on request, gets empty responses."""
+def test_a_prompt_beyond_the_context(
+    world: World, tmp_path: Path, algorithm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused before the first step, with the line and what to do; one that fills the context, on request,
+    gets empty responses."""
     for size, code in ((65, 2), (64, 0)):
         folder = tmp_path / str(size)
         folder.mkdir()
         prompts = write_jsonl(folder / "long.jsonl", [{"prompt": "1" * size, "answer": "a"}] * 4)
-        places: dict[str, Any] = {"prompts.path": str(prompts), "evaluation": None, "sampling.overflow": "cut", "stop.max_steps": 1}
+        places: dict[str, Any] = {
+            "prompts.path": str(prompts),
+            "evaluation": None,
+            "sampling.overflow": "cut",
+            "stop.max_steps": 1,
+        }
         assert oat("train", world.config(algorithm, folder, settings_of(algorithm, places))) == code
         if code:
-            assert f"{prompts}:1: the prompt has 65 tokens, and the model's context leaves room for 64" in capsys.readouterr().err
+            assert (
+                f"{prompts}:1: the prompt has 65 tokens, and the model's context leaves room for 64"
+                in capsys.readouterr().err
+            )
         else:
-            rows = [json.loads(line) for line in (folder / algorithm / "metrics.jsonl").read_text().splitlines()]
+            rows = [
+                json.loads(line) for line in (folder / algorithm / "metrics.jsonl").read_text().splitlines()
+            ]
             assert rows[1]["response/length"] == 0
             assert all(math.isfinite(value) for value in rows[1].values())

@@ -1,4 +1,5 @@
-"""R4 and R29 for sinks: however a run ends whose sink hangs and has started processes, soon nothing of them is left; and no key is said."""
+"""R4 and R29 for sinks: however a run ends whose sink hangs and has started processes, soon nothing of them
+is left; and no key is said."""
 
 import json
 import signal
@@ -39,7 +40,8 @@ def of_sinks(wanted: str) -> list[str]:
 
 
 def struck(signals: tuple[int, ...], mark: str) -> None:
-    """This process gets signals at the third call of a place; at the second it waits until its sink hangs for sure."""
+    """This process gets signals at the third call of a place; at the second it waits until its sink hangs for
+    sure."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     owner, name = named(PLACE)
     original, calls = getattr(owner, name), 0
@@ -58,11 +60,16 @@ def struck(signals: tuple[int, ...], mark: str) -> None:
 
 
 @pytest.mark.fault("R4")
-@pytest.mark.parametrize("name", [name if name == SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in ENDS])
+@pytest.mark.parametrize(
+    "name", [name if name == SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in ENDS]
+)
 def test_no_end_leaves_anything_of_a_sink_that_hangs(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, figure: Callable[[str], None]
 ) -> None:
-    scratch, log, mark, (signals, code) = tmp_path / "scratch", tmp_path / "log", f"of {tmp_path}", ENDS[name]
+    scratch = tmp_path / "scratch"
+    log = tmp_path / "log"
+    mark = f"of {tmp_path}"
+    (signals, code) = ENDS[name]
     scratch.mkdir()
     monkeypatch.setenv("OAT_TEST", mark)
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
@@ -75,7 +82,9 @@ def test_no_end_leaves_anything_of_a_sink_that_hangs(
         time.sleep(0.05)
     assert of_sinks(mark) == []
     assert list(scratch.iterdir()) == []
-    steps = [json.loads(line).get("step") for line in (tmp_path / "grpo" / "rows.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line).get("step") for line in (tmp_path / "grpo" / "rows.jsonl").read_text().splitlines()
+    ]
     assert steps == [None, 0, 1], "it hung"
     figure("1 of 1 ends that leave nothing of a sink that hangs")
 
@@ -87,7 +96,10 @@ def test_what_a_sink_raises_is_told_without_the_key(
     key = "sk-planted-0123456789"
     monkeypatch.setenv("MY_KEY", key)
     sinks = [{"name": f"{OWN}:Rows", "fails": "raises", "at": 1, "samples": True, "wait_s": 60}]
-    config, log = world.config("grpo", tmp_path, {"tracking.sinks": sinks, "evaluation": None}), tmp_path / "log"
+    config, log = (
+        world.config("grpo", tmp_path, {"tracking.sinks": sinks, "evaluation": None}),
+        tmp_path / "log",
+    )
 
     def told() -> int:
         with warnings.catch_warnings(record=True) as said:
@@ -97,7 +109,12 @@ def test_what_a_sink_raises_is_told_without_the_key(
         return code
 
     assert forked(told, log) == 0, log.read_text()
-    assert "the sink sinks-Rows could not take a row: ValueError: no more of this, ***; the run goes on without it" in log.read_text()
+    assert (
+        "the sink sinks-Rows could not take a row: ValueError: no more of this, ***; the run goes on "
+        "without it"
+    ) in log.read_text()
     files = [file for file in (tmp_path / "grpo").rglob("*") if file.is_file()]
     assert [str(file) for file in (*files, log) if key.encode() in file.read_bytes()] == []
-    figure(f"0 of {len(files)} files of a run with a sink that raised the key, and no line that it said, have it")
+    figure(
+        f"0 of {len(files)} files of a run with a sink that raised the key, and no line that it said, have it"
+    )

@@ -1,4 +1,5 @@
-"""Exports over exports: whoever looks at any moment, or after a kill or with a full disk, finds the whole old model or the whole new one."""
+"""Exports over exports: whoever looks at any moment, or after a kill or with a full disk, finds the whole old
+model or the whole new one."""
 
 import ctypes
 import fcntl
@@ -33,7 +34,9 @@ STALE = {
     "generation_config.json": b"{}",
 }
 NO_MOUNTS = "this user may not mount a file system of its own"
-_NEW_MOUNTS, _PRIVATE, _REMOUNT = 0x20000, 0x44000, 32
+_NEW_MOUNTS = 0x20000
+_PRIVATE = 0x44000
+_REMOUNT = 32
 _SKIPPED = 77
 
 
@@ -48,7 +51,8 @@ def run_dir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exports(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Content]:
-    """A folder with an older export, what else a directory may have of one, and foreign files; and what the next export makes of it."""
+    """A folder with an older export, what else a directory may have of one, and foreign files; and what the
+    next export makes of it."""
     folder = tmp_path_factory.mktemp("exports")
     export_run(run_dir, folder / "old" / "out", 2)
     export_run(run_dir, folder / "new" / "out")
@@ -65,7 +69,11 @@ def out(exports: tuple[Path, Content], tmp_path: Path) -> Path:
 
 
 def content(folder: Path) -> Content:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file() and ".oat-" not in str(file)}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and ".oat-" not in str(file)
+    }
 
 
 def names(folder: Path) -> list[str]:
@@ -73,13 +81,15 @@ def names(folder: Path) -> list[str]:
 
 
 def hear(below: Path, act: Callable[[], None]) -> None:
-    """Call `act` before everything that this process asks of the system below a folder, and when it loads a library's function; for a forked child
-    only, since an audit hook stays."""
+    """Call `act` before everything that this process asks of the system below a folder, and when it loads a
+    library's function; for a forked child only, since an audit hook stays."""
     is_within = False
 
     def heard(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal is_within
-        if is_within or not (event == "ctypes.dlsym" or any(str(below) in str(argument) for argument in arguments)):
+        if is_within or not (
+            event == "ctypes.dlsym" or any(str(below) in str(argument) for argument in arguments)
+        ):
             return
         is_within = True
         act()
@@ -140,7 +150,9 @@ def all_killed(run_dir: Path, out: Path, new: Content, tmp_path: Path, calls: It
     for call in calls:
         place = tmp_path / str(call) / "out"
         shutil.copytree(out, place)
-        if (code := forked(lambda place=place, call=call: killed_at(run_dir, place, call), tmp_path / "log")) == 0:  # type: ignore[misc]
+        if (
+            code := forked(lambda place=place, call=call: killed_at(run_dir, place, call), tmp_path / "log")
+        ) == 0:  # type: ignore[misc]
             return done
         assert code == -signal.SIGKILL, (tmp_path / "log").read_text()
         assert content(place) in (old, new), call
@@ -152,7 +164,9 @@ def all_killed(run_dir: Path, out: Path, new: Content, tmp_path: Path, calls: It
 
 
 @pytest.mark.fault("R7")
-def test_an_export_that_is_killed(run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure) -> None:
+def test_an_export_that_is_killed(
+    run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure
+) -> None:
     done = all_killed(run_dir, out, exports[1], tmp_path, iter(range(3, 200, 12)))
     figure(f"{done} of {done} killed exports left the old one or the new one")
     assert done >= 4
@@ -160,7 +174,9 @@ def test_an_export_that_is_killed(run_dir: Path, out: Path, exports: tuple[Path,
 
 @pytest.mark.slow
 @pytest.mark.fault("R7")
-def test_an_export_that_is_killed_at_any_moment(run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure) -> None:
+def test_an_export_that_is_killed_at_any_moment(
+    run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure
+) -> None:
     done = all_killed(run_dir, out, exports[1], tmp_path, iter(range(1, 1000)))
     figure(f"{done} of {done} killed exports left the old one or the new one")
     assert done > 40
@@ -199,7 +215,12 @@ def mounted(place: Path, options: str, *, keep: bool = False) -> None:
 
 def remount(place: Path, options: str) -> None:
     """Give a file system in memory another size."""
-    if ctypes.CDLL(None, use_errno=True).mount(b"tmpfs", os.fsencode(place), b"tmpfs", _REMOUNT, options.encode()) != 0:
+    if (
+        ctypes.CDLL(None, use_errno=True).mount(
+            b"tmpfs", os.fsencode(place), b"tmpfs", _REMOUNT, options.encode()
+        )
+        != 0
+    ):
         raise OSError(ctypes.get_errno(), options)
 
 
@@ -208,7 +229,8 @@ def remount(place: Path, options: str) -> None:
 def test_where_directories_cannot_be_exchanged(
     case: str, run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure
 ) -> None:
-    """The old one, then no model, then the new one; it is the same directory as before, and what is in it stays."""
+    """The old one, then no model, then the new one; it is the same directory as before, and what is in it
+    stays."""
 
     def child() -> int:
         given, place = prepared(case, out)
@@ -219,7 +241,9 @@ def test_where_directories_cannot_be_exchanged(
         assert seen[-1] == new
         assert [one for one in seen if "config.json" in one] == [old, new]
         assert place.stat().st_ino == inode
-        assert not [name for folder in (place, place.parent) for name in names(folder) if name.startswith(".oat-")]
+        assert not [
+            name for folder in (place, place.parent) for name in names(folder) if name.startswith(".oat-")
+        ]
         assert oat("export", run_dir, given) == 0
         return 0
 
@@ -231,7 +255,8 @@ def test_where_directories_cannot_be_exchanged(
 
 @contextmanager
 def limited(most: int, below: Path) -> Iterator[None]:
-    """Once something is asked for below a folder no file grows larger, not even what is printed; for a forked child only."""
+    """Once something is asked for below a folder no file grows larger, not even what is printed; for a forked
+    child only."""
     is_armed, none = True, resource.RLIM_INFINITY
     hear(below, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, none)) if is_armed else None)
     try:
@@ -256,22 +281,35 @@ def fails_whole(run_dir: Path, out: Path, said: str, full: AbstractContextManage
 
 
 @pytest.mark.fault("R9")
-def test_files_of_an_export_that_may_not_grow(run_dir: Path, out: Path, tmp_path: Path, figure: Figure) -> None:
-    """A limit of the kernel that is reached by the weights, which safetensors writes, by the tokenizer, or by the card: real writes that fail."""
+def test_files_of_an_export_that_may_not_grow(
+    run_dir: Path, out: Path, tmp_path: Path, figure: Figure
+) -> None:
+    """A limit of the kernel that is reached by the weights, which safetensors writes, by the tokenizer, or by
+    the card: real writes that fail."""
     sizes = {name: len(text) for name, text in content(out).items()}
-    limits = [0, sizes["config.json"] - 1, sizes["README.md"] - 1, sizes["tokenizer.json"] - 1, sizes["model.safetensors"] - 1]
+    limits = [
+        0,
+        sizes["config.json"] - 1,
+        sizes["README.md"] - 1,
+        sizes["tokenizer.json"] - 1,
+        sizes["model.safetensors"] - 1,
+    ]
 
     def child(limit: int) -> int:
         fails_whole(run_dir, out, "File too large", limited(limit, out.parent))
         return 0
 
     for limit in limits:
-        assert forked(lambda limit=limit: child(limit), tmp_path / "log") == 0, (limit, (tmp_path / "log").read_text())  # type: ignore[misc]
+        assert forked(lambda limit=limit: child(limit), tmp_path / "log") == 0, (
+            limit,
+            (tmp_path / "log").read_text(),
+        )  # type: ignore[misc]
     figure(f"{len(limits)} of {len(limits)} limits of the kernel on an export's files: the old one is whole")
 
 
 def full_until_it_fits(run_dir: Path, out: Path, option: str, least: int, unit: int) -> int:
-    """How many sizes of the disk are too small for an export beside what is there, from one on that has no room."""
+    """How many sizes of the disk are too small for an export beside what is there, from one on that has no
+    room."""
     before, done = content(out), 0
     while True:
         remount(out.parent, option.format(least + done * unit))
@@ -284,8 +322,11 @@ def full_until_it_fits(run_dir: Path, out: Path, option: str, least: int, unit: 
 
 
 @pytest.mark.fault("R9")
-def test_a_full_disk_under_an_export(run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure) -> None:
-    """A file system in memory that has room for so many more files, or so many more pages, until the export fits."""
+def test_a_full_disk_under_an_export(
+    run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure
+) -> None:
+    """A file system in memory that has room for so many more files, or so many more pages, until the export
+    fits."""
     before = content(out)
 
     def child(option: str, unit: int) -> int:
@@ -293,7 +334,11 @@ def test_a_full_disk_under_an_export(run_dir: Path, out: Path, exports: tuple[Pa
         out.mkdir()
         for name, text in before.items():
             (out / name).write_bytes(text)
-        least = len(before) + 3 if "nr_inodes={}" in option else sum(-(-len(text) // 4096) for text in before.values()) * 4
+        least = (
+            len(before) + 3
+            if "nr_inodes={}" in option
+            else sum(-(-len(text) // 4096) for text in before.values()) * 4
+        )
         done = full_until_it_fits(run_dir, out, option, least, unit)
         assert content(out) == exports[1]
         assert names(out.parent) == ["out"]
@@ -301,7 +346,9 @@ def test_a_full_disk_under_an_export(run_dir: Path, out: Path, exports: tuple[Pa
         return 0
 
     for option, unit in {"nr_inodes={},size=10m": 1, "nr_inodes=1000,size={}k": 4}.items():
-        if (code := forked(lambda option=option, unit=unit: child(option, unit), tmp_path / "log")) == _SKIPPED:  # type: ignore[misc]
+        if (
+            code := forked(lambda option=option, unit=unit: child(option, unit), tmp_path / "log")
+        ) == _SKIPPED:  # type: ignore[misc]
             pytest.skip(NO_MOUNTS)
         assert code == 0, (tmp_path / "log").read_text()
     figure("a disk without room for one more file, or page, of an export: the old one is whole")
@@ -348,11 +395,17 @@ def test_a_model_that_is_given_from_python_on_a_full_disk(world: World, tmp_path
     def child() -> int:
         import oat as library
 
-        model, tokenizer = AutoModelForCausalLM.from_pretrained(world.folder / "model"), AutoTokenizer.from_pretrained(world.folder / "model")
+        model, tokenizer = (
+            AutoModelForCausalLM.from_pretrained(world.folder / "model"),
+            AutoTokenizer.from_pretrained(world.folder / "model"),
+        )
         tree = world.tree("dpo", tmp_path / "run", {"evaluation": None})
         tree["model"] = {"path": model}
         trainer = library.Trainer(**tree, tokenizer=tokenizer)
-        with limited(1000, tmp_path / "run"), pytest.raises(OSError, match=r"File too large \(.* bytes are free there\)"):
+        with (
+            limited(1000, tmp_path / "run"),
+            pytest.raises(OSError, match=r"File too large \(.* bytes are free there\)"),
+        ):
             trainer.train()
         assert not list((tmp_path / "run").rglob(".new-*"))
         return 0
@@ -387,7 +440,8 @@ def test_ctrl_c_within_an_export(run_dir: Path, out: Path, monkeypatch: pytest.M
 
 
 def test_links_lead_where_they_led(run_dir: Path, out: Path, exports: tuple[Path, Content]) -> None:
-    """A symbolic link stays one, to a directory that is there or is not yet; links within are kept, and so are rights."""
+    """A symbolic link stays one, to a directory that is there or is not yet; links within are kept, and so
+    are rights."""
     (out.parent / "link").symlink_to("out")
     (out.parent / "early").symlink_to("later")
     (out / "latest.txt").symlink_to("notes.txt")
@@ -416,7 +470,9 @@ def test_a_directory_without_a_model_keeps_what_is_in_it(run_dir: Path, tmp_path
     AutoTokenizer.from_pretrained(tmp_path / "out")
 
 
-def test_places_where_nothing_can_be_made(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_places_where_nothing_can_be_made(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("mine")
     os.mkfifo(tmp_path / "pipe")
     for out, words in {"file/out": "give a directory where you may write", "pipe": "is a file"}.items():

@@ -1,4 +1,5 @@
-"""A disk that is full at any moment (R9): what was on it is whole, one message says so, and the same command ends in the unbroken run."""
+"""A disk that is full at any moment (R9): what was on it is whole, one message says so, and the same command
+ends in the unbroken run."""
 
 import errno
 import io
@@ -39,10 +40,13 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 
 class FullDisk:
-    """Counts the calls that write below a folder; from one of them on (from 1; 0: never) the disk is full, after half of what they were to write."""
+    """Counts the calls that write below a folder; from one of them on (from 1; 0: never) the disk is full,
+    after half of what they were to write."""
 
     def __init__(self, folder: Path, at: int):
-        self.folder, self.at, self.calls = str(folder), at, 0
+        self.folder = str(folder)
+        self.at = at
+        self.calls = 0
 
     def is_full(self, path: Any) -> bool:
         """To be asked before each call."""
@@ -58,7 +62,11 @@ class FullDisk:
         patch.setattr(os, "mkdir", self._limited(os.mkdir, lambda path: "" if os.path.isdir(path) else path))
         for name in ("rename", "replace"):
             patch.setattr(os, name, self._limited(getattr(os, name), lambda path: path))
-        patch.setattr(os, "fsync", self._limited(os.fsync, lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}")))
+        patch.setattr(
+            os,
+            "fsync",
+            self._limited(os.fsync, lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}")),
+        )
         return self
 
     def _limited(self, call: Callable[..., Any], path: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -90,7 +98,14 @@ class FullDisk:
                     raise OSError(errno.ENOSPC, NO_SPACE)
                 return super().write(data)
 
-        def limited(file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None, newline: Any = None) -> Any:
+        def limited(
+            file: Any,
+            mode: str = "r",
+            buffering: int = -1,
+            encoding: Any = None,
+            errors: Any = None,
+            newline: Any = None,
+        ) -> Any:
             if "r" in mode or not str(file).startswith(self.folder):
                 return opened(file, mode, buffering, encoding, errors, newline)
             raw = io.BufferedWriter(Raw(file, mode.replace("b", "").replace("t", "")))
@@ -100,7 +115,8 @@ class FullDisk:
 
 
 def fails_whole(checkpoints: Checkpoints) -> None:
-    """A save of step 6 fails with the message, and everything that is there verifies and is what was saved."""
+    """A save of step 6 fails with the message, and everything that is there verifies and is what was
+    saved."""
     with pytest.raises(CheckpointError) as failed:
         save(checkpoints, 6)
     text = str(failed.value)
@@ -115,7 +131,9 @@ def fails_whole(checkpoints: Checkpoints) -> None:
 
 
 @pytest.mark.fault("R9")
-def test_a_disk_that_is_full_at_any_write_of_a_save(tmp_path: Path, figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_at_any_write_of_a_save(
+    tmp_path: Path, figure: Figure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoints, counted = two_good_ones(tmp_path / "counted"), FullDisk(tmp_path / "counted", 0)
     with monkeypatch.context() as patch:
         counted.arm(patch)
@@ -126,7 +144,9 @@ def test_a_disk_that_is_full_at_any_write_of_a_save(tmp_path: Path, figure: Figu
             disk.arm(patch)
             fails_whole(checkpoints)
         assert disk.calls >= at
-        assert loaded_step(checkpoints) == int((checkpoints.directory / "latest").read_text().removeprefix("step_"))
+        assert loaded_step(checkpoints) == int(
+            (checkpoints.directory / "latest").read_text().removeprefix("step_")
+        )
         save(checkpoints, 6)
         assert loaded_step(checkpoints) == 6
     figure(f"{counted.calls} of {counted.calls} write calls: the last good one is loaded")
@@ -135,7 +155,8 @@ def test_a_disk_that_is_full_at_any_write_of_a_save(tmp_path: Path, figure: Figu
 
 @pytest.mark.fault("R9")
 def test_a_file_that_may_not_grow(checkpoints: Checkpoints, tmp_path: Path, figure: Figure) -> None:
-    """A limit of the kernel on the size of files, at several sizes of the largest file: a real write that fails in the middle."""
+    """A limit of the kernel on the size of files, at several sizes of the largest file: a real write that
+    fails in the middle."""
     size = (checkpoints.directory / f"step_{NEW:08d}" / "tensors.safetensors").stat().st_size
     limits = [0, 1, 8, size // 2, size - 1]
 
@@ -150,7 +171,9 @@ def test_a_file_that_may_not_grow(checkpoints: Checkpoints, tmp_path: Path, figu
     figure(f"{len(limits)} of {len(limits)} limits of the kernel")
 
 
-def run_on(disk: Callable[[pytest.MonkeyPatch], Any], config: Path, run_dir: Path, log: Path) -> tuple[int, str]:
+def run_on(
+    disk: Callable[[pytest.MonkeyPatch], Any], config: Path, run_dir: Path, log: Path
+) -> tuple[int, str]:
     """A run with something done to its disk, in a child; its exit code and what it printed."""
 
     def child() -> int:
@@ -184,16 +207,22 @@ def writes_of_a_run(config: Path, folder: Path) -> int:
     return int((folder / "writes").read_text())
 
 
-def full_at(world: World, tmp_path: Path, unbroken: dict[str, str], places: Callable[[int], Iterator[int]]) -> tuple[int, int]:
-    """How many runs, each with a disk that is full at one of its writes, ended with the message and then as the unbroken run; and how many writes
-    a run has."""
-    config, log, done = world.config("dpo", tmp_path), tmp_path / "log", 0
+def full_at(
+    world: World, tmp_path: Path, unbroken: dict[str, str], places: Callable[[int], Iterator[int]]
+) -> tuple[int, int]:
+    """How many runs, each with a disk that is full at one of its writes, ended with the message and then as
+    the unbroken run; and how many writes a run has."""
+    config = world.config("dpo", tmp_path)
+    log = tmp_path / "log"
+    done = 0
     writes = writes_of_a_run(config, tmp_path)
     for at in places(writes):
         run_dir = tmp_path / f"full at {at}"
         code, printed = run_on(FullDisk(run_dir, at).arm, config, run_dir, log)
         check_message(code, printed, run_dir)
-        assert forked(lambda run_dir=run_dir: oat("train", config, "--run_dir", run_dir), log) == 0, log.read_text()  # type: ignore[misc]
+        assert forked(lambda run_dir=run_dir: oat("train", config, "--run_dir", run_dir), log) == 0, (
+            log.read_text()
+        )  # type: ignore[misc]
         assert digest_run(run_dir) == unbroken
         shutil.rmtree(run_dir)
         done += 1
@@ -201,7 +230,9 @@ def full_at(world: World, tmp_path: Path, unbroken: dict[str, str], places: Call
 
 
 @pytest.mark.fault("R9")
-def test_a_disk_that_is_full_at_some_writes_of_a_run(world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure) -> None:
+def test_a_disk_that_is_full_at_some_writes_of_a_run(
+    world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure
+) -> None:
     """Configuration, metrics, samples, evaluations and checkpoints."""
     done, writes = full_at(world, tmp_path, unbroken, lambda writes: iter(range(3, writes, writes // 5)))
     figure(f"{done} of {done} runs bitwise, of {writes} writes")
@@ -210,7 +241,9 @@ def test_a_disk_that_is_full_at_some_writes_of_a_run(world: World, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.fault("R9")
-def test_a_disk_that_is_full_at_any_write_of_a_run(world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure) -> None:
+def test_a_disk_that_is_full_at_any_write_of_a_run(
+    world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure
+) -> None:
     """But for the first, which makes the run's directory: a run that cannot begin."""
     done, writes = full_at(world, tmp_path, unbroken, lambda writes: iter(range(2, writes + 1)))
     figure(f"{done} of {writes - 1} writes of a run: bitwise")
@@ -237,8 +270,12 @@ def limited_ledger(pages: int) -> Callable[[pytest.MonkeyPatch], None]:
 
 @pytest.mark.fault("R9")
 @pytest.mark.parametrize("pages", [0, 1, 2, 5])
-def test_a_full_disk_under_the_ledger(world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure, pages: int) -> None:
-    config, run_dir, log = world.config("dpo", tmp_path), tmp_path / "run", tmp_path / "log"
+def test_a_full_disk_under_the_ledger(
+    world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure, pages: int
+) -> None:
+    config = world.config("dpo", tmp_path)
+    run_dir = tmp_path / "run"
+    log = tmp_path / "log"
     code, printed = run_on(limited_ledger(pages), config, run_dir, log)
     check_message(code, printed, run_dir / "ledger.sqlite")
     assert "the ledger cannot be written (database or disk is full)" in printed
@@ -249,9 +286,13 @@ def test_a_full_disk_under_the_ledger(world: World, tmp_path: Path, unbroken: di
 
 @pytest.mark.fault("R9")
 @pytest.mark.parametrize("limit", [9_000, 60_000, 150_000])
-def test_files_of_a_run_that_may_not_grow(world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure, limit: int) -> None:
+def test_files_of_a_run_that_may_not_grow(
+    world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure, limit: int
+) -> None:
     """A limit of the kernel, reached by the first file that grows so large: a real write that fails."""
-    config, run_dir, log = world.config("dpo", tmp_path), tmp_path / "run", tmp_path / "log"
+    config = world.config("dpo", tmp_path)
+    run_dir = tmp_path / "run"
+    log = tmp_path / "log"
     limits = (limit, resource.RLIM_INFINITY)
     code, printed = run_on(lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, limits), config, run_dir, log)
     check_message(code, printed, run_dir)

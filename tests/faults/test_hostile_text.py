@@ -1,4 +1,5 @@
-"""Text that a model may write to the rules: random, enormous, or written to be run. Every figure is thread CPU time."""
+"""Text that a model may write to the rules: random, enormous, or written to be run. Every figure is thread
+CPU time."""
 
 import gc
 import os
@@ -61,7 +62,8 @@ def value_of(expression: str) -> Fraction | None:
 
 
 def value_in_python(expression: str) -> Fraction | None:
-    """What Python makes of an expression with fractions in place of its numbers; None for what raises or is no number."""
+    """What Python makes of an expression with fractions in place of its numbers; None for what raises or is
+    no number."""
     if "**" in expression or "//" in expression:
         return None
     fractions = re.sub(r"[0-9.]+", r"Fraction('\g<0>')", expression.strip(" \t"))
@@ -80,15 +82,33 @@ def from_grammar(rng: random.Random, depth: int = 5) -> str:
     blank = rng.choice(["", "", "", " ", "\t"])
     if depth == 0 or rng.random() < 0.3:
         digits = rng.randrange(100)
-        return blank + rng.choice([str(digits), str(rng.randrange(1000)), f"{digits}.{rng.randrange(100)}", f".{digits}", f"{digits}.", "0"])
+        return blank + rng.choice(
+            [
+                str(digits),
+                str(rng.randrange(1000)),
+                f"{digits}.{rng.randrange(100)}",
+                f".{digits}",
+                f"{digits}.",
+                "0",
+            ]
+        )
     left, right = from_grammar(rng, depth - 1), from_grammar(rng, depth - 1)
     return rng.choice(
-        [f"{left}{blank}+{right}", f"{left}-{blank}{right}", f"{left}{blank}*{right}", f"{left}/{right}", f"({left}){blank}", f"-{left}", f"+{right}"]
+        [
+            f"{left}{blank}+{right}",
+            f"{left}-{blank}{right}",
+            f"{left}{blank}*{right}",
+            f"{left}/{right}",
+            f"({left}){blank}",
+            f"-{left}",
+            f"+{right}",
+        ]
     )
 
 
 def check_random_strings(count: int, action: Callable[[str], Any]) -> str:
-    """Target: 10 s for a million, none above 10 ms; three times that is allowed. Returns what was measured."""
+    """Target: 10 s for a million, none above 10 ms; three times that is allowed. Returns what was
+    measured."""
     rng = random.Random(0)
     texts = ["".join(rng.choices(ALPHABET, k=rng.randrange(41))) for _ in range(count)]
     gc.collect()

@@ -1,6 +1,7 @@
 """A run killed at any moment and continued by the same command is the unbroken run, bitwise.
 
-The child that dies is forked from this warm process; `kill_at` ends it with SIGKILL at a named call, so no handler of ours runs.
+The child that dies is forked from this warm process; `kill_at` ends it with SIGKILL at a named call, so no
+handler of ours runs.
 """
 
 import os
@@ -41,7 +42,9 @@ MOMENTS = {
     "inside a round's transaction": Moment("dpo", "oat.ledger.store:Store.add_round", 4, after=True),
     "intents on disk, not sent": Moment("grpo", "oat.ledger.ledger:Ledger._submit", 5),
     "answers made, not on disk": Moment("dpo", "oat.ledger.ledger:Ledger._record", 9),
-    "inside an answer batch's transaction": Moment("grpo", "oat.ledger.store:Store.add_answers", 6, after=True),
+    "inside an answer batch's transaction": Moment(
+        "grpo", "oat.ledger.store:Store.add_answers", 6, after=True
+    ),
     "answers on disk, the take not recorded": Moment("grpo", "oat.ledger.store:Store.add_take", 5),
     "the take recorded, nothing learned": Moment("dpo", "oat.ledger.ledger:Ledger._forget", 6),
     "before the first checkpoint": Moment("dpo", "oat.learner.learner:Learner.update", 2),
@@ -52,25 +55,50 @@ MOMENTS = {
     "saved under its temporary name": Moment("dpo", "oat.rundir.checkpoints:Checkpoints._publish", 2),
     "saved, before the pointer": Moment("grpo", "oat.rundir.checkpoints:Checkpoints._point", 1),
     "before old checkpoints are removed": Moment("dpo", "oat.rundir.checkpoints:Checkpoints._prune", 2),
-    "written in the background, the next step learned": Moment("grpo", "oat.learner.learner:Learner.update", 3, after=True),
-    "while a checkpoint waits for the one before": Moment("dpo", "oat.rundir.checkpoints:Checkpoints.wait", 3),
-    "between the modes of the first evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._answer", 2),
-    "between the modes of a later evaluation": Moment("dpo", "oat.evaluation.evaluation:Evaluation._answer", 4),
+    "written in the background, the next step learned": Moment(
+        "grpo", "oat.learner.learner:Learner.update", 3, after=True
+    ),
+    "while a checkpoint waits for the one before": Moment(
+        "dpo", "oat.rundir.checkpoints:Checkpoints.wait", 3
+    ),
+    "between the modes of the first evaluation": Moment(
+        "grpo", "oat.evaluation.evaluation:Evaluation._answer", 2
+    ),
+    "between the modes of a later evaluation": Moment(
+        "dpo", "oat.evaluation.evaluation:Evaluation._answer", 4
+    ),
     "an evaluation's answers made, not on disk": Moment("grpo", "oat.ledger.ledger:Ledger._record", 7),
-    "an evaluation taken, its file not written": Moment("dpo", "oat.evaluation.evaluation:Evaluation._write", 2),
+    "an evaluation taken, its file not written": Moment(
+        "dpo", "oat.evaluation.evaluation:Evaluation._write", 2
+    ),
     "inside a weight sync": Moment("grpo", "oat.engines.torch:TorchEngine.load", 6),
-    "inside a weight sync of a copy": Moment("dpo", "oat.engines.torch:TorchEngine.load", 3, after=True, flags=AHEAD),
+    "inside a weight sync of a copy": Moment(
+        "dpo", "oat.engines.torch:TorchEngine.load", 3, after=True, flags=AHEAD
+    ),
     "ahead of unanswered questions": Moment("dpo", "oat.ledger.ledger:Ledger._submit", 8, flags=AHEAD),
-    "values on a wire, between files": Moment("dpo", "safetensors.torch:save_file", 1, after=True, flags=WIRE),
-    "some late answers on disk, the take not recorded": Moment("dpo", "oat.ledger.store:Store.add_take", 6, flags=LATE),
+    "values on a wire, between files": Moment(
+        "dpo", "safetensors.torch:save_file", 1, after=True, flags=WIRE
+    ),
+    "some late answers on disk, the take not recorded": Moment(
+        "dpo", "oat.ledger.store:Store.add_take", 6, flags=LATE
+    ),
     "late answers made, not on disk": Moment("dpo", "oat.ledger.ledger:Ledger._record", 9, flags=LATE),
     "ahead of late answers, nothing sent": Moment("dpo", "oat.ledger.ledger:Ledger._submit", 5, flags=LATE),
-    "values on a wire, answers not on disk": Moment("grpo", "oat.ledger.ledger:Ledger._record", 9, flags=WIRE),
+    "values on a wire, answers not on disk": Moment(
+        "grpo", "oat.ledger.ledger:Ledger._record", 9, flags=WIRE
+    ),
 }
 
 
-def train(config: Path, run_dir: Path, flags: tuple[str, ...], before: Callable[[], None] = lambda: None) -> int:
-    given = [yaml.safe_load(config.read_text())["oracle"]["name"].replace(":reward", ":late") if flag == "late" else flag for flag in flags]
+def train(
+    config: Path, run_dir: Path, flags: tuple[str, ...], before: Callable[[], None] = lambda: None
+) -> int:
+    given = [
+        yaml.safe_load(config.read_text())["oracle"]["name"].replace(":reward", ":late")
+        if flag == "late"
+        else flag
+        for flag in flags
+    ]
 
     def action() -> int:
         before()
@@ -86,7 +114,9 @@ def digest(run_dir: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, tuple[str, ...]], dict[str, str]]:
+def unbroken(
+    world: World, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, tuple[str, ...]], dict[str, str]]:
     """The digest of the run that nobody kills, by algorithm and flags; each is made once."""
     import oat.build.run  # noqa: F401 (so that children start warm)
 
@@ -95,7 +125,9 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
     def make(algorithm: str, flags: tuple[str, ...]) -> dict[str, str]:
         if (algorithm, flags) not in found:
             folder = tmp_path_factory.mktemp("unbroken")
-            assert train(world.config(algorithm, folder), folder / "run", flags) == 0, (folder / "log").read_text()
+            assert train(world.config(algorithm, folder), folder / "run", flags) == 0, (
+                folder / "log"
+            ).read_text()
             found[algorithm, flags] = digest(folder / "run")
         return found[algorithm, flags]
 
@@ -103,7 +135,9 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
-def test_a_killed_run_is_the_unbroken_run(world: World, tmp_path: Path, unbroken: Any, moment: Moment) -> None:
+def test_a_killed_run_is_the_unbroken_run(
+    world: World, tmp_path: Path, unbroken: Any, moment: Moment
+) -> None:
     config, run_dir = world.config(moment.algorithm, tmp_path), tmp_path / "run"
 
     def arm() -> None:
@@ -139,23 +173,35 @@ def test_a_run_killed_again_and_again(world: World, tmp_path: Path, unbroken: An
 def test_continuing_a_finished_run_changes_nothing(world: World, tmp_path: Path, unbroken: Any) -> None:
     config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
     assert train(config, run_dir, ()) == 0
-    before = {file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file() and "sqlite" not in file.name}
+    before = {
+        file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file() and "sqlite" not in file.name
+    }
     for _ in range(2):
         assert train(config, run_dir, ()) == 0
-    assert {file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file() and "sqlite" not in file.name} == before
+    assert {
+        file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file() and "sqlite" not in file.name
+    } == before
     assert digest(run_dir) == unbroken("dpo", ())
 
 
-def test_from_a_cold_shell(world: World, tmp_path: Path, unbroken: Any, request: pytest.FixtureRequest) -> None:
+def test_from_a_cold_shell(
+    world: World, tmp_path: Path, unbroken: Any, request: pytest.FixtureRequest
+) -> None:
     if request.config.getoption("--serialise"):
         pytest.skip("a new process knows nothing of --serialise")
     config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
     command = [sys.executable, "-m", "oat", "train", str(config), "--run_dir", str(run_dir)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     metrics = run_dir / "metrics.jsonl"
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         until = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < until and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3):
+        while (
+            process.poll() is None
+            and time.monotonic() < until
+            and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3)
+        ):
             time.sleep(0.001)
         process.kill()
     subprocess.run(command, env=environment, check=True, capture_output=True)

@@ -1,8 +1,10 @@
-"""R1: runs of 60 steps, each killed once with SIGKILL and continued by the same command, are the unbroken run, bitwise.
+"""R1: runs of 60 steps, each killed once with SIGKILL and continued by the same command, are the unbroken
+run, bitwise.
 
-Half die at named points, each point at different calls, half at a moment that is uniform in time; one in ten is a process from a cold shell. Three
-series of a hundred: synchronous, with a sampler that has a copy of the weights, which lags, and with answers that come at times which chance draws
-anew in every life, of DPO to questions that are asked ahead. Where and when follows from the kill's number.
+Half die at named points, each point at different calls, half at a moment that is uniform in time; one in ten
+is a process from a cold shell. Three series of a hundred: synchronous, with a sampler that has a copy of the
+weights, which lags, and with answers that come at times which chance draws anew in every life, of DPO to
+questions that are asked ahead. Where and when follows from the kill's number.
 """
 
 import importlib
@@ -29,7 +31,12 @@ from oat.reports.accounts import accounts_table
 from oat.types import Answer, Key
 
 STEPS, KILLS = 60, 100
-CHANGES = {"stop.max_steps": STEPS, "checkpoint.every": 6, "evaluation.every": 10, "engine": {"name": "torch", "threads": 1}}
+CHANGES = {
+    "stop.max_steps": STEPS,
+    "checkpoint.every": 6,
+    "evaluation.every": 10,
+    "engine": {"name": "torch", "threads": 1},
+}
 SAMPLES = {"synchronous": 1, "copied sampler": 1, "late answers": 0}
 """Of each series the kills that run in `make test`, where test_kill.py has late answers."""
 SERIES = list(SAMPLES)
@@ -129,7 +136,11 @@ def books(run_dir: Path, copy: Path) -> Books:
 
 def _accounts(run_dir: Path) -> list[list[str]]:
     head, *lines = [line.split() for line in accounts_table(run_dir).splitlines()]
-    return [[cell for name, cell in zip(head, line, strict=True) if name not in ("again", "seconds")] for line in lines if len(line) == len(head)]
+    return [
+        [cell for name, cell in zip(head, line, strict=True) if name not in ("again", "seconds")]
+        for line in lines
+        if len(line) == len(head)
+    ]
 
 
 def config_of(world: World, folder: Path, series: str, algorithm: str) -> Path:
@@ -158,7 +169,9 @@ def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
             began = time.monotonic()
             assert forked(counted, folder / "log") == 0, (folder / "log").read_text()
             seconds, calls = time.monotonic() - began, json.loads((folder / "calls").read_text())
-            found[series, algorithm] = Whole(digest_run(folder / "run"), books(folder / "run", folder / "copy").accounts, calls, seconds)
+            found[series, algorithm] = Whole(
+                digest_run(folder / "run"), books(folder / "run", folder / "copy").accounts, calls, seconds
+            )
         return found[series, algorithm]
 
     return make
@@ -174,9 +187,14 @@ def killed_in_time(train: Callable[[float], int], run_dir: Path, seconds: float)
 
 def cold(config: Path, run_dir: Path, kill_after_s: float | None = None) -> int:
     """From a shell; the seconds count from its first row of metrics on."""
-    command, metrics = [sys.executable, "-m", "oat", "train", str(config), "--run_dir", str(run_dir)], run_dir / "metrics.jsonl"
+    command, metrics = (
+        [sys.executable, "-m", "oat", "train", str(config), "--run_dir", str(run_dir)],
+        run_dir / "metrics.jsonl",
+    )
     with (run_dir.parent / "log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
     if kill_after_s is not None:
         until = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < until and not metrics.exists():
@@ -195,7 +213,11 @@ def die(kill: Kill, config: Path, run_dir: Path, whole: Whole) -> None:
         killed_in_time(lambda seconds: cold(config, run_dir, seconds), run_dir, kill.share * whole.seconds)
     elif kill.point is None:
         killed_in_time(
-            lambda seconds: forked(lambda: oat("train", config, "--run_dir", run_dir), log, kill_after_s=seconds), run_dir, kill.share * whole.seconds
+            lambda seconds: forked(
+                lambda: oat("train", config, "--run_dir", run_dir), log, kill_after_s=seconds
+            ),
+            run_dir,
+            kill.share * whole.seconds,
         )
     else:
         point, call = POINTS[kill.point], 1 + int(kill.share * whole.calls[kill.point])
@@ -209,7 +231,9 @@ def die(kill: Kill, config: Path, run_dir: Path, whole: Whole) -> None:
 
 def numbers() -> list[Any]:
     return [
-        pytest.param(series, number, id=f"{series}-{number}", marks=[pytest.mark.slow] * (number >= SAMPLES[series]))
+        pytest.param(
+            series, number, id=f"{series}-{number}", marks=[pytest.mark.slow] * (number >= SAMPLES[series])
+        )
         for series in SERIES
         for number in range(KILLS)
     ]
@@ -218,13 +242,24 @@ def numbers() -> list[Any]:
 @pytest.mark.fault("R1")
 @pytest.mark.parametrize(("series", "number"), numbers())
 def test_a_run_of_60_steps_killed_once(
-    world: World, tmp_path: Path, wholes: Callable[[str, str], Whole], figure: Callable[[str], None], series: str, number: int
+    world: World,
+    tmp_path: Path,
+    wholes: Callable[[str, str], Whole],
+    figure: Callable[[str], None],
+    series: str,
+    number: int,
 ) -> None:
-    kill, run_dir, log = Kill.of(series, number), tmp_path / "run", tmp_path / "log"
+    kill = Kill.of(series, number)
+    run_dir = tmp_path / "run"
+    log = tmp_path / "log"
     whole, config = wholes(series, kill.algorithm), config_of(world, tmp_path, series, kill.algorithm)
     die(kill, config, run_dir, whole)
     before = books(run_dir, tmp_path / "before")
-    code = cold(config, run_dir) if kill.is_cold else forked(lambda: oat("train", config, "--run_dir", run_dir), log)
+    code = (
+        cold(config, run_dir)
+        if kill.is_cold
+        else forked(lambda: oat("train", config, "--run_dir", run_dir), log)
+    )
     assert code == 0, log.read_text()
     after = books(run_dir, tmp_path / "after")
 
@@ -241,7 +276,8 @@ def test_a_run_of_60_steps_killed_once(
 
 
 def test_the_kills_are_spread() -> None:
-    """At each point at least five, at calls far apart; moments over the whole run; one in ten from a cold shell."""
+    """At each point at least five, at calls far apart; moments over the whole run; one in ten from a cold
+    shell."""
     for series in SERIES:
         kills = [Kill.of(series, number) for number in range(KILLS)]
         for point in POINTS:

@@ -1,4 +1,5 @@
-"""R4: whatever ends a run, within 30 seconds of a signal, it leaves no process, hence no port and no zombie, and no temporary directory."""
+"""R4: whatever ends a run, within 30 seconds of a signal, it leaves no process, hence no port and no zombie,
+and no temporary directory."""
 
 import gc
 import os
@@ -66,7 +67,9 @@ def in_session(session: int) -> list[str]:
 
 @pytest.mark.fault("R4")
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-def test_no_end_leaves_anything(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: End, figure: Callable[[str], None]) -> None:
+def test_no_end_leaves_anything(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: End, figure: Callable[[str], None]
+) -> None:
     scratch, changes = tmp_path / "scratch", dict(end.changes or {})
     scratch.mkdir()
     if changes.get("oracle.name") == "forbidden":

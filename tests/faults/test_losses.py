@@ -1,4 +1,5 @@
-"""R22: the laws that every loss of `functional/` keeps, held by Hypothesis: order, masks, shifts, gradients, bfloat16, and numbers at the edge."""
+"""R22: the laws that every loss of `functional/` keeps, held by Hypothesis: order, masks, shifts, gradients,
+bfloat16, and numbers at the edge."""
 
 import math
 from collections.abc import Callable
@@ -65,7 +66,10 @@ def lengths(columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def bnf(columns: torch.Tensor) -> torch.Tensor:
     chosen, rejected, chosen_reference, rejected_reference = columns
     entropy = torch.full_like(chosen, 0.5)
-    scores = preference.bnf_scores(chosen, chosen_reference, entropy), preference.bnf_scores(rejected, rejected_reference, entropy)
+    scores = (
+        preference.bnf_scores(chosen, chosen_reference, entropy),
+        preference.bnf_scores(rejected, rejected_reference, entropy),
+    )
     return preference.bnf_loss(*scores, *lengths(columns))
 
 
@@ -75,45 +79,92 @@ def ratios(columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def kto(*, is_desirable: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda c: contrast.kto_loss(c[0] - c[1], torch.full(c[0].shape, is_desirable), torch.full_like(c[0], 0.5), beta=0.3)
+    return lambda c: contrast.kto_loss(
+        c[0] - c[1], torch.full(c[0].shape, is_desirable), torch.full_like(c[0], 0.5), beta=0.3
+    )
 
 
 def clipped(advantage: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda c: clipped_policy_loss(c[0], c[1], torch.full_like(c[0], advantage), clip_low=0.2, clip_high=0.3)[0]
+    return lambda c: clipped_policy_loss(
+        c[0], c[1], torch.full_like(c[0], advantage), clip_low=0.2, clip_high=0.3
+    )[0]
 
 
 BOTH = ((0, 1), (2, 3), (0, 2), (1, 3))
 LAWS = {
-    "dpo": Law(lambda c: preference.dpo_loss(preference.dpo_margin(*c), beta=0.3, label_smoothing=0.1), 4, flat, shifts=BOTH),
-    "robust_dpo": Law(lambda c: preference.robust_dpo_loss(preference.dpo_margin(*c), beta=0.3, label_smoothing=0.1), 4, flat, shifts=BOTH),
-    "ipo": Law(lambda c: preference.ipo_loss(preference.dpo_margin(*c), beta=0.5), 4, lambda c: flat(c).square(), shifts=BOTH),
+    "dpo": Law(
+        lambda c: preference.dpo_loss(preference.dpo_margin(*c), beta=0.3, label_smoothing=0.1),
+        4,
+        flat,
+        shifts=BOTH,
+    ),
+    "robust_dpo": Law(
+        lambda c: preference.robust_dpo_loss(preference.dpo_margin(*c), beta=0.3, label_smoothing=0.1),
+        4,
+        flat,
+        shifts=BOTH,
+    ),
+    "ipo": Law(
+        lambda c: preference.ipo_loss(preference.dpo_margin(*c), beta=0.5),
+        4,
+        lambda c: flat(c).square(),
+        shifts=BOTH,
+    ),
     "slic": Law(lambda c: preference.hinge_loss(preference.dpo_margin(*c), beta=0.3), 4, flat, shifts=BOTH),
     "length": Law(
-        lambda c: preference.dpo_loss(preference.length_margin(preference.dpo_margin(*c), *lengths(c), alpha=0.1, beta=0.3), beta=0.3),
+        lambda c: preference.dpo_loss(
+            preference.length_margin(preference.dpo_margin(*c), *lengths(c), alpha=0.1, beta=0.3), beta=0.3
+        ),
         4,
         flat,
         shifts=BOTH,
     ),
     "positive": Law(
-        lambda c: preference.dpo_loss(preference.positive_margin(preference.dpo_margin(*c), c[0], c[2], weight=2.0), beta=0.3),
+        lambda c: preference.dpo_loss(
+            preference.positive_margin(preference.dpo_margin(*c), c[0], c[2], weight=2.0), beta=0.3
+        ),
         4,
         flat,
         shifts=((2, 0), (1, 3)),
     ),
-    "simpo": Law(lambda c: preference.dpo_loss(preference.simpo_margin(*c, gamma_beta_ratio=0.5), beta=2.0), 2, flat, shifts=((0, 1),)),
-    "simpo by a hinge": Law(lambda c: preference.hinge_loss(preference.simpo_margin(*c, gamma_beta_ratio=0.5), beta=2.0), 2, flat, shifts=((0, 1),)),
+    "simpo": Law(
+        lambda c: preference.dpo_loss(preference.simpo_margin(*c, gamma_beta_ratio=0.5), beta=2.0),
+        2,
+        flat,
+        shifts=((0, 1),),
+    ),
+    "simpo by a hinge": Law(
+        lambda c: preference.hinge_loss(preference.simpo_margin(*c, gamma_beta_ratio=0.5), beta=2.0),
+        2,
+        flat,
+        shifts=((0, 1),),
+    ),
     "bnf": Law(bnf, 4, lambda c: flat(c) / -torch.expm1(c[:2].max(0).values), is_derivative=False),
-    "exo": Law(lambda c: contrast.exo_loss(preference.dpo_margin(*c), beta=0.3, label_smoothing=0.1), 4, flat, shifts=BOTH),
+    "exo": Law(
+        lambda c: contrast.exo_loss(preference.dpo_margin(*c), beta=0.3, label_smoothing=0.1),
+        4,
+        flat,
+        shifts=BOTH,
+    ),
     "nca": Law(lambda c: contrast.nca_loss(*ratios(c), beta=0.3), 4, flat, shifts=((0, 2), (1, 3))),
     "apo_zero": Law(lambda c: contrast.apo_zero_loss(*ratios(c), beta=0.3), 4, flat, shifts=((0, 2), (1, 3))),
     "apo_down": Law(lambda c: contrast.apo_down_loss(*ratios(c), beta=0.3), 4, flat, shifts=((0, 2), (1, 3))),
-    "sppo_hard": Law(lambda c: contrast.sppo_hard_loss(*ratios(c), beta=0.3), 4, lambda c: flat(c).square(), shifts=((0, 2), (1, 3))),
-    "discopop": Law(lambda c: contrast.discopop_loss(preference.dpo_margin(*c), beta=0.3, tau=0.5), 4, flat, shifts=BOTH),
+    "sppo_hard": Law(
+        lambda c: contrast.sppo_hard_loss(*ratios(c), beta=0.3),
+        4,
+        lambda c: flat(c).square(),
+        shifts=((0, 2), (1, 3)),
+    ),
+    "discopop": Law(
+        lambda c: contrast.discopop_loss(preference.dpo_margin(*c), beta=0.3, tau=0.5), 4, flat, shifts=BOTH
+    ),
     "orpo": Law(lambda c: contrast.orpo_loss(*c), 2, lambda c: flat(c) / -torch.expm1(c.max(0).values)),
     "cpo": Law(lambda c: contrast.cpo_loss(*c, beta=0.3), 2, flat, shifts=((0, 1),)),
     "kto, desirable": Law(kto(is_desirable=True), 2, flat, learned=1, shifts=((0, 1),)),
     "kto, undesirable": Law(kto(is_desirable=False), 2, flat, learned=1, shifts=((0, 1),)),
-    "bradley_terry": Law(lambda c: preference.bradley_terry(c[0] - c[1], scale=2.0), 2, flat, shifts=((0, 1),)),
+    "bradley_terry": Law(
+        lambda c: preference.bradley_terry(c[0] - c[1], scale=2.0), 2, flat, shifts=((0, 1),)
+    ),
     "policy, better than its group": Law(clipped(1.5), 2, steep, learned=1, shifts=((0, 1),)),
     "policy, worse than its group": Law(clipped(-0.75), 2, steep, learned=1, shifts=((0, 1),)),
     "k1": Law(lambda c: kl_k1(*c), 2, flat, shifts=((0, 1),)),
@@ -122,7 +173,9 @@ LAWS = {
 }
 
 
-def drawn(law: Law, low: float, high: float, dtype: torch.dtype = torch.float64) -> st.SearchStrategy[torch.Tensor]:
+def drawn(
+    law: Law, low: float, high: float, dtype: torch.dtype = torch.float64
+) -> st.SearchStrategy[torch.Tensor]:
     """(columns, U) log-probabilities; -0.0 and other small ones too."""
     rows = st.lists(st.tuples(*[st.floats(low, high, width=32)] * law.columns), min_size=1, max_size=6)
     return rows.map(lambda rows: torch.tensor(rows, dtype=dtype).T.contiguous())
@@ -130,7 +183,10 @@ def drawn(law: Law, low: float, high: float, dtype: torch.dtype = torch.float64)
 
 def random_columns(law: Law, seed: int) -> torch.Tensor:
     """On no kink, almost surely."""
-    return -6 * torch.rand(law.columns, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.05
+    return (
+        -6 * torch.rand(law.columns, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        - 0.05
+    )
 
 
 @pytest.mark.fault("R22")
@@ -174,7 +230,9 @@ def test_gradients_in_float64(name: str, figure: Figure) -> None:
     @given(SEEDS)
     def holds(seed: int) -> None:
         learned, others = random_columns(law, seed).split([law.learned, law.columns - law.learned])
-        assert torch.autograd.gradcheck(lambda learned: law.loss(torch.cat([learned, others])), learned.clone().requires_grad_())
+        assert torch.autograd.gradcheck(
+            lambda learned: law.loss(torch.cat([learned, others])), learned.clone().requires_grad_()
+        )
 
     holds()
     figure("1 of 1 laws of losses hold")
@@ -198,7 +256,8 @@ def test_bfloat16_errs_by_a_few_roundings(name: str, figure: Figure) -> None:
 @pytest.mark.fault("R22")
 @pytest.mark.parametrize("name", LAWS)
 def test_log_probabilities_down_to_minus_10000(name: str, figure: Figure) -> None:
-    """Values and gradients are finite; that of k3, which nothing clamps, overflows past 88 nats, and is never NaN: the guard sees it (R20)."""
+    """Values and gradients are finite; that of k3, which nothing clamps, overflows past 88 nats, and is never
+    NaN: the guard sees it (R20)."""
     law = LAWS[name]
 
     @often
@@ -207,7 +266,11 @@ def test_log_probabilities_down_to_minus_10000(name: str, figure: Figure) -> Non
         learned = columns[: law.learned].clone().requires_grad_()
         values = law.loss(torch.cat([learned, columns[law.learned :]]))
         (gradient,) = torch.autograd.grad(values.sum(), learned)
-        is_near = (columns[0] - columns[1]).abs() < 80 if not law.is_bounded else torch.ones_like(values, dtype=torch.bool)
+        is_near = (
+            (columns[0] - columns[1]).abs() < 80
+            if not law.is_bounded
+            else torch.ones_like(values, dtype=torch.bool)
+        )
         assert values[is_near].isfinite().all()
         assert gradient[:, is_near].isfinite().all()
         assert not values.isnan().any()
@@ -220,7 +283,9 @@ def test_log_probabilities_down_to_minus_10000(name: str, figure: Figure) -> Non
 REDUCTIONS: tuple[Per, ...] = ("token", "sequence", "sequence_sum", "prompt", "constant")
 
 
-def reduced(sizes: list[int], terms: torch.Tensor, per: Per, columns: dict[str, torch.Tensor] | None = None) -> tuple[float, torch.Tensor]:
+def reduced(
+    sizes: list[int], terms: torch.Tensor, per: Per, columns: dict[str, torch.Tensor] | None = None
+) -> tuple[float, torch.Tensor]:
     """The loss of rows of so many tokens, two to a group, and its gradient by terms."""
     rows = tuple(trajectory(range(size)) for size in sizes)
     batch = Batch(rows, np.arange(len(rows)), np.arange(len(rows)) // 2, columns or {})
@@ -234,10 +299,15 @@ def reduced(sizes: list[int], terms: torch.Tensor, per: Per, columns: dict[str, 
 @pytest.mark.fault("R22")
 @pytest.mark.parametrize("per", REDUCTIONS)
 def test_a_masked_token_is_a_token_that_is_not_there(per: Per, figure: Figure) -> None:
-    """Whatever its term is, a number or not: padding changes neither the loss nor the gradient of the others."""
+    """Whatever its term is, a number or not: padding changes neither the loss nor the gradient of the
+    others."""
 
     @often
-    @given(st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=6), SEEDS, st.sampled_from([1e9, math.nan, math.inf]))
+    @given(
+        st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=6),
+        SEEDS,
+        st.sampled_from([1e9, math.nan, math.inf]),
+    )
     def holds(masks: list[list[bool]], seed: int, padding: float) -> None:
         mask = torch.tensor([kept for row in masks for kept in row], dtype=torch.bool)
         values = torch.randn(len(mask), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -263,7 +333,9 @@ logits_and_ids = SEEDS.map(
 def sampled(logits: torch.Tensor, ids: torch.Tensor, *, is_kept: bool) -> torch.Tensor:
     """At temperature 0.7, of the whole vocabulary, or of the id and one other."""
     kept = torch.stack([ids, (ids + 3) % 7], 1).flatten(), torch.arange(len(ids)).repeat_interleave(2)
-    return sampled_logps(logits, ids, torch.full(ids.shape, 0.7, dtype=torch.float64), 7, kept if is_kept else None)
+    return sampled_logps(
+        logits, ids, torch.full(ids.shape, 0.7, dtype=torch.float64), 7, kept if is_kept else None
+    )
 
 
 TOKENS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -277,7 +349,8 @@ TOKENS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.fault("R22")
 @pytest.mark.parametrize("name", TOKENS)
 def test_laws_of_token_log_probabilities(name: str, figure: Figure) -> None:
-    """A constant in a row of logits changes nothing; rows know nothing of each other; gradients; logits in bfloat16 are computed in float32; 1e4."""
+    """A constant in a row of logits changes nothing; rows know nothing of each other; gradients; logits in
+    bfloat16 are computed in float32; 1e4."""
     values = TOKENS[name]
 
     @often
@@ -288,7 +361,9 @@ def test_laws_of_token_log_probabilities(name: str, figure: Figure) -> None:
         torch.testing.assert_close(values(logits[order], ids[order]), values(logits, ids)[order])
         assert torch.autograd.gradcheck(lambda logits: values(logits, ids), logits.clone().requires_grad_())
         half = logits.bfloat16()
-        torch.testing.assert_close(values(half, ids), values(half.double(), ids), rtol=1e-5, atol=1e-5, check_dtype=False)
+        torch.testing.assert_close(
+            values(half, ids), values(half.double(), ids), rtol=1e-5, atol=1e-5, check_dtype=False
+        )
         far = (2e3 * logits.float()).clamp(-1e4, 1e4).requires_grad_()
         found = values(far, ids)
         assert found.isfinite().all()
@@ -301,19 +376,31 @@ def test_laws_of_token_log_probabilities(name: str, figure: Figure) -> None:
 @pytest.mark.fault("R22")
 @pytest.mark.parametrize("normalise", [True, False])
 def test_laws_of_advantages(normalise: bool, figure: Figure) -> None:
-    """Order and a constant in every reward of a group change nothing; they sum to nothing in each group; large rewards stay finite."""
+    """Order and a constant in every reward of a group change nothing; they sum to nothing in each group;
+    large rewards stay finite."""
 
     @often
     @given(
-        st.lists(st.tuples(st.integers(0, 2), st.floats(-100, 100)), min_size=1, max_size=9), st.floats(-1e3, 1e3), st.randoms(use_true_random=False)
+        st.lists(st.tuples(st.integers(0, 2), st.floats(-100, 100)), min_size=1, max_size=9),
+        st.floats(-1e3, 1e3),
+        st.randoms(use_true_random=False),
     )
     def holds(samples: list[tuple[int, float]], shift: float, randomness: Any) -> None:
-        groups, rewards = torch.tensor([group for group, _ in samples]), torch.tensor([reward for _, reward in samples], dtype=torch.float64)
+        groups, rewards = (
+            torch.tensor([group for group, _ in samples]),
+            torch.tensor([reward for _, reward in samples], dtype=torch.float64),
+        )
         found = group_advantages(rewards, groups, 3, normalise=normalise)
         order = randomness.sample(range(len(samples)), len(samples))
-        torch.testing.assert_close(group_advantages(rewards[order], groups[order], 3, normalise=normalise), found[order])
-        torch.testing.assert_close(group_advantages(rewards + shift, groups, 3, normalise=normalise), found, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(torch.zeros(3).double().index_add(0, groups, found), torch.zeros(3).double(), rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            group_advantages(rewards[order], groups[order], 3, normalise=normalise), found[order]
+        )
+        torch.testing.assert_close(
+            group_advantages(rewards + shift, groups, 3, normalise=normalise), found, rtol=1e-6, atol=1e-6
+        )
+        torch.testing.assert_close(
+            torch.zeros(3).double().index_add(0, groups, found), torch.zeros(3).double(), rtol=0, atol=1e-9
+        )
         assert group_advantages((1e4 * rewards).float(), groups, 3, normalise=normalise).isfinite().all()
 
     holds()
@@ -322,14 +409,27 @@ def test_laws_of_advantages(normalise: bool, figure: Figure) -> None:
 
 @pytest.mark.fault("R22")
 def test_a_broken_loss_breaks_the_laws(figure: Figure) -> None:
-    """The laws can fail: a loss that reads its neighbour, forgets a column, doubles its gradient or overflows."""
+    """The laws can fail: a loss that reads its neighbour, forgets a column, doubles its gradient or
+    overflows."""
     dpo = LAWS["dpo"]
     broken = {
         "order": (test_order_changes_nothing, replace(dpo, loss=lambda c: dpo.loss(c).cumsum(0))),
-        "shift": (test_a_constant_in_both_changes_nothing, replace(dpo, loss=lambda c: dpo.loss(c) + 0.01 * c[0])),
-        "gradient": (test_gradients_in_float64, replace(dpo, loss=lambda c: 2 * dpo.loss(c) - dpo.loss(c).detach())),
-        "bfloat16": (test_bfloat16_errs_by_a_few_roundings, replace(dpo, loss=lambda c: dpo.loss(c) + (64 + c[0]) - 64)),
-        "edge": (test_log_probabilities_down_to_minus_10000, replace(dpo, loss=lambda c: (-preference.dpo_margin(*c)).exp())),
+        "shift": (
+            test_a_constant_in_both_changes_nothing,
+            replace(dpo, loss=lambda c: dpo.loss(c) + 0.01 * c[0]),
+        ),
+        "gradient": (
+            test_gradients_in_float64,
+            replace(dpo, loss=lambda c: 2 * dpo.loss(c) - dpo.loss(c).detach()),
+        ),
+        "bfloat16": (
+            test_bfloat16_errs_by_a_few_roundings,
+            replace(dpo, loss=lambda c: dpo.loss(c) + (64 + c[0]) - 64),
+        ),
+        "edge": (
+            test_log_probabilities_down_to_minus_10000,
+            replace(dpo, loss=lambda c: (-preference.dpo_margin(*c)).exp()),
+        ),
     }
     noticed = 0
     for test, law in broken.values():

@@ -1,5 +1,5 @@
-"""A ledger that lacks what a run has learned from (R8): gone, older, without its log, another run's, or taken away under a run. Nothing is gone on
-with beside one, so nothing is paid twice."""
+"""A ledger that lacks what a run has learned from (R8): gone, older, without its log, another run's, or taken
+away under a run. Nothing is gone on with beside one, so nothing is paid twice."""
 
 import contextlib
 import hashlib
@@ -27,16 +27,21 @@ Figure = Callable[[str], None]
 LONGER = ("--stop.max_steps", "6")
 
 
-def train(config: Path, run_dir: Path, *flags: object, before: Callable[[], object] = lambda: None) -> tuple[int, str]:
+def train(
+    config: Path, run_dir: Path, *flags: object, before: Callable[[], object] = lambda: None
+) -> tuple[int, str]:
     """The exit code of a run in a child, and what it printed."""
     log = run_dir.with_name(f"{run_dir.name}.log")
     log.unlink(missing_ok=True)
-    return forked(lambda: before() or oat("train", config, "--run_dir", run_dir, *flags), log), log.read_text()
+    return forked(
+        lambda: before() or oat("train", config, "--run_dir", run_dir, *flags), log
+    ), log.read_text()
 
 
 @pytest.fixture(scope="module")
 def run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The configuration of a finished run of four steps in `run` beside it, which keeps the checkpoints of 2 and 4; in `two` its ledger after two."""
+    """The configuration of a finished run of four steps in `run` beside it, which keeps the checkpoints of 2
+    and 4; in `two` its ledger after two."""
     folder = tmp_path_factory.mktemp("run")
     config = world.config("grpo", folder, {"tracking.keep_trajectories": True, "checkpoint.keep_last": 5})
     assert train(config, folder / "run", "--stop.max_steps", "2")[0] == 0
@@ -75,10 +80,25 @@ def with_less_spent(copied: Path, run: Path) -> None:
 
 
 LOSSES = {
-    "gone": (lambda copied, run: (copied / "ledger.sqlite").unlink(), "it is missing, and the checkpoint step_00000004 was written when "),
-    "older": (older, "step_00000004 was written when step 4 had taken its answers, and the ledger ends with those of step 2"),
-    "another run's": (foreign, "step_00000004 was written when step 4 had taken its answers, and those in the ledger are others"),
-    "empty": (emptied, "step_00000004 was written when step 4 had taken its answers, and the ledger has none of that kind"),
+    "gone": (
+        lambda copied, run: (copied / "ledger.sqlite").unlink(),
+        "it is missing, and the checkpoint step_00000004 was written when ",
+    ),
+    "older": (
+        older,
+        (
+            "step_00000004 was written when step 4 had taken its answers, and the ledger ends with those of "
+            "step 2"
+        ),
+    ),
+    "another run's": (
+        foreign,
+        "step_00000004 was written when step 4 had taken its answers, and those in the ledger are others",
+    ),
+    "empty": (
+        emptied,
+        "step_00000004 was written when step 4 had taken its answers, and the ledger has none of that kind",
+    ),
     "without an evaluation": (
         without_the_last_evaluation,
         "the evaluation after 4 steps (eval) had taken its answers, and the ledger ends with those of ",
@@ -88,14 +108,19 @@ LOSSES = {
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.name.endswith(("-shm", "-wal"))}
+    return {
+        str(path): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+    }
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_what_a_checkpoint_needs_is_not_in_the_ledger(
     run: Path, copied: Path, tmp_path: Path, loss: str, figure: Figure, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is refused by whatever would believe it, in one message that says what is lost, and nothing is changed."""
+    """It is refused by whatever would believe it, in one message that says what is lost, and nothing is
+    changed."""
     lose, words = LOSSES[loss]
     lose(copied, run)
     before = tree(copied)
@@ -123,7 +148,9 @@ def test_what_a_checkpoint_needs_is_not_in_the_ledger(
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, json.dumps({"step": 10**30})], ids=["nested", "far away"])
-def test_a_damaged_last_row_claims_nothing(copied: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_last_row_claims_nothing(
+    copied: Path, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The row before it counts."""
     with (copied / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
@@ -137,26 +164,40 @@ def test_a_damaged_last_row_claims_nothing(copied: Path, line: str, capsys: pyte
 def test_a_log_that_is_lost_after_a_kill(run: Path, tmp_path: Path, figure: Figure) -> None:
     """All that a killed process wrote may be in the file ledger.sqlite-wal."""
     run_dir = tmp_path / "run"
-    assert train(run, run_dir, before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4))[0] == -signal.SIGKILL
+    assert (
+        train(run, run_dir, before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4))[0]
+        == -signal.SIGKILL
+    )
     whole = shutil.copytree(run_dir, tmp_path / "whole")
     (run_dir / "ledger.sqlite-wal").unlink()
     code, printed = train(run, run_dir)
     assert code == 1
-    assert "ledger.sqlite: the checkpoint step_00000002 was written when step 2 had taken its answers, and the ledger has none" in printed
+    assert (
+        "ledger.sqlite: the checkpoint step_00000002 was written when step 2 had taken its answers, and "
+        "the ledger has none"
+    ) in printed
     assert train(run, whole)[0] == 0
     figure("1 of 1 lost ledgers refused")
 
 
 @pytest.mark.parametrize("size", [0.0, 0.5])
-def test_a_log_that_is_lost_behind_the_newest_checkpoint(run: Path, copied: Path, size: float, figure: Figure) -> None:
+def test_a_log_that_is_lost_behind_the_newest_checkpoint(
+    run: Path, copied: Path, size: float, figure: Figure
+) -> None:
     """The checkpoint has all it needs, and the rows of the steps behind it say what is lost."""
     flags = ("--checkpoint.every", "10", "--stop.max_steps", "8")
-    assert train(run, copied, *flags, before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4))[0] == -signal.SIGKILL
+    assert (
+        train(run, copied, *flags, before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4))[0]
+        == -signal.SIGKILL
+    )
     log = copied / "ledger.sqlite-wal"
     os.truncate(log, int(log.stat().st_size * size))
     code, printed = train(run, copied, *flags)
     assert code == 1
-    assert "row 7 of metrics.jsonl was written when step 7 had taken its answers, and the ledger ends with those of step " in printed
+    assert (
+        "row 7 of metrics.jsonl was written when step 7 had taken its answers, and the ledger ends with "
+        "those of step "
+    ) in printed
     figure("1 of 1 lost ledgers refused")
 
 
@@ -170,25 +211,41 @@ TAKEN_AWAY = {
 
 
 @pytest.mark.parametrize("how", TAKEN_AWAY)
-def test_a_ledger_that_vanishes_under_a_run_ends_it(run: Path, world: World, tmp_path: Path, how: str, figure: Figure) -> None:
-    """In the third step, by a process that works beside the run, here the reward function; what it had written stays where it is."""
+def test_a_ledger_that_vanishes_under_a_run_ends_it(
+    run: Path, world: World, tmp_path: Path, how: str, figure: Figure
+) -> None:
+    """In the third step, by a process that works beside the run, here the reward function; what it had
+    written stays where it is."""
     run_dir, reward = tmp_path / "run", tmp_path / "reward.py"
     reward.write_text(
         f"import os, shutil\nLEDGER, calls = {str(run_dir / 'ledger.sqlite')!r}, 0\n\n"
-        f"def reward(prompts, completions, **columns):\n    global calls\n    calls += 1\n    if calls == 3:\n        {TAKEN_AWAY[how]}\n"
+        "def reward(prompts, completions, **columns):\n    global calls\n    calls += 1\n    if calls == "
+        f"3:\n        {TAKEN_AWAY[how]}\n"
         "    return [text.count('a') + 0.1 * text.count('b') for text in completions]\n"
     )
     config = world.config("grpo", tmp_path, {"evaluation": None, "oracle.name": f"{reward}:reward"})
     code, printed = train(config, run_dir)
     assert code == 1, printed
-    assert re.search(r"oat train: \S+ledger.sqlite(-wal)?: was moved, removed or replaced while a run worked with it, and nothing more", printed)
+    assert re.search(
+        (
+            r"oat train: \S+ledger.sqlite(-wal)?: was moved, removed or replaced while a run worked with it, "
+            r"and nothing more"
+        ),
+        printed,
+    )
     assert "Traceback" not in printed
     assert "finished" not in printed
-    assert [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]
+    assert [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()] == [
+        0,
+        1,
+        2,
+    ]
     figure("1 of 1 runs whose ledger vanishes end")
 
 
-def test_a_ledger_that_is_ahead_is_sound(run: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ledger_that_is_ahead_is_sound(
+    run: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a run that is turned back, of a fork's origin, and of one whose checkpoints are removed."""
     (copied / "checkpoints" / "latest").write_text("step_00000002\n")
     assert oat("ledger", copied, "--check") == 0
@@ -202,16 +259,26 @@ def test_a_ledger_that_is_ahead_is_sound(run: Path, copied: Path, tmp_path: Path
 
 
 def test_a_fork_of_the_start_goes_on(run: Path, tmp_path: Path) -> None:
-    """Its origin has the row and the answers of an evaluation that the fork makes itself. A run that may be rolled back keeps its start."""
+    """Its origin has the row and the answers of an evaluation that the fork makes itself. A run that may be
+    rolled back keeps its start."""
     origin, fork = tmp_path / "origin", tmp_path / "fork"
-    flags = ("--alarms.spread.action", "roll_back", "--alarms.spread.patience", "100", "--stop.max_steps", "2")
+    flags = (
+        "--alarms.spread.action",
+        "roll_back",
+        "--alarms.spread.patience",
+        "100",
+        "--stop.max_steps",
+        "2",
+    )
     assert train(run, origin, *flags)[0] == 0
     code, printed = train(run, fork, *flags, "--from", f"{origin}@0")
     assert code == 0, printed
     assert digest_run(fork) == digest_run(origin)
 
 
-def test_an_older_ledger_goes_on_from_a_checkpoint_that_it_reaches(run: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_ledger_goes_on_from_a_checkpoint_that_it_reaches(
+    run: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As the message says: the run is turned back, and the rows behind that are taken out."""
     older(copied, run)
     (copied / "checkpoints" / "latest").write_text("step_00000002\n")
@@ -225,21 +292,28 @@ def test_an_older_ledger_goes_on_from_a_checkpoint_that_it_reaches(run: Path, co
 def unmarked(run_dir: Path) -> None:
     """Its checkpoints as an earlier version wrote them."""
     for folder in (run_dir / "checkpoints").glob("step_*"):
-        state, manifest = (json.loads((folder / name).read_text()) for name in ("state.json", "manifest.json"))
-        text = json.dumps({name: value for name, value in state.items() if name != "ledger"}, indent=1, sort_keys=True).encode()
+        state, manifest = (
+            json.loads((folder / name).read_text()) for name in ("state.json", "manifest.json")
+        )
+        text = json.dumps(
+            {name: value for name, value in state.items() if name != "ledger"}, indent=1, sort_keys=True
+        ).encode()
         (folder / "state.json").write_bytes(text)
         manifest["state.json"] = {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_a_run_of_an_earlier_version_goes_on_with_one_warning(run: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_an_earlier_version_goes_on_with_one_warning(
+    run: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     unmarked(copied)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert oat("train", run, "--run_dir", copied, *LONGER) == 0
     (said,) = [str(warning.message) for warning in caught if issubclass(warning.category, OatWarning)]
     assert said.endswith(
-        "checkpoints/step_00000004: an earlier version of oat wrote it, without what its ledger must hold; only the queries of its row are held "
+        "checkpoints/step_00000004: an earlier version of oat wrote it, without what its ledger must "
+        "hold; only the queries of its row are held "
         "against the ledger"
     )
     with warnings.catch_warnings():
@@ -248,7 +322,9 @@ def test_a_run_of_an_earlier_version_goes_on_with_one_warning(run: Path, copied:
 
 
 @pytest.mark.parametrize("loss", ["gone", "older", "empty", "without an evaluation", "less is spent"])
-def test_a_run_of_an_earlier_version_is_refused_by_its_row(run: Path, copied: Path, loss: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_an_earlier_version_is_refused_by_its_row(
+    run: Path, copied: Path, loss: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     unmarked(copied)
     (copied / "metrics.jsonl").unlink()
     LOSSES[loss][0](copied, run)

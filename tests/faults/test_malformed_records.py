@@ -1,4 +1,5 @@
-"""R19: malformed records, each an error that names file, line, field, what was expected and what was found; or left out and counted."""
+"""R19: malformed records, each an error that names file, line, field, what was expected and what was found;
+or left out and counted."""
 
 import io
 import json
@@ -23,8 +24,14 @@ MESSAGES = [{"role": "user", "content": "What is 1+1?"}, {"role": "assistant", "
 FORMATS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "prompt-only": ({"prompt": "1+1=", "answer": "2", "level": 3}, ()),
     "prompt-completion": ({"prompt": MESSAGES[:1], "completion": MESSAGES[1:]}, ("completion",)),
-    "preference": ({"prompt": "1+1=", "chosen": "2", "rejected": "3", "source": "me"}, ("chosen", "rejected")),
-    "preference with an implicit prompt": ({"chosen": MESSAGES, "rejected": [MESSAGES[0], {**MESSAGES[1], "content": "3"}]}, ("chosen", "rejected")),
+    "preference": (
+        {"prompt": "1+1=", "chosen": "2", "rejected": "3", "source": "me"},
+        ("chosen", "rejected"),
+    ),
+    "preference with an implicit prompt": (
+        {"chosen": MESSAGES, "rejected": [MESSAGES[0], {**MESSAGES[1], "content": "3"}]},
+        ("chosen", "rejected"),
+    ),
     "unpaired preference": ({"prompt": "1+1=", "completion": "2", "label": True}, ("completion",)),
     "language modelling": ({"messages": MESSAGES, "tools": []}, ("completion",)),
     "language modelling, plain text": ({"text": "one and one is two"}, ("completion",)),
@@ -50,13 +57,31 @@ def garbled(rng: random.Random, record: dict[str, Any]) -> bytes:
 def not_utf8(rng: random.Random, record: dict[str, Any]) -> bytes:
     text = json.dumps(record).encode()
     place = rng.randrange(len(text))
-    return text[:place] + rng.choice([b"\xff", b"\xc3(", b"\xe2\x82", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"]) + text[place:]
+    return (
+        text[:place]
+        + rng.choice([b"\xff", b"\xc3(", b"\xe2\x82", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"])
+        + text[place:]
+    )
 
 
 def wrong_type(rng: random.Random, record: dict[str, Any]) -> bytes:
     name = rng.choice(sorted(READ & record.keys()))
     wrong = rng.choice(
-        [None, 5, -0.5, [], {}, [1], ["a"], {"a": 1}, [[]], [None], [{"role": "user"}], [{"content": "a"}], [{"role": 5, "content": "a"}]]
+        [
+            None,
+            5,
+            -0.5,
+            [],
+            {},
+            [1],
+            ["a"],
+            {"a": 1},
+            [[]],
+            [None],
+            [{"role": "user"}],
+            [{"content": "a"}],
+            [{"role": 5, "content": "a"}],
+        ]
     )
     return json.dumps({**record, name: 2 if name == "label" and wrong is None else wrong}).encode()
 
@@ -67,8 +92,22 @@ def missing(rng: random.Random, record: dict[str, Any]) -> bytes:
 
 
 def unstorable(rng: random.Random, record: dict[str, Any]) -> bytes:
-    """Escapes of lone surrogates and of NUL, numbers beyond 64 bits, and values nested too deep, anywhere in a record."""
-    bad = rng.choice(['"a\\ud800"', '"\\udc00b"', '"a\\u0000"', "1e999", "-1e400", "NaN", "Infinity", str(2**64), "1" * 5000, "[" * 70 + "]" * 70])
+    """Escapes of lone surrogates and of NUL, numbers beyond 64 bits, and values nested too deep, anywhere in
+    a record."""
+    bad = rng.choice(
+        [
+            '"a\\ud800"',
+            '"\\udc00b"',
+            '"a\\u0000"',
+            "1e999",
+            "-1e400",
+            "NaN",
+            "Infinity",
+            str(2**64),
+            "1" * 5000,
+            "[" * 70 + "]" * 70,
+        ]
+    )
     extra = rng.choice(['"x": %s', '"x": [%s]', '"x": {"y": %s}']) % bad
     return f"{json.dumps(record)[:-1]}, {extra}}}".encode()
 
@@ -81,7 +120,16 @@ def twice(rng: random.Random, record: dict[str, Any]) -> bytes:
 def marks(rng: random.Random, record: dict[str, Any]) -> bytes:
     """A raw NUL, a byte-order mark within the file, two records in one line, or one in UTF-16."""
     text = json.dumps(record).encode()
-    return rng.choice([b"\0" + text, text + b"\0", BOM + text, text + b"\r" + text, text.replace(b": ", b":\0", 1), b"\xff\xfe" + text])
+    return rng.choice(
+        [
+            b"\0" + text,
+            text + b"\0",
+            BOM + text,
+            text + b"\r" + text,
+            text.replace(b": ", b":\0", 1),
+            b"\xff\xfe" + text,
+        ]
+    )
 
 
 def no_object(rng: random.Random, record: dict[str, Any]) -> bytes:
@@ -120,7 +168,8 @@ def assert_says(message: str, place: str, kind: Callable[..., bytes], form: str)
 
 
 def check_stop(folder: Path, count: int, seed: int) -> int:
-    """How many malformed records, each behind a good one in a file of its own, are an error that says what it should."""
+    """How many malformed records, each behind a good one in a file of its own, are an error that says what it
+    should."""
     path, said = folder / "one.jsonl", 0
     for form, kind, line in malformed(count, seed):
         path.write_bytes(json.dumps(FORMATS[form][0]).encode() + b"\r\n" + line + b"\n")
@@ -141,7 +190,11 @@ def check_skip(folder: Path, count: int, seed: int) -> int:
         lines = [line for name, _, line in malformed(count, seed) if name == form]
         good = json.dumps(FORMATS[form][0]).encode()
         path = folder / "many.jsonl"
-        path.write_bytes(BOM + b"\r\n".join(part for line in lines for part in (line.replace(b"\r", b""), good, b"")) + b"\n")
+        path.write_bytes(
+            BOM
+            + b"\r\n".join(part for line in lines for part in (line.replace(b"\r", b""), good, b""))
+            + b"\n"
+        )
         found = opened(path, form, skip=True)
         assert found.index.read == len(found) == len(lines), form
         assert [prompt.row for prompt in found] == [3 * number + 2 for number in range(len(lines))], form
@@ -152,8 +205,14 @@ def check_skip(folder: Path, count: int, seed: int) -> int:
 
 def test_malformed_records(tmp_path: Path, figure: Callable[[str], None]) -> None:
     count = 630
-    figure(f"{check_stop(tmp_path, count, 0):,} of {count:,} malformed records are an error that names file, line, what was expected and found")
-    figure(f"{check_skip(tmp_path, count, 1):,} of {count:,} malformed records are left out and counted where they are skipped")
+    figure(
+        f"{check_stop(tmp_path, count, 0):,} of {count:,} malformed records are an error that names file, "
+        "line, what was expected and found"
+    )
+    figure(
+        f"{check_skip(tmp_path, count, 1):,} of {count:,} malformed records are left out and counted "
+        "where they are skipped"
+    )
 
 
 @pytest.mark.slow
@@ -161,9 +220,13 @@ def test_malformed_records(tmp_path: Path, figure: Callable[[str], None]) -> Non
 def test_10_000_malformed_records(tmp_path: Path, figure: Callable[[str], None], part: int) -> None:
     count = 1000
     figure(
-        f"{check_stop(tmp_path, count, 10 + part):,} of {count:,} malformed records are an error that names file, line, what was expected and found"
+        f"{check_stop(tmp_path, count, 10 + part):,} of {count:,} malformed records are an error that "
+        "names file, line, what was expected and found"
     )
-    figure(f"{check_skip(tmp_path, count, 10 + part):,} of {count:,} malformed records are left out and counted where they are skipped")
+    figure(
+        f"{check_skip(tmp_path, count, 10 + part):,} of {count:,} malformed records are left out and "
+        "counted where they are skipped"
+    )
 
 
 def flipped(count: int, seed: int) -> Iterator[bytes]:
@@ -191,16 +254,24 @@ def test_records_with_any_bytes_changed_are_sound_or_an_error(tmp_path: Path) ->
     assert all(message.startswith(f"{path}:") for message in messages)
 
 
-@pytest.mark.parametrize("end", [b"", b"}", b'"', b"\xff"], ids=["an open text", "a bracket", "an open object", "no UTF-8"])
+@pytest.mark.parametrize(
+    "end", [b"", b"}", b'"', b"\xff"], ids=["an open text", "a bracket", "an open object", "no UTF-8"]
+)
 def test_a_line_of_10_mb(tmp_path: Path, end: bytes, figure: Callable[[str], None]) -> None:
     path = tmp_path / "long.jsonl"
     good = b'{"prompt": "a", "x": "' + b"y" * LONG + b'"}'
-    path.write_bytes(b'{"prompt": "a"}\n' + b'{"prompt": "a", "x": "' + b"y" * LONG + end + b"\n" + good + b"\n")
+    path.write_bytes(
+        b'{"prompt": "a"}\n' + b'{"prompt": "a", "x": "' + b"y" * LONG + end + b"\n" + good + b"\n"
+    )
     with pytest.raises(DataError) as seen:
         opened(path, "prompt-only")
     assert_says(str(seen.value), f"{path}:2", cut, "prompt-only")
     found = opened(path, "prompt-only", skip=True)
-    assert (found.index.skipped, [prompt.row for prompt in found], len(found[1].columns["x"])) == (1, [1, 3], LONG)
+    assert (found.index.skipped, [prompt.row for prompt in found], len(found[1].columns["x"])) == (
+        1,
+        [1, 3],
+        LONG,
+    )
     name = tmp_path / "name.jsonl"
     name.write_bytes(b'{"' + b"n" * LONG + b'": 1}\n')
     with pytest.raises(DataError) as seen:
@@ -211,7 +282,9 @@ def test_a_line_of_10_mb(tmp_path: Path, end: bytes, figure: Callable[[str], Non
 
 def test_cut_parquet(tmp_path: Path, figure: Callable[[str], None]) -> None:
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": f"{n}+1="} for n in range(3000)]), buffer, row_group_size=1000)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([{"prompt": f"{n}+1="} for n in range(3000)]), buffer, row_group_size=1000
+    )
     whole, path = buffer.getvalue(), tmp_path / "cut.parquet"
     places = [*range(0, len(whole), max(1, len(whole) // 100)), len(whole) - 1]
     for place in places:
@@ -245,15 +318,30 @@ def test_malformed_csv_is_left_out_and_counted(tmp_path: Path) -> None:
     assert [prompt.messages[0].content for prompt in found] == ["two\nlines"] * len(CSV)
     path.write_bytes(b'prompt,answer\na,b\n"open,b\nc,d\n')
     found = opened(path, "prompt-only", skip=True)
-    assert (found.index.skipped, len(found)) == (1, 1), "a quotation mark that is never closed swallows the rest"
+    assert (found.index.skipped, len(found)) == (1, 1), (
+        "a quotation mark that is never closed swallows the rest"
+    )
 
 
 @pytest.mark.parametrize("section", ["prompts", "evaluation"])
-def test_a_run_stops_or_skips(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], section: str) -> None:
+def test_a_run_stops_or_skips(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], section: str
+) -> None:
     path = tmp_path / "bad.jsonl"
     good = [json.dumps({"prompt": f"{n}+1=", "answer": "a"}) for n in range(8)]
     path.write_text(
-        "\n".join([good[0], "{", *good[1:], '{"prompt": 5, "answer": "a"}', '{"answer": "a"}', '{"prompt": "1"}', "[]"]), encoding="utf-8"
+        "\n".join(
+            [
+                good[0],
+                "{",
+                *good[1:],
+                '{"prompt": 5, "answer": "a"}',
+                '{"answer": "a"}',
+                '{"prompt": "1"}',
+                "[]",
+            ]
+        ),
+        encoding="utf-8",
     )
     config = world.config("grpo", tmp_path, {f"{section}.path": str(path), "stop.max_steps": 2})
     assert oat("train", config) == 2
@@ -264,13 +352,20 @@ def test_a_run_stops_or_skips(world: World, tmp_path: Path, capsys: pytest.Captu
     assert oat("train", config, "--prompts.on_bad_record", "skip") == 0
     first = json.loads((tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["prompts/skipped"] == 5
-    assert f"oat train: {path}: 5 malformed records are left out: {path}:2: expected one complete" in capsys.readouterr().out
+    assert (
+        f"oat train: {path}: 5 malformed records are left out: {path}:2: expected one complete"
+        in capsys.readouterr().out
+    )
 
 
 def test_nothing_but_malformed_records(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b"{\n" * 4)
     with pytest.raises(
-        DataError, match=rf"^{path}: expected well-formed records, got 4 malformed ones and no other; the first: {path}:1: expected one"
+        DataError,
+        match=(
+            rf"^{path}: expected well-formed records, got 4 malformed ones and no other; the first: "
+            rf"{path}:1: expected one"
+        ),
     ):
         opened(path, "prompt-only", skip=True)

@@ -1,4 +1,5 @@
-"""Data brings no code along (R11): the source has nothing that runs what it reads, and a pickle in a run or a model is never opened."""
+"""Data brings no code along (R11): the source has nothing that runs what it reads, and a pickle in a run or a
+model is never opened."""
 
 import ast
 import hashlib
@@ -20,13 +21,30 @@ pytestmark = pytest.mark.fault("R11")
 
 ROOT = Path(package.__file__).parent
 MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
+CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "torch.load",
+    "os.system",
+    "os.popen",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "yaml.full_load",
+}
 REVIEWED = {("config/load.py", "yaml.load")}
 """With a loader that is a SafeLoader, which is checked below."""
 
 
 def dotted(node: ast.expr) -> str:
-    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else "?"
+    return (
+        f"{dotted(node.value)}.{node.attr}"
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else "?"
+    )
 
 
 def runs_data(source: str) -> set[str]:
@@ -40,20 +58,37 @@ def runs_data(source: str) -> set[str]:
             found |= {node.module} if node.module.split(".")[0] in MODULES else names & CALLS
         elif isinstance(node, ast.Call):
             found |= {dotted(node.func)} & CALLS
-            asked = {word.arg for word in node.keywords if not (isinstance(word.value, ast.Constant) and word.value.value is False)}
+            asked = {
+                word.arg
+                for word in node.keywords
+                if not (isinstance(word.value, ast.Constant) and word.value.value is False)
+            }
             found |= asked & {"shell", "allow_pickle", "trust_remote_code"}
     return found
 
 
 def test_the_reader_of_sources_sees_them() -> None:
-    bad = "import pickle\nfrom torch import load\nimport os, torch\neval(a)\ntorch.load(f)\nrun(c, shell=True)\nnp.load(f, allow_pickle=x)\n"
+    bad = (
+        "import pickle\nfrom torch import load\nimport os, torch\neval(a)\ntorch.load(f)\nrun(c, "
+        "shell=True)\nnp.load(f, allow_pickle=x)\n"
+    )
     assert runs_data(bad) == {"pickle", "torch.load", "eval", "shell", "allow_pickle"}
-    assert runs_data("model.eval()\nre.compile(a)\nload(p, trust_remote_code=False)\nfrom json import load\n") == set()
+    assert (
+        runs_data("model.eval()\nre.compile(a)\nload(p, trust_remote_code=False)\nfrom json import load\n")
+        == set()
+    )
 
 
 def test_the_source_runs_nothing_that_it_reads(figure: Callable[[str], None]) -> None:
-    found = {(str(file.relative_to(ROOT)), what) for file in ROOT.rglob("*.py") for what in runs_data(file.read_text(encoding="utf-8"))}
-    figure(f"{len(found - REVIEWED)} of {sum(1 for _ in ROOT.rglob('*.py'))} source files with an unreviewed call that could run data")
+    found = {
+        (str(file.relative_to(ROOT)), what)
+        for file in ROOT.rglob("*.py")
+        for what in runs_data(file.read_text(encoding="utf-8"))
+    }
+    figure(
+        f"{len(found - REVIEWED)} of {sum(1 for _ in ROOT.rglob('*.py'))} source files with an unreviewed "
+        "call that could run data"
+    )
     assert found == REVIEWED
     assert issubclass(_Loader, yaml.SafeLoader)
 
@@ -78,7 +113,12 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("command", ["train", "eval", "export", "digest"])
 def test_a_pickle_in_a_run_is_never_opened(
-    finished: Path, tmp_path: Path, name: str, command: str, capsys: pytest.CaptureFixture[str], figure: Callable[[str], None]
+    finished: Path,
+    tmp_path: Path,
+    name: str,
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+    figure: Callable[[str], None],
 ) -> None:
     """In place of a file of its checkpoint, with a manifest that vouches for it, and beside the files."""
     run_dir, canary = tmp_path / "run", tmp_path / "canary"
@@ -87,14 +127,21 @@ def test_a_pickle_in_a_run_is_never_opened(
     (checkpoint,) = (run_dir / "checkpoints").glob("step_*")
     for place in (
         checkpoint / name,
-        *(folder / other for folder in (run_dir, checkpoint) for other in ("optimizer.pt", "pytorch_model.bin", "rng.pkl")),
+        *(
+            folder / other
+            for folder in (run_dir, checkpoint)
+            for other in ("optimizer.pt", "pytorch_model.bin", "rng.pkl")
+        ),
     ):
         place.write_bytes(bomb)
     if name != "manifest.json":
         manifest = json.loads((checkpoint / "manifest.json").read_text())
         manifest[name] = {"sha256": hashlib.sha256(bomb).hexdigest(), "bytes": len(bomb)}
         (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-    arguments = {"train": [run_dir / "config.yaml", "--run_dir", run_dir], "export": [run_dir, tmp_path / "out"]}.get(command, [run_dir])
+    arguments = {
+        "train": [run_dir / "config.yaml", "--run_dir", run_dir],
+        "export": [run_dir, tmp_path / "out"],
+    }.get(command, [run_dir])
     assert oat(command, *arguments) in (1, 2)
     assert "step_00000002" in capsys.readouterr().err
     figure(f"{int(canary.exists())} of 1 planted pickles opened")
@@ -103,7 +150,9 @@ def test_a_pickle_in_a_run_is_never_opened(
     assert canary.exists()
 
 
-def test_a_pickle_in_a_model_is_never_opened(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pickle_in_a_model_is_never_opened(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, canary = tmp_path / "model", tmp_path / "canary"
     shutil.copytree(world.folder / "model", model)
     (model / "model.safetensors").unlink()

@@ -1,4 +1,5 @@
-"""R20: a number that is not finite, wherever it stands, is caught before the optimiser moves; then the run stops and keeps the batch, or skips."""
+"""R20: a number that is not finite, wherever it stands, is caught before the optimiser moves; then the run
+stops and keeps the batch, or skips."""
 
 import json
 import math
@@ -38,7 +39,11 @@ def run(world: World, tmp_path: Path, algorithm: str) -> Run:
 
 def placed(count: int, *, each: bool) -> list[tuple[int, float]]:
     """Every place with every bad number, or with one of them in turn."""
-    return [(place, value) for place in range(count) for value in (BAD if each else BAD[place % 3 : place % 3 + 1])]
+    return [
+        (place, value)
+        for place in range(count)
+        for value in (BAD if each else BAD[place % 3 : place % 3 + 1])
+    ]
 
 
 def with_bad(values: torch.Tensor, place: int, value: float) -> torch.Tensor:
@@ -60,7 +65,11 @@ def columns_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
     numbers = {name: values for name, values in batch.columns.items() if values.is_floating_point()}
     for name, values in numbers.items():
         for place, value in placed(values.numel(), each=each):
-            caught.append(is_caught(run, replace(batch, columns={**batch.columns, name: with_bad(values, place, value)})))
+            caught.append(
+                is_caught(
+                    run, replace(batch, columns={**batch.columns, name: with_bad(values, place, value)})
+                )
+            )
     return sum(caught), len(caught)
 
 
@@ -74,7 +83,9 @@ def outputs_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
         for name in sorted(wants):
             for place, value in placed(size, each=each):
 
-                def poisoned(*arguments: Any, name: str = name, place: int = place, value: float = value) -> dict[str, torch.Tensor]:
+                def poisoned(
+                    *arguments: Any, name: str = name, place: int = place, value: float = value
+                ) -> dict[str, torch.Tensor]:
                     given = outputs(*arguments)
                     return {**given, name: with_bad(given[name], place, value)}
 
@@ -86,7 +97,9 @@ def outputs_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
 
 
 def losses_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
-    batch, caught, objective = prepared(run, usual(run)), [], run.objectives[0]
+    batch = prepared(run, usual(run))
+    caught = []
+    objective = run.objectives[0]
     losses = objective.losses
     sizes: dict[str, int] = {}
 
@@ -101,9 +114,14 @@ def losses_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
         for name, size in sizes.items():
             for place, value in placed(size, each=each):
 
-                def poisoned(outputs: Outputs, view: View, name: str = name, place: int = place, value: float = value) -> dict[str, Loss]:
+                def poisoned(
+                    outputs: Outputs, view: View, name: str = name, place: int = place, value: float = value
+                ) -> dict[str, Loss]:
                     found = losses(outputs, view)
-                    return {**found, name: replace(found[name], terms=with_bad(found[name].terms, place, value))}
+                    return {
+                        **found,
+                        name: replace(found[name], terms=with_bad(found[name].terms, place, value)),
+                    }
 
                 objective.losses = poisoned  # type: ignore[method-assign]
                 caught.append(is_caught(run, batch))
@@ -117,7 +135,9 @@ def gradients_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
     (trained,) = run.objectives[0].wants
     for parameter in run.learner.models[trained].trainable().values():  # type: ignore[attr-defined]
         for place in range(0, parameter.numel(), 1 if each else max(1, parameter.numel() // 3)):
-            hook = parameter.register_hook(lambda gradient, place=place: with_bad(gradient, place, BAD[place % 3]))
+            hook = parameter.register_hook(
+                lambda gradient, place=place: with_bad(gradient, place, BAD[place % 3])
+            )
             caught.append(is_caught(run, batch))
             hook.remove()
     return sum(caught), len(caught)
@@ -147,7 +167,9 @@ def test_a_bad_number_moves_nothing(run: Run, what: str, figure: Figure) -> None
 @pytest.mark.fault("R20")
 @pytest.mark.parametrize("what", GUARDED)
 @pytest.mark.parametrize("algorithm", OPTIONS)
-def test_any_bad_number_at_any_place_moves_nothing(run: Run, algorithm: str, what: str, figure: Figure) -> None:
+def test_any_bad_number_at_any_place_moves_nothing(
+    run: Run, algorithm: str, what: str, figure: Figure
+) -> None:
     caught, tried = GUARDED[what](run, each=True)
     figure(f"{caught:,} of {tried:,} bad numbers in {what} caught, nothing moved")
     assert caught == tried
@@ -168,20 +190,35 @@ class Careless:
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
         scores = iter(self.scores)
-        return [(t, Answer(q.key, tuple(next(scores) for _ in q.candidates), ("ok",) * q.size, q.size)) for t, q in self.open.items()]
+        return [
+            (t, Answer(q.key, tuple(next(scores) for _ in q.candidates), ("ok",) * q.size, q.size))
+            for t, q in self.open.items()
+        ]
 
 
 @pytest.mark.fault("R20")
 def test_a_bad_reward_is_not_learned_from(tmp_path: Path, figure: Figure) -> None:
-    """At each place of a step, from a reward function and from an oracle of one's own: no take is recorded."""
+    """At each place of a step, from a reward function and from an oracle of one's own: no take is
+    recorded."""
     groups = [make_group(number, "a", "bb", "ccc") for number in range(4)]
-    questions, refused, tried = make_questions(groups, "score", 0, oracle="o"), 0, 0
+    questions = make_questions(groups, "score", 0, oracle="o")
+    refused = 0
+    tried = 0
     for place, value in placed(12, each=True):
         scores = [0.5] * 12
         scores[place] = value
-        for oracle in (CallableOracle(lambda prompts, completions, scores=scores: scores, "o"), Careless(scores)):
+        for oracle in (
+            CallableOracle(lambda prompts, completions, scores=scores: scores, "o"),
+            Careless(scores),
+        ):
             tried += 1
-            ledger = Ledger(Store(tmp_path / f"{tried}.sqlite"), {"o": oracle}, Seeds(0), labels="threshold", deadline_s=5.0)  # type: ignore[dict-item]
+            ledger = Ledger(
+                Store(tmp_path / f"{tried}.sqlite"),
+                {"o": oracle},
+                Seeds(0),
+                labels="threshold",
+                deadline_s=5.0,
+            )  # type: ignore[dict-item]
             ledger.ask(0, 0, groups, questions)
             with pytest.raises(OracleError, match="finite"):
                 ledger.take(0, 4)
@@ -214,28 +251,41 @@ class Poisoned(GRPO):
 """
 
 
-def poisoned(world: World, folder: Path, steps: Sequence[int], changes: Mapping[str, Any] | None = None) -> Path:
+def poisoned(
+    world: World, folder: Path, steps: Sequence[int], changes: Mapping[str, Any] | None = None
+) -> Path:
     """A run of six steps of GRPO, some of which have an advantage that is no number."""
     (folder / "poisoned.py").write_text(POISONED.format(steps=list(steps)), encoding="utf-8")
     small = {"stop.max_steps": 6, "evaluation": None, "engine": {"name": "torch", "threads": 1}}
-    return world.config("grpo", folder, {"algorithm.name": f"{folder / 'poisoned.py'}:Poisoned", **small, **(changes or {})})
+    return world.config(
+        "grpo", folder, {"algorithm.name": f"{folder / 'poisoned.py'}:Poisoned", **small, **(changes or {})}
+    )
 
 
 def numbers(run_dir: Path, name: str) -> list[float]:
-    return [json.loads(line)[name] for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[1:]]
+    return [
+        json.loads(line)[name]
+        for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    ]
 
 
 SKIP = {"learner.on_nonfinite": "skip", "learner.max_skips": 2}
 
 
 @pytest.mark.fault("R20")
-def test_a_run_stops_and_keeps_the_batch(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message names the file; the same command finds the same; told to skip, it goes on and is the run that skipped from the start."""
+def test_a_run_stops_and_keeps_the_batch(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the file; the same command finds the same; told to skip, it goes on and is the run
+    that skipped from the start."""
     config, file = poisoned(world, tmp_path, [3]), tmp_path / "grpo" / "nonfinite" / "update_00000004.batch"
     for _ in range(2):
         assert oat("train", config) == 1
         message = capsys.readouterr().err
-        assert "update 4 of grpo: advantages_N = nan at 1 of 12 places; loss/policy = nan; loss/total = nan; " in message
+        assert (
+            "update 4 of grpo: advantages_N = nan at 1 of 12 places; loss/policy = nan; loss/total = nan; "
+            in message
+        )
         assert f"The batch is in {file} " in message
         file.rename(file.with_name("kept"))
     batch = wire.decode(file.with_name("kept").read_bytes())
@@ -268,7 +318,9 @@ def test_skipped_steps_are_counted_and_a_killed_run_skips_the_same(world: World,
 
 @pytest.mark.fault("R20")
 @pytest.mark.filterwarnings("ignore:update .* is left out")
-def test_one_more_in_a_row_than_may_be_skipped_stops(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_more_in_a_row_than_may_be_skipped_stops(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also where the run was continued between two of them: the count is in the checkpoint."""
     config = poisoned(world, tmp_path, [1, 2, 3], {**SKIP, "checkpoint.every": 1})
     assert oat("train", config, "--stop.max_steps", "3") == 0
@@ -276,6 +328,8 @@ def test_one_more_in_a_row_than_may_be_skipped_stops(world: World, tmp_path: Pat
     assert "after 2 in a row that were left out" in capsys.readouterr().err
 
 
-def test_how_many_may_be_skipped_is_read_with_skip_only(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_many_may_be_skipped_is_read_with_skip_only(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert oat("train", poisoned(world, tmp_path, [], {"learner.max_skips": 2})) == 2
     assert "nothing reads learner.max_skips" in capsys.readouterr().err

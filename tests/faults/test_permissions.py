@@ -58,7 +58,11 @@ def train(place: World, config: Path, log: Path) -> tuple[int, str]:
 
 def tree(folder: Path) -> dict[str, tuple[int, float]]:
     """Size and time of every file below a folder, but for Python's own caches."""
-    return {str(path): (path.stat().st_size, path.stat().st_mtime) for path in folder.rglob("*") if path.is_file() and "__pycache__" not in str(path)}
+    return {
+        str(path): (path.stat().st_size, path.stat().st_mtime)
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in str(path)
+    }
 
 
 def refused(place: World, config: Path, path: Path, log: Path) -> None:
@@ -82,7 +86,17 @@ def test_another_user_may_run(place: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("R10")
-@pytest.mark.parametrize("name", ["model/model.safetensors", "model/config.json", "model/tokenizer.json", "model", "train.jsonl", "held_out.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model/model.safetensors",
+        "model/config.json",
+        "model/tokenizer.json",
+        "model",
+        "train.jsonl",
+        "held_out.jsonl",
+    ],
+)
 def test_what_cannot_be_read(place: World, tmp_path: Path, figure: Figure, name: str) -> None:
     config = place.config("dpo", place.folder)
     (place.folder / name).chmod(0)
@@ -92,7 +106,9 @@ def test_what_cannot_be_read(place: World, tmp_path: Path, figure: Figure, name:
 
 @pytest.mark.fault("R10")
 @pytest.mark.parametrize("name", ["reward.py", "dpo.yaml"])
-def test_code_and_configuration_that_cannot_be_read(place: World, tmp_path: Path, figure: Figure, name: str) -> None:
+def test_code_and_configuration_that_cannot_be_read(
+    place: World, tmp_path: Path, figure: Figure, name: str
+) -> None:
     config = place.config("dpo", place.folder)
     (place.folder / name).chmod(0)
     refused(place, config, place.folder / name, tmp_path / "log")
@@ -111,8 +127,12 @@ def test_a_directory_that_cannot_be_written(place: World, tmp_path: Path, figure
 
 
 @pytest.mark.fault("R10")
-@pytest.mark.parametrize("name", ["ledger.sqlite", "lock", "checkpoints", "checkpoints/step_00000002", "evaluations"])
-def test_a_run_of_which_a_part_cannot_be_written(place: World, tmp_path: Path, figure: Figure, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["ledger.sqlite", "lock", "checkpoints", "checkpoints/step_00000002", "evaluations"]
+)
+def test_a_run_of_which_a_part_cannot_be_written(
+    place: World, tmp_path: Path, figure: Figure, name: str
+) -> None:
     config = place.config("dpo", place.folder, {"stop.max_steps": 2})
     assert train(place, config, tmp_path / "log")[0] == 0
     path = place.folder / "dpo" / name
@@ -124,12 +144,18 @@ def test_a_run_of_which_a_part_cannot_be_written(place: World, tmp_path: Path, f
 @pytest.mark.fault("R10")
 def test_a_run_that_may_only_be_read(place: World, tmp_path: Path, figure: Figure) -> None:
     """What it asked is told, and it is forked, and nothing in it changes."""
-    config, run_dir, log = place.config("dpo", place.folder, {"stop.max_steps": 2}), place.folder / "dpo", tmp_path / "log"
+    config = place.config("dpo", place.folder, {"stop.max_steps": 2})
+    run_dir = place.folder / "dpo"
+    log = tmp_path / "log"
     assert train(place, config, log)[0] == 0
     for path in [*run_dir.rglob("*"), run_dir]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = tree(run_dir)
-    for command in (("ledger", run_dir, "--check"), ("digest", run_dir), ("train", config, "--from", run_dir, "--run_dir", place.folder / "fork")):
+    for command in (
+        ("ledger", run_dir, "--check"),
+        ("digest", run_dir),
+        ("train", config, "--from", run_dir, "--run_dir", place.folder / "fork"),
+    ):
         code, printed = as_nobody(log, *command)
         assert code == 0, printed
     assert tree(run_dir) == before
@@ -138,7 +164,8 @@ def test_a_run_that_may_only_be_read(place: World, tmp_path: Path, figure: Figur
 
 @pytest.mark.fault("R10")
 def test_two_processes_on_one_directory(world: World, tmp_path: Path, figure: Figure) -> None:
-    """The second is refused while the first is between its lock and its first step, and the first ends well."""
+    """The second is refused while the first is between its lock and its first step, and the first ends
+    well."""
     config = world.config("dpo", tmp_path, {"stop.max_steps": 2})
     ready, told = os.pipe(), os.pipe()
 
@@ -192,12 +219,23 @@ def reward(prompts, completions, **columns):
 
 
 @pytest.mark.fault("R10")
-def test_what_a_dead_owner_leaves_running_does_not_hold_the_directory(world: World, tmp_path: Path, figure: Figure) -> None:
-    """Workers of a reward function are still there after a `kill -9` of the run, which goes on beside them."""
+def test_what_a_dead_owner_leaves_running_does_not_hold_the_directory(
+    world: World, tmp_path: Path, figure: Figure
+) -> None:
+    """Workers of a reward function are still there after a `kill -9` of the run, which goes on beside
+    them."""
     (tmp_path / "pool.py").write_text(POOL)
-    config, log = world.config("dpo", tmp_path, {"oracle.name": f"{tmp_path / 'pool.py'}:reward", "evaluation": None}), tmp_path / "log"
+    config, log = (
+        world.config("dpo", tmp_path, {"oracle.name": f"{tmp_path / 'pool.py'}:reward", "evaluation": None}),
+        tmp_path / "log",
+    )
     try:
-        assert forked(lambda: kill_at(*named("oat.learner.learner:Learner.update"), 2) or oat("train", config), log) == -signal.SIGKILL
+        assert (
+            forked(
+                lambda: kill_at(*named("oat.learner.learner:Learner.update"), 2) or oat("train", config), log
+            )
+            == -signal.SIGKILL
+        )
         left = {int(worker) for worker in (tmp_path / "workers").read_text().split()}
         assert len(left) == 1
         os.kill(*left, 0)

@@ -1,4 +1,5 @@
-"""R12, R28 and R29: a reward server that fails in every way costs no question; hostile requests cost the server nothing; a token goes nowhere."""
+"""R12, R28 and R29: a reward server that fails in every way costs no question; hostile requests cost the
+server nothing; a token goes nowhere."""
 
 import contextlib
 import http.client
@@ -43,7 +44,9 @@ PATIENT = {"oracle.timeout_s": 0.3, "oracle.max_tries": 50}
 def feedback(asked: Asked) -> Reply:
     """What a sound server says, of the rule of these runs."""
     request = decode_request(asked.body)
-    return Reply(encode_reply(request, [text.count("a") + 0.1 * text.count("b") for _, text in request.items]))
+    return Reply(
+        encode_reply(request, [text.count("a") + 0.1 * text.count("b") for _, text in request.items])
+    )
 
 
 @pytest.fixture
@@ -52,10 +55,15 @@ def server() -> Iterator[FaultyServer]:
         yield server
 
 
-def train(world: World, folder: Path, server: FaultyServer, algorithm: str = "grpo", **changes: Any) -> tuple[int, Path]:
+def train(
+    world: World, folder: Path, server: FaultyServer, algorithm: str = "grpo", **changes: Any
+) -> tuple[int, Path]:
     """A run that asks the server; its exit code and directory."""
     folder.mkdir(exist_ok=True)
-    own = {"oracle": {"name": "remote", "url": server.url}, **{name.replace("__", "."): value for name, value in changes.items()}}
+    own = {
+        "oracle": {"name": "remote", "url": server.url},
+        **{name.replace("__", "."): value for name, value in changes.items()},
+    }
     return oat("train", world.config(algorithm, folder, own)), folder / algorithm
 
 
@@ -63,7 +71,10 @@ def labels(run_dir: Path, last: int = 4) -> dict[str, int]:
     """Questions of training, what those of a step cost, and those that failed."""
     store = Store(run_dir / "ledger.sqlite")
     count = "SELECT COUNT(*) FROM questions WHERE purpose = 'train'"
-    found = {"asked": store.db.execute(count).fetchone()[0], "queries": store.take_price("train", last - 1).queries}
+    found = {
+        "asked": store.db.execute(count).fetchone()[0],
+        "queries": store.take_price("train", last - 1).queries,
+    }
     store.close()
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     found["failed"] = round(sum(row.get("answers/failed_frac", 0.0) for row in rows))
@@ -72,8 +83,11 @@ def labels(run_dir: Path, last: int = 4) -> dict[str, int]:
 
 @pytest.mark.fault("R12")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_changes_nothing_of_a_run(fault: str, world: World, tmp_path: Path, server: FaultyServer, figure: Figure) -> None:
-    """Every third request fails; a run of preferences and its answers are those of the run whose server is sound."""
+def test_a_fault_changes_nothing_of_a_run(
+    fault: str, world: World, tmp_path: Path, server: FaultyServer, figure: Figure
+) -> None:
+    """Every third request fails; a run of preferences and its answers are those of the run whose server is
+    sound."""
     options = PATIENT | ({"oracle.timeout_s": 5.0} if "Retry" in fault else {})
     assert train(world, tmp_path / "sound", server, "dpo", **options)[0] == 0
     sound, number = tmp_path / "sound" / "dpo", len(server.asked)
@@ -118,27 +132,35 @@ def outage(seconds: float, world: World, tmp_path: Path, server: FaultyServer, f
     assert labels(run_dir) == labels(tmp_path / "sound" / "grpo")
     took = back[1] - back[0]
     assert took < 15.0
-    figure(f"0 of {labels(run_dir)['asked']} questions lost in an outage of {seconds:g} s, recovery in {took:.1f} s")
+    figure(
+        f"0 of {labels(run_dir)['asked']} questions lost in an outage of {seconds:g} s, recovery in "
+        f"{took:.1f} s"
+    )
 
 
 @pytest.mark.fault("R12")
-def test_a_server_that_is_away_in_mid_run_costs_no_question(world: World, tmp_path: Path, server: FaultyServer, figure: Figure) -> None:
+def test_a_server_that_is_away_in_mid_run_costs_no_question(
+    world: World, tmp_path: Path, server: FaultyServer, figure: Figure
+) -> None:
     outage(2.0, world, tmp_path, server, figure)
 
 
 @pytest.mark.slow
 @pytest.mark.fault("R12")
-def test_a_server_that_is_away_for_half_a_minute(world: World, tmp_path: Path, server: FaultyServer, figure: Figure) -> None:
+def test_a_server_that_is_away_for_half_a_minute(
+    world: World, tmp_path: Path, server: FaultyServer, figure: Figure
+) -> None:
     outage(30.0, world, tmp_path, server, figure)
 
 
 @pytest.mark.slow
 @pytest.mark.fault("R12")
 def test_a_real_server_is_killed_for_half_a_minute(world: World, tmp_path: Path, figure: Figure) -> None:
-    """`oat serve reward` in processes of its own: SIGKILL in mid-run, and the same command on the same port half a minute later.
+    """`oat serve reward` in processes of its own: SIGKILL in mid-run, and the same command on the same port
+    half a minute later.
 
-    Its batches follow from who asks when, and a score from its batch by rounding, so that runs are held against each other by their counts. Recovery
-    counts from the line that says that it is ready.
+    Its batches follow from who asks when, and a score from its batch by rounding, so that runs are held
+    against each other by their counts. Recovery counts from the line that says that it is ready.
     """
     model, steps = save_tiny_reward_model(tmp_path / "model"), {"stop.max_steps": 40, "evaluation": None}
     back = [0.0, 0.0]
@@ -153,7 +175,9 @@ def test_a_real_server_is_killed_for_half_a_minute(world: World, tmp_path: Path,
             first.process.kill()
             first.process.wait()
             time.sleep(30.0)
-            with served("--model", model, "--devices", "cpu", port=int(first.url.rsplit(":", 1)[1])) as second:
+            with served(
+                "--model", model, "--devices", "cpu", port=int(first.url.rsplit(":", 1)[1])
+            ) as second:
                 back[0] = time.monotonic()
                 assert until(lambda: _answered(second.url) > 0, 60.0)
                 back[1] = time.monotonic()
@@ -177,7 +201,10 @@ def test_a_real_server_is_killed_for_half_a_minute(world: World, tmp_path: Path,
     assert account.answered == account.taken == account.asked
     took = back[1] - back[0]
     assert took < 15.0
-    figure(f"0 of {found['asked']} questions lost or counted twice while a real server was killed for 30 s, recovery in {took:.1f} s")
+    figure(
+        f"0 of {found['asked']} questions lost or counted twice while a real server was killed for 30 s, "
+        f"recovery in {took:.1f} s"
+    )
 
 
 def _answered(url: str) -> int:
@@ -185,7 +212,9 @@ def _answered(url: str) -> int:
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30.0)
     try:
         connection.request("GET", "/metrics")
-        found = re.search(rb'^oat_requests_total\{status="200"\} (\d+)', connection.getresponse().read(), flags=re.MULTILINE)
+        found = re.search(
+            rb'^oat_requests_total\{status="200"\} (\d+)', connection.getresponse().read(), flags=re.MULTILINE
+        )
     except OSError:
         return 0
     finally:
@@ -206,7 +235,9 @@ def test_a_server_that_stays_away_ends_the_run_on_disk(
         return feedback(asked)
 
     server.answer = answer
-    code, run_dir = train(world, tmp_path / "away", server, **{"oracle.max_outage_s": 0.5, "checkpoint.every": 100})
+    code, run_dir = train(
+        world, tmp_path / "away", server, **{"oracle.max_outage_s": 0.5, "checkpoint.every": 100}
+    )
     assert code == 4
     said = capsys.readouterr().err
     assert "no answer for " in said
@@ -214,7 +245,9 @@ def test_a_server_that_stays_away_ends_the_run_on_disk(
     assert (run_dir / "checkpoints" / "latest").exists()
     server.start()
     server.answer = feedback
-    code, run_dir = train(world, tmp_path / "away", server, **{"oracle.max_outage_s": 0.5, "checkpoint.every": 100})
+    code, run_dir = train(
+        world, tmp_path / "away", server, **{"oracle.max_outage_s": 0.5, "checkpoint.every": 100}
+    )
     assert code == 0
     assert labels(run_dir) == labels(tmp_path / "sound" / "grpo")
     assert digest_run(run_dir)["weights"] == digest_run(tmp_path / "sound" / "grpo")["weights"]
@@ -226,7 +259,12 @@ TOKEN = "sesame-4711-sesame"
 
 @pytest.mark.fault("R29")
 def test_a_token_is_nowhere_in_a_run(
-    world: World, tmp_path: Path, server: FaultyServer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, figure: Figure
+    world: World,
+    tmp_path: Path,
+    server: FaultyServer,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    figure: Figure,
 ) -> None:
     monkeypatch.setenv("OAT_REMOTE_TOKEN", TOKEN)
     is_open = threading.Event()
@@ -269,18 +307,33 @@ def _fuzzed(draw: random.Random) -> bytes:
         "batch_response": [draw.choice(texts) for _ in range(draw.randrange(4))],
     }
     if draw.random() < 0.4:
-        value[draw.choice([*value, "extra"])] = draw.choice([None, -1, 1e308, float("nan"), "text", [1], [[]], {"a": {}}, [["a"]], b"\xff", 2**63])
+        value[draw.choice([*value, "extra"])] = draw.choice(
+            [None, -1, 1e308, float("nan"), "text", [1], [[]], {"a": {}}, [["a"]], b"\xff", 2**63]
+        )
     body = msgspec.msgpack.encode(value) if draw.random() < 0.8 else draw.randbytes(draw.randrange(200))
     if draw.random() < 0.3 and body:
         place = draw.randrange(len(body))
         body = body[:place] + draw.randbytes(1) + body[place + 1 :] if draw.random() < 0.5 else body[:place]
-    method, path = draw.choice(["POST"] * 8 + ["GET", "PUT", "G\x00T"]), draw.choice(["/get_feedback"] * 8 + ["/", "/health", "/x", "/../", "*"])
+    method, path = (
+        draw.choice(["POST"] * 8 + ["GET", "PUT", "G\x00T"]),
+        draw.choice(["/get_feedback"] * 8 + ["/", "/health", "/x", "/../", "*"]),
+    )
     length = str(len(body)) if draw.random() < 0.95 else draw.choice(["-1", "9" * 30, "x", "0", "60000"])
     token = f"authorization: Bearer {TOKEN}\r\n" if draw.random() < 0.95 else ""
     odd = draw.choice(
-        [""] * 8 + ["x: \x01\r\n", "transfer-encoding: chunked\r\n", "expect: 100-continue\r\n", "a" * 70_000 + ": b\r\n", "no colon\r\n"]
+        [""] * 8
+        + [
+            "x: \x01\r\n",
+            "transfer-encoding: chunked\r\n",
+            "expect: 100-continue\r\n",
+            "a" * 70_000 + ": b\r\n",
+            "no colon\r\n",
+        ]
     )
-    return f"{method} {path} HTTP/1.1\r\nhost: h\r\n{token}content-length: {length}\r\n{odd}connection: close\r\n\r\n".encode("latin-1") + body
+    return (
+        f"{method} {path} HTTP/1.1\r\nhost: h\r\n{token}content-length: {length}\r\n{odd}connection: "
+        "close\r\n\r\n"
+    ).encode("latin-1") + body
 
 
 def fuzz(count: int, guarded: tuple[Served, Path], figure: Figure) -> None:
@@ -315,15 +368,22 @@ def fuzz(count: int, guarded: tuple[Served, Path], figure: Figure) -> None:
     assert statuses.count("closed") < count // 5, "those that were cut in the middle"
     assert server.process.poll() is None
     with socket.create_connection((host, int(port)), timeout=60.0) as connection:
-        connection.sendall(f"GET /health HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        connection.sendall(
+            f"GET /health HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode()
+        )
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
     assert b"sesame" not in log.read_bytes()
     assert b"Traceback" not in log.read_bytes()
-    figure(f"{len(statuses):,} of {len(statuses):,} fuzzed requests without an answer of 5xx, {statuses.count('200'):,} of them sound; server alive")
+    figure(
+        f"{len(statuses):,} of {len(statuses):,} fuzzed requests without an answer of 5xx, "
+        f"{statuses.count('200'):,} of them sound; server alive"
+    )
 
 
 @pytest.mark.fault("R28")
-def test_malformed_requests_get_an_answer_and_the_server_goes_on(guarded: tuple[Served, Path], figure: Figure) -> None:
+def test_malformed_requests_get_an_answer_and_the_server_goes_on(
+    guarded: tuple[Served, Path], figure: Figure
+) -> None:
     fuzz(800, guarded, figure)
 
 
@@ -336,7 +396,11 @@ def test_a_hundred_thousand_malformed_requests(guarded: tuple[Served, Path], fig
 @pytest.mark.fault("R29")
 def test_a_token_is_nowhere_in_a_server(guarded: tuple[Served, Path]) -> None:
     server, log = guarded
-    seen = [*server.said, *server.session.values(), Path(f"/proc/{server.process.pid}/cmdline").read_bytes().decode()]
+    seen = [
+        *server.said,
+        *server.session.values(),
+        Path(f"/proc/{server.process.pid}/cmdline").read_bytes().decode(),
+    ]
     seen += [Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace") for pid in server.session]
     assert not any("sesame" in text for text in seen)
     assert b"sesame" not in log.read_bytes()

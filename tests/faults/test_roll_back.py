@@ -1,4 +1,5 @@
-"""A run that an alarm rolls back is killed, or told to end, at any moment and continued by the same command: it is the unbroken run, bitwise."""
+"""A run that an alarm rolls back is killed, or told to end, at any moment and continued by the same command:
+it is the unbroken run, bitwise."""
 
 import functools
 import json
@@ -22,8 +23,9 @@ WIRE = ("--compute.serialise", "true")
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a run dies, or is told to end: at a call (from 1) of module.owner.name, before or after it. Its steps 4 and 7 are flat, so that it goes
-    back after 5 and 8 updates; every second state is saved, and the fifth row is evaluated."""
+    """Where a run dies, or is told to end: at a call (from 1) of module.owner.name, before or after it. Its
+    steps 4 and 7 are flat, so that it goes back after 5 and 8 updates; every second state is saved, and the
+    fifth row is evaluated."""
 
     place: str
     call: int
@@ -44,14 +46,24 @@ MOMENTS = {
     "the row not written": Moment("oat.tracking.files:Tracking.row", 6),
     "the row written, no checkpoint behind it": Moment("oat.learner.learner:Learner.update", 6),
     "before the next checkpoint is published": Moment("oat.rundir.checkpoints:Checkpoints._publish", 4),
-    "the next checkpoint published, older ones not removed": Moment("oat.rundir.checkpoints:Checkpoints._prune", 4),
+    "the next checkpoint published, older ones not removed": Moment(
+        "oat.rundir.checkpoints:Checkpoints._prune", 4
+    ),
     "after the second roll back": Moment("oat.loop:react_to_alarms", 8, after=True),
-    "told to end between two checkpoints, before the alarm": Moment("oat.collector:Collector.fill", 4, signals=TERM),
+    "told to end between two checkpoints, before the alarm": Moment(
+        "oat.collector:Collector.fill", 4, signals=TERM
+    ),
     "told to end while the alarm is raised": Moment("oat.loop:take_up", 1, signals=TERM),
-    "told to end in the row's evaluation": Moment("oat.evaluation.evaluation:Evaluation._answer", 3, signals=TERM),
+    "told to end in the row's evaluation": Moment(
+        "oat.evaluation.evaluation:Evaluation._answer", 3, signals=TERM
+    ),
     "told to end in the step after it": Moment("oat.collector:Collector.fill", 6, signals=TERM),
-    "with a lagging copy of the weights": Moment("oat.learner.learner:Learner.update", 6, algorithm="dpo", flags=AHEAD),
-    "told to end, with a lagging copy": Moment("oat.collector:Collector.fill", 8, signals=TERM, algorithm="dpo", flags=AHEAD),
+    "with a lagging copy of the weights": Moment(
+        "oat.learner.learner:Learner.update", 6, algorithm="dpo", flags=AHEAD
+    ),
+    "told to end, with a lagging copy": Moment(
+        "oat.collector:Collector.fill", 8, signals=TERM, algorithm="dpo", flags=AHEAD
+    ),
     "over the wire": Moment("oat.loop:take_up", 1, after=True, flags=WIRE),
 }
 SAMPLE = {
@@ -101,9 +113,16 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(world: World, tmp_path: Path, is_gone: bool) -> None:
-    """Steps 4 and 6 are flat, and the checkpoint of step 2 is damaged or missing: both roll backs lead to the start, which is kept for the second."""
-    changes = {**flat_steps(tmp_path, {4, 6}, patience=1, action="roll_back"), "checkpoint": {"every": 2, "keep_last": 5}, "evaluation": None}
+def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(
+    world: World, tmp_path: Path, is_gone: bool
+) -> None:
+    """Steps 4 and 6 are flat, and the checkpoint of step 2 is damaged or missing: both roll backs lead to the
+    start, which is kept for the second."""
+    changes = {
+        **flat_steps(tmp_path, {4, 6}, patience=1, action="roll_back"),
+        "checkpoint": {"every": 2, "keep_last": 5},
+        "evaluation": None,
+    }
     config, begun = world.config("grpo", tmp_path, {**changes, "stop.max_steps": 8}), tmp_path / "begun"
     fewer = ("--checkpoint.keep_last", "1")  # from here on nothing but the roll back needs an old one
 
@@ -111,14 +130,19 @@ def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(wo
         before()
         return oat("train", config, "--run_dir", run_dir, *fewer)
 
-    assert forked(lambda: oat("train", config, "--run_dir", begun, "--stop.max_steps", "4"), tmp_path / "log") == 0
+    assert (
+        forked(lambda: oat("train", config, "--run_dir", begun, "--stop.max_steps", "4"), tmp_path / "log")
+        == 0
+    )
     damaged = begun / "checkpoints" / "step_00000002"
     if is_gone:
         shutil.rmtree(damaged)
     else:
         (damaged / "tensors.safetensors").write_bytes((damaged / "tensors.safetensors").read_bytes()[:-1])
     shutil.copytree(begun, tmp_path / "unbroken")
-    with pytest.warns(UserWarning, match=r"step_00000002: .*; trying|none of step 2; trying the checkpoint before it"):
+    with pytest.warns(
+        UserWarning, match=r"step_00000002: .*; trying|none of step 2; trying the checkpoint before it"
+    ):
         assert go_on(tmp_path / "unbroken") == 0
     rows = [json.loads(line) for line in (tmp_path / "unbroken" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows[1:] if row["alarms/rolled_back"]] == [5, 7]
@@ -129,16 +153,28 @@ def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(wo
         ("oat.rundir.checkpoints:Checkpoints._prune", 1),
         ("oat.loop:react_to_alarms", 4),
     ):
-        run_dir, kill, log = tmp_path / f"killed at {place}", functools.partial(kill_at, *named(place), call), tmp_path / "log"
+        run_dir = tmp_path / f"killed at {place}"
+        kill = functools.partial(kill_at, *named(place), call)
+        log = tmp_path / "log"
         shutil.copytree(begun, run_dir)
         assert forked(functools.partial(go_on, run_dir, kill), log) == -signal.SIGKILL, log.read_text()
         assert forked(functools.partial(go_on, run_dir), log) == 0, log.read_text()
         assert digest_run(run_dir) == digest_run(tmp_path / "unbroken")
 
 
-@pytest.mark.parametrize("moment", [pytest.param(m, id=n, marks=[] if n in SAMPLE else pytest.mark.slow) for n, m in MOMENTS.items()])
-def test_a_rolled_back_run_that_is_cut_off_is_the_unbroken_run(world: World, tmp_path: Path, unbroken: Any, moment: Moment) -> None:
-    code = train(world, tmp_path, moment, lambda: kill_at(*named(moment.place), moment.call, after=moment.after, signals=moment.signals))
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(m, id=n, marks=[] if n in SAMPLE else pytest.mark.slow) for n, m in MOMENTS.items()],
+)
+def test_a_rolled_back_run_that_is_cut_off_is_the_unbroken_run(
+    world: World, tmp_path: Path, unbroken: Any, moment: Moment
+) -> None:
+    code = train(
+        world,
+        tmp_path,
+        moment,
+        lambda: kill_at(*named(moment.place), moment.call, after=moment.after, signals=moment.signals),
+    )
     assert code == (75 if moment.signals == TERM else -signal.SIGKILL), (tmp_path / "log").read_text()
     assert train(world, tmp_path, moment) == 0, (tmp_path / "log").read_text()
     assert digest_run(tmp_path / "run") == unbroken(moment)

@@ -1,4 +1,5 @@
-"""R2: the same configuration and seed are the same run, bitwise, in any process and, with `engine.deterministic`, in any batching."""
+"""R2: the same configuration and seed are the same run, bitwise, in any process and, with
+`engine.deterministic`, in any batching."""
 
 import os
 import subprocess
@@ -13,7 +14,9 @@ from fixtures import World, oat
 from oat.commands.export import digest_run
 
 
-def processes_agree(world: World, folder: Path, algorithm: str, changes: dict[str, Any], hashes: Sequence[int] = (1, 2)) -> int:
+def processes_agree(
+    world: World, folder: Path, algorithm: str, changes: dict[str, Any], hashes: Sequence[int] = (1, 2)
+) -> int:
     """How many fresh processes with other hashes made the run that the first one made."""
     config = world.config(algorithm, folder, changes)
     running = {}
@@ -40,8 +43,16 @@ def test_other_hashes_give_the_same_run(world: World, tmp_path: Path, figure: Ca
 @pytest.mark.fault("R2")
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo", "sft"])
 @pytest.mark.parametrize("serialise", [False, True])
-def test_other_hashes_give_the_same_longer_run(world: World, tmp_path: Path, algorithm: str, serialise: bool, figure: Callable[[str], None]) -> None:
-    changes = {**SINGLE, "stop.max_steps": 60, "evaluation.every": 20, "compute.serialise": serialise, "learner.sync_every": 2}
+def test_other_hashes_give_the_same_longer_run(
+    world: World, tmp_path: Path, algorithm: str, serialise: bool, figure: Callable[[str], None]
+) -> None:
+    changes = {
+        **SINGLE,
+        "stop.max_steps": 60,
+        "evaluation.every": 20,
+        "compute.serialise": serialise,
+        "learner.sync_every": 2,
+    }
     threshold = {"algorithm.threshold": 0.0} if algorithm == "sft" else {}
     equal = processes_agree(world, tmp_path, algorithm, {**changes, **threshold}, (0, 1, 2**32 - 1))
     figure(f"{equal} of 2 runs with other hashes are the first one bitwise")
@@ -50,12 +61,17 @@ def test_other_hashes_give_the_same_longer_run(world: World, tmp_path: Path, alg
 
 @pytest.mark.fault("R2")
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
-def test_a_run_does_not_depend_on_who_is_decoded_together(world: World, tmp_path: Path, algorithm: str, figure: Callable[[str], None]) -> None:
+def test_a_run_does_not_depend_on_who_is_decoded_together(
+    world: World, tmp_path: Path, algorithm: str, figure: Callable[[str], None]
+) -> None:
     """Rows wait for a place among 1, 3 or 256; the run is one."""
     digests = []
     for rows in (256, 3, 1):
         engine = {"engine": {"name": "torch", "threads": 1, "deterministic": True, "max_rows": rows}}
         assert oat("train", world.config(algorithm, tmp_path, engine), "--run_dir", tmp_path / str(rows)) == 0
         digests.append(digest_run(tmp_path / str(rows)))
-    figure(f"{sum(digest == digests[0] for digest in digests[1:])} of 2 runs with other queues are the first one bitwise")
+    figure(
+        f"{sum(digest == digests[0] for digest in digests[1:])} of 2 runs with other queues are the first "
+        "one bitwise"
+    )
     assert digests[0] == digests[1] == digests[2]

@@ -33,7 +33,8 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 
 class Recorder:
-    """What a save asks of the operating system, in order; for a forked child only, since an audit hook stays."""
+    """What a save asks of the operating system, in order; for a forked child only, since an audit hook
+    stays."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -52,7 +53,9 @@ class Recorder:
 
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[1], str) and "checkpoints" in str(arguments[0]):
-            self.events.append(f"{'read' if arguments[1].startswith('r') else 'write'} {Path(arguments[0]).name}")
+            self.events.append(
+                f"{'read' if arguments[1].startswith('r') else 'write'} {Path(arguments[0]).name}"
+            )
         elif event == "os.rename":
             self.events.append(f"rename {Path(arguments[0]).name} {Path(arguments[1]).name}")
         elif event == "shutil.rmtree":
@@ -108,14 +111,27 @@ def recorded_save(folder: str, verifies: str, events: str) -> int:
 
 @pytest.mark.fault("R7")
 @pytest.mark.parametrize("verifies", [True, False])
-def test_the_order_of_a_save(checkpoints: Checkpoints, tmp_path: Path, figure: Figure, verifies: bool) -> None:
-    """Each thing is on disk before the next relies on it; nothing is removed before the new one verifies, and nothing at all if it does not."""
+def test_the_order_of_a_save(
+    checkpoints: Checkpoints, tmp_path: Path, figure: Figure, verifies: bool
+) -> None:
+    """Each thing is on disk before the next relies on it; nothing is removed before the new one verifies, and
+    nothing at all if it does not."""
 
     log = tmp_path / "log"
-    assert forked(lambda: recorded_save(str(checkpoints.directory), "verifies" if verifies else "", str(tmp_path / "events.json")), log) == 0, (
-        log.read_text()
-    )
-    events = [event for event in json.loads((tmp_path / "events.json").read_text()) if not event.startswith("write events")]
+    assert (
+        forked(
+            lambda: recorded_save(
+                str(checkpoints.directory), "verifies" if verifies else "", str(tmp_path / "events.json")
+            ),
+            log,
+        )
+        == 0
+    ), log.read_text()
+    events = [
+        event
+        for event in json.loads((tmp_path / "events.json").read_text())
+        if not event.startswith("write events")
+    ]
     assert events == SAVED + (["remove step_00000002"] if verifies else [])
     if verifies:
         assert (loaded_step(checkpoints), checkpoints.steps) == (6, [NEW, 6])
@@ -131,11 +147,15 @@ def test_the_order_of_a_save(checkpoints: Checkpoints, tmp_path: Path, figure: F
 
 
 def detected(checkpoints: Checkpoints, place: str, words: str, step: int = OLD) -> bool:
-    """Whether a damage at `place` is warned of by name, with a reason, and the checkpoint of `step` is loaded, as it was saved."""
+    """Whether a damage at `place` is warned of by name, with a reason, and the checkpoint of `step` is
+    loaded, as it was saved."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert loaded_step(checkpoints) == step
-    return any(f"{place}: " in (text := str(warning.message)) and words in text.partition(f"{place}: ")[2] for warning in caught)
+    return any(
+        f"{place}: " in (text := str(warning.message)) and words in text.partition(f"{place}: ")[2]
+        for warning in caught
+    )
 
 
 def without(path: Path) -> Callable[[], None]:
@@ -156,7 +176,12 @@ def test_a_damaged_file_means_the_checkpoint_before(checkpoints: Checkpoints, fi
     folder, found = checkpoints.directory / f"step_{NEW:08d}", []
     for name in FILES:
         whole = (folder / name).read_bytes()
-        for damaged in (*(whole[:size] for size in (0, 1, len(whole) // 2, len(whole) - 1)), whole + b"\0", None, "a directory"):
+        for damaged in (
+            *(whole[:size] for size in (0, 1, len(whole) // 2, len(whole) - 1)),
+            whole + b"\0",
+            None,
+            "a directory",
+        ):
             back = without(folder / name)
             if isinstance(damaged, bytes):
                 (folder / name).write_bytes(damaged)
@@ -173,8 +198,21 @@ def test_a_damaged_file_means_the_checkpoint_before(checkpoints: Checkpoints, fi
 def test_a_damaged_pointer_means_the_newest(checkpoints: Checkpoints, figure: Figure) -> None:
     pointer = checkpoints.directory / "latest"
     whole, found = pointer.read_bytes(), []
-    cases: list[bytes | str | None] = [b"", whole[:1], whole[: len(whole) // 2], whole[:-2], whole + b"\0", b"step_00000099\n", None, "a directory"]
-    cases += [whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :] for place in range(len(whole)) for bit in range(8)]
+    cases: list[bytes | str | None] = [
+        b"",
+        whole[:1],
+        whole[: len(whole) // 2],
+        whole[:-2],
+        whole + b"\0",
+        b"step_00000099\n",
+        None,
+        "a directory",
+    ]
+    cases += [
+        whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
+        for place in range(len(whole))
+        for bit in range(8)
+    ]
     for damaged in cases:
         back = without(pointer)
         if isinstance(damaged, bytes):
@@ -190,8 +228,12 @@ def test_a_damaged_pointer_means_the_newest(checkpoints: Checkpoints, figure: Fi
 
 
 def flips(checkpoints: Checkpoints, count: int) -> tuple[int, int]:
-    """Of so many single bits, turned at random places of random files, how many were detected, and how many files were touched."""
-    folder, rng, found, names = checkpoints.directory / f"step_{NEW:08d}", random.Random(0), 0, set()
+    """Of so many single bits, turned at random places of random files, how many were detected, and how many
+    files were touched."""
+    folder = checkpoints.directory / f"step_{NEW:08d}"
+    rng = random.Random(0)
+    found = 0
+    names = set()
     contents = {name: (folder / name).read_bytes() for name in FILES}
     for number in range(count):
         name = FILES[number % len(FILES)]
@@ -227,7 +269,9 @@ def test_both_damaged_is_an_error_and_never_a_load(checkpoints: Checkpoints, fig
         (checkpoints.directory / f"step_{step:08d}" / "tensors.safetensors").write_bytes(b"")
     with (
         pytest.warns(UserWarning, match="tensors.safetensors has 0 bytes"),
-        pytest.raises(CheckpointError, match=r"step_00000004: tensors.*step_00000002: tensors.*from its ledger"),
+        pytest.raises(
+            CheckpointError, match=r"step_00000004: tensors.*step_00000002: tensors.*from its ledger"
+        ),
     ):
         checkpoints.load()
     figure("nothing whole: an error")
@@ -246,7 +290,11 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 @pytest.mark.inventory(114)
 @pytest.mark.parametrize("name", FILES)
 def test_a_run_goes_on_from_the_one_before(
-    unbroken: tuple[Path, dict[str, str]], tmp_path: Path, figure: Figure, capsys: pytest.CaptureFixture[str], name: str
+    unbroken: tuple[Path, dict[str, str]],
+    tmp_path: Path,
+    figure: Figure,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
 ) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(unbroken[0], run_dir)

@@ -1,4 +1,5 @@
-"""R26: what data, a model, a service or a name brings along cannot speak to a terminal, reorder a line, or choose a file."""
+"""R26: what data, a model, a service or a name brings along cannot speak to a terminal, reorder a line, or
+choose a file."""
 
 import contextlib
 import io
@@ -37,8 +38,12 @@ HOSTILE = {
     "absolute path": "/tmp/oat-planted",
     "template": "{0.__class__} %s %n $(touch oat-planted) `touch oat-planted`",
 }
-CHECKED = re.compile(r"[^\n\t -~\u00a1-\u00ac\u00ae-\u1fff\u2010-\u2027\u2030-\u205e\u20a0-\ud7ff\uf900-\ufefe\uff01-\uffef]")
-"""What no terminal should be given: control codes, formats, marks of direction, odd spaces. Written down apart from the code that escapes them."""
+CHECKED = re.compile(
+    r"[^\n\t "
+    r"-~\u00a1-\u00ac\u00ae-\u1fff\u2010-\u2027\u2030-\u205e\u20a0-\ud7ff\uf900-\ufefe\uff01-\uffef]"
+)
+"""What no terminal should be given: control codes, formats, marks of direction, odd spaces. Written down
+apart from the code that escapes them."""
 
 REWARD = """
 def reward(prompts, completions, note, **columns):
@@ -62,16 +67,30 @@ def hostile(world: World, tmp_path: Path) -> Iterator[Path]:
     texts = [*HOSTILE.values()]
     make_model(tmp_path / "model", tokens=[*dict.fromkeys([*"0123456789+=ab", *texts])])
     for name in ("train", "held_out"):
-        write_jsonl(tmp_path / f"{name}.jsonl", [{"prompt": f"{place}+1=", "answer": text, "note": text} for place, text in enumerate(texts)])
+        write_jsonl(
+            tmp_path / f"{name}.jsonl",
+            [{"prompt": f"{place}+1=", "answer": text, "note": text} for place, text in enumerate(texts)],
+        )
     yield tmp_path
     assert not Path("/tmp/oat-planted").exists()
     assert [path.name for path in tmp_path.rglob("*") if "planted" in path.name] == []
 
 
 def config(world: World, folder: Path, **changes: object) -> Path:
-    own = {"model.path": str(folder / "model"), "prompts.path": str(folder / "train.jsonl"), "evaluation.path": str(folder / "held_out.jsonl")}
-    own |= {"oracle.name": f"{folder / 'reward.py'}:reward", "sampling.max_new_tokens": 8, "algorithm.prompts": len(HOSTILE), "stop.max_steps": 2}
-    return world.config("grpo", folder, {**own, **{name.replace("__", "."): value for name, value in changes.items()}})
+    own = {
+        "model.path": str(folder / "model"),
+        "prompts.path": str(folder / "train.jsonl"),
+        "evaluation.path": str(folder / "held_out.jsonl"),
+    }
+    own |= {
+        "oracle.name": f"{folder / 'reward.py'}:reward",
+        "sampling.max_new_tokens": 8,
+        "algorithm.prompts": len(HOSTILE),
+        "stop.max_steps": 2,
+    }
+    return world.config(
+        "grpo", folder, {**own, **{name.replace("__", "."): value for name, value in changes.items()}}
+    )
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -84,7 +103,9 @@ def test_what_is_printed_is_plain_and_says_what_was_there(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         raise ConfigError(text)
     assert str(error.value) == shown
-    assert printable(json.dumps([text], ensure_ascii=False)) == printable(printable(json.dumps([text], ensure_ascii=False)))
+    assert printable(json.dumps([text], ensure_ascii=False)) == printable(
+        printable(json.dumps([text], ensure_ascii=False))
+    )
     assert json.loads(printable(json.dumps([text], ensure_ascii=False))) == [text]
     assert str(RefusalError(text, 400, "")) == shown
 
@@ -98,16 +119,33 @@ def test_ordinary_text_stays_as_it_is() -> None:
 def test_nothing_of_a_run_speaks_to_the_terminal(
     world: World, hostile: Path, told: Callable[[], str], figure: Figure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every command that tells of a run, whose model and data say what is hostile; and the files that people read."""
+    """Every command that tells of a run, whose model and data say what is hostile; and the files that people
+    read."""
     file, run = config(world, hostile), hostile / "grpo"
     before = {path for path in hostile.rglob("*")}
-    commands: list[tuple[object, ...]] = [("check", file, "--show-tokens"), ("train", file), ("train", file), ("eval", run)]
-    commands += [("ledger", run), ("ledger", run, "--check"), ("eval", run, "--against", hostile / "model"), ("digest", run)]
+    commands: list[tuple[object, ...]] = [
+        ("check", file, "--show-tokens"),
+        ("train", file),
+        ("train", file),
+        ("eval", run),
+    ]
+    commands += [
+        ("ledger", run),
+        ("ledger", run, "--check"),
+        ("eval", run, "--against", hostile / "model"),
+        ("digest", run),
+    ]
     commands += [("plot", run, "--out", hostile / "a.png"), ("export", run, hostile / "out")]
-    commands += [("generate", run, "--prompts", hostile / "train.jsonl", "--out", hostile / "said.jsonl"), ("chat", run, "--template", "none")]
+    commands += [
+        ("generate", run, "--prompts", hostile / "train.jsonl", "--out", hostile / "said.jsonl"),
+        ("chat", run, "--template", "none"),
+    ]
     commands += [("samples", run), ("samples", run, "--eval"), ("samples", run, "--step", 2)]
     commands += [("ledger", run, "--export", hostile / "answers.jsonl", "--layout", "scored")]
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(HOSTILE["isolates"] + str(n) for n in range(40)).encode())))
+    monkeypatch.setattr(
+        "sys.stdin",
+        io.TextIOWrapper(io.BytesIO("\n".join(HOSTILE["isolates"] + str(n) for n in range(40)).encode())),
+    )
     for words in commands:
         assert oat(*words) == 0, words
     assert CHECKED.findall(told()) == []
@@ -122,22 +160,43 @@ def test_nothing_of_a_run_speaks_to_the_terminal(
     ]
     for page in pages:
         assert CHECKED.findall(page.read_text(encoding="utf-8")) == [], page
-    responses = [text for line in (run / "samples.jsonl").read_text().splitlines() for text in json.loads(line)["responses"]]
+    responses = [
+        text
+        for line in (run / "samples.jsonl").read_text().splitlines()
+        for text in json.loads(line)["responses"]
+    ]
     assert any("\x1b" in text for text in responses), "nothing is lost, and the model did say it"
     assert "<script>" not in (hostile / "out" / "README.md").read_text()
     new = {path for path in hostile.rglob("*")} - before
     top = {path.relative_to(hostile).parts[0] for path in new}
     assert top == {"grpo", "out", "a.png", "a.csv", "answers.jsonl", "said.jsonl"}
-    figure(f"0 of {len(commands) + len(pages)} outputs and pages of a run with a character that a terminal obeys")
+    figure(
+        f"0 of {len(commands) + len(pages)} outputs and pages of a run with a character that a terminal obeys"
+    )
 
 
-def test_errors_and_warnings_that_quote_are_plain(world: World, hostile: Path, told: Callable[[], str], figure: Figure) -> None:
-    """A function that quotes the data in what it raises, records that are refused, a service that answers with escapes."""
-    assert oat("train", config(world, hostile, oracle__name=f"{hostile / 'reward.py'}:angry", run_dir=str(hostile / "angry"))) == 1
-    rows = [{"prompt": [{"role": text, "content": "a"}], "answer": "a", "note": text} for text in HOSTILE.values()]
+def test_errors_and_warnings_that_quote_are_plain(
+    world: World, hostile: Path, told: Callable[[], str], figure: Figure
+) -> None:
+    """A function that quotes the data in what it raises, records that are refused, a service that answers
+    with escapes."""
+    assert (
+        oat(
+            "train",
+            config(
+                world, hostile, oracle__name=f"{hostile / 'reward.py'}:angry", run_dir=str(hostile / "angry")
+            ),
+        )
+        == 1
+    )
+    rows = [
+        {"prompt": [{"role": text, "content": "a"}], "answer": "a", "note": text} for text in HOSTILE.values()
+    ]
     for number, row in enumerate(rows):
         write_jsonl(hostile / "bad.jsonl", [row])
-        bad = config(world, hostile, prompts__path=str(hostile / "bad.jsonl"), run_dir=str(hostile / f"bad{number}"))
+        bad = config(
+            world, hostile, prompts__path=str(hostile / "bad.jsonl"), run_dir=str(hostile / f"bad{number}")
+        )
         with contextlib.suppress(SystemExit):
             oat("train", bad)
     with serving(lambda asked: Reply(HOSTILE["escape"].encode(), status=400)) as server:
@@ -174,19 +233,38 @@ def test_of_what_a_service_says_at_length_the_beginning_is_shown(
     with serving(lambda asked: reply) as server:
         own = {"name": "remote", "url": server.url, "max_tries": 1}
         if kind == "judge":
-            own = {"name": "judge", "url": f"{server.url}/v1", "model": "m", "reads": "text", "mode": "score", "tries": 1}
-        changes = {"oracle": own, "evaluation": None, "stop.max_steps": 1, "algorithm.prompts": 1, "algorithm.samples": 2}
+            own = {
+                "name": "judge",
+                "url": f"{server.url}/v1",
+                "model": "m",
+                "reads": "text",
+                "mode": "score",
+                "tries": 1,
+            }
+        changes = {
+            "oracle": own,
+            "evaluation": None,
+            "stop.max_steps": 1,
+            "algorithm.prompts": 1,
+            "algorithm.samples": 2,
+        }
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert oat("train", world.config("grpo", tmp_path, changes)) == code
     said = [*told().splitlines(), *(str(warning.message) for warning in caught)]
     assert max(map(len, said)) < 1500
-    assert any(word in line for line in said for word in ("no no no", "more than 16777216 bytes", "'1111", "remote left 100% without a value"))
+    assert any(
+        word in line
+        for line in said
+        for word in ("no no no", "more than 16777216 bytes", "'1111", "remote left 100% without a value")
+    )
     assert all(file.stat().st_size < 2_000_000 for file in (tmp_path / "grpo").rglob("*") if file.is_file())
     figure("a service that says 15 MB or more: lines of at most 1,500 characters, files of at most 2 MB")
 
 
-def test_a_ledger_that_was_written_by_others_is_listed_plainly(world: World, hostile: Path, told: Callable[[], str]) -> None:
+def test_a_ledger_that_was_written_by_others_is_listed_plainly(
+    world: World, hostile: Path, told: Callable[[], str]
+) -> None:
     assert oat("train", config(world, hostile)) == 0
     with contextlib.closing(sqlite3.connect(hostile / "grpo" / "ledger.sqlite")) as db, db:
         db.execute("UPDATE questions SET oracle = ?", (HOSTILE["escape"] + HOSTILE["right to left"],))
@@ -199,8 +277,12 @@ def test_a_ledger_that_was_written_by_others_is_listed_plainly(world: World, hos
 
 
 @pytest.mark.parametrize("name", ["$x$", "_under", "$\\frac{1}$", "a\x1b[2Jb", "\u202eb"])
-def test_a_plot_of_a_run_with_such_a_name(name: str, world: World, tmp_path: Path, told: Callable[[], str]) -> None:
-    config = world.config("grpo", tmp_path, {"run_dir": str(tmp_path / name), "stop.max_steps": 1, "evaluation": None})
+def test_a_plot_of_a_run_with_such_a_name(
+    name: str, world: World, tmp_path: Path, told: Callable[[], str]
+) -> None:
+    config = world.config(
+        "grpo", tmp_path, {"run_dir": str(tmp_path / name), "stop.max_steps": 1, "evaluation": None}
+    )
     assert oat("train", config) == 0
     assert oat("plot", tmp_path / name, "--metric", "reward/mean", "--out", tmp_path / "a.png") == 0
     assert oat("plot", tmp_path / name, "--metric", f"$\\frac{name}", "--out", tmp_path / "a.png") == 2

@@ -1,4 +1,5 @@
-"""A run that is told to end: SIGTERM and Ctrl-C, at named moments; then the same command ends in the unbroken run, bitwise."""
+"""A run that is told to end: SIGTERM and Ctrl-C, at named moments; then the same command ends in the unbroken
+run, bitwise."""
 
 import fcntl
 import json
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.fault("R4")
 
 @dataclass(frozen=True)
 class Moment:
-    """Signals that arrive when a call (from 1) of module.owner.name begins, and the step that is on disk in the end."""
+    """Signals that arrive when a call (from 1) of module.owner.name begins, and the step that is on disk in
+    the end."""
 
     algorithm: str
     place: str
@@ -48,11 +50,21 @@ MOMENTS = {
     "in the first evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._answer", 1, 0),
     "in a later evaluation": Moment("dpo", "oat.evaluation.evaluation:Evaluation._answer", 3, 2),
     "in the last evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._write", 3, 4),
-    "in a save": Moment("grpo", "oat.rundir.checkpoints:Checkpoints._publish", 1, 2, flags=("--checkpoint.background", "false")),
+    "in a save": Moment(
+        "grpo",
+        "oat.rundir.checkpoints:Checkpoints._publish",
+        1,
+        2,
+        flags=("--checkpoint.background", "false"),
+    ),
     "beside a save": Moment("grpo", "oat.rundir.checkpoints:Checkpoints._publish", 1, (1, 2), flags=OFTEN),
     "by Ctrl-C": Moment("dpo", "oat.learner.learner:Learner.update", 3, 3, (signal.SIGINT,), 130),
-    "by Ctrl-C twice": Moment("dpo", "oat.learner.learner:Learner.update", 4, 2, (signal.SIGINT, signal.SIGINT), 130),
-    "by SIGTERM twice": Moment("dpo", "oat.learner.learner:Learner.update", 3, 3, (signal.SIGTERM, signal.SIGTERM)),
+    "by Ctrl-C twice": Moment(
+        "dpo", "oat.learner.learner:Learner.update", 4, 2, (signal.SIGINT, signal.SIGINT), 130
+    ),
+    "by SIGTERM twice": Moment(
+        "dpo", "oat.learner.learner:Learner.update", 3, 3, (signal.SIGTERM, signal.SIGTERM)
+    ),
 }
 
 
@@ -67,7 +79,9 @@ STARTS = {
 }
 
 
-def train(config: Path, run_dir: Path, before: Callable[[], None] = lambda: None, flags: tuple[str, ...] = ()) -> int:
+def train(
+    config: Path, run_dir: Path, before: Callable[[], None] = lambda: None, flags: tuple[str, ...] = ()
+) -> int:
     def action() -> int:
         before()
         return oat("train", config, "--run_dir", run_dir, *flags)
@@ -87,10 +101,22 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
 def test_an_interrupted_run_is_the_unbroken_run(
-    world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]], moment: Moment, figure: Callable[[str], None]
+    world: World,
+    tmp_path: Path,
+    unbroken: dict[str, dict[str, str]],
+    moment: Moment,
+    figure: Callable[[str], None],
 ) -> None:
     config, run_dir = world.config(moment.algorithm, tmp_path), tmp_path / "run"
-    assert train(config, run_dir, lambda: kill_at(*named(moment.place), moment.call, signals=moment.signals), moment.flags) == moment.code
+    assert (
+        train(
+            config,
+            run_dir,
+            lambda: kill_at(*named(moment.place), moment.call, signals=moment.signals),
+            moment.flags,
+        )
+        == moment.code
+    )
     log = (tmp_path / "log").read_text()
     assert "Traceback" not in log
     assert "the same command goes on" in log
@@ -158,30 +184,52 @@ def seen(frame, event, called):
 sys.setprofile(seen)
 sys.exit(main(sys.argv[1:]))
 """
-"""Tells itself to end in Python that torch's C++ calls while it is imported; an exception cannot pass through that, and aborts the process."""
+"""Tells itself to end in Python that torch's C++ calls while it is imported; an exception cannot pass through
+that, and aborts the process."""
 
 
 @pytest.mark.parametrize(("command", "how"), [("train", "goes on where it stopped"), ("eval", "begins anew")])
-def test_a_signal_within_the_import_of_torch_aborts_nothing(world: World, tmp_path: Path, command: str, how: str) -> None:
+def test_a_signal_within_the_import_of_torch_aborts_nothing(
+    world: World, tmp_path: Path, command: str, how: str
+) -> None:
     config = world.config("grpo", tmp_path)
-    ended = subprocess.run([sys.executable, "-c", WITHIN_C, command, str(config)], capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stderr) == (75, f"oat {command}: SIGTERM ended it; the same command {how}\n")
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHIN_C, command, str(config)], capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stderr) == (
+        75,
+        f"oat {command}: SIGTERM ended it; the same command {how}\n",
+    )
     assert not (tmp_path / "grpo").exists()
 
 
-def test_a_row_that_was_left_open_is_written_once(world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]) -> None:
+def test_a_row_that_was_left_open_is_written_once(
+    world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]
+) -> None:
     """Ended in an evaluation, continued, killed after the row and before the next checkpoint, continued."""
     config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
-    assert train(config, run_dir, lambda: kill_at(*named("oat.learner.learner:Learner.update"), 1, signals=(signal.SIGTERM,))) == 75
+    assert (
+        train(
+            config,
+            run_dir,
+            lambda: kill_at(*named("oat.learner.learner:Learner.update"), 1, signals=(signal.SIGTERM,)),
+        )
+        == 75
+    )
     assert (run_dir / "checkpoints" / "latest").read_text() == "step_00000001\n"
-    assert train(config, run_dir, lambda: kill_at(*named("oat.learner.learner:Learner.update"), 1)) == -signal.SIGKILL
+    assert (
+        train(config, run_dir, lambda: kill_at(*named("oat.learner.learner:Learner.update"), 1))
+        == -signal.SIGKILL
+    )
     assert train(config, run_dir) == 0
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(5))
     assert digest_run(run_dir) == unbroken["dpo"]
 
 
-def test_what_is_being_written_is_on_disk_when_the_process_ends(world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]) -> None:
+def test_what_is_being_written_is_on_disk_when_the_process_ends(
+    world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]
+) -> None:
     """Told to end while a slow disk takes a checkpoint."""
     config, run_dir = world.config("grpo", tmp_path), tmp_path / "run"
 
@@ -206,8 +254,11 @@ def test_what_is_being_written_is_on_disk_when_the_process_ends(world: World, tm
     assert digest_run(run_dir) == unbroken["grpo"]
 
 
-def test_ctrl_c_again_does_not_cut_off_what_is_being_written(world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]) -> None:
-    """Told to end, and twice more while a slow disk takes the last checkpoint; the directory is the run's until that is there."""
+def test_ctrl_c_again_does_not_cut_off_what_is_being_written(
+    world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]
+) -> None:
+    """Told to end, and twice more while a slow disk takes the last checkpoint; the directory is the run's
+    until that is there."""
     config, run_dir = world.config("grpo", tmp_path), tmp_path / "run"
 
     def slow() -> None:

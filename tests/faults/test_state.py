@@ -1,6 +1,8 @@
-"""A checkpoint holds everything that decides the future (R3): a walk over all that a run holds finds no state that it leaves out.
+"""A checkpoint holds everything that decides the future (R3): a walk over all that a run holds finds no state
+that it leaves out.
 
-A run and a fresh one that takes up its checkpoint hold the same everywhere, but for what `OTHERWISE` lists, with reasons.
+A run and a fresh one that takes up its checkpoint hold the same everywhere, but for what `OTHERWISE` lists,
+with reasons.
 """
 
 import functools
@@ -32,15 +34,31 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo, a buffer": ("dpo", {"learner.buffer": {"questions": 10, "clear_every": 3}, "algorithm.epochs": 2}),
     "grpo, a lagging sampler": (
         "grpo",
-        {"learner.sync_every": 3, "algorithm.kl_coef": 0.1, "algorithm.kl_target": 1e-4, "learner.schedule": "linear"},
+        {
+            "learner.sync_every": 3,
+            "algorithm.kl_coef": 0.1,
+            "algorithm.kl_target": 1e-4,
+            "learner.schedule": "linear",
+        },
     ),
     "a reference that follows, with an adapter": (
         "dpo",
-        {"model.lora": {"rank": 2}, "model.reference_update": {"mix": 0.3}, "evaluation.slot": "reference", "learner.sync_every": 2},
+        {
+            "model.lora": {"rank": 2},
+            "model.reference_update": {"mix": 0.3},
+            "evaluation.slot": "reference",
+            "learner.sync_every": 2,
+        },
     ),
     "sft": ("sft", {"algorithm.threshold": 0.1, "algorithm.duplicates": "run"}),
-    "a reward model": ("reward_model", {"algorithm.samples": 2, "algorithm.centring": 0.1, "evaluation": None}),
-    "an ensemble": ("dpo", {"explorer": {"name": f"{MIXED}:Mixed", "burn_in": 1, "ensemble": ENSEMBLE}, "algorithm.prompts": 6}),
+    "a reward model": (
+        "reward_model",
+        {"algorithm.samples": 2, "algorithm.centring": 0.1, "evaluation": None},
+    ),
+    "an ensemble": (
+        "dpo",
+        {"explorer": {"name": f"{MIXED}:Mixed", "burn_in": 1, "ensemble": ENSEMBLE}, "algorithm.prompts": 6},
+    ),
 }
 
 OTHERWISE = {
@@ -56,7 +74,8 @@ OTHERWISE = {
     r"run\.collector\.actor\.engine\._versions\[#2\]": "the slot `policy` of its own, which is loaded before every evaluation",
     r"run\.learner\.trained\['policy'\]\.optimiser\.param_groups\[\d\]\['lr'\]": "set from the schedule before every optimiser step",
 }
-"""Paths, as patterns, that may differ between a run and one that takes up its checkpoint, and why nothing depends on them."""
+"""Paths, as patterns, that may differ between a run and one that takes up its checkpoint, and why nothing
+depends on them."""
 
 
 def exceptions(path: str) -> list[str]:
@@ -69,7 +88,8 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass
 class Walked:
-    """Fingerprints of a run by step; and of the one that took up its checkpoint of step 2, then and at the end."""
+    """Fingerprints of a run by step; and of the one that took up its checkpoint of step 2, then and at the
+    end."""
 
     run: dict[int, dict[str, str]] = field(default_factory=dict)
     again: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -83,11 +103,15 @@ class Walked:
         return [path for path in self.all_differences(step) if not exceptions(path)]
 
     def explained(self, step: int) -> list[str]:
-        return [f"{path}: {self.run[step].get(path)}, and {self.again[step].get(path)}" for path in self.differences(step)]
+        return [
+            f"{path}: {self.run[step].get(path)}, and {self.again[step].get(path)}"
+            for path in self.differences(step)
+        ]
 
 
 def everything(run: Run) -> dict[str, str]:
-    """Also the generators that a process has of its own, which no part may use; not Python's, from which the run-time checks of signatures draw."""
+    """Also the generators that a process has of its own, which no part may use; not Python's, from which the
+    run-time checks of signatures draw."""
     own = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand}
     return {**fingerprints(run), **fingerprints(own, "generators")}
 
@@ -148,14 +172,18 @@ def walks(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 
 def test_every_exception_is_needed(walks: Callable[[str], Walked]) -> None:
-    needed = {pattern for name in RUNS for path in walks(name).all_differences(2) for pattern in exceptions(path)}
+    needed = {
+        pattern for name in RUNS for path in walks(name).all_differences(2) for pattern in exceptions(path)
+    }
     assert needed == set(OTHERWISE)
 
 
 @pytest.mark.fault("R3")
 @pytest.mark.inventory(114)
 @pytest.mark.parametrize("name", RUNS)
-def test_a_checkpoint_holds_all_state(walks: Callable[[str], Walked], figure: Callable[[str], None], name: str) -> None:
+def test_a_checkpoint_holds_all_state(
+    walks: Callable[[str], Walked], figure: Callable[[str], None], name: str
+) -> None:
     walked = walks(name)
     for step in (2, 4):
         assert walked.explained(step) == []
@@ -229,7 +257,12 @@ def of_the_process(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_hidden_state_is_found(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None], mutate: Mutate, path: str
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    figure: Callable[[str], None],
+    mutate: Mutate,
+    path: str,
 ) -> None:
     mutate(monkeypatch)
     walked = walk(world.config("dpo", tmp_path, {"evaluation": None}), tmp_path / "dpo")
@@ -239,7 +272,9 @@ def test_hidden_state_is_found(
 
 @pytest.mark.fault("R3")
 @pytest.mark.parametrize("part", ["learner", "weights", "prompts", "ensemble"])
-def test_a_part_left_out_is_found(world: World, tmp_path: Path, figure: Callable[[str], None], part: str) -> None:
+def test_a_part_left_out_is_found(
+    world: World, tmp_path: Path, figure: Callable[[str], None], part: str
+) -> None:
     algorithm, changes = RUNS["an ensemble"]
     config = world.config(algorithm, tmp_path, {"evaluation": None, "learner.sync_every": 3, **changes})
     assert walk(config, tmp_path / algorithm, drop=part).differences(2)
@@ -267,6 +302,11 @@ def test_the_walk_looks_everywhere() -> None:
     root["method"](8)
     after = fingerprints(root)
     moved = {path for path in after if before.get(path) != after[path]}
-    assert moved == {"run['slots'].inner['a'][0]", "run['slots'].inner[#1]", "run['function'].closure.count[0]", "run['method'].self[1]"}
+    assert moved == {
+        "run['slots'].inner['a'][0]",
+        "run['slots'].inner[#1]",
+        "run['function'].closure.count[0]",
+        "run['method'].self[1]",
+    }
     with pytest.raises(UnknownTypeError, match=r"run\[0\]: a builtins.list_iterator cannot be looked into"):
         fingerprints([iter([1])])

@@ -1,4 +1,5 @@
-"""The fault table itself: every row has tests; what they found is joined, kept, written, and not run again while the sources stay."""
+"""The fault table itself: every row has tests; what they found is joined, kept, written, and not run again
+while the sources stay."""
 
 import ast
 import json
@@ -43,21 +44,35 @@ def test_two():
 def marked(source: str) -> list[tuple[str, str, bool]]:
     """Row, name and whether it runs in `make faults` only, of every test of a file that proves a row."""
     tree, found = ast.parse(source), []
-    own = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
+    own = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             inner = [each for mark in (*own, *node.decorator_list) for each in ast.walk(mark)]
             is_slow = any(ast.unparse(mark) == "pytest.mark.slow" for mark in (*own, *node.decorator_list))
-            calls = [each for each in inner if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.fault"]
+            calls = [
+                each
+                for each in inner
+                if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.fault"
+            ]
             found += [(ast.literal_eval(row), node.name, is_slow) for call in calls for row in call.args]
     return found
 
 
 def test_the_reader_of_markers_sees_them() -> None:
     mark = "@pytest.mark."
-    several = f"pytestmark = [pytest.mark.fault('R1')]\n{mark}fault('R2')\n{mark}slow\ndef test_a(): ...\ndef test_b(): ...\ndef help(): ...\n"
+    several = (
+        f"pytestmark = [pytest.mark.fault('R1')]\n{mark}fault('R2')\n{mark}slow\ndef test_a(): ...\ndef "
+        "test_b(): ...\ndef help(): ...\n"
+    )
     assert marked(several) == [("R1", "test_a", True), ("R2", "test_a", True), ("R1", "test_b", False)]
-    assert marked(f"{mark}fault('R2', 'R3')\ndef test_a(): ...\ndef test_b(): ...\n") == [("R2", "test_a", False), ("R3", "test_a", False)]
+    assert marked(f"{mark}fault('R2', 'R3')\ndef test_a(): ...\ndef test_b(): ...\n") == [
+        ("R2", "test_a", False),
+        ("R3", "test_a", False),
+    ]
 
 
 def test_every_marker_names_a_row_and_every_row_has_tests() -> None:
@@ -75,17 +90,28 @@ def test_every_marker_names_a_row_and_every_row_has_tests() -> None:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of its own, committed, with three rows, of which the third has no test."""
-    for name, text in {"tests/conftest.py": CONFTEST, "tests/test_rows.py": TESTS, "src/code.py": "", "docs/faults.md": ""}.items():
+    for name, text in {
+        "tests/conftest.py": CONFTEST,
+        "tests/test_rows.py": TESTS,
+        "src/code.py": "",
+        "docs/faults.md": "",
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "docs/faults.md").write_text("before\n<!-- faults -->\nold\n<!-- end of faults -->\nafter\n")
     (tmp_path / ".gitignore").write_text("__pycache__/\n.pytest_cache/\n")
-    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "all"]):
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "all"],
+    ):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
     monkeypatch.setattr(table, "ROOT", tmp_path)
     monkeypatch.setattr(table, "PAGE", tmp_path / "docs" / "faults.md")
     monkeypatch.setattr(table, "RESULTS", tmp_path / ".faults")
-    monkeypatch.setattr(table, "ROWS", {"R1": "what one shows", "R2": "what two shows", "R3": "what three shows"})
+    monkeypatch.setattr(
+        table, "ROWS", {"R1": "what one shows", "R2": "what two shows", "R3": "what three shows"}
+    )
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     return tmp_path
 
@@ -114,5 +140,14 @@ def test_rows_are_run_once_and_written(project: Path, capsys: pytest.CaptureFixt
 
 
 def test_figures_are_joined() -> None:
-    figures = ["1 of 1 a", "2,000 of 3,000 b", "0 of 1 a", "at most 2e-07 c", "at most 1e-6 c", "five", "five", "at most 3 d"]
+    figures = [
+        "1 of 1 a",
+        "2,000 of 3,000 b",
+        "0 of 1 a",
+        "at most 2e-07 c",
+        "at most 1e-6 c",
+        "five",
+        "five",
+        "at most 3 d",
+    ]
     assert table.joined(figures) == ["1 of 2 a", "2,000 of 3,000 b", "at most 1e-6 c", "at most 3 d", "five"]

@@ -1,4 +1,5 @@
-"""R23: a long run does not grow. The boxes are those of `oat train`, but engine and learner do nothing, so that thousands of steps take minutes."""
+"""R23: a long run does not grow. The boxes are those of `oat train`, but engine and learner do nothing, so
+that thousands of steps take minutes."""
 
 import gc
 import json
@@ -26,10 +27,19 @@ class QuietActor:
     """Answers every prompt with a number of its own, at once."""
 
     def sample(
-        self, prompts: Sequence[Prompt], samples: Mapping[str, int], address: Sequence[str | int], sampling: Sampling | None = None
+        self,
+        prompts: Sequence[Prompt],
+        samples: Mapping[str, int],
+        address: Sequence[str | int],
+        sampling: Sampling | None = None,
     ) -> list[Group]:
         count, version = sum(samples.values()), address[1] if address[0] == "train" else 0
-        return [Group(prompt, tuple(self._response(f"{prompt.occurrence + n}", int(version)) for n in range(count))) for prompt in prompts]
+        return [
+            Group(
+                prompt, tuple(self._response(f"{prompt.occurrence + n}", int(version)) for n in range(count))
+            )
+            for prompt in prompts
+        ]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
         return {}
@@ -40,8 +50,17 @@ class QuietActor:
     def _response(self, text: str, version: int) -> Trajectory:
         ids = np.array([int(digit) + 2 for digit in text], dtype=np.int32)
         logps = np.full(len(ids), -2.0, dtype=np.float32)
-        response = Segment("model", ids, np.ones(len(ids), dtype=bool), np.full(len(ids), version, dtype=np.int32), logps, logps)
-        return Trajectory("sampler", (Segment("context", np.arange(4, dtype=np.int32)), response), "stop", text)
+        response = Segment(
+            "model",
+            ids,
+            np.ones(len(ids), dtype=bool),
+            np.full(len(ids), version, dtype=np.int32),
+            logps,
+            logps,
+        )
+        return Trajectory(
+            "sampler", (Segment("context", np.arange(4, dtype=np.int32)), response), "stop", text
+        )
 
 
 class QuietLearner:
@@ -88,8 +107,18 @@ class QuietHolder:
 
 def quiet_run(world: World, folder: Path, steps: int) -> Run:
     """A run of GRPO as configured, with these three in the places of actor, learner and engine."""
-    changes = {"stop.max_steps": steps, "evaluation.every": 50, "checkpoint.every": 30, "learner.sync_every": 2, "algorithm.prompts": 2}
-    run = build(resolve(*load_config(world.config("grpo", folder, {**changes, "engine": {"name": "torch", "threads": 1}}))))
+    changes = {
+        "stop.max_steps": steps,
+        "evaluation.every": 50,
+        "checkpoint.every": 30,
+        "learner.sync_every": 2,
+        "algorithm.prompts": 2,
+    }
+    run = build(
+        resolve(
+            *load_config(world.config("grpo", folder, {**changes, "engine": {"name": "torch", "threads": 1}}))
+        )
+    )
     actor, learner = QuietActor(), QuietLearner()
     run.collector.actor = run.evaluation.actor = actor  # type: ignore[attr-defined, union-attr]
     run.weights.holders = {slot: [QuietHolder()] for slot in ("sampler", "policy")}  # type: ignore[attr-defined]
@@ -100,11 +129,16 @@ def held() -> dict[str, int]:
     """Resident bytes, open files and threads of this process."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return {"bytes": pages * os.sysconf("SC_PAGE_SIZE"), "files": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task"))}
+    return {
+        "bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
 
 
 def grow(world: str, folder: str, first: str, last: str) -> int:
-    """Write to `folder` what a process holds after so many steps; both come ten steps after a checkpoint, of which nothing is under way then."""
+    """Write to `folder` what a process holds after so many steps; both come ten steps after a checkpoint, of
+    which nothing is under way then."""
     run, found = quiet_run(World(Path(world)), Path(folder), int(last) + 1), {}
 
     def report(step: int, values: Mapping[str, float]) -> None:
@@ -129,7 +163,9 @@ def growth_is_bounded(folder: Path, first: int, last: int, figure: Callable[[str
 
 @pytest.mark.fault("R23")
 @pytest.mark.parametrize(("first", "last"), [(100, 250), pytest.param(1000, 10_000, marks=pytest.mark.slow)])
-def test_a_long_run_does_not_grow(world: World, tmp_path: Path, figure: Callable[[str], None], first: int, last: int) -> None:
+def test_a_long_run_does_not_grow(
+    world: World, tmp_path: Path, figure: Callable[[str], None], first: int, last: int
+) -> None:
     code = forked(lambda: grow(str(world.folder), str(tmp_path), str(first), str(last)), tmp_path / "log")
     assert code == 0, (tmp_path / "log").read_text()
     growth_is_bounded(tmp_path, first, last, figure)

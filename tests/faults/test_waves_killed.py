@@ -1,7 +1,9 @@
-"""R13: whole runs under a budget in money, killed with SIGKILL between their waves, inside them and at any time, are the unbroken run.
+"""R13: whole runs under a budget in money, killed with SIGKILL between their waves, inside them and at any
+time, are the unbroken run.
 
-An oracle that may cost twenty times what it does, whose answers come at times that chance draws anew in every life: asked ahead by DPO; and by GRPO
-in a mixture with an async function and with one in a worker, normalised over each wave. Where and when a run dies follows from the kill's number.
+An oracle that may cost twenty times what it does, whose answers come at times that chance draws anew in every
+life: asked ahead by DPO; and by GRPO in a mixture with an async function and with one in a worker, normalised
+over each wave. Where and when a run dies follows from the kill's number.
 """
 
 import importlib
@@ -63,7 +65,9 @@ class Paid:
         cost = sum(random.Random(text).uniform(0.0005, 0.0025) for text in question.candidates)
         return Answer(question.key, values, ("ok",) * question.size, question.size, cost, tokens=question.size)
 '''
-LIMIT, KILLS, SAMPLE = 0.3, 24, 1
+LIMIT = 0.3
+KILLS = 24
+SAMPLE = 1
 CHANGES = {
     "stop": {"max_cost": LIMIT, "max_steps": 40},
     "checkpoint": {"every": 3, "keep_last": 9},
@@ -102,15 +106,23 @@ class Whole:
 def config_of(world: World, folder: Path, series: str) -> Path:
     (paid := world.folder / "paid.py").write_text(PAID)
     if series == "ahead":
-        return world.config("dpo", folder, {**CHANGES, "oracle": {"name": f"{paid}:Paid", "max_outstanding": 7, "repeats": 0}})
+        return world.config(
+            "dpo", folder, {**CHANGES, "oracle": {"name": f"{paid}:Paid", "max_outstanding": 7, "repeats": 0}}
+        )
     late = {"name": world.late, "weight": 0.5, "normalise": "batch"}
-    sources = [{"name": f"{paid}:Paid", "normalise": "batch"}, late, {"name": "isolated", "function": world.oracle, "memory_gb": 64.0}]
+    sources = [
+        {"name": f"{paid}:Paid", "normalise": "batch"},
+        late,
+        {"name": "isolated", "function": world.oracle, "memory_gb": 64.0},
+    ]
     return world.config("grpo", folder, {**CHANGES, "oracle": {"name": "mixture", "sources": sources}})
 
 
 def waves_of(run_dir: Path) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(run_dir / "ledger.sqlite")) as ledger:
-        return ledger.execute("SELECT first, last, queries, tokens, cost FROM waves ORDER BY number").fetchall()
+        return ledger.execute(
+            "SELECT first, last, queries, tokens, cost FROM waves ORDER BY number"
+        ).fetchall()
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +144,13 @@ def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
             began = time.monotonic()
             assert forked(counted, folder / "log") == 0, (folder / "log").read_text()
             seconds = time.monotonic() - began
-            found[series] = Whole(run_dir, digest_run(run_dir), waves_of(run_dir), json.loads((folder / "calls").read_text()), seconds)
+            found[series] = Whole(
+                run_dir,
+                digest_run(run_dir),
+                waves_of(run_dir),
+                json.loads((folder / "calls").read_text()),
+                seconds,
+            )
         return found[series]
 
     return make
@@ -140,15 +158,28 @@ def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 @pytest.mark.parametrize(
     ("series", "number"),
-    [pytest.param(series, number, marks=[pytest.mark.slow] * (number >= SAMPLE)) for series in SERIES for number in range(KILLS)],
+    [
+        pytest.param(series, number, marks=[pytest.mark.slow] * (number >= SAMPLE))
+        for series in SERIES
+        for number in range(KILLS)
+    ],
 )
-def test_killed_once(world: World, tmp_path: Path, wholes: Any, figure: Callable[[str], None], series: str, number: int) -> None:
-    """Every third time at a moment that is uniform in time, otherwise at a point; each point at different calls."""
-    whole, drawn, log, run_dir = wholes(series), random.Random(f"{series} {number}").random(), tmp_path / "log", tmp_path / "run"
+def test_killed_once(
+    world: World, tmp_path: Path, wholes: Any, figure: Callable[[str], None], series: str, number: int
+) -> None:
+    """Every third time at a moment that is uniform in time, otherwise at a point; each point at different
+    calls."""
+    whole = wholes(series)
+    drawn = random.Random(f"{series} {number}").random()
+    log = tmp_path / "log"
+    run_dir = tmp_path / "run"
     config = config_of(world, tmp_path, series)
     if number % 3 == 2:
         seconds = drawn * whole.seconds
-        while forked(lambda: oat("train", config, "--run_dir", run_dir), log, kill_after_s=seconds) != -signal.SIGKILL:
+        while (
+            forked(lambda: oat("train", config, "--run_dir", run_dir), log, kill_after_s=seconds)
+            != -signal.SIGKILL
+        ):
             shutil.rmtree(run_dir)
             seconds /= 2
     else:
@@ -165,7 +196,10 @@ def test_killed_once(world: World, tmp_path: Path, wholes: Any, figure: Callable
         (account,) = accounts(store)
         assert contradictions(store) == []
     is_equal = (digest_run(run_dir), waves_of(run_dir)) == (whole.digest, whole.waves)
-    figure(f"{int(is_equal)} of 1 runs in waves that were killed equal the unbroken one bitwise, waves and all, {series}")
+    figure(
+        f"{int(is_equal)} of 1 runs in waves that were killed equal the unbroken one bitwise, waves and "
+        f"all, {series}"
+    )
     assert is_equal
     assert account.cost <= LIMIT
     assert account.unpaid
@@ -181,7 +215,17 @@ def test_rounds_have_waves_and_the_budget_is_spent(wholes: Any, series: str) -> 
 
 
 @pytest.mark.parametrize("series", SERIES)
-def test_a_fork_that_changes_nothing_is_granted_the_same(world: World, tmp_path: Path, wholes: Any, series: str) -> None:
-    whole, config, run_dir = wholes(series), config_of(world, tmp_path, series), tmp_path / "run"
-    assert forked(lambda: oat("train", config, "--from", f"{whole.run_dir}@6", "--run_dir", run_dir), tmp_path / "log") == 0
+def test_a_fork_that_changes_nothing_is_granted_the_same(
+    world: World, tmp_path: Path, wholes: Any, series: str
+) -> None:
+    whole = wholes(series)
+    config = config_of(world, tmp_path, series)
+    run_dir = tmp_path / "run"
+    assert (
+        forked(
+            lambda: oat("train", config, "--from", f"{whole.run_dir}@6", "--run_dir", run_dir),
+            tmp_path / "log",
+        )
+        == 0
+    )
     assert (digest_run(run_dir), waves_of(run_dir)) == (whole.digest, whole.waves)

@@ -1,4 +1,5 @@
-"""Code in workers (R25): whatever a call does, it fails alone, in time, and the next one finds a worker; and what a confined worker may not do."""
+"""Code in workers (R25): whatever a call does, it fails alone, in time, and the next one finds a worker; and
+what a confined worker may not do."""
 
 import json
 import os
@@ -93,7 +94,16 @@ FAILURES = {
 
 def question(number: int, *texts: str, kind: Any = "score", **columns: Any) -> Question:
     ids = tuple(np.arange(len(text), dtype=np.int32) for text in texts)
-    return Question(Key("train", 0, 0, number), kind, (Message("user", "2+2="),), texts, tuple(range(len(texts))), None, columns, ids=ids)
+    return Question(
+        Key("train", 0, 0, number),
+        kind,
+        (Message("user", "2+2="),),
+        texts,
+        tuple(range(len(texts))),
+        None,
+        columns,
+        ids=ids,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -173,9 +183,16 @@ input()
 
 @pytest.mark.fault("R25")
 @pytest.mark.parametrize("text", ["endless loop", "endless sleep", "idle"])
-def test_no_worker_outlives_a_run_that_was_killed(hostile: Path, text: str, figure: Callable[[str], None]) -> None:
+def test_no_worker_outlives_a_run_that_was_killed(
+    hostile: Path, text: str, figure: Callable[[str], None]
+) -> None:
     command = [sys.executable, "-c", ALONE, f"{hostile}:reward", text]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as run:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as run:
         assert run.stdout is not None
         pid = int(run.stdout.readline())
         assert is_alive(pid)
@@ -196,7 +213,9 @@ def test_one_hostile_response_of_a_group(isolated: Isolated) -> None:
 def test_the_workers_work_at_once_and_are_gone_when_they_are_not_used(hostile: Path) -> None:
     oracle = Isolated(f"{hostile}:reward", timeout_s=TIMEOUT_S, workers=2)
     with pytest.warns(UserWarning, match="ran past"):
-        first, *rest = answers(oracle, *(question(n, text) for n, text in enumerate(("endless sleep", "a", "bb", "ccc"))))
+        first, *rest = answers(
+            oracle, *(question(n, text) for n, text in enumerate(("endless sleep", "a", "bb", "ccc")))
+        )
     assert first.marks == ("failed",)
     assert [answer.values for answer in rest] == [(1.0,), (2.0,), (3.0,)]
     pids = [worker.process.pid for worker in oracle._workers._workers]
@@ -206,7 +225,8 @@ def test_the_workers_work_at_once_and_are_gone_when_they_are_not_used(hostile: P
 
 
 def test_other_functions_run_there_too(hostile: Path) -> None:
-    """A comparison; an asynchronous one that names columns and token ids; and what each needs is known beforehand."""
+    """A comparison; an asynchronous one that names columns and token ids; and what each needs is known
+    beforehand."""
     pair = Isolated(f"{hostile}:pair")
     assert pair.answers == "compare"
     assert answers(pair, question(0, "long", "no", kind="compare"))[0].values == (1.0,)
@@ -220,19 +240,28 @@ def test_other_functions_run_there_too(hostile: Path) -> None:
     with pytest.raises(ConfigError, match="its parameter `labels` is neither a column"):
         labelled.check_columns(["level"], False)
     labelled.check_columns(["label", "level"], False)
-    marks = [answer.marks for answer in answers(labelled, question(0, "a", label="a", level=1), question(1, "a", level=2), question(2, "a"))]
+    marks = [
+        answer.marks
+        for answer in answers(
+            labelled, question(0, "a", label="a", level=1), question(1, "a", level=2), question(2, "a")
+        )
+    ]
     assert marks == [("ok",), ("abstain",), ("abstain",)]
 
 
 def test_a_mistake_of_the_function_is_one_message(hostile: Path, tmp_path: Path) -> None:
     oracle = Isolated(f"{hostile}:mistaken")
-    with pytest.raises(OracleError, match=r"mistaken raised ZeroDivisionError: division by zero \(line \d+ of hostile.py\)"):
+    with pytest.raises(
+        OracleError, match=r"mistaken raised ZeroDivisionError: division by zero \(line \d+ of hostile.py\)"
+    ):
         answers(oracle, question(0, "a"))
     with pytest.raises(ConfigError, match="has no nothing"):
         Isolated(f"{hostile}:nothing")
     with pytest.raises(ConfigError, match="name a function as"):
         Isolated("exact_match")
-    with pytest.raises(ConfigError, match="`timeout_s` of an oracle that runs in workers must be a number above 0"):
+    with pytest.raises(
+        ConfigError, match="`timeout_s` of an oracle that runs in workers must be a number above 0"
+    ):
         Isolated(f"{hostile}:reward", timeout_s=0)
     (tmp_path / "broken.py").write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(ConfigError, match=r"broken\.py fails when imported: SystemExit: 3"):
@@ -303,14 +332,21 @@ REFUSED = (
 
 
 @pytest.mark.fault("R25")
-def test_what_a_confined_worker_may_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> None:
+def test_what_a_confined_worker_may_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
+) -> None:
     (tmp_path / "kept").write_text("kept")
     (tmp_path / "code.py").write_text(FORBIDDEN.replace("{folder}", str(tmp_path)))
     monkeypatch.setenv("SECRET_KEY", "s")
     workers = Workers(f"{tmp_path / 'code.py'}:make", is_confined=True)
     outcomes = workers.map([[what] for what in (*REFUSED, "keys", "read", "interfaces")])
-    figure(f"{sum(bool(o.failure) for o in outcomes[:-3])} of {len(REFUSED)} things that a confined worker may not do refused")
-    assert [outcome.failure for outcome in outcomes[: len(REFUSED)]] == ["raised PermissionError"] * len(REFUSED)
+    figure(
+        f"{sum(bool(o.failure) for o in outcomes[:-3])} of {len(REFUSED)} things that a confined worker "
+        "may not do refused"
+    )
+    assert [outcome.failure for outcome in outcomes[: len(REFUSED)]] == ["raised PermissionError"] * len(
+        REFUSED
+    )
     keys, read, interfaces = outcomes[len(REFUSED) :]
     assert (keys.value, read.value) == ([], "kept")
     figure(f"a worker sees {len(interfaces.value)} network interface(s)")
@@ -329,7 +365,11 @@ def reward(prompts, completions, **columns):
 def test_a_run_with_a_function_that_exits(world: World, tmp_path: Path) -> None:
     """It goes on, learns from the others, and says what failed."""
     (tmp_path / "mine.py").write_text(EXITING, encoding="utf-8")
-    changes = {"oracle": {"name": "isolated", "function": f"{tmp_path / 'mine.py'}:reward", "timeout_s": 5}, "evaluation": None, "stop.max_steps": 1}
+    changes = {
+        "oracle": {"name": "isolated", "function": f"{tmp_path / 'mine.py'}:reward", "timeout_s": 5},
+        "evaluation": None,
+        "stop.max_steps": 1,
+    }
     with pytest.warns(UserWarning, match="raised SystemExit about a response, which counts as failed"):
         assert oat("train", world.config("grpo", tmp_path, {**changes, "algorithm.prompts": 8})) == 0
     row = json.loads((tmp_path / "grpo" / "metrics.jsonl").read_text().splitlines()[1])

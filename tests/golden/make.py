@@ -1,10 +1,11 @@
 """Makes the golden runs: `python tests/golden/make.py`.
 
-    model/, prompts.jsonl       a tiny Llama and its data
-    dpo/, grpo/                 config.yaml and ledger.sqlite of twenty steps each; everything a replay needs
-    golden.json                 loss and gradient norm of those steps, with the torch and the processor that computed them
+    model/, prompts.jsonl       a tiny Llama and its data dpo/, grpo/                 config.yaml and
+    ledger.sqlite of twenty steps each; everything a replay needs golden.json                 loss and
+    gradient norm of those steps, with the torch and the processor that computed them
 
-What exists is kept, so to bring the numbers to a new torch, remove golden.json and run this again; to make a run anew, remove its folder too.
+What exists is kept, so to bring the numbers to a new torch, remove golden.json and run this again; to make a
+run anew, remove its folder too.
 """
 
 import json
@@ -30,7 +31,15 @@ def reward(prompts, completions, **columns):
 """
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "dpo": {"name": "dpo", "prompts": 3, "samples": 2},
-    "grpo": {"name": "grpo", "prompts": 2, "samples": 3, "kl_coef": 0.1, "epochs": 2, "minibatches": 2, "reduction": "token"},
+    "grpo": {
+        "name": "grpo",
+        "prompts": 2,
+        "samples": 3,
+        "kl_coef": 0.1,
+        "epochs": 2,
+        "minibatches": 2,
+        "reduction": "token",
+    },
 }
 
 
@@ -52,10 +61,15 @@ def config(algorithm: str) -> dict[str, Any]:
 
 
 def machine() -> dict[str, str]:
-    """What decides the last digits: torch, its vector instructions, and whose processor it is (libraries choose their kernels by it)."""
+    """What decides the last digits: torch, its vector instructions, and whose processor it is (libraries
+    choose their kernels by it)."""
     cpuinfo = Path("/proc/cpuinfo")
     vendor = re.search(r"vendor_id\s*:\s*(\S+)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "vendor": vendor[1] if vendor else "unknown"}
+    return {
+        "torch": torch.__version__,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "vendor": vendor[1] if vendor else "unknown",
+    }
 
 
 def train(file: str) -> None:
@@ -85,7 +99,9 @@ def make_run(algorithm: str) -> None:
             shutil.copy(Path(algorithm) / name, HERE / algorithm / name)
 
 
-def replay(algorithm: str, folder: Path, changes: dict[str, dict[str, Any]] | None = None) -> dict[str, list[float]]:
+def replay(
+    algorithm: str, folder: Path, changes: dict[str, dict[str, Any]] | None = None
+) -> dict[str, list[float]]:
     """Copy this folder's committed files to `folder`, train there, and read the numbers.
 
     Args:

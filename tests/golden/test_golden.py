@@ -1,7 +1,9 @@
-"""Golden trajectories: twenty steps over a committed ledger, so that no token can flip; only numerics can change these numbers.
+"""Golden trajectories: twenty steps over a committed ledger, so that no token can flip; only numerics can
+change these numbers.
 
-The full digits hold for the torch and the processor that golden.json names; elsewhere, and on other paths through the same mathematics, 1e-5.
-A change that is meant to change numerics makes them anew with make.py, and says why.
+The full digits hold for the torch and the processor that golden.json names; elsewhere, and on other paths
+through the same mathematics, 1e-5. A change that is meant to change numerics makes them anew with make.py,
+and says why.
 """
 
 import json
@@ -21,7 +23,8 @@ from oat.seeds import Seeds
 from oat.types import Request, Sampling
 
 PADDED = json.loads((make.HERE / "padded.json").read_text(encoding="utf-8"))
-"""What the first engine and learner computed, which padded: numbers of the same ledgers, and deterministic tokens. Never made anew."""
+"""What the first engine and learner computed, which padded: numbers of the same ledgers, and deterministic
+tokens. Never made anew."""
 GOLDEN = json.loads((make.HERE / "golden.json").read_text(encoding="utf-8"))
 
 
@@ -48,10 +51,23 @@ def test_numbers_are_those_of_the_padded_learner(algorithm: str) -> None:
 def test_deterministic_tokens_are_those_of_the_padded_engine() -> None:
     lm, tokenizer = load_lm(str(make.HERE / "model")), load_tokenizer(str(make.HERE / "model"))
     keys, generator = Seeds(5), np.random.default_rng(5)
-    settings = [Sampling(12), Sampling(12, temperature=0.7, top_k=5), Sampling(12, top_p=0.8), Sampling(12, min_p=0.1), Sampling(12, temperature=0.0)]
-    drawn = [generator.integers(0, len(tokenizer), generator.integers(1, 9)).astype(np.int32) for _ in range(60)]
-    requests = [Request(drawn[3 * (n // 3)], settings[n // 3 % 5], keys.key("tokens", n // 3, n % 3)) for n in range(60)]
-    engine = TorchEngine({"sampler": lm}, num_tokens=len(tokenizer), stop_ids=[0], decode=tokenizer.decode, deterministic=True)
+    settings = [
+        Sampling(12),
+        Sampling(12, temperature=0.7, top_k=5),
+        Sampling(12, top_p=0.8),
+        Sampling(12, min_p=0.1),
+        Sampling(12, temperature=0.0),
+    ]
+    drawn = [
+        generator.integers(0, len(tokenizer), generator.integers(1, 9)).astype(np.int32) for _ in range(60)
+    ]
+    requests = [
+        Request(drawn[3 * (n // 3)], settings[n // 3 % 5], keys.key("tokens", n // 3, n % 3))
+        for n in range(60)
+    ]
+    engine = TorchEngine(
+        {"sampler": lm}, num_tokens=len(tokenizer), stop_ids=[0], decode=tokenizer.decode, deterministic=True
+    )
     completions = sorted(engine.generate(requests, "sampler"), key=lambda completion: completion.index)
     assert [completion.ids.tolist() for completion in completions] == PADDED["tokens"]
 

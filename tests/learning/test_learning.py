@@ -1,5 +1,5 @@
-"""Each algorithm learns: a run from YAML, online and offline, raises a held-out sampled score by a stated amount; with the sign of its loss flipped
-the same run ends below its start."""
+"""Each algorithm learns: a run from YAML, online and offline, raises a held-out sampled score by a stated
+amount; with the sign of its loss flipped the same run ends below its start."""
 
 import json
 import random
@@ -36,8 +36,8 @@ stop: {{max_steps: 14}}
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm, the class of `flipped.py` that must not learn, its settings, further ones of either kind of run, the recorded data that it
-    learns from, if it can, and settings beside the algorithm's."""
+    """An algorithm, the class of `flipped.py` that must not learn, its settings, further ones of either kind
+    of run, the recorded data that it learns from, if it can, and settings beside the algorithm's."""
 
     name: str
     flipped: str
@@ -50,7 +50,9 @@ class Case:
 
 CASES = {
     "dpo": Case("dpo", "FlippedDPO"),
-    "dpo with every option": Case("dpo", "FlippedDPO", "label_smoothing: 0.1, length_alpha: 0.05, positive_lambda: 0.5, sft_weight: 0.1"),
+    "dpo with every option": Case(
+        "dpo", "FlippedDPO", "label_smoothing: 0.1, length_alpha: 0.05, positive_lambda: 0.5, sft_weight: 0.1"
+    ),
     "robust_dpo": Case("robust_dpo", "FlippedRobustDPO", "label_smoothing: 0.1"),
     "ipo": Case("ipo", "FlippedIPO"),
     "slic": Case("slic", "FlippedSLiC"),
@@ -69,8 +71,22 @@ CASES = {
     "cpo": Case("cpo", "FlippedCPO"),
     "kto": Case("kto", "FlippedKTO", online="samples: 2", records="labels.jsonl"),
     "sft": Case("sft", "FlippedSFT", "threshold: 0.5", "samples: 8", "epochs: 4", "labels.jsonl"),
-    "rest": Case("sft", "FlippedSFT", "threshold: 0.5, epochs: 2", "samples: 8", records="", flags=("--learner.sync_every", "2")),
-    "rft": Case("sft", "FlippedSFT", "threshold: 0.75, duplicates: run, epochs: 4", "samples: 16", records="", flags=("--learner.sync_every", "99")),
+    "rest": Case(
+        "sft",
+        "FlippedSFT",
+        "threshold: 0.5, epochs: 2",
+        "samples: 8",
+        records="",
+        flags=("--learner.sync_every", "2"),
+    ),
+    "rft": Case(
+        "sft",
+        "FlippedSFT",
+        "threshold: 0.75, duplicates: run, epochs: 4",
+        "samples: 16",
+        records="",
+        flags=("--learner.sync_every", "99"),
+    ),
     "grpo": Case("grpo", "FlippedGRPO", "samples: 8", records=""),
     "dr_grpo": Case("dr_grpo", "FlippedDrGRPO", "samples: 8, max_length: 4", records=""),
 }
@@ -83,15 +99,27 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     characters = ["<pad>", "<eos>", *"0123456789abcdef"]
     tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(root / "model")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(
+        root / "model"
+    )
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 32,
+    }
     LlamaForCausalLM(LlamaConfig(vocab_size=len(characters), **shape)).save_pretrained(root / "model")
     prompts = [{"prompt": f"{a}{b}"} for a in "abcdef" for b in "abcdef"]
     for name, part in {"train": prompts[:30], "heldout": prompts[30:]}.items():
         write_jsonl(root / f"{name}.jsonl", part)
     write_jsonl(root / "pairs.jsonl", pairs := list(recorded(prompts[:30])))
-    singles = [{"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"} for pair in pairs for name in ("chosen", "rejected")]
+    singles = [
+        {"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"}
+        for pair in pairs
+        for name in ("chosen", "rejected")
+    ]
     write_jsonl(root / "labels.jsonl", singles)
     return root
 
@@ -102,15 +130,25 @@ def recorded(prompts: list[dict[str, str]]) -> Iterator[dict[str, str]]:
     for prompt in prompts * 16:
         texts = ["".join(generator.choices("0123456789abcdef", k=4)) for _ in range(64)]
         shares = even_share([], texts)
-        yield {**prompt, "chosen": texts[shares.index(max(shares))], "rejected": texts[shares.index(min(shares))]}
+        yield {
+            **prompt,
+            "chosen": texts[shares.index(max(shares))],
+            "rejected": texts[shares.index(min(shares))],
+        }
 
 
-def run(root: Path, directory: Path, case: Case, name: str, *flags: str, is_offline: bool = False) -> tuple[float, float]:
+def run(
+    root: Path, directory: Path, case: Case, name: str, *flags: str, is_offline: bool = False
+) -> tuple[float, float]:
     """The held-out sampled score before and after a run, from new samples or from what is recorded."""
-    prompts, oracle = ("train.jsonl", f'"{HERE}/reward.py:even_share"') if not is_offline else (case.records, "recorded")
+    prompts, oracle = (
+        ("train.jsonl", f'"{HERE}/reward.py:even_share"') if not is_offline else (case.records, "recorded")
+    )
     options = ", ".join(filter(None, (case.options, case.offline if is_offline else case.online)))
     config = directory / "config.yaml"
-    config.write_text(CONFIG.format(root=root, here=HERE, name=name, options=options, prompts=prompts, oracle=oracle))
+    config.write_text(
+        CONFIG.format(root=root, here=HERE, name=name, options=options, prompts=prompts, oracle=oracle)
+    )
     assert main(["train", str(config), "--run_dir", str(directory / "run"), *case.flags, *flags]) == 0
     rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
     return rows[0]["eval/sampled"], rows[-1]["eval/sampled"]
@@ -125,7 +163,9 @@ def test_learns(root: Path, tmp_path: Path, case: Case) -> None:
 
 @pytest.mark.fault("R22")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_flipped_sign_is_noticed(root: Path, tmp_path: Path, case: Case, figure: Callable[[str], None]) -> None:
+def test_a_flipped_sign_is_noticed(
+    root: Path, tmp_path: Path, case: Case, figure: Callable[[str], None]
+) -> None:
     start, end = run(root, tmp_path, case, f'"{HERE}/flipped.py:{case.flipped}"')
     figure(f"{int(end < start)} of 1 flipped losses noticed")
     assert end < start + RISE
@@ -142,7 +182,9 @@ def test_learns_from_what_is_recorded(root: Path, tmp_path: Path, case: Case) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("case", OFFLINE.values(), ids=OFFLINE)
-def test_learns_from_what_is_recorded_with_other_seeds(root: Path, tmp_path: Path, case: Case, seed: int) -> None:
+def test_learns_from_what_is_recorded_with_other_seeds(
+    root: Path, tmp_path: Path, case: Case, seed: int
+) -> None:
     start, end = run(root, tmp_path, case, case.name, "--seed", str(seed), is_offline=True)
     assert end >= start + RISE
 
@@ -160,14 +202,18 @@ AGAIN = (*FEW, "--learner.buffer.questions", "96", "--algorithm.epochs", "2")
 
 
 def gains(root: Path, tmp_path: Path, *flags: str) -> tuple[float, float]:
-    """What six steps gain, of a third of the queries: each learned from once, and again from the newest three takes, twice each time."""
+    """What six steps gain, of a third of the queries: each learned from once, and again from the newest three
+    takes, twice each time."""
     scores = []
     for name, more in {"once": FEW, "again": AGAIN}.items():
         (tmp_path / name).mkdir()
         start, end = run(root, tmp_path / name, CASES["dpo"], "dpo", *more, *flags)
         scores.append(end - start)
     once, again = scores
-    rows = [[json.loads(line) for line in (tmp_path / name / "run" / "metrics.jsonl").read_text().splitlines()] for name in ("once", "again")]
+    rows = [
+        [json.loads(line) for line in (tmp_path / name / "run" / "metrics.jsonl").read_text().splitlines()]
+        for name in ("once", "again")
+    ]
     assert max(of[-1]["oracle/queries"] for of in rows) <= 6 * 64
     return once, again
 

@@ -1,4 +1,5 @@
-"""A reward model learns which responses are better, from pairs, and says so of pairs that it never saw; with its loss flipped it does not."""
+"""A reward model learns which responses are better, from pairs, and says so of pairs that it never saw; with
+its loss flipped it does not."""
 
 import json
 import random
@@ -43,23 +44,33 @@ def pairs(count: int, seed: int) -> list[dict[str, str]]:
     return records
 
 
-def learned(root: Path, name: str, *flags: str, is_online: bool = False) -> tuple[list[dict[str, float]], float]:
-    """The rows of a run, from recorded pairs or from what the model's start samples, and the accuracy of its export on pairs of other prompts."""
+def learned(
+    root: Path, name: str, *flags: str, is_online: bool = False
+) -> tuple[list[dict[str, float]], float]:
+    """The rows of a run, from recorded pairs or from what the model's start samples, and the accuracy of its
+    export on pairs of other prompts."""
     make_model(root / "model", hidden=32)
     write_jsonl(root / "pairs.jsonl", pairs(600, 0))
     config = root / "config.yaml"
     (root / "reward.py").write_text(REWARD)
     own = (
-        {"oracle": f'{{name: "{root}/reward.py:reward"}}', "samples": ", samples: 2"} if is_online else {"oracle": "{name: recorded}", "samples": ""}
+        {"oracle": f'{{name: "{root}/reward.py:reward"}}', "samples": ", samples: 2"}
+        if is_online
+        else {"oracle": "{name: recorded}", "samples": ""}
     )
     config.write_text(CONFIG.format(root=root, name=name, **own) + (ONLINE if is_online else ""))
     assert main(["train", str(config), *flags]) == 0
     assert main(["export", str(root / "run"), str(root / "out")]) == 0
     scorer, others = Scorer(str(root / "out")), pairs(200, 1)
     asked = [(record["prompt"], record[column]) for record in others for column in ("chosen", "rejected")]
-    scores = [score or 0.0 for score in scorer.score([scorer.encode([Message("user", prompt)], text) for prompt, text in asked])]
+    scores = [
+        score or 0.0
+        for score in scorer.score([scorer.encode([Message("user", prompt)], text) for prompt, text in asked])
+    ]
     rows = [json.loads(line) for line in (root / "run" / "metrics.jsonl").read_text().splitlines()]
-    return rows, sum(chosen > rejected for chosen, rejected in zip(scores[0::2], scores[1::2], strict=True)) / len(others)
+    return rows, sum(
+        chosen > rejected for chosen, rejected in zip(scores[0::2], scores[1::2], strict=True)
+    ) / len(others)
 
 
 @pytest.mark.fault("R22")

@@ -1,4 +1,5 @@
-"""A proxy that is trained on for too long: the second opinion of an evaluation sees it (Gao et al. 2022, arXiv:2210.10760)."""
+"""A proxy that is trained on for too long: the second opinion of an evaluation sees it (Gao et al. 2022,
+arXiv:2210.10760)."""
 
 import contextlib
 import json
@@ -38,15 +39,20 @@ def run(world: World, tmp_path: Path, steps: int, **changes: Any) -> tuple[int, 
         "checkpoint.every": 2,
         "stop.max_steps": steps,
     }
-    code = oat("train", world.config("grpo", tmp_path, {**own, **{name.replace("__", "."): value for name, value in changes.items()}}))
+    code = oat(
+        "train",
+        world.config(
+            "grpo", tmp_path, {**own, **{name.replace("__", "."): value for name, value in changes.items()}}
+        ),
+    )
     run_dir = Path(changes.get("run_dir", tmp_path / "grpo"))
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return code, run_dir, [row for row in rows if "eval/gold_sampled" in row]
 
 
 def test_the_proxy_rises_while_the_gold_falls(world: World, tmp_path: Path) -> None:
-    """At the start responses have few letters, and both order them alike; at the end they are nearly all letters, and the gold, which rose with the
-    proxy for a while, has fallen far below its start."""
+    """At the start responses have few letters, and both order them alike; at the end they are nearly all
+    letters, and the gold, which rose with the proxy for a while, has fallen far below its start."""
     code, run_dir, curve = run(world, tmp_path, 16)
     assert code == 0
     assert [row["step"] for row in curve] == list(range(0, 17, 2))
@@ -63,8 +69,12 @@ def test_the_proxy_rises_while_the_gold_falls(world: World, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("action", ["stop", "roll_back"])
 def test_an_alarm_stops_it_near_the_peak(action: str, world: World, tmp_path: Path) -> None:
-    """Once the gold is by more than 0.2 under its best; a run that is rolled back is then where the gold was within it."""
-    changes: dict[str, Any] = {"alarms__gold": {"drop": 0.2, "patience": 1, "action": action}, "alarms__kl__action": "off"}
+    """Once the gold is by more than 0.2 under its best; a run that is rolled back is then where the gold was
+    within it."""
+    changes: dict[str, Any] = {
+        "alarms__gold": {"drop": 0.2, "patience": 1, "action": action},
+        "alarms__kl__action": "off",
+    }
     changes |= {"alarms__max_roll_backs": 5} if action == "roll_back" else {}
     with pytest.warns(UserWarning, match="alarm gold") if action == "roll_back" else contextlib.nullcontext():
         code, run_dir, curve = run(world, tmp_path, 12, **changes)
@@ -84,7 +94,8 @@ def test_an_alarm_stops_it_near_the_peak(action: str, world: World, tmp_path: Pa
 
 
 def test_the_distance_is_that_of_the_responses_and_moves_nothing(world: World, tmp_path: Path) -> None:
-    """By hand from the ledger's trajectories and a reference of its own; a run without it is the same in everything else, bit by bit."""
+    """By hand from the ledger's trajectories and a reference of its own; a run without it is the same in
+    everything else, bit by bit."""
     assert run(world, tmp_path, 2, run_dir=str(tmp_path / "without"), evaluation__kl=False)[0] == 0
     assert run(world, tmp_path, 2)[0] == 0
     ours, theirs = (digest_run(tmp_path / name) for name in ("grpo", "without"))

@@ -1,5 +1,6 @@
-"""Active preference learning as a user would add it (arXiv:2402.08114): more prompts are sampled than asked about; those of the largest predictive
-entropy stay, and of each the two responses whose implicit rewards differ most."""
+"""Active preference learning as a user would add it (arXiv:2402.08114): more prompts are sampled than asked
+about; those of the largest predictive entropy stay, and of each the two responses whose implicit rewards
+differ most."""
 
 from dataclasses import dataclass, replace
 
@@ -25,7 +26,9 @@ class APL:
         self.config = config
 
     def widen(self, plan):
-        return replace(plan, prompts=plan.prompts * self.config.oversample, samples={"sampler": self.config.samples})
+        return replace(
+            plan, prompts=plan.prompts * self.config.oversample, samples={"sampler": self.config.samples}
+        )
 
     def choose(self, groups, keys, scores, generator):
         entropies = np.array([-logps.mean() for logps in scores["sampler"]])

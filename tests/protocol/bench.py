@@ -39,8 +39,11 @@ class Bench:
         return file
 
 
-def assert_a_kill_changes_nothing(config: Path, run: Path, folder: Path, arm: Callable[[], None], *flags: str) -> None:
-    """The run is made again with `arm` in place, which kills it; the same command continues it; it ends as the unbroken one."""
+def assert_a_kill_changes_nothing(
+    config: Path, run: Path, folder: Path, arm: Callable[[], None], *flags: str
+) -> None:
+    """The run is made again with `arm` in place, which kills it; the same command continues it; it ends as
+    the unbroken one."""
     other, log = folder / "run", folder / "log"
 
     def die() -> int:

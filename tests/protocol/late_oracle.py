@@ -1,8 +1,9 @@
 """An oracle in another process, whose answers come late, in another order, and once never.
 
-As a program (`python late_oracle.py OCCURRENCE`) it is the server: it prints its port, takes one JSON request a connection and ends when its standard
-input ends. The question about that occurrence is never answered. Every third submission waits until five more have come, or a second is over.
-As a module it holds the client, an oracle as a user would write it.
+As a program (`python late_oracle.py OCCURRENCE`) it is the server: it prints its port, takes one JSON request
+a connection and ends when its standard input ends. The question about that occurrence is never answered.
+Every third submission waits until five more have come, or a second is over. As a module it holds the client,
+an oracle as a user would write it.
 """
 
 import json
@@ -24,7 +25,9 @@ class LateOracle:
         self.port = port
 
     def submit(self, questions):
-        return call(self.port, {"submit": [[str(question.key), *question.candidates] for question in questions]})
+        return call(
+            self.port, {"submit": [[str(question.key), *question.candidates] for question in questions]}
+        )
 
     def collect(self, tickets, seconds):
         from oat.types import Answer, Key
@@ -32,7 +35,9 @@ class LateOracle:
         answered = []
         for ticket, key, probability in call(self.port, {"collect": list(tickets), "seconds": seconds}):
             purpose, *numbers = key.split("/")
-            answer = Answer(Key(purpose, *map(int, numbers)), (probability,), ("ok",), queries=1, by="late", seconds=0.0)
+            answer = Answer(
+                Key(purpose, *map(int, numbers)), (probability,), ("ok",), queries=1, by="late", seconds=0.0
+            )
             answered.append((ticket, answer))
         return answered
 
@@ -42,7 +47,10 @@ class DurableLateOracle(LateOracle):
 
 
 def call(port, request):
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, connection.makefile("rw") as lines:
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
+        connection.makefile("rw") as lines,
+    ):
         lines.write(json.dumps(request) + "\n")
         lines.flush()
         return json.loads(lines.readline())
@@ -53,26 +61,36 @@ class Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, lost):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.lost, self.asked, self.changed, self.order = lost, [], threading.Condition(), random.Random(0)
+        self.lost = lost
+        self.asked = []
+        self.changed = threading.Condition()
+        self.order = random.Random(0)
 
     def submit(self, questions):
         with self.changed:
             tickets = [str(len(self.asked) + number) for number in range(len(questions))]
-            self.asked += [(key, 0.8 if first > second else 0.3, time.monotonic()) for key, first, second in questions]
+            self.asked += [
+                (key, 0.8 if first > second else 0.3, time.monotonic()) for key, first, second in questions
+            ]
             self.changed.notify_all()
         return tickets
 
     def collect(self, tickets, seconds):
         until = time.monotonic() + seconds
         with self.changed:
-            while not (ready := [ticket for ticket in tickets if self.is_ready(int(ticket))]) and time.monotonic() < until:
+            while (
+                not (ready := [ticket for ticket in tickets if self.is_ready(int(ticket))])
+                and time.monotonic() < until
+            ):
                 self.changed.wait(min(0.05, max(0.0, until - time.monotonic())))
         self.order.shuffle(ready)
         return [[ticket, *self.asked[int(ticket)][:2]] for ticket in ready]
 
     def is_ready(self, number):
         key, _, since = self.asked[number]
-        is_late = number % 3 == 0 and len(self.asked) <= number + BEHIND and time.monotonic() < since + PATIENCE_S
+        is_late = (
+            number % 3 == 0 and len(self.asked) <= number + BEHIND and time.monotonic() < since + PATIENCE_S
+        )
         return key.split("/")[3] != self.lost and not is_late
 
     def submissions(self):

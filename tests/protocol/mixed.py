@@ -1,5 +1,5 @@
-"""Mixed preference learning as a user would add it (SEA, arXiv:2411.01493): a best-arm rule over an ensemble, and, after a burn-in, a share of
-questions that the ensemble answers itself."""
+"""Mixed preference learning as a user would add it (SEA, arXiv:2411.01493): a best-arm rule over an ensemble,
+and, after a burn-in, a share of questions that the ensemble answers itself."""
 
 from dataclasses import dataclass, field, replace
 
@@ -33,7 +33,9 @@ class Mixed:
     def choose(self, groups, keys, scores, generator):
         believed = set()
         if keys[0].step >= self.config.burn_in:
-            believed = set(generator.choice(len(groups), int(len(groups) * self.config.share), replace=False).tolist())
+            believed = set(
+                generator.choice(len(groups), int(len(groups) * self.config.share), replace=False).tolist()
+            )
         return [
             self._ask(group, key, scores[ENSEMBLE][g], scores["features"][g], g in believed, generator)
             for g, (group, key) in enumerate(zip(groups, keys, strict=True))

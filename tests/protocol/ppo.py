@@ -1,7 +1,9 @@
-"""PPO with a critic as a user would add it (arXiv:1707.06347), with the KL to the reference in the rewards and as a loss term.
+"""PPO with a critic as a user would add it (arXiv:1707.06347), with the KL to the reference in the rewards
+and as a loss term.
 
-Each term has the normaliser that the papers it comes from use with it: the policy's is a mean over tokens, the critic's a mean over sequences
-of their means, the KL's a mean over sequences of their sums, the entropy's a sum over a constant length.
+Each term has the normaliser that the papers it comes from use with it: the policy's is a mean over tokens,
+the critic's a mean over sequences of their means, the KL's a mean over sequences of their sums, the entropy's
+a sum over a constant length.
 """
 
 from dataclasses import dataclass
@@ -49,7 +51,9 @@ class PPOConfig:
 class PPO(Objective):
     name = "ppo"
     Config = PPOConfig
-    requires = Requires(feedback="score", models=frozenset({"policy", "critic", "reference"}), ratio_based=True)
+    requires = Requires(
+        feedback="score", models=frozenset({"policy", "critic", "reference"}), ratio_based=True
+    )
     wants = {"policy": {"sampled", "raw", "entropy"}, "critic": {"value"}}  # noqa: RUF012
 
     def __init__(self, config):
@@ -64,13 +68,24 @@ class PPO(Objective):
         columns = self._columns(rows, scores_N, valid_N, feedback.step, forward) if valid_N.any() else {}
         kept = len(rows) if columns else 0
         groups = group_of_N.numpy()[:kept]
-        return Batch(rows[:kept], np.arange(kept), groups, columns, self.config.epochs, self.config.minibatches, metrics)
+        return Batch(
+            rows[:kept],
+            np.arange(kept),
+            groups,
+            columns,
+            self.config.epochs,
+            self.config.minibatches,
+            metrics,
+        )
 
     def _columns(self, rows, scores_N, valid_N, step, forward):
         c, row_of_K = self.config, row_index(rows)
         recorded_K = recorded_logps(rows)
         raw_K = torch.from_numpy(np.concatenate([row.recorded("raw_logps") for row in rows]))
-        reference_K, values_K = forward("reference", rows, {"raw"})["raw"], forward("critic", rows, {"value"})["value"]
+        reference_K, values_K = (
+            forward("reference", rows, {"raw"})["raw"],
+            forward("critic", rows, {"value"})["value"],
+        )
         rewards_K = -c.kl_penalty * kl_k1(raw_K, reference_K)
         last_N = row_of_K.bincount(minlength=len(rows)).cumsum(0) - 1
         rewards_K[last_N] += scores_N.nan_to_num()
@@ -91,26 +106,45 @@ class PPO(Objective):
         advantages_K = torch.zeros_like(rewards_K)
         for k in range(len(rewards_K) - 1, -1, -1):
             next_value, next_advantage = (0.0, 0.0) if k in last else (values_K[k + 1], advantages_K[k + 1])
-            advantages_K[k] = rewards_K[k] + self.config.gamma * (next_value + self.config.lam * next_advantage) - values_K[k]
+            advantages_K[k] = (
+                rewards_K[k]
+                + self.config.gamma * (next_value + self.config.lam * next_advantage)
+                - values_K[k]
+            )
         return advantages_K
 
     def losses(self, outputs, view):
-        c, policy, values_K = self.config, outputs["policy"], outputs["critic"]["value"]
-        policy_K, _ = clipped_policy_loss(policy["sampled"], view["old_logps_K"], view["advantages_K"], clip_low=c.clip, clip_high=c.clip)
+        c = self.config
+        policy = outputs["policy"]
+        values_K = outputs["critic"]["value"]
+        policy_K, _ = clipped_policy_loss(
+            policy["sampled"], view["old_logps_K"], view["advantages_K"], clip_low=c.clip, clip_high=c.clip
+        )
         near_K = view["old_values_K"] + (values_K - view["old_values_K"]).clamp(-c.value_clip, c.value_clip)
-        value_K = 0.5 * torch.maximum((values_K - view["returns_K"]).square(), (near_K - view["returns_K"]).square())
+        value_K = 0.5 * torch.maximum(
+            (values_K - view["returns_K"]).square(), (near_K - view["returns_K"]).square()
+        )
         return {
             "loss/policy": Loss(policy_K, per="token"),
             "user/value": Loss(value_K, per="sequence", coef=c.value_coef),
-            "loss/kl": Loss(kl_k3(policy["raw"], view["reference_logps_K"]), per="sequence_sum", coef=c.kl_coef),
+            "loss/kl": Loss(
+                kl_k3(policy["raw"], view["reference_logps_K"]), per="sequence_sum", coef=c.kl_coef
+            ),
             "user/entropy": Loss(policy["entropy"], per="constant", coef=-c.entropy_coef, constant=c.length),
         }
 
     def metrics(self, outputs, view):
         clipped_K = clipped_policy_loss(
-            outputs["policy"]["sampled"], view["old_logps_K"], view["advantages_K"], clip_low=self.config.clip, clip_high=self.config.clip
+            outputs["policy"]["sampled"],
+            view["old_logps_K"],
+            view["advantages_K"],
+            clip_low=self.config.clip,
+            clip_high=self.config.clip,
         )[1]
-        return {"policy/clipped_frac": (clipped_K, "K"), "policy/entropy": (outputs["policy"]["entropy"], "K")}
+        return {
+            "policy/clipped_frac": (clipped_K, "K"),
+            "policy/entropy": (outputs["policy"]["entropy"], "K"),
+        }
 
 
 def _whitened(values_K, mask_K):

@@ -1,7 +1,8 @@
-"""The straight-line side of the protocol tests: a step written down from its formulas, in plain PyTorch and padded batches.
+"""The straight-line side of the protocol tests: a step written down from its formulas, in plain PyTorch and
+padded batches.
 
-It reads the recorded trajectories and answers of a run's ledger, so that the tokens are the same, and shares no code with the learner, the
-losses or the optimiser.
+It reads the recorded trajectories and answers of a run's ledger, so that the tokens are the same, and shares
+no code with the learner, the losses or the optimiser.
 """
 
 import json
@@ -30,7 +31,9 @@ def recorded_steps(run_dir: Path) -> list[list[Item]]:
         for row in store.taken("train", len(steps)):
             key = row.question.key
             answer, label = store.answer(row)
-            items.append(Item(store.groups(key.purpose, key.step, key.round)[row.member], row.question, answer, label))
+            items.append(
+                Item(store.groups(key.purpose, key.step, key.round)[row.member], row.question, answer, label)
+            )
         steps.append(items)
     store.close()
     return steps
@@ -101,7 +104,11 @@ def sequence_logps(model: torch.nn.Module, batch: Padded) -> Tensor:
 
 
 def dpo_curve(
-    steps: Sequence[Sequence[Item]], policy: torch.nn.Module, reference: torch.nn.Module, optimiser: "Optimiser", beta: float
+    steps: Sequence[Sequence[Item]],
+    policy: torch.nn.Module,
+    reference: torch.nn.Module,
+    optimiser: "Optimiser",
+    beta: float,
 ) -> list[dict[str, float] | None]:
     """Train the policy by DPO on the recorded pairs of every step; its loss and gradient norm at each."""
     curve: list[dict[str, float] | None] = []
@@ -111,7 +118,9 @@ def dpo_curve(
             curve.append(None)
             continue
         picks = [item.question.picks if item.label == 0 else item.question.picks[::-1] for item in pairs]
-        batch = pad([item.group.trajectories[pick] for item, pair in zip(pairs, picks, strict=True) for pick in pair])
+        batch = pad(
+            [item.group.trajectories[pick] for item, pair in zip(pairs, picks, strict=True) for pick in pair]
+        )
         with torch.no_grad():
             reference_N = sequence_logps(reference, batch)
         corrected_N = sequence_logps(policy, batch) - reference_N
@@ -126,13 +135,29 @@ def gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> float:
 
 
 class Optimiser:
-    """AdamW with decay on matrices only, gradients cut to a norm, and a warm-up into a line that falls to a tenth."""
+    """AdamW with decay on matrices only, gradients cut to a norm, and a warm-up into a line that falls to a
+    tenth."""
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], *, rate: float, decay: float, max_norm: float, warmup: int = 0, total: int | None = None
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        *,
+        rate: float,
+        decay: float,
+        max_norm: float,
+        warmup: int = 0,
+        total: int | None = None,
     ):
-        self.parameters, self.rate, self.max_norm, self.warmup, self.total, self.steps = list(parameters), rate, max_norm, warmup, total, 0
-        matrices, vectors = [p for p in self.parameters if p.ndim > 1], [p for p in self.parameters if p.ndim == 1]
+        self.parameters = list(parameters)
+        self.rate = rate
+        self.max_norm = max_norm
+        self.warmup = warmup
+        self.total = total
+        self.steps = 0
+        matrices, vectors = (
+            [p for p in self.parameters if p.ndim > 1],
+            [p for p in self.parameters if p.ndim == 1],
+        )
         groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
         self.adamw = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8)
 
@@ -159,7 +184,9 @@ class Optimiser:
 
 def assert_same_curve(run_dir: Path, expected: Sequence[dict[str, float] | None]) -> None:
     """Losses and gradient norms of every step; None for a step that had nothing to learn from."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()][1:]
+    rows = [
+        json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ][1:]
     assert len(rows) == len(expected)
     for row, values in zip(rows, expected, strict=True):
         assert ("loss/total" in row) == (values is not None)
@@ -177,5 +204,8 @@ def assert_same_weights(run_dir: Path, model: torch.nn.Module, start: torch.nn.M
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], start: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys() == start.keys()
     for name, value in expected.items():
-        assert (found[name] - value).norm() <= TOLERANCE * value.norm(), (name, float((found[name] - value).norm() / value.norm()))
+        assert (found[name] - value).norm() <= TOLERANCE * value.norm(), (
+            name,
+            float((found[name] - value).norm() / value.norm()),
+        )
         assert (value - start[name]).norm() > 100 * TOLERANCE * value.norm(), f"{name} did not move"

@@ -1,4 +1,5 @@
-"""APL: an explorer that reads log-probabilities of two slots, samples more than it asks, and leaves the loss alone."""
+"""APL: an explorer that reads log-probabilities of two slots, samples more than it asks, and leaves the loss
+alone."""
 
 from pathlib import Path
 
@@ -10,7 +11,11 @@ from fixtures import kill_at, oat
 
 from oat.ledger.store import Store
 
-BETA, PROMPTS, OVERSAMPLE, SAMPLES, STEPS = 0.4, 4, 3, 3, 4
+BETA = 0.4
+PROMPTS = 4
+OVERSAMPLE = 3
+SAMPLES = 3
+STEPS = 4
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +50,35 @@ def test_it_asks_what_the_straight_line_version_asks(bench: Bench, run: Path) ->
         for group in groups:
             batch = straight.pad(group.trajectories)
             with torch.no_grad():
-                policy_G, reference_G = straight.sequence_logps(policy, batch), straight.sequence_logps(reference, batch)
+                policy_G, reference_G = (
+                    straight.sequence_logps(policy, batch),
+                    straight.sequence_logps(reference, batch),
+                )
             rewards = (policy_G - reference_G).tolist()
-            pairs = [(abs(rewards[i] - rewards[j]), -i, -j) for i in range(SAMPLES) for j in range(SAMPLES) if i != j]
+            pairs = [
+                (abs(rewards[i] - rewards[j]), -i, -j)
+                for i in range(SAMPLES)
+                for j in range(SAMPLES)
+                if i != j
+            ]
             _, first, second = max(pairs)
             expected.append((-policy_G.mean().item(), group.prompt.occurrence, {-first, -second}))
         kept = sorted(sorted(expected, reverse=True)[:PROMPTS], key=lambda entry: entry[1])
-        assert [(item.question.key.occurrence, set(item.question.picks)) for item in items] == [(place, pair) for _, place, pair in kept]
+        assert [(item.question.key.occurrence, set(item.question.picks)) for item in items] == [
+            (place, pair) for _, place, pair in kept
+        ]
         straight.dpo_curve([items], policy, reference, optimiser, BETA)
     store.close()
 
 
 def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> None:
-    policy, reference, start = (straight.load(bench.folder / name) for name in ("model", "reference", "model"))
+    policy, reference, start = (
+        straight.load(bench.folder / name) for name in ("model", "reference", "model")
+    )
     optimiser = straight.Optimiser(list(policy.parameters()), rate=3e-3, decay=0.0, max_norm=1.0)
-    straight.assert_same_curve(run, straight.dpo_curve(straight.recorded_steps(run), policy, reference, optimiser, BETA))
+    straight.assert_same_curve(
+        run, straight.dpo_curve(straight.recorded_steps(run), policy, reference, optimiser, BETA)
+    )
     straight.assert_same_weights(run, policy, start)
 
 

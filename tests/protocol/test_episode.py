@@ -1,4 +1,5 @@
-"""Episodes of two model turns with an environment between: GRPO trains the model's tokens, never the environment's."""
+"""Episodes of two model turns with an environment between: GRPO trains the model's tokens, never the
+environment's."""
 
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from fixtures import kill_at, oat
 from oat.models.loading import load_tokenizer
 from oat.seeds import Seeds
 
-CLIP, STEPS, SAMPLES, SEED = 0.2, 4, 4, 3
+CLIP = 0.2
+STEPS = 4
+SAMPLES = 4
+SEED = 3
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +45,17 @@ def test_episodes_have_two_turns_and_their_own_reward(run: Path) -> None:
     turns = set()
     for step, items in enumerate(straight.recorded_steps(run)):
         for item in items:
-            for sample, (row, value) in enumerate(zip(item.group.trajectories, item.answer.values, strict=True)):
+            for sample, (row, value) in enumerate(
+                zip(item.group.trajectories, item.answer.values, strict=True)
+            ):
                 authors = [segment.author for segment in row.segments]
                 turns.add(len(authors))
                 assert authors in (["context", "model"], ["context", "model", "context", "model"])
-                digit = Seeds(SEED).at("environment", "train", step, 0, "sampler", item.question.key.occurrence, sample).integers(10)
+                digit = (
+                    Seeds(SEED)
+                    .at("environment", "train", step, 0, "sampler", item.question.key.occurrence, sample)
+                    .integers(10)
+                )
                 if len(authors) == 4:
                     assert len(row.segments[2].ids) == 3
                     assert row.segments[2].mask is None
@@ -63,7 +73,9 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
     for items in straight.recorded_steps(run):
         batch = straight.pad([row for item in items for row in item.group.trajectories])
         rewards = np.array([item.answer.values for item in items], dtype=np.float64)
-        advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
+        advantages = (rewards - rewards.mean(1, keepdims=True)) / (
+            rewards.std(1, ddof=1, keepdims=True) + 1e-4
+        )
         logits = straight.logits_of(policy, batch)[:, :, :num_tokens] / 0.9
         new, old = straight.picked(straight.log_softmax(logits), batch), batch.scattered("sampled_logps")
         ratio, advantage = torch.exp(new - old), torch.tensor(advantages.reshape(-1, 1), dtype=torch.float32)

@@ -1,4 +1,5 @@
-"""Answers that come late, in another order, or never, over a kill, and over a replay with nobody left to ask."""
+"""Answers that come late, in another order, or never, over a kill, and over a replay with nobody left to
+ask."""
 
 import json
 import shutil
@@ -22,7 +23,12 @@ from oat.commands.export import digest_run
 from oat.ledger.store import Store
 from oat.metrics import repeatable
 
-STEPS, PROMPTS, AHEAD, LOST, BETA, DEADLINE_S = 6, 4, 6, 5, 0.3, 3.0
+STEPS = 6
+PROMPTS = 4
+AHEAD = 6
+LOST = 5
+BETA = 0.3
+DEADLINE_S = 3.0
 
 
 @contextmanager
@@ -53,8 +59,15 @@ class Records:
     def of(cls, run_dir: Path) -> "Records":
         store = Store(run_dir / "ledger.sqlite")
         key = "q.purpose || '/' || q.step || '/' || q.round || '/' || q.occurrence || '/' || q.number"
-        asked = [name for (name,) in store.db.execute(f"SELECT {key} FROM questions q ORDER BY q.step, q.round, q.position")]
-        answers = store.db.execute(f"SELECT {key}, a.vals, a.marks FROM answers a JOIN questions q ON q.id = a.question").fetchall()
+        asked = [
+            name
+            for (name,) in store.db.execute(
+                f"SELECT {key} FROM questions q ORDER BY q.step, q.round, q.position"
+            )
+        ]
+        answers = store.db.execute(
+            f"SELECT {key}, a.vals, a.marks FROM answers a JOIN questions q ON q.id = a.question"
+        ).fetchall()
         takes: list[list[str]] = []
         while store.has_take("train", len(takes)):
             takes.append([str(row.question.key) for row in store.taken("train", len(takes))])
@@ -71,7 +84,13 @@ def config_of(bench: Bench, folder: Path, oracle: str, **options: object) -> Pat
     return bench.config(
         folder / "late.yaml",
         algorithm={"name": "dpo", "prompts": PROMPTS, "beta": BETA},
-        oracle={"name": oracle, "max_outstanding": AHEAD, "labels": "bernoulli", "deadline_s": DEADLINE_S, **options},
+        oracle={
+            "name": oracle,
+            "max_outstanding": AHEAD,
+            "labels": "bernoulli",
+            "deadline_s": DEADLINE_S,
+            **options,
+        },
         learner={"learning_rate": 3e-3, "micro_batch_size": 4},
         checkpoint={"every": 2},
         stop={"max_steps": STEPS},
@@ -102,8 +121,12 @@ def die_with_answers_in_hand() -> None:
     kill_at(Ledger, "_record", 5)
 
 
-@pytest.mark.parametrize(("oracle", "arm"), [("LateOracle", die_before_an_update), ("DurableLateOracle", die_with_answers_in_hand)])
-def test_late_permuted_and_lost_answers_over_a_kill(bench: Bench, tmp_path: Path, oracle: str, arm: Callable[[], None]) -> None:
+@pytest.mark.parametrize(
+    ("oracle", "arm"), [("LateOracle", die_before_an_update), ("DurableLateOracle", die_with_answers_in_hand)]
+)
+def test_late_permuted_and_lost_answers_over_a_kill(
+    bench: Bench, tmp_path: Path, oracle: str, arm: Callable[[], None]
+) -> None:
     """Steps that take what is there, since each waits only so long."""
     run_dir, is_durable = tmp_path / "late", oracle.startswith("Durable")
     with server() as port:
@@ -124,7 +147,9 @@ def test_late_permuted_and_lost_answers_over_a_kill(bench: Bench, tmp_path: Path
 
     assert 2 <= len(before.takes) < STEPS
     assert after.takes[: len(before.takes)] == before.takes, "a take of the killed run was not kept"
-    assert {name: after.answers[name] for name in before.answers} == before.answers, "an answer of the killed run was not kept"
+    assert {name: after.answers[name] for name in before.answers} == before.answers, (
+        "an answer of the killed run was not kept"
+    )
     assert len(trained) == len(set(trained)) == STEPS * PROMPTS
     assert set(trained) == set(after.asked) == set(after.answers)
     assert trained != [name for name in after.asked if name in trained], "no answer was late"
@@ -139,7 +164,9 @@ def test_late_permuted_and_lost_answers_over_a_kill(bench: Bench, tmp_path: Path
 
     assert json.loads(after.answers[lost][1]) == ["failed"]
     assert [name for name, (_, marks) in after.answers.items() if "failed" in marks] == [lost]
-    assert [step for step, row in enumerate(rows[1:]) for _ in range(round(row["answers/failed_frac"] * PROMPTS))] == [trained.index(lost) // PROMPTS]
+    assert [
+        step for step, row in enumerate(rows[1:]) for _ in range(round(row["answers/failed_frac"] * PROMPTS))
+    ] == [trained.index(lost) // PROMPTS]
 
     assert_straight(bench, run_dir)
     for name, flags in (("replay", ()), ("wire", ("--compute.serialise", "true"))):
@@ -147,20 +174,32 @@ def test_late_permuted_and_lost_answers_over_a_kill(bench: Bench, tmp_path: Path
         assert oat("train", config, "--run_dir", copy, *flags) == 0
         assert digest_run(copy) == digest_run(run_dir)
     assert oat("train", config, "--run_dir", tmp_path / "killed", "--stop.max_steps", len(before.takes)) == 0
-    assert [repeatable(row) for row in metrics_of(tmp_path / "killed")] == [repeatable(row) for row in rows[: len(before.takes) + 1]]
+    assert [repeatable(row) for row in metrics_of(tmp_path / "killed")] == [
+        repeatable(row) for row in rows[: len(before.takes) + 1]
+    ]
 
 
 def assert_straight(bench: Bench, run_dir: Path) -> None:
     """Every step of DPO on the recorded pairs, those without a winner left out."""
-    policy, reference, start = (straight.load(bench.folder / name) for name in ("model", "reference", "model"))
+    policy, reference, start = (
+        straight.load(bench.folder / name) for name in ("model", "reference", "model")
+    )
     optimiser = straight.Optimiser(list(policy.parameters()), rate=3e-3, decay=0.0, max_norm=1.0)
     curve: list[dict[str, float] | None] = []
     for items in straight.recorded_steps(run_dir):
         decided = [item for item in items if item.label is not None]
         places = [item.question.picks if item.label == 0 else item.question.picks[::-1] for item in decided]
-        batch = straight.pad([item.group.trajectories[pick] for item, pair in zip(decided, places, strict=True) for pick in pair])
+        batch = straight.pad(
+            [
+                item.group.trajectories[pick]
+                for item, pair in zip(decided, places, strict=True)
+                for pick in pair
+            ]
+        )
         with torch.no_grad():
-            reference_N = straight.picked(straight.log_softmax(straight.logits_of(reference, batch)), batch).sum(1)
+            reference_N = straight.picked(
+                straight.log_softmax(straight.logits_of(reference, batch)), batch
+            ).sum(1)
         policy_N = straight.picked(straight.log_softmax(straight.logits_of(policy, batch)), batch).sum(1)
         apart_N = policy_N - reference_N
         loss = torch.log(1 + torch.exp(-BETA * (apart_N[0::2] - apart_N[1::2]))).mean()
@@ -171,16 +210,24 @@ def assert_straight(bench: Bench, run_dir: Path) -> None:
 
 
 def test_steps_that_wait_for_each_answer_take_them_in_order(bench: Bench, tmp_path: Path) -> None:
-    """From the same server, killed or not, the same rows, so the same weights; the lost one is past its deadline in both."""
+    """From the same server, killed or not, the same rows, so the same weights; the lost one is past its
+    deadline in both."""
     digests = []
     with server() as port:
-        config = config_of(bench, tmp_path, f"{HERE / 'late_oracle.py'}:LateOracle", port=port, deadline_s=1.5)
-        assert forked(lambda: die_before_an_update() or oat("train", config), tmp_path / "log") == -signal.SIGKILL
+        config = config_of(
+            bench, tmp_path, f"{HERE / 'late_oracle.py'}:LateOracle", port=port, deadline_s=1.5
+        )
+        assert (
+            forked(lambda: die_before_an_update() or oat("train", config), tmp_path / "log")
+            == -signal.SIGKILL
+        )
         for run_dir in (tmp_path / "late", tmp_path / "unbroken"):
             assert oat("train", config, "--run_dir", run_dir) == 0
             digests.append(digest_run(run_dir))
             records = Records.of(run_dir)
-            assert [name for take in records.takes for name in take] == [name for name in records.asked if name in records.answers]
+            assert [name for take in records.takes for name in take] == [
+                name for name in records.asked if name in records.answers
+            ]
     assert digests[0] == digests[1]
 
 

@@ -16,8 +16,20 @@ from oat.rundir.checkpoints import Checkpoints
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, UNASKED, Item, Trajectory
 
-BETA, STEPS, BURN_IN, SEED = 0.4, 6, 2, 3
-SHAPE = {"members": 3, "hidden": 8, "batch": 6, "steps": 2, "buffer": 12, "prior": 0.5, "learning_rate": 1e-2, "weight_decay": 5e-5}
+BETA = 0.4
+STEPS = 6
+BURN_IN = 2
+SEED = 3
+SHAPE = {
+    "members": 3,
+    "hidden": 8,
+    "batch": 6,
+    "steps": 2,
+    "buffer": 12,
+    "prior": 0.5,
+    "learning_rate": 1e-2,
+    "weight_decay": 5e-5,
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +53,13 @@ def run(config: Path) -> Path:
 
 
 def test_the_policy_is_the_straight_line_version(bench: Bench, run: Path) -> None:
-    policy, reference, start = (straight.load(bench.folder / name) for name in ("model", "reference", "model"))
+    policy, reference, start = (
+        straight.load(bench.folder / name) for name in ("model", "reference", "model")
+    )
     optimiser = straight.Optimiser(list(policy.parameters()), rate=3e-3, decay=0.0, max_norm=1.0)
-    straight.assert_same_curve(run, straight.dpo_curve(straight.recorded_steps(run), policy, reference, optimiser, BETA))
+    straight.assert_same_curve(
+        run, straight.dpo_curve(straight.recorded_steps(run), policy, reference, optimiser, BETA)
+    )
     straight.assert_same_weights(run, policy, start)
 
 
@@ -114,7 +130,9 @@ def test_the_ensemble_is_the_straight_line_version(bench: Bench, run: Path) -> N
                 for m in range(3):
                     margin = members_reward(p, m, stored[b][0]) - members_reward(p, m, stored[b][1])
                     loss = loss + torch.log(1 + torch.exp(-margin)) / 18
-            distance = sum(((p[name] - start[name]) ** 2).sum() for name in p) / sum(value.numel() for value in p.values())
+            distance = sum(((p[name] - start[name]) ** 2).sum() for name in p) / sum(
+                value.numel() for value in p.values()
+            )
             total = loss + 0.5 * 6 / len(ring) * distance
             adam.zero_grad()
             total.backward()
@@ -129,7 +147,9 @@ def test_the_ensemble_is_the_straight_line_version(bench: Bench, run: Path) -> N
     loaded = Checkpoints(run / "checkpoints", every=1, keep_last=1).load()
     assert loaded is not None
     for name, value in p.items():
-        torch.testing.assert_close(loaded[1][f"learner/ensemble/weights/{name}"], value.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            loaded[1][f"learner/ensemble/weights/{name}"], value.detach(), rtol=1e-4, atol=1e-6
+        )
 
 
 def die_in_the_ensembles_update() -> None:
@@ -146,5 +166,7 @@ def die_after_the_intents() -> None:
 
 @pytest.mark.parametrize("arm", [die_in_the_ensembles_update, die_after_the_intents])
 @pytest.mark.parametrize("flags", [(), ("--compute.serialise", "true")], ids=["plain", "wire"])
-def test_killed_and_continued(config: Path, run: Path, tmp_path: Path, arm: Callable[[], None], flags: tuple[str, ...]) -> None:
+def test_killed_and_continued(
+    config: Path, run: Path, tmp_path: Path, arm: Callable[[], None], flags: tuple[str, ...]
+) -> None:
     assert_a_kill_changes_nothing(config, run, tmp_path, arm, *flags)

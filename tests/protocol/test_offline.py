@@ -1,4 +1,5 @@
-"""Offline DPO from recorded pairs: the recorded actor, the recorded oracle, the same loop; nothing is sampled and nothing is asked."""
+"""Offline DPO from recorded pairs: the recorded actor, the recorded oracle, the same loop; nothing is sampled
+and nothing is asked."""
 
 import json
 from pathlib import Path
@@ -14,7 +15,11 @@ BETA, STEPS = 0.3, 5
 @pytest.fixture(scope="module")
 def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("offline")
-    pairs = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "ab"[: 1 + a % 2] + str(b)} for a in range(1, 6) for b in range(4)]
+    pairs = [
+        {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "ab"[: 1 + a % 2] + str(b)}
+        for a in range(1, 6)
+        for b in range(4)
+    ]
     pairs += [{"prompt": "7+7=", "chosen": "a", "rejected": "a"}]
     write_jsonl(folder / "pairs.jsonl", pairs)
     return bench.config(
@@ -39,13 +44,17 @@ def run(config: Path) -> Path:
 
 
 def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> None:
-    policy, reference, start = (straight.load(bench.folder / name) for name in ("model", "reference", "model"))
+    policy, reference, start = (
+        straight.load(bench.folder / name) for name in ("model", "reference", "model")
+    )
     optimiser = straight.Optimiser(list(policy.parameters()), rate=3e-3, decay=0.0, max_norm=1.0)
     steps = straight.recorded_steps(run)
     straight.assert_same_curve(run, straight.dpo_curve(steps, policy, reference, optimiser, BETA))
     straight.assert_same_weights(run, policy, start)
     for item in (item for items in steps for item in items):
-        assert [item.group.trajectories[pick].text for pick in item.question.picks] == [item.question.columns[c] for c in ("chosen", "rejected")]
+        assert [item.group.trajectories[pick].text for pick in item.question.picks] == [
+            item.question.columns[c] for c in ("chosen", "rejected")
+        ]
         assert item.label == (None if item.question.columns["chosen"] == "a" else 0)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["oracle/queries"] for row in rows[1:]] == [0] * STEPS
@@ -59,7 +68,9 @@ def test_an_epoch_ends_the_run(config: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_column_is_named(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert oat("train", config, "--run_dir", tmp_path / "run", "--prompts.responses", "[chosen, refused]") == 2
+    assert (
+        oat("train", config, "--run_dir", tmp_path / "run", "--prompts.responses", "[chosen, refused]") == 2
+    )
     assert "'refused'" in capsys.readouterr().err
 
 

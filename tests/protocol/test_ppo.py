@@ -1,4 +1,5 @@
-"""PPO with a critic, from a user's file: two trained models in one loss, four normalisers, epochs of mini-batches, ratios under truncation."""
+"""PPO with a critic, from a user's file: two trained models in one loss, four normalisers, epochs of
+mini-batches, ratios under truncation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +16,51 @@ from oat.commands.export import digest_run, policy_weights
 from oat.seeds import Seeds
 from oat.types import Item
 
-CLIP, VALUE_CLIP, VALUE_COEF, KL_PENALTY, KL_COEF, ENTROPY_COEF, LENGTH, GAMMA, LAM = 0.1, 0.1, 0.7, 0.1, 0.03, 0.02, 7, 0.95, 0.9
-SEED, TEMPERATURE, STEPS, EPOCHS, MINIBATCHES, MAX_NORM, DECAY, RATE, CRITIC_RATE, WARMUP = 3, 0.8, 4, 2, 2, 2.0, 0.1, 3e-3, 8e-3, 3
+CLIP = 0.1
+VALUE_CLIP = 0.1
+VALUE_COEF = 0.7
+KL_PENALTY = 0.1
+KL_COEF = 0.03
+ENTROPY_COEF = 0.02
+LENGTH = 7
+GAMMA = 0.95
+LAM = 0.9
+SEED = 3
+TEMPERATURE = 0.8
+STEPS = 4
+EPOCHS = 2
+MINIBATCHES = 2
+MAX_NORM = 2.0
+DECAY = 0.1
+RATE = 3e-3
+CRITIC_RATE = 8e-3
+WARMUP = 3
 
 
 @pytest.fixture(scope="module")
 def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    coefficients = {"clip": CLIP, "value_clip": VALUE_CLIP, "value_coef": VALUE_COEF, "kl_penalty": KL_PENALTY, "kl_coef": KL_COEF}
-    coefficients |= {"entropy_coef": ENTROPY_COEF, "length": LENGTH, "gamma": GAMMA, "lam": LAM, "epochs": EPOCHS, "minibatches": MINIBATCHES}
-    learner = {"learning_rate": RATE, "critic_learning_rate": CRITIC_RATE, "weight_decay": DECAY, "max_grad_norm": MAX_NORM, "micro_batch_size": 3}
+    coefficients = {
+        "clip": CLIP,
+        "value_clip": VALUE_CLIP,
+        "value_coef": VALUE_COEF,
+        "kl_penalty": KL_PENALTY,
+        "kl_coef": KL_COEF,
+    }
+    coefficients |= {
+        "entropy_coef": ENTROPY_COEF,
+        "length": LENGTH,
+        "gamma": GAMMA,
+        "lam": LAM,
+        "epochs": EPOCHS,
+        "minibatches": MINIBATCHES,
+    }
+    learner = {
+        "learning_rate": RATE,
+        "critic_learning_rate": CRITIC_RATE,
+        "weight_decay": DECAY,
+        "max_grad_norm": MAX_NORM,
+        "micro_batch_size": 3,
+    }
     return bench.config(
         tmp_path_factory.mktemp("ppo") / "ppo.yaml",
         algorithm={"name": f"{HERE / 'ppo.py'}:PPO", "prompts": 5, "samples": 2, **coefficients},
@@ -50,7 +87,9 @@ class Critic(torch.nn.Module):
         self.backbone = straight.load(path).model
         width = self.backbone.config.hidden_size
         self.score = torch.nn.Linear(width, 1, bias=False)
-        self.score.weight.data = torch.from_numpy(Seeds(SEED).at("init", "critic").normal(0, 1 / (width + 1), (1, width))).float()
+        self.score.weight.data = torch.from_numpy(
+            Seeds(SEED).at("init", "critic").normal(0, 1 / (width + 1), (1, width))
+        ).float()
 
     def forward(self, batch: straight.Padded) -> Tensor:
         hidden = self.backbone(input_ids=batch.ids, attention_mask=batch.attention).last_hidden_state[:, :-1]
@@ -77,13 +116,21 @@ def kept_mask(batch: straight.Padded) -> Tensor:
     for n, row in enumerate(batch.rows):
         prompt, response = row.segments
         for t in range(len(response.ids)):
-            kept[n, len(prompt.ids) - 1 + t, response.kept.ids[response.kept.offsets[t] : response.kept.offsets[t + 1]].tolist()] = True
+            kept[
+                n,
+                len(prompt.ids) - 1 + t,
+                response.kept.ids[response.kept.offsets[t] : response.kept.offsets[t + 1]].tolist(),
+            ] = True
     return kept
 
 
 def rollout(items: list[Item], reference: torch.nn.Module, critic: Critic) -> Rollout:
     batch = straight.pad([item.group.trajectories[pick] for item in items for pick in item.question.picks])
-    scores = [value if mark == "ok" else None for item in items for value, mark in zip(item.answer.values, item.answer.marks, strict=True)]
+    scores = [
+        value if mark == "ok" else None
+        for item in items
+        for value, mark in zip(item.answer.values, item.answer.marks, strict=True)
+    ]
     valid = torch.tensor([float(score is not None) for score in scores])[:, None] * batch.mask
     with torch.no_grad():
         reference_logps = straight.picked(straight.log_softmax(straight.logits_of(reference, batch)), batch)
@@ -102,7 +149,9 @@ def rollout(items: list[Item], reference: torch.nn.Module, critic: Critic) -> Ro
     spread = ((whole - whole.mean()).square().sum() / (len(whole) - 1) + 1e-8).sqrt()
     whitened = ((advantages - whole.mean()) / spread).float()
     old = batch.scattered("sampled_logps")
-    return Rollout(batch, kept_mask(batch), valid, old, reference_logps, values, advantages + values, whitened)
+    return Rollout(
+        batch, kept_mask(batch), valid, old, reference_logps, values, advantages + values, whitened
+    )
 
 
 def losses(policy: torch.nn.Module, critic: Critic, r: Rollout, chosen: list[int]) -> dict[str, Tensor]:
@@ -110,7 +159,9 @@ def losses(policy: torch.nn.Module, critic: Critic, r: Rollout, chosen: list[int
     logits, valid = straight.logits_of(policy, r.batch), r.valid[chosen]
     raw_all = straight.log_softmax(logits)
     raw = straight.picked(raw_all, r.batch)[chosen]
-    drawable = torch.where(r.kept | (r.batch.mask[:, :, None] == 0), logits / TEMPERATURE, torch.tensor(-1e30))
+    drawable = torch.where(
+        r.kept | (r.batch.mask[:, :, None] == 0), logits / TEMPERATURE, torch.tensor(-1e30)
+    )
     sampled = straight.picked(straight.log_softmax(drawable), r.batch)[chosen]
     tokens, rows = valid.sum(), (valid.sum(1) > 0).sum()
 
@@ -118,7 +169,9 @@ def losses(policy: torch.nn.Module, critic: Critic, r: Rollout, chosen: list[int
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
     policy_term = -(surrogate * valid).sum() / tokens
 
-    value, old_value, target = critic(r.batch)[chosen], r.values[chosen], r.returns[chosen]
+    value = critic(r.batch)[chosen]
+    old_value = r.values[chosen]
+    target = r.returns[chosen]
     near = torch.minimum(torch.maximum(value, old_value - VALUE_CLIP), old_value + VALUE_CLIP)
     squares = 0.5 * torch.maximum((value - target) ** 2, (near - target) ** 2) * valid
     value_term = (squares.sum(1) / valid.sum(1).clamp(min=1)).sum() / rows
@@ -130,7 +183,13 @@ def losses(policy: torch.nn.Module, critic: Critic, r: Rollout, chosen: list[int
     entropy_term = (entropy * valid).sum() / (rows * LENGTH)
     total = policy_term + VALUE_COEF * value_term + KL_COEF * kl_term - ENTROPY_COEF * entropy_term
     clipped = ((ratio * advantages > surrogate) * valid).sum() / tokens
-    terms = {"loss/policy": policy_term, "user/value": value_term, "loss/kl": kl_term, "user/entropy": entropy_term, "loss/total": total}
+    terms = {
+        "loss/policy": policy_term,
+        "user/value": value_term,
+        "loss/kl": kl_term,
+        "user/entropy": entropy_term,
+        "loss/total": total,
+    }
     return {**terms, "policy/clipped_frac": clipped}
 
 
@@ -143,7 +202,9 @@ def shuffled(update: int, rows: int) -> list[list[int]]:
 
 
 def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> None:
-    policy, reference, start = (straight.load(bench.folder / name) for name in ("model", "reference", "model"))
+    policy, reference, start = (
+        straight.load(bench.folder / name) for name in ("model", "reference", "model")
+    )
     critic, critic_start = Critic(bench.folder / "model"), Critic(bench.folder / "model")
     shared = {"decay": DECAY, "max_norm": MAX_NORM, "warmup": WARMUP, "total": STEPS * EPOCHS * MINIBATCHES}
     optimisers = (
@@ -151,7 +212,9 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
         straight.Optimiser(list(critic.parameters()), rate=CRITIC_RATE, **shared),
     )
     curve: list[dict[str, float] | None] = []
-    masked, cut, clipped = set(), set(), 0.0
+    masked = set()
+    cut = set()
+    clipped = 0.0
     for update, items in enumerate(straight.recorded_steps(run)):
         r = rollout(items, reference, critic)
         masked |= set((r.valid.sum(1) == 0).tolist())
@@ -161,7 +224,10 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
             terms["loss/total"].backward()
             norms = [optimiser.step() for optimiser in optimisers]
             cut |= {norm > MAX_NORM for norm in norms}
-            reports.append({name: term.item() for name, term in terms.items()} | {"optim/grad_norm": norms[0], "optim/critic_grad_norm": norms[1]})
+            reports.append(
+                {name: term.item() for name, term in terms.items()}
+                | {"optim/grad_norm": norms[0], "optim/critic_grad_norm": norms[1]}
+            )
         means = {name: sum(report[name] for report in reports) / len(reports) for name in reports[0]}
         clipped += means.pop("policy/clipped_frac")
         means.pop("loss/policy")  # a difference of numbers near 1 that is itself near 0
@@ -171,7 +237,11 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
     straight.assert_same_curve(run, curve)
     straight.assert_same_weights(run, policy, start)
     prefix = "learner/critic/weights/"
-    found = {name.removeprefix(prefix): tensor for name, tensor in policy_weights(run)[2].items() if name.startswith(prefix)}
+    found = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in policy_weights(run)[2].items()
+        if name.startswith(prefix)
+    }
     straight.assert_close(found, dict(critic.named_parameters()), dict(critic_start.named_parameters()))
 
 

@@ -1,4 +1,5 @@
-"""XPO, from a user's file: two slots in one group, a loss that needs the winner beside one that does not, a sampler that lags."""
+"""XPO, from a user's file: two slots in one group, a loss that needs the winner beside one that does not, a
+sampler that lags."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,16 +13,33 @@ from fixtures import kill_at, oat
 from oat.commands.export import digest_run
 from oat.types import Item
 
-BETA, SMOOTHING, ALPHA, EPOCHS, MAX_NORM = 0.5, 0.1, 0.05, 2, 1.4
+BETA = 0.5
+SMOOTHING = 0.1
+ALPHA = 0.05
+EPOCHS = 2
+MAX_NORM = 1.4
 
 
 @pytest.fixture(scope="module")
 def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bench.config(
         tmp_path_factory.mktemp("xpo") / "xpo.yaml",
-        algorithm={"name": f"{HERE / 'xpo.py'}:XPO", "prompts": 6, "alpha": ALPHA, "beta": BETA, "label_smoothing": SMOOTHING, "epochs": EPOCHS},
+        algorithm={
+            "name": f"{HERE / 'xpo.py'}:XPO",
+            "prompts": 6,
+            "alpha": ALPHA,
+            "beta": BETA,
+            "label_smoothing": SMOOTHING,
+            "epochs": EPOCHS,
+        },
         oracle={"name": f"{HERE / 'rewards.py'}:coarse", "labels": "bernoulli"},
-        learner={"learning_rate": 4e-3, "weight_decay": 0.1, "max_grad_norm": MAX_NORM, "micro_batch_size": 4, "sync_every": 2},
+        learner={
+            "learning_rate": 4e-3,
+            "weight_decay": 0.1,
+            "max_grad_norm": MAX_NORM,
+            "micro_batch_size": 4,
+            "sync_every": 2,
+        },
         checkpoint={"every": 3},
         stop={"max_steps": 5},
     )
@@ -40,27 +58,45 @@ def reference_first(item: Item) -> tuple[int, int]:
 
 
 def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> None:
-    policy, reference, start = (straight.load(bench.folder / name) for name in ("model", "reference", "model"))
+    policy, reference, start = (
+        straight.load(bench.folder / name) for name in ("model", "reference", "model")
+    )
     optimiser = straight.Optimiser(list(policy.parameters()), rate=4e-3, decay=0.1, max_norm=MAX_NORM)
     curve: list[dict[str, float] | None] = []
-    winners, lengths, cut = set(), set(), set()
+    winners = set()
+    lengths = set()
+    cut = set()
     for items in straight.recorded_steps(run):
-        batch = straight.pad([item.group.trajectories[pick] for item in items for pick in item.question.picks])
+        batch = straight.pad(
+            [item.group.trajectories[pick] for item in items for pick in item.question.picks]
+        )
         lengths |= set(batch.mask.sum(1).tolist())
         with torch.no_grad():
-            reference_N = straight.picked(straight.log_softmax(straight.logits_of(reference, batch)), batch).sum(1)
-        losses, norms, preferences, optimisms = [], [], [], []
+            reference_N = straight.picked(
+                straight.log_softmax(straight.logits_of(reference, batch)), batch
+            ).sum(1)
+        losses = []
+        norms = []
+        preferences = []
+        optimisms = []
         for _ in range(EPOCHS):
             policy_N = straight.picked(straight.log_softmax(straight.logits_of(policy, batch)), batch).sum(1)
-            preference, pairs, optimism = torch.tensor(0.0), 0, torch.tensor(0.0)
+            preference = torch.tensor(0.0)
+            pairs = 0
+            optimism = torch.tensor(0.0)
             for number, item in enumerate(items):
                 winners.add(item.label)
                 place, _ = reference_first(item)
                 optimism = optimism + policy_N[2 * number + place] / len(items)
                 if item.label is not None:
                     chosen, rejected = 2 * number + item.label, 2 * number + 1 - item.label
-                    margin = (policy_N[chosen] - reference_N[chosen]) - (policy_N[rejected] - reference_N[rejected])
-                    right, wrong = torch.log(1 + torch.exp(-BETA * margin)), torch.log(1 + torch.exp(BETA * margin))
+                    margin = (policy_N[chosen] - reference_N[chosen]) - (
+                        policy_N[rejected] - reference_N[rejected]
+                    )
+                    right, wrong = (
+                        torch.log(1 + torch.exp(-BETA * margin)),
+                        torch.log(1 + torch.exp(BETA * margin)),
+                    )
                     preference, pairs = preference + (1 - SMOOTHING) * right + SMOOTHING * wrong, pairs + 1
             preference = preference / max(pairs, 1)
             loss = preference + ALPHA * optimism
@@ -71,7 +107,12 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
             preferences.append(preference.item())
             optimisms.append(optimism.item())
         names = ("loss/total", "optim/grad_norm", "loss/preference", "user/optimism")
-        curve.append({name: sum(values) / EPOCHS for name, values in zip(names, (losses, norms, preferences, optimisms), strict=True)})
+        curve.append(
+            {
+                name: sum(values) / EPOCHS
+                for name, values in zip(names, (losses, norms, preferences, optimisms), strict=True)
+            }
+        )
     assert winners == {None, 0, 1}
     assert len(lengths) > 1
     assert cut == {True, False}
@@ -81,7 +122,11 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
 
 def test_the_reference_stays_and_the_sampler_lags(run: Path) -> None:
     for step, items in enumerate(straight.recorded_steps(run)):
-        versions = {row.slot: set(row.recorded("versions").tolist()) for item in items for row in item.group.trajectories}
+        versions = {
+            row.slot: set(row.recorded("versions").tolist())
+            for item in items
+            for row in item.group.trajectories
+        }
         assert versions == {"sampler": {step - step % 2}, "reference": {0}}
 
 

@@ -1,8 +1,9 @@
 """The objective's protocol, and the form its data take in one forward pass: a `View`.
 
-The last letter of a column's name is its axis: `advantages_N` has one value a row, `old_logps_K` one a trained token, `mask_U` one a unit.
-Whoever cuts a batch cuts every column by its axis. Four names are read by the reduction as well: `mask_K` and `mask_U` (1 counts, 0 does not;
-they decide every denominator), `weight_N` and `weight_U` (multiply numerators only). A missing one is all ones.
+The last letter of a column's name is its axis: `advantages_N` has one value a row, `old_logps_K` one a
+trained token, `mask_U` one a unit. Whoever cuts a batch cuts every column by its axis. Four names are read by
+the reduction as well: `mask_K` and `mask_U` (1 counts, 0 does not; they decide every denominator), `weight_N`
+and `weight_U` (multiply numerators only). A missing one is all ones.
 """
 
 import math
@@ -18,7 +19,8 @@ from oat.functional.segments import segment_mean, segment_sum
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
 
 Outputs = Mapping[str, Mapping[str, torch.Tensor]]
-"""By model, then by what was wanted of it: {"policy": {"sampled": (K,), "entropy": (K,)}, "critic": {"value": (K,)}}."""
+"""By model, then by what was wanted of it: {"policy": {"sampled": (K,), "entropy": (K,)}, "critic": {"value":
+(K,)}}."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,38 +63,45 @@ class Forward(Protocol):
 
 
 class Objective(Protocol):
-    """What is learned, and from which feedback. `prepare` and `losses` are its mathematics; everything around them is the learner's.
+    """What is learned, and from which feedback. `prepare` and `losses` are its mathematics; everything around
+    them is the learner's.
 
-    An algorithm is a subclass with a dataclass `Config` (its settings, each with a docstring) and `__init__(config)`.
+    An algorithm is a subclass with a dataclass `Config` (its settings, each with a docstring) and
+    `__init__(config)`.
     """
 
     name: str
     requires: Requires
     wants: Mapping[str, set[str]]
-    """What `losses` reads of each trained model: of a language model "raw", "sampled", "entropy"; of a critic "value"."""
+    """What `losses` reads of each trained model: of a language model "raw", "sampled", "entropy"; of a critic
+    "value"."""
     recorded_is_old: bool = False
-    """Whether log-probabilities recorded under the policy's own version are its old ones, since engine and learner compute in the same precision;
-    `build/resolve.py` knows and says so."""
+    """Whether log-probabilities recorded under the policy's own version are its old ones, since engine and
+    learner compute in the same precision; `build/resolve.py` knows and says so."""
     watched: frozenset[str] = OF_RESPONSES
     """Of the metrics of a step, those that `alarms` may watch (docs/alarms.md)."""
     reuses: bool = False
-    """Whether `prepare` also learns from `Feedback.older`: its loss is as sound on what older weights sampled (`learner.buffer`)."""
+    """Whether `prepare` also learns from `Feedback.older`: its loss is as sound on what older weights sampled
+    (`learner.buffer`)."""
     reads_answers: bool = True
-    """Whether `prepare` learns anything from the answers; where it does not, an oracle that has to be asked is refused."""
+    """Whether `prepare` learns anything from the answers; where it does not, an oracle that has to be asked
+    is refused."""
     numbers: Mapping[str, str] = {}
-    """Columns of the data that `prepare` reads as numbers, each with the setting that names it; a record without one is malformed."""
+    """Columns of the data that `prepare` reads as numbers, each with the setting that names it; a record
+    without one is malformed."""
 
     def plan(self, step: int) -> Plan: ...
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Advantages, pairs, masks and weights as columns. A batch without rows is counted and skipped. Its metrics go over those of the same name in
-        `step_metrics`, which every step has."""
+        """Advantages, pairs, masks and weights as columns. A batch without rows is counted and skipped. Its
+        metrics go over those of the same name in `step_metrics`, which every step has."""
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         """The parts of the loss by metric name, your own under `user/`; they are summed into one scalar."""
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
-        """Detached values to report, by metric name, each with how to join it over the step: a mean over "K", "N" or "U", or "max", "min"."""
+        """Detached values to report, by metric name, each with how to join it over the step: a mean over "K",
+        "N" or "U", or "max", "min"."""
         return {}
 
     @property
@@ -111,14 +120,19 @@ def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:
 
 
 def step_metrics(feedback: Feedback) -> dict[str, float]:
-    """What every step reports, whatever learns from it: of its own questions answers, queries, responses and scores, and no older ones."""
+    """What every step reports, whatever learns from it: of its own questions answers, queries, responses and
+    scores, and no older ones."""
     return {**answer_metrics(feedback), **response_metrics(feedback), **score_metrics(feedback)}
 
 
 def answer_metrics(feedback: Feedback) -> dict[str, float]:
-    """Shares of tied, abstained, failed and unpaid questions, answers that came too late, and the queries, and the money, so far."""
+    """Shares of tied, abstained, failed and unpaid questions, answers that came too late, and the queries,
+    and the money, so far."""
     marks = [{"tie"} if is_even(item) else set(item.answer.marks) for item in feedback.items]
-    share = {mark: sum(mark in m for m in marks) / max(1, len(marks)) for mark in ("tie", "abstain", "failed", "unpaid")}
+    share = {
+        mark: sum(mark in m for m in marks) / max(1, len(marks))
+        for mark in ("tie", "abstain", "failed", "unpaid")
+    }
     return {
         "answers/tied_frac": share["tie"],
         "answers/abstained_frac": share["abstain"],
@@ -131,12 +145,14 @@ def answer_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def is_even(item: Item) -> bool:
-    """Whether an oracle has judged a pair and found no winner: its mark says so, or its probability is one half."""
+    """Whether an oracle has judged a pair and found no winner: its mark says so, or its probability is one
+    half."""
     return item.question.kind == "compare" and item.label is None and item.answer.marks[0] in ("tie", "ok")
 
 
 def response_metrics(feedback: Feedback) -> dict[str, float]:
-    """Length, tokens and truncation of the step's responses, and the age of the policy's own tokens in versions."""
+    """Length, tokens and truncation of the step's responses, and the age of the policy's own tokens in
+    versions."""
     trajectories = [trajectory for item in feedback.items for trajectory in item.group.trajectories]
     if not trajectories:
         return {}
@@ -146,17 +162,25 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
     return {
         "response/length": float(np.mean(lengths)),
         "response/tokens": float(np.sum(lengths)),
-        "response/truncated_frac": float(np.mean([trajectory.finish_reason == "length" for trajectory in trajectories])),
+        "response/truncated_frac": float(
+            np.mean([trajectory.finish_reason == "length" for trajectory in trajectories])
+        ),
         "lag/versions": float(np.mean(feedback.step - versions)) if len(versions) else 0.0,
     }
 
 
 def score_metrics(feedback: Feedback) -> dict[str, float]:
-    """`reward_metrics` of the step's scores; of comparisons those that they were made of, also where only one of the two has one."""
+    """`reward_metrics` of the step's scores; of comparisons those that they were made of, also where only one
+    of the two has one."""
     scores: list[list[float]] = []
     for item in feedback.items:
         if item.question.kind == "score":
-            scores.append([value if mark == "ok" else math.nan for value, mark in zip(item.answer.values, item.answer.marks, strict=True)])
+            scores.append(
+                [
+                    value if mark == "ok" else math.nan
+                    for value, mark in zip(item.answer.values, item.answer.marks, strict=True)
+                ]
+            )
         elif item.answer.scores:
             scores.append([math.nan if score is None else score for score in item.answer.scores])
     scores_N = torch.tensor([score for own in scores for score in own], dtype=torch.float32)
@@ -164,7 +188,9 @@ def score_metrics(feedback: Feedback) -> dict[str, float]:
     return reward_metrics(scores_N, group_of_N, ~scores_N.isnan())
 
 
-def reward_metrics(rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: torch.Tensor) -> dict[str, float]:
+def reward_metrics(
+    rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: torch.Tensor
+) -> dict[str, float]:
     """Mean score, spread within groups, and the share of groups without spread; nothing without a score.
 
     Args:
@@ -183,7 +209,9 @@ def reward_metrics(rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: t
     }
 
 
-def prepared(objective: Objective, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+def prepared(
+    objective: Objective, feedback: Feedback, forward: Forward, generator: np.random.Generator
+) -> Batch:
     """What an objective makes of feedback.
 
     Raises:
@@ -191,5 +219,8 @@ def prepared(objective: Objective, feedback: Feedback, forward: Forward, generat
     """
     batch = objective.prepare(feedback, forward, generator)
     if not isinstance(batch, Batch):
-        raise ContractError(f"`prepare` of {objective.name} returned {shown(batch)}; return an oat.types.Batch (docs/extending.md)")
+        raise ContractError(
+            f"`prepare` of {objective.name} returned {shown(batch)}; return an oat.types.Batch "
+            "(docs/extending.md)"
+        )
     return batch

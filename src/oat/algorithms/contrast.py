@@ -1,4 +1,5 @@
-"""More losses of pairs. Pairs, ties, metrics and reduction are those of `direct.py`; r is beta times a log-ratio, h the margin of log-ratios.
+"""More losses of pairs. Pairs, ties, metrics and reduction are those of `direct.py`; r is beta times a
+log-ratio, h the margin of log-ratios.
 
 | name | loss | paper |
 | --- | --- | --- |
@@ -12,9 +13,11 @@
 | cpo | log-sigmoid, and the chosen response by heart; no reference | arXiv:2401.08417, Eq. 3 |
 
 Departures, beside those of `direct.py`:
-1. `aot` sorts the pairs of a whole step once, in `prepare`, under the weights that the step begins with: so neither micro-batches nor mini-batches
-   change whom a pair is compared with, and later optimiser steps of the same step keep it. The paper sorts each batch.
-2. `orpo` and `cpo` learn the chosen response by its mean log-probability a token, over the response alone; the papers' sums favour long ones.
+1. `aot` sorts the pairs of a whole step once, in `prepare`, under the weights that the step begins with: so
+   neither micro-batches nor mini-batches change whom a pair is compared with, and later optimiser steps of
+   the same step keep it. The paper sorts each batch.
+2. `orpo` and `cpo` learn the chosen response by its mean log-probability a token, over the response alone;
+   the papers' sums favour long ones.
 3. `sppo_hard` takes the label for a win probability of 1; the paper estimates it.
 
 Not handled: the soft form of SPPO; the forms of EXO and NCA for more than two responses.
@@ -42,7 +45,12 @@ class EXOConfig(TiedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_field("label_smoothing", self.label_smoothing, 0 < self.label_smoothing < 0.5, "it must be above 0 and below one half")
+        check_field(
+            "label_smoothing",
+            self.label_smoothing,
+            0 < self.label_smoothing < 0.5,
+            "it must be above 0 and below one half",
+        )
 
 
 @dataclass(frozen=True)
@@ -58,12 +66,18 @@ class DiscoPOPConfig(TiedConfig):
 @dataclass(frozen=True)
 class AOTConfig(TiedConfig):
     form: Literal["paired", "unpaired"] = "paired"
-    """Sorts the margins of the pairs under policy and reference, or the log-ratios of chosen and of rejected responses."""
+    """Sorts the margins of the pairs under policy and reference, or the log-ratios of chosen and of rejected
+    responses."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("ties", "abstentions"):
-            check_field(name, getattr(self, name), getattr(self, name) == "mask", "a pair without a winner has no rank; set it to mask")
+            check_field(
+                name,
+                getattr(self, name),
+                getattr(self, name) == "mask",
+                "a pair without a winner has no rank; set it to mask",
+            )
 
 
 @dataclass(frozen=True)
@@ -116,7 +130,11 @@ class Ratios(Tied):
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         policy_N, reference_N = self.logps(outputs, view)
-        return {"loss/preference": Loss(self.loss(*halves(policy_N - reference_N), beta=self.config.beta), per="pair")}
+        return {
+            "loss/preference": Loss(
+                self.loss(*halves(policy_N - reference_N), beta=self.config.beta), per="pair"
+            )
+        }
 
 
 class NCA(Ratios):
@@ -140,8 +158,8 @@ class SPPOHard(Ratios):
 
 
 class AOT(Tied):
-    """Column `matched_U` of the paired form: the reference's margin of the same rank. In the unpaired form the rows of a unit are a chosen and a
-    rejected response of the same rank, mostly to different prompts."""
+    """Column `matched_U` of the paired form: the reference's margin of the same rank. In the unpaired form
+    the rows of a unit are a chosen and a rejected response of the same rank, mostly to different prompts."""
 
     name = "aot"
     Config = AOTConfig
@@ -157,7 +175,10 @@ class AOT(Tied):
         if self.config.form == "unpaired":
             return _repaired(batch, contrast.rank_matches(*halves(policy_N - reference_N)))
         policy_U, reference_U = policy_N[0::2] - policy_N[1::2], reference_N[0::2] - reference_N[1::2]
-        return replace(batch, columns={**batch.columns, "matched_U": reference_U[contrast.rank_matches(policy_U, reference_U)]})
+        return replace(
+            batch,
+            columns={**batch.columns, "matched_U": reference_U[contrast.rank_matches(policy_U, reference_U)]},
+        )
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
         return preference.dpo_loss(margin_U, beta=self.config.beta)
@@ -186,7 +207,10 @@ class ORPO(Free):
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         terms_U = contrast.orpo_loss(*halves(view.row_mean(outputs["policy"]["raw"])))
-        return {"loss/preference": Loss(terms_U, per="pair", coef=self.config.beta), "loss/sft": self.by_heart(outputs, view)}
+        return {
+            "loss/preference": Loss(terms_U, per="pair", coef=self.config.beta),
+            "loss/sft": self.by_heart(outputs, view),
+        }
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
         return self.config.beta * view.row_mean(outputs["policy"]["raw"])
@@ -200,15 +224,22 @@ class CPO(Free):
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         terms_U = contrast.cpo_loss(*halves(view.row_sum(outputs["policy"]["raw"])), beta=self.config.beta)
         losses = {"loss/preference": Loss(terms_U, per="pair")}
-        return {**losses, "loss/sft": self.by_heart(outputs, view, self.config.sft_weight)} if self.config.sft_weight else losses
+        return (
+            {**losses, "loss/sft": self.by_heart(outputs, view, self.config.sft_weight)}
+            if self.config.sft_weight
+            else losses
+        )
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
         return self.config.beta * view.row_sum(outputs["policy"]["raw"])
 
 
 def _repaired(batch: Batch, match_U: torch.Tensor) -> Batch:
-    """The batch whose unit u has the chosen row of pair u and the rejected row of pair `match_U[u]`; rows stay in their prompts' groups."""
+    """The batch whose unit u has the chosen row of pair u and the rejected row of pair `match_U[u]`; rows
+    stay in their prompts' groups."""
     rows = torch.stack([torch.arange(0, batch.size, 2), 2 * match_U + 1], dim=1).flatten().tolist()
     parts = batch.columns["reference_logps_K"].split([int(row.trained.sum()) for row in batch.rows])
     columns = {**batch.columns, "reference_logps_K": torch.cat([parts[row] for row in rows])}
-    return replace(batch, rows=tuple(batch.rows[row] for row in rows), group_of_N=batch.group_of_N[rows], columns=columns)
+    return replace(
+        batch, rows=tuple(batch.rows[row] for row in rows), group_of_N=batch.group_of_N[rows], columns=columns
+    )

@@ -1,5 +1,5 @@
-"""Direct alignment from preferences, online: two responses a prompt are sampled, an oracle says which is better, and the policy is moved
-towards that answer by a loss of the two log-probabilities alone.
+"""Direct alignment from preferences, online: two responses a prompt are sampled, an oracle says which is
+better, and the policy is moved towards that answer by a loss of the two log-probabilities alone.
 
 | name | log-probabilities | loss | paper |
 | --- | --- | --- | --- |
@@ -10,20 +10,23 @@ towards that answer by a loss of the two log-probabilities alone.
 | simpo | means, no reference | log-sigmoid or hinge of beta (h - gamma / beta) | arXiv:2405.14734, Eq. 6 |
 | bnf | of each token | bidirectional negative feedback | arXiv:2410.04834 |
 
-Options of dpo, applied in this order: `length_alpha` (length-regularised DPO, arXiv:2403.19159, Eq. 9) and `positive_lambda` (DPO-Positive,
-arXiv:2402.13228, Eq. 3) change the margin h, then comes the loss, then `sft_weight` times the negative mean log-probability of the chosen
-response is added.
+Options of dpo, applied in this order: `length_alpha` (length-regularised DPO, arXiv:2403.19159, Eq. 9) and
+`positive_lambda` (DPO-Positive, arXiv:2402.13228, Eq. 3) change the margin h, then comes the loss, then
+`sft_weight` times the negative mean log-probability of the chosen response is added.
 
 Departures:
-1. A pair without a winner (equal responses, equal rewards, abstention, failure), or with a response without a trained token, is left out and
-   counted; it is never "the second wins". With `ties: half` or `abstentions: half` such a pair counts one half in each order.
+1. A pair without a winner (equal responses, equal rewards, abstention, failure), or with a response without a
+   trained token, is left out and counted; it is never "the second wins". With `ties: half` or `abstentions:
+   half` such a pair counts one half in each order.
 2. The loss is the mean over the pairs that remain, over the whole optimiser step.
-3. Log-probabilities are raw, of the tokens that were really sampled, the end-of-text token among them if it was sampled.
+3. Log-probabilities are raw, of the tokens that were really sampled, the end-of-text token among them if it
+   was sampled.
 4. IPO takes means over tokens, as its paper's text does not; `normalize: sum` is the paper's.
 5. SLiC's hinge is on the margin over the reference, and there is no further regulariser.
 6. BNF is the pair form, divided by the length of the pair's shorter response; the paper needs no pairs.
 
-`logps/reference_gap` is how far the policy has moved from the reference on the step's pairs: the mean over their trained tokens of
+`logps/reference_gap` is how far the policy has moved from the reference on the step's pairs: the mean over
+their trained tokens of
 |log policy - log reference|, from the log-probabilities that the loss reads. It is 0 where the two are one, and no estimate of a KL, sampled
 pairs included: ties are left out, and an explorer chooses. Signed log-ratios of chosen and rejected responses cancel, and k3 grows as the
 inverse probability of what nobody sampled, so neither is reported in its stead.
@@ -45,11 +48,13 @@ from oat.functional import preference
 from oat.types import UNASKED, Batch, Feedback, Item, Loss, Mark, Plan, Requires, Trajectory
 
 Undecided = Literal["mask", "half"]
-"""A pair without a winner is left out, or counts one half in each order: its term is the mean of the pair's and of the pair's turned round."""
+"""A pair without a winner is left out, or counts one half in each order: its term is the mean of the pair's
+and of the pair's turned round."""
 
 
 ROUNDING = 1e-5
-"""Nats a token by which two passes of the same weights may differ in float32 (docs/architecture.md, law 7)."""
+"""Nats a token by which two passes of the same weights may differ in float32 (docs/architecture.md, law
+7)."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,11 @@ class PairConfig:
     minibatches: int = 1
     """Optimiser steps a pass."""
     ties: Undecided = "mask"
-    """Pairs that tie (equal rewards, a probability of one half) are left out, or count one half in each order. Equal texts are always left out."""
+    """Pairs that tie (equal rewards, a probability of one half) are left out, or count one half in each
+    order. Equal texts are always left out."""
     abstentions: Undecided = "mask"
-    """The same for pairs that the oracle does not judge. What failed, or was not paid for, is always left out."""
+    """The same for pairs that the oracle does not judge. What failed, or was not paid for, is always left
+    out."""
 
     def __post_init__(self) -> None:
         check_field("samples", self.samples, self.samples >= 2, "a pair needs at least 2")
@@ -84,7 +91,8 @@ class TiedConfig(PairConfig):
     """Fields of every loss of a margin over the reference; all of those of slic."""
 
     beta: float = 0.1
-    """Strength of the tie to the reference: what the loss asks for is a margin of the order of 1 / beta nats."""
+    """Strength of the tie to the reference: what the loss asks for is a margin of the order of 1 / beta
+    nats."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +114,9 @@ class DPOConfig(TiedConfig):
         super().__post_init__()
         _check_smoothing(self.label_smoothing)
         for name in ("length_alpha", "positive_lambda", "sft_weight"):
-            check_field(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "it must be at least 0")
+            check_field(
+                name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "it must be at least 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -129,10 +139,20 @@ class SimPOConfig(PairConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_beta(self.beta)
-        check_field("gamma_beta_ratio", self.gamma_beta_ratio, 0 <= self.gamma_beta_ratio < math.inf, "it must be at least 0")
+        check_field(
+            "gamma_beta_ratio",
+            self.gamma_beta_ratio,
+            0 <= self.gamma_beta_ratio < math.inf,
+            "it must be at least 0",
+        )
         _check_smoothing(self.label_smoothing)
         smoothed = self.loss == "sigmoid" or not self.label_smoothing
-        check_field("label_smoothing", self.label_smoothing, smoothed, "nothing reads it with algorithm.loss hinge; remove it")
+        check_field(
+            "label_smoothing",
+            self.label_smoothing,
+            smoothed,
+            "nothing reads it with algorithm.loss hinge; remove it",
+        )
 
 
 @dataclass(frozen=True)
@@ -158,7 +178,14 @@ class Direct(Objective):
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         c, reference = self.config, "reference" in self.requires.models
-        return pair_batch(feedback, forward, epochs=c.epochs, minibatches=c.minibatches, reference=reference, halved=c.halved)
+        return pair_batch(
+            feedback,
+            forward,
+            epochs=c.epochs,
+            minibatches=c.minibatches,
+            reference=reference,
+            halved=c.halved,
+        )
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         losses = self.pair_losses(outputs, view)
@@ -166,11 +193,14 @@ class Direct(Objective):
             return losses
         turned = self.pair_losses(outputs, replace(view, row_of_K=view.row_of_K ^ 1))
         weight_U = 0.5 * view["halved_U"]
-        return {name: replace(loss, terms=(1 - weight_U) * loss.terms + weight_U * turned[name].terms) for name, loss in losses.items()}
+        return {
+            name: replace(loss, terms=(1 - weight_U) * loss.terms + weight_U * turned[name].terms)
+            for name, loss in losses.items()
+        }
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        """The parts of the loss, (U,) terms each, in which row 2u is the better one of pair u. They read rows through `View.row_sum` and `row_mean`
-        only, so that they can be had of the pair turned round."""
+        """The parts of the loss, (U,) terms each, in which row 2u is the better one of pair u. They read rows
+        through `View.row_sum` and `row_mean` only, so that they can be had of the pair turned round."""
         raise NotImplementedError
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
@@ -190,7 +220,11 @@ class Direct(Objective):
         }
         is_learned_U = view.columns.get("mask_U", torch.ones_like(chosen_U)) > 0
         has_winner_U = is_learned_U & (view.columns.get("halved_U", torch.zeros_like(chosen_U)) == 0)
-        moved = {"logps/reference_gap": (reference_gap(outputs, view), "K")} if "reference_logps_K" in view.columns else {}
+        moved = (
+            {"logps/reference_gap": (reference_gap(outputs, view), "K")}
+            if "reference_logps_K" in view.columns
+            else {}
+        )
         return {**{name: (values_U[has_winner_U], "U") for name, values_U in values.items()}, **moved}
 
 
@@ -233,15 +267,23 @@ class DPO(Tied):
         return losses
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
-        return preference.dpo_loss(margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing)
+        return preference.dpo_loss(
+            margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing
+        )
 
     def margin(self, outputs: Outputs, view: View) -> torch.Tensor:
         c, margin_U = self.config, super().margin(outputs, view)
         if c.length_alpha:
-            margin_U = preference.length_margin(margin_U, *halves(response_lengths(outputs, view)), alpha=c.length_alpha, beta=c.beta)
+            margin_U = preference.length_margin(
+                margin_U, *halves(response_lengths(outputs, view)), alpha=c.length_alpha, beta=c.beta
+            )
         if c.positive_lambda:
-            (policy_U, _), (reference_U, _), (length_U, _) = map(halves, (*self.logps(outputs, view), response_lengths(outputs, view)))
-            margin_U = preference.positive_margin(margin_U, policy_U, reference_U, weight=c.positive_lambda, rounding_U=ROUNDING * length_U)
+            (policy_U, _), (reference_U, _), (length_U, _) = map(
+                halves, (*self.logps(outputs, view), response_lengths(outputs, view))
+            )
+            margin_U = preference.positive_margin(
+                margin_U, policy_U, reference_U, weight=c.positive_lambda, rounding_U=ROUNDING * length_U
+            )
         return margin_U
 
 
@@ -249,7 +291,9 @@ class RobustDPO(DPO):
     name = "robust_dpo"
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
-        return preference.robust_dpo_loss(margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing)
+        return preference.robust_dpo_loss(
+            margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing
+        )
 
 
 class IPO(Tied):
@@ -301,8 +345,14 @@ class BNF(Direct):
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         policy = outputs["policy"]
-        scores_N = view.row_sum(preference.bnf_scores(policy["raw"], view["reference_logps_K"], policy["entropy"]))
-        terms_U = preference.bnf_loss(*halves(scores_N), *halves(response_lengths(outputs, view)), own_length=self.config.normalize == "own")
+        scores_N = view.row_sum(
+            preference.bnf_scores(policy["raw"], view["reference_logps_K"], policy["entropy"])
+        )
+        terms_U = preference.bnf_loss(
+            *halves(scores_N),
+            *halves(response_lengths(outputs, view)),
+            own_length=self.config.normalize == "own",
+        )
         return {"loss/preference": Loss(terms_U, per="pair")}
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
@@ -319,21 +369,27 @@ def pair_batch(
     reference: bool = True,
     halved: Collection[Mark] = (),
 ) -> Batch:
-    """Pairs as a batch: rows 2u (chosen) and 2u + 1 (rejected) are unit u; column `reference_logps_K` holds raw log-probabilities under the
-    reference, nats.
+    """Pairs as a batch: rows 2u (chosen) and 2u + 1 (rejected) are unit u; column `reference_logps_K` holds
+    raw log-probabilities under the reference, nats.
 
     Args:
-        keep_ties: keep pairs without a winner, in the order they were asked, for losses that need no winner; column `mask_U` takes them out
-            of the losses of pairs. Otherwise they are left out. A pair with a response without a trained token has no winner.
+        keep_ties: keep pairs without a winner, in the order they were asked, for losses that need no winner;
+            column `mask_U` takes them out of the losses of pairs. Otherwise they are left out. A pair with a
+            response without a trained token has no winner.
         reference: whether the loss reads the reference.
-        halved: marks of pairs that are learned without a winner, one half in each order; column `halved_U` is 1 for them. Not those of equal
-            responses, about which nobody was asked.
+        halved: marks of pairs that are learned without a winner, one half in each order; column `halved_U` is
+            1 for them. Not those of equal responses, about which nobody was asked.
     """
     items, first = feedback.learned, len(feedback.older)
     pairs = [winner_first(item) for item in items]
     empty = [not all(row.trained.any() for row in pair) for pair in pairs]
-    is_halved = [not lacking and _counts_half(item, halved) for item, lacking in zip(items, empty, strict=True)]
-    is_learned = [half or (item.label is not None and not lacking) for item, lacking, half in zip(items, empty, is_halved, strict=True)]
+    is_halved = [
+        not lacking and _counts_half(item, halved) for item, lacking in zip(items, empty, strict=True)
+    ]
+    is_learned = [
+        half or (item.label is not None and not lacking)
+        for item, lacking, half in zip(items, empty, is_halved, strict=True)
+    ]
     kept = [number for number, learned in enumerate(is_learned) if learned or keep_ties]
     rows = tuple(row for number in kept for row in pairs[number])
     metrics = {"rows/trained": float(len(rows))}
@@ -356,7 +412,8 @@ def _counts_half(item: Item, halved: Collection[Mark]) -> bool:
 
 
 def winner_first(item: Item) -> tuple[Trajectory, Trajectory]:
-    """The chosen and the rejected trajectory of a compared pair; without a winner, the first and the second."""
+    """The chosen and the rejected trajectory of a compared pair; without a winner, the first and the
+    second."""
     first, second = (item.group.trajectories[pick] for pick in item.question.picks)
     return (second, first) if item.label == 1 else (first, second)
 
@@ -372,7 +429,8 @@ def response_lengths(outputs: Outputs, view: View) -> torch.Tensor:
 
 
 def reference_gap(outputs: Outputs, view: View) -> torch.Tensor:
-    """(K,) how far policy and reference are apart at each trained token, whoever wrote it: |log policy - log reference|, nats."""
+    """(K,) how far policy and reference are apart at each trained token, whoever wrote it: |log policy - log
+    reference|, nats."""
     return (outputs["policy"]["raw"] - view["reference_logps_K"]).abs()
 
 
@@ -386,4 +444,6 @@ def check_beta(beta: float) -> None:
 
 
 def _check_smoothing(label_smoothing: float) -> None:
-    check_field("label_smoothing", label_smoothing, 0 <= label_smoothing < 0.5, "it is a probability below one half")
+    check_field(
+        "label_smoothing", label_smoothing, 0 <= label_smoothing < 0.5, "it is a probability below one half"
+    )

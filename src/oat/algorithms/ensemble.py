@@ -1,17 +1,23 @@
-"""The ensemble's own objective: pairwise reward learning with a fading prior (SEA, arXiv:2411.01493; EE4LLM, arXiv:2402.00396).
+"""The ensemble's own objective: pairwise reward learning with a fading prior (SEA, arXiv:2411.01493; EE4LLM,
+arXiv:2402.00396).
 
-For member m and pair b the loss is - log sigmoid(r_m(chosen) - r_m(rejected)), averaged over members and pairs; the prior is
-strength * batch / labelled times the mean squared distance of all parameters to their start, where `labelled` counts the pairs that it has taken
-so far, so it fades as answers come in. The optimiser is the sources': Adam at a constant rate, with its decay in the gradient of every parameter.
+For member m and pair b the loss is - log sigmoid(r_m(chosen) - r_m(rejected)), averaged over members and
+pairs; the prior is strength * batch / labelled times the mean squared distance of all parameters to their
+start, where `labelled` counts the pairs that it has taken so far, so it fades as answers come in. The
+optimiser is the sources': Adam at a constant rate, with its decay in the gradient of every parameter.
 
 Departures from the sources' code:
-1. Pairs without a winner are not stored, so no mask is needed. There the mask meets the loss in a wrong shape, and masks nothing.
+1. Pairs without a winner are not stored, so no mask is needed. There the mask meets the loss in a wrong
+   shape, and masks nothing.
 2. A pair that the ensemble itself labelled never teaches it.
-3. The prior fades with labelled pairs, also recorded ones and those whose answer was known. There it fades with queries.
-4. There are no switches for a prior that does not fade (`rm_fixed_reg`) and for an end of learning (`rm_train_budget`).
+3. The prior fades with labelled pairs, also recorded ones and those whose answer was known. There it fades
+   with queries.
+4. There are no switches for a prior that does not fade (`rm_fixed_reg`) and for an end of learning
+   (`rm_train_budget`).
 5. The gradient may be clipped (`max_grad_norm`).
 
-A step learns `steps` times from `batch` pairs drawn without replacement from a ring buffer of all pairs so far; not before it holds that many.
+A step learns `steps` times from `batch` pairs drawn without replacement from a ring buffer of all pairs so
+far; not before it holds that many.
 """
 
 import math
@@ -64,20 +70,28 @@ class EnsembleConfig:
                 raise ConfigError(f"explorer.ensemble.{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("learning_rate", "weight_decay", "prior"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"explorer.ensemble.{name} is {getattr(self, name)}; it must be at least 0, and finite")
+                raise ConfigError(
+                    f"explorer.ensemble.{name} is {getattr(self, name)}; it must be at least 0, and finite"
+                )
         for name in ("eps", "max_grad_norm"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ConfigError(f"explorer.ensemble.{name} is {value}; it must be above 0, and finite")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"explorer.ensemble.betas is {list(self.betas)}; both must be at least 0, and below 1")
+            raise ConfigError(
+                f"explorer.ensemble.betas is {list(self.betas)}; both must be at least 0, and below 1"
+            )
         if self.buffer < self.batch:
-            raise ConfigError(f"explorer.ensemble.buffer is {self.buffer}, smaller than a batch of {self.batch}; raise it")
+            raise ConfigError(
+                f"explorer.ensemble.buffer is {self.buffer}, smaller than a batch of {self.batch}; raise it"
+            )
 
 
 class EnsembleLearning(Objective):
     name = "ensemble"
     Config = EnsembleConfig
-    requires = Requires(feedback="compare", slots=frozenset({"sampler", "ensemble"}), models=frozenset({"ensemble"}))
+    requires = Requires(
+        feedback="compare", slots=frozenset({"sampler", "ensemble"}), models=frozenset({"ensemble"})
+    )
     wants: Mapping[str, set[str]] = {"ensemble": {"rewards", "prior"}}
 
     def __init__(self, config: EnsembleConfig):
@@ -95,7 +109,9 @@ class EnsembleLearning(Objective):
         metrics = {"ensemble/pairs": float(size)}
         if size < wanted:
             return Batch((), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), metrics=metrics)
-        drawn = np.concatenate([generator.choice(size, wanted, replace=False) for _ in range(self.config.steps)])
+        drawn = np.concatenate(
+            [generator.choice(size, wanted, replace=False) for _ in range(self.config.steps)]
+        )
         features_N = self.pairs[torch.from_numpy(drawn)].flatten(0, 1)
         columns = {"features_N": features_N, "labelled_N": torch.full((len(features_N),), float(self.seen))}
         units = np.arange(len(drawn)).repeat(2)
@@ -104,7 +120,10 @@ class EnsembleLearning(Objective):
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         fading = self.config.prior * self.config.batch / float(view["labelled_N"][0])
         terms_U = -logsigmoid(self._margin(outputs)).mean(dim=1)
-        return {"loss/ensemble": Loss(terms_U, per="pair"), "loss/prior": Loss(outputs["ensemble"]["prior"], per="step", coef=fading)}
+        return {
+            "loss/ensemble": Loss(terms_U, per="pair"),
+            "loss/prior": Loss(outputs["ensemble"]["prior"], per="step", coef=fading),
+        }
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
         return {"ensemble/accuracy": ((self._margin(outputs).mean(dim=1) > 0).float(), "U")}
@@ -133,7 +152,9 @@ class EnsembleLearning(Objective):
         self.pairs, self.seen = state["pairs"].clone(), state["seen"]
         if "version" not in state:
             warn(
-                "an earlier version of oat made this checkpoint's ensemble, by AdamW and with a prior that faded with queries. Now Adam goes on "
-                f"with its moments, and the prior fades with labelled pairs, {self.seen} so far; begin a run of its own if its curve must be of one "
+                "an earlier version of oat made this checkpoint's ensemble, by AdamW and with a prior "
+                "that faded with queries. Now Adam goes on "
+                f"with its moments, and the prior fades with labelled pairs, {self.seen} so far; begin a "
+                "run of its own if its curve must be of one "
                 "kind"
             )

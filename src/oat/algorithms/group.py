@@ -1,20 +1,24 @@
 """Policy gradients with a baseline from the group, through the clipped surrogate of PPO:
 
-    grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3: advantages over the group's standard deviation, mean over the tokens of each sequence
-    dr_grpo   arXiv:2503.20783, Section 3.2: neither, so that easy questions and short responses weigh no more; sums over tokens are divided by
+    grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3: advantages over the group's standard deviation, mean over
+    the tokens of each sequence dr_grpo   arXiv:2503.20783, Section 3.2: neither, so that easy questions and
+    short responses weigh no more; sums over tokens are divided by
               one constant, the configured maximum length
 
 Departures:
-1. The standard deviation is unbiased and `std_eps` (1e-4) is added to it; a group of one, or without spread, has advantage 0 and still counts
-   in every denominator.
-2. The KL to the reference is a loss term (the k3 estimate of each token, Eq. 4), off by default. With `kl_target` its coefficient follows
-   arXiv:1909.08593, Section 2.2 (`adapted_coef`): the mean over the step's tokens of the k3 estimate, under the weights that the step begins with,
-   moves it before the step learns; the paper's moves after. Its divergence is that of a response, ours that of a token, as `kl/reference`.
-3. A sample whose score is missing (abstained or failed) is left out of its group's statistics and of the loss.
+1. The standard deviation is unbiased and `std_eps` (1e-4) is added to it; a group of one, or without spread,
+   has advantage 0 and still counts in every denominator.
+2. The KL to the reference is a loss term (the k3 estimate of each token, Eq. 4), off by default. With
+   `kl_target` its coefficient follows arXiv:1909.08593, Section 2.2 (`adapted_coef`): the mean over the
+   step's tokens of the k3 estimate, under the weights that the step begins with, moves it before the step
+   learns; the paper's moves after. Its divergence is that of a response, ours that of a token, as
+   `kl/reference`.
+3. A sample whose score is missing (abstained or failed) is left out of its group's statistics and of the
+   loss.
 4. `reduction: sequence` is GRPO's; `token` is DAPO's (arXiv:2503.14476).
 
-Old log-probabilities are the recorded sampled ones while the sampler holds exactly the policy's weights and computes in the learner's precision;
-otherwise they are computed again.
+Old log-probabilities are the recorded sampled ones while the sampler holds exactly the policy's weights and
+computes in the learner's precision; otherwise they are computed again.
 
 Not handled: importance weights for a lagging sampler; a run whose sampler lags reports `logps/recorded_gap`.
 """
@@ -50,9 +54,11 @@ class GroupConfig:
     kl_coef: float = 0.0
     """Of the KL to the reference; 0 needs no reference. With `kl_target` where it starts."""
     kl_target: float | None = None
-    """Nats a token of KL to the reference that the coefficient is moved towards, step by step; None keeps it fixed."""
+    """Nats a token of KL to the reference that the coefficient is moved towards, step by step; None keeps it
+    fixed."""
     kl_horizon: int = 10_000
-    """Responses over which the coefficient can grow by about a fifth, or shrink; a step has at most so many."""
+    """Responses over which the coefficient can grow by about a fifth, or shrink; a step has at most so
+    many."""
     epochs: int = 1
     """Passes over a step's samples."""
     minibatches: int = 1
@@ -60,7 +66,9 @@ class GroupConfig:
 
     def __post_init__(self) -> None:
         if self.samples < 2:
-            raise ConfigError(f"algorithm.samples is {self.samples}; a group needs at least 2 responses a prompt")
+            raise ConfigError(
+                f"algorithm.samples is {self.samples}; a group needs at least 2 responses a prompt"
+            )
         if not 0 <= self.clip_low < 1:
             raise ConfigError(f"algorithm.clip_low is {self.clip_low}; it must be at least 0 and below 1")
         for name in ("clip_high", "kl_coef"):
@@ -71,15 +79,22 @@ class GroupConfig:
         """What adapts a coefficient, and whether there is one."""
         if self.kl_target is None:
             if self.kl_horizon != GroupConfig.kl_horizon:
-                raise ConfigError(f"algorithm.kl_horizon is {self.kl_horizon}, and nothing reads it without algorithm.kl_target; remove it")
+                raise ConfigError(
+                    f"algorithm.kl_horizon is {self.kl_horizon}, and nothing reads it without "
+                    "algorithm.kl_target; remove it"
+                )
             return
         if not 0 < self.kl_target < math.inf:
             raise ConfigError(f"algorithm.kl_target is {self.kl_target}; it must be positive, and finite")
         if not self.kl_coef:
-            raise ConfigError("algorithm.kl_target is set, and algorithm.kl_coef is 0, of which every multiple is 0; set kl_coef to where it starts")
+            raise ConfigError(
+                "algorithm.kl_target is set, and algorithm.kl_coef is 0, of which every multiple is 0; "
+                "set kl_coef to where it starts"
+            )
         if self.kl_horizon < self.prompts * self.samples:
             raise ConfigError(
-                f"algorithm.kl_horizon is {self.kl_horizon}, less than the {self.prompts * self.samples} responses of a step, so the coefficient "
+                f"algorithm.kl_horizon is {self.kl_horizon}, less than the {self.prompts * self.samples} "
+                "responses of a step, so the coefficient "
                 "would leap; raise it"
             )
 
@@ -99,8 +114,9 @@ class GRPOConfig(GroupConfig):
 @dataclass(frozen=True)
 class DrGRPOConfig(GroupConfig):
     max_length: int | None = None
-    """The constant that sums over a response's tokens are divided by: the most tokens a response may have. In a configuration by default
-    sampling.max_new_tokens; with an environment it must be set, to the most tokens of an episode's responses together."""
+    """The constant that sums over a response's tokens are divided by: the most tokens a response may have. In
+    a configuration by default sampling.max_new_tokens; with an environment it must be set, to the most tokens
+    of an episode's responses together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,12 +133,16 @@ class GroupPolicyGradient(Objective):
         self.config = config
         models = {"policy", "reference"} if config.kl_coef else {"policy"}
         self.requires = Requires(feedback="score", models=frozenset(models), ratio_based=True)
-        self.wants: Mapping[str, set[str]] = {"policy": {"sampled", "raw", "entropy"} if config.kl_coef else {"sampled", "entropy"}}
+        self.wants: Mapping[str, set[str]] = {
+            "policy": {"sampled", "raw", "entropy"} if config.kl_coef else {"sampled", "entropy"}
+        }
         tie = {"kl/reference"} if config.kl_coef else set()
         self.kl_coef = config.kl_coef
         self.watched = OF_RESPONSES | {"policy/entropy", "policy/ratio_max", "reward/zero_spread_frac"} | tie
 
-    def advantages(self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor) -> torch.Tensor:
+    def advantages(
+        self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor
+    ) -> torch.Tensor:
         """(N,) the advantage of each sample, see `group_advantages`."""
         raise NotImplementedError
 
@@ -141,23 +161,37 @@ class GroupPolicyGradient(Objective):
         columns = {"advantages_N": advantages_N}
         if rows:
             recorded_K = recorded_logps(rows)
-            columns["old_logps_K"] = old_logps(rows, recorded_K, feedback.step, forward, is_same_precision=self.recorded_is_old)
+            columns["old_logps_K"] = old_logps(
+                rows, recorded_K, feedback.step, forward, is_same_precision=self.recorded_is_old
+            )
             metrics["logps/recomputed"] = float(columns["old_logps_K"] is not recorded_K)
-            metrics["logps/recorded_gap"] = float((columns["old_logps_K"] - recorded_K).abs().mean()) if len(recorded_K) else 0.0
+            metrics["logps/recorded_gap"] = (
+                float((columns["old_logps_K"] - recorded_K).abs().mean()) if len(recorded_K) else 0.0
+            )
             if self.config.kl_coef:
                 columns["reference_logps_K"] = forward("reference", rows, {"raw"})["raw"]
                 if self.config.kl_target is not None:
                     metrics |= self._adapt(rows, columns["reference_logps_K"], feedback.step, forward)
         metrics["rows/trained"] = float(len(rows))
         units = np.arange(len(rows))
-        return Batch(rows, units, group_of_N.numpy(), columns, epochs=self.config.epochs, minibatches=self.config.minibatches, metrics=metrics)
+        return Batch(
+            rows,
+            units,
+            group_of_N.numpy(),
+            columns,
+            epochs=self.config.epochs,
+            minibatches=self.config.minibatches,
+            metrics=metrics,
+        )
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         policy = outputs["policy"]
         terms_K, _ = self._surrogate(outputs, view)
         losses = {"loss/policy": self.reduced(terms_K)}
         if self.config.kl_coef:
-            losses["loss/kl"] = self.reduced(kl_k3(policy["raw"], view["reference_logps_K"]), coef=self.kl_coef)
+            losses["loss/kl"] = self.reduced(
+                kl_k3(policy["raw"], view["reference_logps_K"]), coef=self.kl_coef
+            )
         return losses
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
@@ -175,20 +209,30 @@ class GroupPolicyGradient(Objective):
 
     @property
     def state(self) -> dict[str, Any]:
-        return {} if self.config.kl_target is None else {"kl_coef": self.kl_coef, "started": self.config.kl_coef}
+        return (
+            {} if self.config.kl_target is None else {"kl_coef": self.kl_coef, "started": self.config.kl_coef}
+        )
 
     def load_state(self, state: dict[str, Any]) -> None:
         """A fork may have another start, or a fixed coefficient; then the one that was adapted is over."""
         if self.config.kl_target is not None and state.get("started") == self.config.kl_coef:
             self.kl_coef = state["kl_coef"]
 
-    def _adapt(self, rows: tuple[Trajectory, ...], reference_K: torch.Tensor, step: int, forward: Forward) -> dict[str, float]:
+    def _adapt(
+        self, rows: tuple[Trajectory, ...], reference_K: torch.Tensor, step: int, forward: Forward
+    ) -> dict[str, float]:
         """Move the coefficient by the divergence under the weights that the step begins with."""
         target, horizon = self.config.kl_target, self.config.kl_horizon
         assert target is not None, "asked for where there is one"
-        raw_K = recorded_logps(rows, "raw_logps") if _is_fresh(rows, step, self.recorded_is_old) else forward("policy", rows, {"raw"})["raw"]
+        raw_K = (
+            recorded_logps(rows, "raw_logps")
+            if _is_fresh(rows, step, self.recorded_is_old)
+            else forward("policy", rows, {"raw"})["raw"]
+        )
         divergence = float(kl_k3(raw_K, reference_K).mean()) if len(raw_K) else math.nan
-        self.kl_coef = adapted_coef(self.kl_coef, divergence, target=target, samples=len(rows), horizon=horizon)
+        self.kl_coef = adapted_coef(
+            self.kl_coef, divergence, target=target, samples=len(rows), horizon=horizon
+        )
         return {"kl/coef": self.kl_coef}
 
     def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,7 +246,9 @@ class GRPO(GroupPolicyGradient):
     Config = GRPOConfig
     config: GRPOConfig
 
-    def advantages(self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor) -> torch.Tensor:
+    def advantages(
+        self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor
+    ) -> torch.Tensor:
         return group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, eps=self.config.std_eps)
 
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
@@ -216,11 +262,15 @@ class DrGRPO(GroupPolicyGradient):
 
     def __init__(self, config: DrGRPOConfig):
         if config.max_length is None:
-            raise ConfigError("algorithm.max_length is not set; give the most tokens that a response may have")
+            raise ConfigError(
+                "algorithm.max_length is not set; give the most tokens that a response may have"
+            )
         super().__init__(config)
         self.max_length = float(config.max_length)
 
-    def advantages(self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor) -> torch.Tensor:
+    def advantages(
+        self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor
+    ) -> torch.Tensor:
         return group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, normalise=False)
 
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
@@ -232,36 +282,63 @@ def _check_finite(name: str, value: float) -> None:
         raise ConfigError(f"algorithm.{name} is {value}; it must be at least 0, and finite")
 
 
-def scored_rows(feedback: Feedback) -> tuple[tuple[Trajectory, ...], torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Every scored sample that a step learns from, group after group; the first `len(feedback.older)` groups are older ones.
+def scored_rows(
+    feedback: Feedback,
+) -> tuple[tuple[Trajectory, ...], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Every scored sample that a step learns from, group after group; the first `len(feedback.older)` groups
+    are older ones.
 
     Returns:
-        N trajectories; (N,) the group of each; (N,) scores, NaN where missing; (N,) bool, whether there is a score.
+        N trajectories; (N,) the group of each; (N,) scores, NaN where missing; (N,) bool, whether there is a
+        score.
     """
-    rows, groups, rewards, valid = [], [], [], []
+    rows = []
+    groups = []
+    rewards = []
+    valid = []
     for number, item in enumerate(feedback.learned):
         for pick, value, mark in zip(item.question.picks, item.answer.values, item.answer.marks, strict=True):
             rows.append(item.group.trajectories[pick])
             groups.append(number)
             rewards.append(value if mark == "ok" else float("nan"))
             valid.append(mark == "ok")
-    return tuple(rows), torch.tensor(groups, dtype=torch.long), torch.tensor(rewards, dtype=torch.float32), torch.tensor(valid, dtype=torch.bool)
+    return (
+        tuple(rows),
+        torch.tensor(groups, dtype=torch.long),
+        torch.tensor(rewards, dtype=torch.float32),
+        torch.tensor(valid, dtype=torch.bool),
+    )
 
 
-def recorded_logps(rows: tuple[Trajectory, ...], name: Literal["raw_logps", "sampled_logps"] = "sampled_logps") -> torch.Tensor:
+def recorded_logps(
+    rows: tuple[Trajectory, ...], name: Literal["raw_logps", "sampled_logps"] = "sampled_logps"
+) -> torch.Tensor:
     """(K,) log-probabilities recorded at sampling: "sampled_logps" or "raw_logps"."""
     return torch.from_numpy(np.concatenate([row.recorded(name) for row in rows]).astype(np.float32))
 
 
-def old_logps(rows: tuple[Trajectory, ...], recorded_K: torch.Tensor, step: int, forward: Forward, *, is_same_precision: bool) -> torch.Tensor:
-    """(K,) sampled log-probabilities under the policy at this step: the recorded ones if every token was sampled by exactly these weights, in the
-    learner's precision (`Objective.recorded_is_old`)."""
-    return recorded_K if _is_fresh(rows, step, is_same_precision) else forward("policy", rows, {"sampled"})["sampled"]
+def old_logps(
+    rows: tuple[Trajectory, ...],
+    recorded_K: torch.Tensor,
+    step: int,
+    forward: Forward,
+    *,
+    is_same_precision: bool,
+) -> torch.Tensor:
+    """(K,) sampled log-probabilities under the policy at this step: the recorded ones if every token was
+    sampled by exactly these weights, in the learner's precision (`Objective.recorded_is_old`)."""
+    return (
+        recorded_K
+        if _is_fresh(rows, step, is_same_precision)
+        else forward("policy", rows, {"sampled"})["sampled"]
+    )
 
 
 def _is_fresh(rows: tuple[Trajectory, ...], step: int, is_same_precision: bool) -> bool:
     """Whether what was recorded at sampling is what the policy would say now."""
-    return is_same_precision and all(row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows)
+    return is_same_precision and all(
+        row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows
+    )
 
 
 def _kept(

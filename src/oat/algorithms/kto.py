@@ -1,23 +1,28 @@
-"""KTO (arXiv:2402.01306, Eq. 7): responses that are judged one by one, each desirable or not, pushed away from a common baseline.
+"""KTO (arXiv:2402.01306, Eq. 7): responses that are judged one by one, each desirable or not, pushed away
+from a common baseline.
 
-A response is desirable where its score reaches `threshold`. Recorded labels are scores of 1 and 0, and so are recorded pairs, of which the chosen
-response is desirable and the rejected one is not.
+A response is desirable where its score reaches `threshold`. Recorded labels are scores of 1 and 0, and so are
+recorded pairs, of which the chosen response is desirable and the rejected one is not.
 
-The baseline z is the mean log-ratio, log-probability under the policy minus that under the reference, of responses to prompts that are not
-theirs, and at least 0: the paper's estimate of KL(policy || reference).
+The baseline z is the mean log-ratio, log-probability under the policy minus that under the reference, of
+responses to prompts that are not theirs, and at least 0: the paper's estimate of KL(policy || reference).
 
 Departures:
-1. z is estimated in `prepare`, from the whole step, under the weights that the step begins with; the paper estimates it in every micro-batch. So it
-   does not depend on their size, and later optimiser steps of the same step keep it.
-2. A response is set behind another prompt of the step, as many places further as the prompt with the most responses has of them. Where that leads to
-   the same prompt, or to a sequence longer than any of the step's own, it is left out: nothing says that the model, or the memory, has room for it.
-   Without any z is 0; `kto/baseline_rows` counts them.
+1. z is estimated in `prepare`, from the whole step, under the weights that the step begins with; the paper
+   estimates it in every micro-batch. So it does not depend on their size, and later optimiser steps of the
+   same step keep it.
+2. A response is set behind another prompt of the step, as many places further as the prompt with the most
+   responses has of them. Where that leads to the same prompt, or to a sequence longer than any of the step's
+   own, it is left out: nothing says that the model, or the memory, has room for it. Without any z is 0;
+   `kto/baseline_rows` counts them.
 3. A response without a score (abstention, failure) or without a trained token is left out and counted.
 
-`kl/reference` is the estimate of KL(policy || reference) that `group.py` reports: the mean of k3 over the trained tokens of the step's own responses
-that the sampler drew, under the weights that each optimiser step begins with. It is biased as far as these are not the weights that drew them
-(`lag/versions`, `minibatches`, `epochs`), and by a temperature other than 1 or a truncated sampling. Recorded and older responses are not in it;
-without a sampled one it is not reported. `logps/reference_gap` is over all responses of the step, and no KL (`direct.py`).
+`kl/reference` is the estimate of KL(policy || reference) that `group.py` reports: the mean of k3 over the
+trained tokens of the step's own responses that the sampler drew, under the weights that each optimiser step
+begins with. It is biased as far as these are not the weights that drew them (`lag/versions`, `minibatches`,
+`epochs`), and by a temperature other than 1 or a truncated sampling. Recorded and older responses are not in
+it; without a sampled one it is not reported. `logps/reference_gap` is over all responses of the step, and no
+KL (`direct.py`).
 
 Not handled: weights that follow from how many responses are desirable; they are settings.
 """
@@ -59,10 +64,17 @@ class KTOConfig:
 
     def __post_init__(self) -> None:
         check_field("samples", self.samples, self.samples >= 1, "it must be at least 1")
-        check_field("threshold", self.threshold, math.isfinite(self.threshold), "give the least score of a desirable response")
+        check_field(
+            "threshold",
+            self.threshold,
+            math.isfinite(self.threshold),
+            "give the least score of a desirable response",
+        )
         check_beta(self.beta)
         for name in ("lambda_desirable", "lambda_undesirable"):
-            check_field(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "it must be at least 0")
+            check_field(
+                name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "it must be at least 0"
+            )
 
 
 class KTO(Objective):
@@ -80,13 +92,17 @@ class KTO(Objective):
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Every response is a unit. Columns `reference_logps_K`, `is_sampled_N`, `is_desirable_U`, `baseline_U` and `weight_U`."""
+        """Every response is a unit. Columns `reference_logps_K`, `is_sampled_N`, `is_desirable_U`,
+        `baseline_U` and `weight_U`."""
         scored, group_of_N, rewards_N, valid_N = scored_rows(feedback)
         first = int((group_of_N < len(feedback.older)).sum())
         kept = [number for number, row in enumerate(scored) if valid_N[number] and row.trained.any()]
         rows, units = tuple(scored[number] for number in kept), np.arange(len(kept))
         is_desirable_U = rewards_N[kept] >= self.config.threshold
-        metrics = {"rows/trained": float(len(rows)), "kto/desirable_frac": float(is_desirable_U.sum()) / max(1, len(rows))}
+        metrics = {
+            "rows/trained": float(len(rows)),
+            "kto/desirable_frac": float(is_desirable_U.sum()) / max(1, len(rows)),
+        }
         columns: dict[str, torch.Tensor] = {}
         if rows:
             others = mismatched(rows)
@@ -94,21 +110,38 @@ class KTO(Objective):
             metrics |= {"kto/baseline": baseline, "kto/baseline_rows": float(len(others))}
             columns = {
                 "reference_logps_K": forward("reference", rows, {"raw"})["raw"],
-                "is_sampled_N": torch.tensor([scored[number].slot == "sampler" and number >= first for number in kept]),
+                "is_sampled_N": torch.tensor(
+                    [scored[number].slot == "sampler" and number >= first for number in kept]
+                ),
                 "is_desirable_U": is_desirable_U,
                 "baseline_U": torch.full((len(rows),), baseline),
-                "weight_U": torch.where(is_desirable_U, self.config.lambda_desirable, self.config.lambda_undesirable),
+                "weight_U": torch.where(
+                    is_desirable_U, self.config.lambda_desirable, self.config.lambda_undesirable
+                ),
             }
         groups = np.unique(group_of_N[kept].numpy(), return_inverse=True)[1]
-        return Batch(rows, units, groups, columns, epochs=self.config.epochs, minibatches=self.config.minibatches, metrics=metrics)
+        return Batch(
+            rows,
+            units,
+            groups,
+            columns,
+            epochs=self.config.epochs,
+            minibatches=self.config.minibatches,
+            metrics=metrics,
+        )
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        terms_U = kto_loss(self._log_ratios(outputs, view), view["is_desirable_U"], view["baseline_U"], beta=self.config.beta)
+        terms_U = kto_loss(
+            self._log_ratios(outputs, view), view["is_desirable_U"], view["baseline_U"], beta=self.config.beta
+        )
         return {"loss/preference": Loss(terms_U, per="pair")}
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
         rewards_U, is_desirable_U = self.config.beta * self._log_ratios(outputs, view), view["is_desirable_U"]
-        k3_K, is_sampled_K = kl_k3(outputs["policy"]["raw"], view["reference_logps_K"]), view["is_sampled_N"][view.row_of_K]
+        k3_K, is_sampled_K = (
+            kl_k3(outputs["policy"]["raw"], view["reference_logps_K"]),
+            view["is_sampled_N"][view.row_of_K],
+        )
         return {
             "kto/reward_desirable": (rewards_U[is_desirable_U], "U"),
             "kto/reward_undesirable": (rewards_U[~is_desirable_U], "U"),
@@ -121,7 +154,8 @@ class KTO(Objective):
 
 
 def mismatched(rows: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """Responses behind other prompts of the step: that of row i + s behind the prompt of row i, s the most rows of one prompt.
+    """Responses behind other prompts of the step: that of row i + s behind the prompt of row i, s the most
+    rows of one prompt.
 
     Args:
         rows: not none, those of a prompt together.

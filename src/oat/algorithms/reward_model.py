@@ -1,13 +1,16 @@
-"""Training of a reward model: a language model with a score learns which of two responses is better, from the comparisons of whoever is asked.
+"""Training of a reward model: a language model with a score learns which of two responses is better, from the
+comparisons of whoever is asked.
 
-The loss is Bradley and Terry's (arXiv:2009.01325, Section 3.4; `functional/rewards.py`). The score stands at the last token of prompt and response;
-its head starts at random, its backbone as the policy's start. The policy answers, where nothing is recorded, and does not learn.
+The loss is Bradley and Terry's (arXiv:2009.01325, Section 3.4; `functional/rewards.py`). The score stands at
+the last token of prompt and response; its head starts at random, its backbone as the policy's start. The
+policy answers, where nothing is recorded, and does not learn.
 
 Departures:
-1. A pair without a winner (a tie, an abstention, a failure), or with a response without a trained token, is left out and counted.
+1. A pair without a winner (a tie, an abstention, a failure), or with a response without a trained token, is
+   left out and counted.
 2. The loss is the mean over the pairs that remain, over the whole optimiser step.
-3. Held-out pairs are chosen by a hash of their prompt, so that one prompt's pairs are on one side in every pass and every run, and measured before
-   the update of the step that has them.
+3. Held-out pairs are chosen by a hash of their prompt, so that one prompt's pairs are on one side in every
+   pass and every run, and measured before the update of the step that has them.
 
 Not handled: more than one pair a group; scores of every token.
 """
@@ -34,7 +37,8 @@ class RewardModelConfig:
     samples: int = 2
     """Responses a prompt, where nothing is recorded; more than two need an explorer."""
     centring: float = 0.0
-    """Of the mean squared sum of a pair's scores, which holds scores around 0 (TRL's center_rewards_coefficient); 0 is off."""
+    """Of the mean squared sum of a pair's scores, which holds scores around 0 (TRL's
+    center_rewards_coefficient); 0 is off."""
     margin_key: str | None = None
     """Column that says by how much the better response is better, in units of score."""
     held_out: float = 0.0
@@ -72,20 +76,33 @@ class RewardModelling(Objective):
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         c = self.config
         measured = tuple(item for item in feedback.items if _place(item) < c.held_out)
-        items, older = (tuple(item for item in each if _place(item) >= c.held_out) for each in (feedback.items, feedback.older))
+        items, older = (
+            tuple(item for item in each if _place(item) >= c.held_out)
+            for each in (feedback.items, feedback.older)
+        )
         learned = replace(feedback, items=items, older=older)
         batch = pair_batch(learned, forward, epochs=c.epochs, minibatches=c.minibatches, reference=False)
         metrics = batch.metrics
         if c.held_out:
             metrics = batch.metrics | _measured(replace(feedback, items=measured, older=()), forward)
-        margins = {} if c.margin_key is None else {"margins_U": torch.tensor(_margins(batch, learned.learned, c.margin_key))}
+        margins = (
+            {}
+            if c.margin_key is None
+            else {"margins_U": torch.tensor(_margins(batch, learned.learned, c.margin_key))}
+        )
         return replace(batch, columns={**batch.columns, **margins}, metrics=metrics)
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         chosen_U, rejected_U = _halves(outputs)
-        losses = {"loss/reward": Loss(rewards.reward_loss(chosen_U, rejected_U, view.columns.get("margins_U")), per="pair")}
+        losses = {
+            "loss/reward": Loss(
+                rewards.reward_loss(chosen_U, rejected_U, view.columns.get("margins_U")), per="pair"
+            )
+        }
         if self.config.centring:
-            losses["loss/centring"] = Loss(rewards.centring(chosen_U, rejected_U), per="pair", coef=self.config.centring)
+            losses["loss/centring"] = Loss(
+                rewards.centring(chosen_U, rejected_U), per="pair", coef=self.config.centring
+            )
         return losses
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
@@ -101,8 +118,11 @@ class RewardModelling(Objective):
 
 
 def _place(item: Item) -> float:
-    """Where a prompt falls in [0, 1): those of the same texts fall together. Of pairs without a prompt the texts are its own."""
-    texts: Sequence[str] = [message.content for message in item.group.prompt.messages] or sorted(item.question.candidates)
+    """Where a prompt falls in [0, 1): those of the same texts fall together. Of pairs without a prompt the
+    texts are its own."""
+    texts: Sequence[str] = [message.content for message in item.group.prompt.messages] or sorted(
+        item.question.candidates
+    )
     return zlib.crc32("\0".join(texts).encode()) / 2**32
 
 
@@ -113,20 +133,25 @@ def _measured(feedback: Feedback, forward: Forward) -> dict[str, float]:
     if rows:
         chosen_U, rejected_U = _halves({"reward": forward("reward", rows, {"score"})})
         found["pairs/held_out_accuracy"] = float((chosen_U > rejected_U).float().mean())
-        found["pairs/held_out_ece"] = calibration_error(rewards.confidence(chosen_U, rejected_U), (1 + (chosen_U - rejected_U).sign()) / 2)
+        found["pairs/held_out_ece"] = calibration_error(
+            rewards.confidence(chosen_U, rejected_U), (1 + (chosen_U - rejected_U).sign()) / 2
+        )
         found["pairs/held_out_brier"] = float(rewards.brier_score(chosen_U, rejected_U).mean())
     return found
 
 
 def calibration_error(confidence_U: torch.Tensor, right_U: torch.Tensor) -> float:
-    """Expected calibration error (Guo et al. 2017, arXiv:1706.04599, Eq. 3) over ten bins of equal width from 1/2 to 1.
+    """Expected calibration error (Guo et al. 2017, arXiv:1706.04599, Eq. 3) over ten bins of equal width from
+    1/2 to 1.
 
     Args:
         confidence_U: probabilities of the responses that score higher.
         right_U: whether those are the chosen ones; one half where both score alike.
     """
     bins_U = ((confidence_U - 0.5) * 20).long().clamp(0, 9)
-    gaps = torch.zeros(10, dtype=torch.float64).index_add_(0, bins_U.cpu(), (right_U - confidence_U).double().cpu())
+    gaps = torch.zeros(10, dtype=torch.float64).index_add_(
+        0, bins_U.cpu(), (right_U - confidence_U).double().cpu()
+    )
     return float(gaps.abs().sum() / len(confidence_U))
 
 

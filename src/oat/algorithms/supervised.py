@@ -1,15 +1,18 @@
 """Supervised fine-tuning: the mean negative log-probability of given responses.
 
-The rows are the step's samples, whoever wrote them. Recorded demonstrations make it plain supervised learning, one turn or a conversation:
-the tokens that are trained are those that the trajectory marks. Samples of the policy with a `threshold` make it rejection-sampling
-fine-tuning (ReST, arXiv:2308.08998; RFT, arXiv:2308.01825): only responses whose score reaches it are learned.
+The rows are the step's samples, whoever wrote them. Recorded demonstrations make it plain supervised
+learning, one turn or a conversation: the tokens that are trained are those that the trajectory marks. Samples
+of the policy with a `threshold` make it rejection-sampling fine-tuning (ReST, arXiv:2308.08998; RFT,
+arXiv:2308.01825): only responses whose score reaches it are learned.
 
 Departures:
-1. An exact duplicate (the same prompt and response, token for token) is learned once and counted: in what a step learns from, or with
-   `duplicates: run` in the whole run, as RFT has it. What other steps learned is known by 64 bits of a hash.
+1. An exact duplicate (the same prompt and response, token for token) is learned once and counted: in what a
+   step learns from, or with `duplicates: run` in the whole run, as RFT has it. What other steps learned is
+   known by 64 bits of a hash.
 2. The threshold is any score, not "correct", and stays; ReST's rises from one improvement to the next.
-3. Each step learns from the samples of that step only, in `epochs` passes, unless there is a `learner.buffer`. Whose they are `learner.sync_every`
-   says: those of the newest weights, of weights some steps ago (ReST), or of the start (RFT).
+3. Each step learns from the samples of that step only, in `epochs` passes, unless there is a
+   `learner.buffer`. Whose they are `learner.sync_every` says: those of the newest weights, of weights some
+   steps ago (ReST), or of the start (RFT).
 
 Not handled: a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).
 """
@@ -36,12 +39,14 @@ class SFTConfig:
     samples: int = 1
     """Responses a prompt."""
     threshold: float | None = None
-    """Least score of a response that is learned; without one every response is, no score is read, and only oracles that cost
-    nothing (`recorded`, `environment`) are asked."""
+    """Least score of a response that is learned; without one every response is, no score is read, and only
+    oracles that cost nothing (`recorded`, `environment`) are asked."""
     reduction: Literal["sequence", "token", "prompt"] = "sequence"
-    """Mean over the tokens of each response first, over all tokens of the step, or over those of each prompt first."""
+    """Mean over the tokens of each response first, over all tokens of the step, or over those of each prompt
+    first."""
     duplicates: Literal["step", "run"] = "step"
-    """Where an accepted response to a prompt is learned once only: in a step, or in the whole run; needs a threshold."""
+    """Where an accepted response to a prompt is learned once only: in a step, or in the whole run; needs a
+    threshold."""
     epochs: int = 1
     """Passes over a step's responses."""
     minibatches: int = 1
@@ -51,10 +56,14 @@ class SFTConfig:
         if self.samples < 1:
             raise ConfigError(f"algorithm.samples is {self.samples}; it must be at least 1")
         if self.threshold is not None and not math.isfinite(self.threshold):
-            raise ConfigError(f"algorithm.threshold is {self.threshold}; give the least score of a response that is learned, or leave it out")
+            raise ConfigError(
+                f"algorithm.threshold is {self.threshold}; give the least score of a response that is "
+                "learned, or leave it out"
+            )
         if self.duplicates == "run" and self.threshold is None:
             raise ConfigError(
-                "algorithm.duplicates is run, and there is no algorithm.threshold: demonstrations are to come round with every pass over the data; "
+                "algorithm.duplicates is run, and there is no algorithm.threshold: demonstrations are to "
+                "come round with every pass over the data; "
                 "remove it, or set the threshold"
             )
 
@@ -77,7 +86,8 @@ class SFT(Objective):
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         rows, group_of_N, rewards_N, valid_N = scored_rows(feedback)
         threshold = self.config.threshold
-        accepted_N = torch.ones_like(valid_N) if threshold is None else rewards_N >= threshold  # a missing score is NaN and reaches nothing
+        # a missing score is NaN and reaches nothing
+        accepted_N = torch.ones_like(valid_N) if threshold is None else rewards_N >= threshold
         accepted = accepted_N.nonzero().flatten().tolist()
         kept = self._unlearned(rows, first_of_equals(rows, accepted))
         is_new_N = group_of_N >= len(feedback.older)
@@ -91,7 +101,14 @@ class SFT(Objective):
         units = np.arange(len(kept))
         chosen = tuple(rows[number] for number in kept)
         groups = group_of_N[kept].unique(return_inverse=True)[1].numpy()
-        return Batch(chosen, units, groups, epochs=self.config.epochs, minibatches=self.config.minibatches, metrics=metrics)
+        return Batch(
+            chosen,
+            units,
+            groups,
+            epochs=self.config.epochs,
+            minibatches=self.config.minibatches,
+            metrics=metrics,
+        )
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         return {"loss/sft": Loss(-outputs["policy"]["raw"], per=self.config.reduction)}
@@ -99,13 +116,18 @@ class SFT(Objective):
     @property
     def state(self) -> dict[str, Any]:
         """The responses that other steps must not learn again."""
-        return {"learned": torch.tensor(list(self.learned), dtype=torch.int64)} if self.config.duplicates == "run" else {}
+        return (
+            {"learned": torch.tensor(list(self.learned), dtype=torch.int64)}
+            if self.config.duplicates == "run"
+            else {}
+        )
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.learned = dict.fromkeys(state["learned"].tolist()) if "learned" in state else {}
 
     def _unlearned(self, rows: Sequence[Trajectory], numbers: Sequence[int]) -> list[int]:
-        """Those of the numbers whose rows no step has learned before, where that counts; they are learned now."""
+        """Those of the numbers whose rows no step has learned before, where that counts; they are learned
+        now."""
         if self.config.duplicates == "step":
             return list(numbers)
         marks = {number: _mark(rows[number]) for number in numbers}
@@ -115,13 +137,15 @@ class SFT(Objective):
 
 
 def first_of_equals(rows: Sequence[Trajectory], numbers: Iterable[int]) -> list[int]:
-    """The numbers of rows with a trained token, without those whose ids and trained tokens are a row's before them."""
+    """The numbers of rows with a trained token, without those whose ids and trained tokens are a row's before
+    them."""
     first = {_told(rows[number]): number for number in reversed(list(numbers)) if rows[number].trained.any()}
     return sorted(first.values())
 
 
 def _told(row: Trajectory) -> tuple[bytes, bytes]:
-    """What tells one response from another: its ids, the prompt's among them, and which of them are trained."""
+    """What tells one response from another: its ids, the prompt's among them, and which of them are
+    trained."""
     return row.ids.tobytes(), row.trained.tobytes()
 
 

@@ -1,1 +1,2 @@
-"""What makes a run of a configuration: defaults, cross-checks, models, parts, and the run directory opened or forked."""
+"""What makes a run of a configuration: defaults, cross-checks, models, parts, and the run directory opened or
+forked."""

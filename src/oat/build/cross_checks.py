@@ -8,7 +8,15 @@ from oat.algorithms.base import OF_RESPONSES, Objective
 from oat.build.models import has_own_reference
 from oat.config.alarm_settings import AlarmsConfig
 from oat.config.load import Origins, where
-from oat.config.settings import Component, Config, EvaluationConfig, GoldConfig, OracleConfig, SamplingConfig, TorchEngineConfig
+from oat.config.settings import (
+    Component,
+    Config,
+    EvaluationConfig,
+    GoldConfig,
+    OracleConfig,
+    SamplingConfig,
+    TorchEngineConfig,
+)
 from oat.control.alarms import GOLD, METRICS
 from oat.control.silence import MISSING, WASTED
 from oat.errors import ConfigError, did_you_mean
@@ -31,8 +39,19 @@ Rule = tuple[str, object, str]
 def check_rules(config: Config, objective: Objective, explorer: Explorer, origins: Origins) -> None:
     """Settings that contradict each other, or that nothing reads in this combination."""
     plan = explorer.widen(objective.plan(0))
-    rules = [*_sizes(config, objective, plan), *_ends(config), *_answers(config, objective), *_sampled(config, objective, explorer)]
-    rules += [*_models(config, explorer), *_engine(config), *_ranking(config), *_evaluation(config), *_reward_model(config, objective)]
+    rules = [
+        *_sizes(config, objective, plan),
+        *_ends(config),
+        *_answers(config, objective),
+        *_sampled(config, objective, explorer),
+    ]
+    rules += [
+        *_models(config, explorer),
+        *_engine(config),
+        *_ranking(config),
+        *_evaluation(config),
+        *_reward_model(config, objective),
+    ]
     rules += [*_held_out_pairs(config, objective), *_buffer(config, objective, plan)]
     for field, is_wrong, why in rules:
         if is_wrong:
@@ -40,19 +59,26 @@ def check_rules(config: Config, objective: Objective, explorer: Explorer, origin
             part = getattr(config, section)
             value = part.options[key] if isinstance(part, Component) and key != "name" else getattr(part, key)
             value = value.name if isinstance(value, Component) else value
-            raise ConfigError(f"{where((section, key), origins)}: {field} is {'not set' if value is None else repr(value)}: {why}")
+            raise ConfigError(
+                f"{where((section, key), origins)}: {field} is "
+                f"{'not set' if value is None else repr(value)}: {why}"
+            )
     for (section, key), is_unread in _unread(config, objective.requires, explorer.needs).items():
         part = getattr(config, section)
         default = next(f.default for f in dataclasses.fields(part) if f.name == key)
         if is_unread and (section, key) in origins and getattr(part, key) != default:
             place = origins[section, key]
-            raise ConfigError(f"{place}: nothing reads {section}.{key} with algorithm {config.algorithm.name} and these settings; remove it")
+            raise ConfigError(
+                f"{place}: nothing reads {section}.{key} with algorithm {config.algorithm.name} and these "
+                "settings; remove it"
+            )
     _check_alarms(config, watched_metrics(config, objective), origins)
 
 
 def watched_metrics(config: Config, objective: Objective) -> frozenset[str]:
-    """The metrics that alarms may watch; recorded responses say nothing about the policy. An evaluation has them from its second oracle. Whether
-    answers are missing is known of every algorithm, and matters where it reads them."""
+    """The metrics that alarms may watch; recorded responses say nothing about the policy. An evaluation has
+    them from its second oracle. Whether answers are missing is known of every algorithm, and matters where it
+    reads them."""
     unknown = OF_RESPONSES | {"kl/reference"} if config.prompts.responses else frozenset()
     watched, e = objective.watched - unknown, config.answering
     watched |= {MISSING, WASTED} if objective.reads_answers else set()
@@ -63,36 +89,71 @@ def _check_alarms(config: Config, watched: Collection[str], origins: Origins) ->
     """Alarms that were set, and would never be raised since nobody reports what they watch."""
     for name, metrics in METRICS.items():
         rule, default = getattr(config.alarms, name), getattr(AlarmsConfig(), name)
-        if ("alarms", name) in origins and rule != default and rule.action != "off" and not {*metrics} & {*watched}:
-            why = f"algorithm {config.algorithm.name} with these settings does not report {' or '.join(metrics)}, which it watches"
-            hint = "set algorithm.kl_coef above 0, or remove it" if name == "kl" and "kl_coef" in config.algorithm.options else "remove it"
+        if (
+            ("alarms", name) in origins
+            and rule != default
+            and rule.action != "off"
+            and not {*metrics} & {*watched}
+        ):
+            why = (
+                f"algorithm {config.algorithm.name} with these settings does not report "
+                f"{' or '.join(metrics)}, which it watches"
+            )
+            hint = (
+                "set algorithm.kl_coef above 0, or remove it"
+                if name == "kl" and "kl_coef" in config.algorithm.options
+                else "remove it"
+            )
             hint = "name evaluation.gold, or remove it" if name == "gold" else hint
-            raise ConfigError(f"{where(('alarms', name), origins)}: nothing would ever raise alarms.{name}: {why}; {hint}")
+            raise ConfigError(
+                f"{where(('alarms', name), origins)}: nothing would ever raise alarms.{name}: {why}; {hint}"
+            )
     gold = config.alarms.gold
     if gold.drop is None and gold != AlarmsConfig().gold and gold.action != "off":
         place = where(("alarms", "gold"), origins)
-        raise ConfigError(f"{place}: nothing would ever raise alarms.gold without a bound; set alarms.gold.drop, in the units of evaluation.gold")
+        raise ConfigError(
+            f"{place}: nothing would ever raise alarms.gold without a bound; set alarms.gold.drop, in the "
+            "units of evaluation.gold"
+        )
 
 
 def _sizes(config: Config, objective: Objective, plan: Plan) -> list[Rule]:
-    """How much a step has, and what fits. Of the units that a user's algorithm makes of its rows nothing is known."""
-    options, recorded, is_compared = config.algorithm.options, len(config.prompts.responses), objective.requires.feedback == "compare"
+    """How much a step has, and what fits. Of the units that a user's algorithm makes of its rows nothing is
+    known."""
+    options = config.algorithm.options
+    recorded = len(config.prompts.responses)
+    is_compared = objective.requires.feedback == "compare"
     rows = recorded or sum(plan.samples.values())
     units = plan.questions * (1 if is_compared else rows) if ":" not in config.algorithm.name else math.inf
-    samples = "prompts.responses" if recorded else "algorithm.samples" if "samples" in options else "algorithm.name"
+    samples = (
+        "prompts.responses" if recorded else "algorithm.samples" if "samples" in options else "algorithm.name"
+    )
     return [
-        *((f"algorithm.{name}", options.get(name, 1) < 1, "it must be at least 1") for name in ("prompts", "epochs", "minibatches")),
+        *(
+            (f"algorithm.{name}", options.get(name, 1) < 1, "it must be at least 1")
+            for name in ("prompts", "epochs", "minibatches")
+        ),
         (
             "algorithm.minibatches",
             options.get("minibatches", 1) > units,
-            f"a step has at most {units} {'pairs' if is_compared else 'rows'}; lower it, or raise algorithm.prompts",
+            (
+                f"a step has at most {units} {'pairs' if is_compared else 'rows'}; lower it, or raise "
+                "algorithm.prompts"
+            ),
         ),
         (
             samples,
             is_compared and config.explorer.name == "none" and rows != 2,
-            f"a comparison without an explorer is of 2 responses a prompt, not {rows}; give 2, or choose an explorer",
+            (
+                f"a comparison without an explorer is of 2 responses a prompt, not {rows}; give 2, or choose "
+                "an explorer"
+            ),
         ),
-        ("model.dtype", config.model.dtype == "bfloat16", "AdamW loses most of its steps on such weights; keep float32, set learner.autocast"),
+        (
+            "model.dtype",
+            config.model.dtype == "bfloat16",
+            "AdamW loses most of its steps on such weights; keep float32, set learner.autocast",
+        ),
         (
             "learner.micro_batch_tokens",
             config.learner.micro_batch_tokens == "auto" and config.compute.memory_gb is None,
@@ -110,14 +171,21 @@ def _ends(config: Config) -> list[Rule]:
             (
                 f"stop.{name}",
                 limit is not None and is_free,
-                f"the oracle {config.oracle.name} costs nothing, so it is never spent; set stop.max_steps, stop.max_hours or prompts.epochs instead",
+                (
+                    f"the oracle {config.oracle.name} costs nothing, so it is never spent; set "
+                    "stop.max_steps, stop.max_hours or prompts.epochs instead"
+                ),
             )
             for name, limit in budget.items()
         ),
         (
             "stop.max_steps",
             (stop.max_steps, stop.max_hours, config.prompts.epochs, *budget.values()) == (None,) * 6,
-            f"the run would never end; set it, {'' if is_free else 'stop.max_queries, '}stop.max_hours or prompts.epochs",
+            (
+                "the run would never end; set it, "
+                f"{'' if is_free else 'stop.max_queries, '}stop.max_hours or "
+                "prompts.epochs"
+            ),
         ),
     ]
 
@@ -128,16 +196,23 @@ def _answers(config: Config, objective: Objective) -> list[Rule]:
     form, few_shot = config.render.question, config.render.few_shot
     most = len(FORMS[form].examples) if form else 0
     return [
-        ("oracle.name", oracle == "environment" and not config.sampling.environment, "name the environment in sampling.environment"),
+        (
+            "oracle.name",
+            oracle == "environment" and not config.sampling.environment,
+            "name the environment in sampling.environment",
+        ),
         (
             "render.few_shot",
             few_shot > most,
-            f"the form {form} has {most} examples; lower it" if form else "set render.question, whose examples they are",
+            f"the form {form} has {most} examples; lower it"
+            if form
+            else "set render.question, whose examples they are",
         ),
         (
             "algorithm.threshold" if "threshold" in config.algorithm.options else "algorithm.name",
             not objective.reads_answers and oracle not in BUILTIN,
-            f"nothing would read the answers of {oracle}; set algorithm.threshold, or learn from prompts.responses with oracle.name recorded, "
+            f"nothing would read the answers of {oracle}; set algorithm.threshold, or learn from "
+            "prompts.responses with oracle.name recorded, "
             "which costs nothing (evaluation.oracle may still name another)",
         ),
         (
@@ -153,31 +228,74 @@ def _evaluation(config: Config) -> list[Rule]:
     e = config.answering
     if e is None:
         return []
-    names = {"evaluation.gold" if purpose == "gold" else "evaluation.oracle": judge.name for purpose, judge in judges_of(config).items()}
+    names = {
+        "evaluation.gold" if purpose == "gold" else "evaluation.oracle": judge.name
+        for purpose, judge in judges_of(config).items()
+    }
     limited = {
-        "evaluation.gold" if purpose == "gold" else "evaluation.oracle": budget.is_limited for purpose, budget in evaluation_budgets(config).items()
+        "evaluation.gold" if purpose == "gold" else "evaluation.oracle": budget.is_limited
+        for purpose, budget in evaluation_budgets(config).items()
     }
     if e.answers is not None:
         load_answers(e.answers)
-    new = "evaluation samples new responses, and the oracle recorded knows only recorded ones; name an oracle that can score them"
+    new = (
+        "evaluation samples new responses, and the oracle recorded knows only recorded ones; name an "
+        "oracle that can score them"
+    )
     few = f"evaluation.samples is {e.samples}, and no k may be more; lower it, or raise evaluation.samples"
     return [
         *((field, name == "recorded", new) for field, name in names.items()),
-        *((field, name == "environment" and not config.sampling.environment, "name it in sampling.environment") for field, name in names.items()),
-        *((field, name in BUILTIN and limited[field], f"{name} costs nothing; remove max_queries and the like") for field, name in names.items()),
-        ("evaluation.online", e.online and bool(config.prompts.responses), "training draws no responses where they are recorded; remove it"),
-        ("evaluation.kl", e.kl and not e.samples, "it is estimated from sampled responses; set evaluation.samples"),
-        ("evaluation.kl", e.kl and e.slot == "reference", "the slot is the reference itself, so it would be 0; remove it"),
+        *(
+            (
+                field,
+                name == "environment" and not config.sampling.environment,
+                "name it in sampling.environment",
+            )
+            for field, name in names.items()
+        ),
+        *(
+            (
+                field,
+                name in BUILTIN and limited[field],
+                f"{name} costs nothing; remove max_queries and the like",
+            )
+            for field, name in names.items()
+        ),
+        (
+            "evaluation.online",
+            e.online and bool(config.prompts.responses),
+            "training draws no responses where they are recorded; remove it",
+        ),
+        (
+            "evaluation.kl",
+            e.kl and not e.samples,
+            "it is estimated from sampled responses; set evaluation.samples",
+        ),
+        (
+            "evaluation.kl",
+            e.kl and e.slot == "reference",
+            "the slot is the reference itself, so it would be 0; remove it",
+        ),
         ("evaluation.pass_at", any(k > e.samples for k in e.pass_at), few),
         ("evaluation.majority_at", any(k > e.samples for k in e.majority_at), few),
-        ("evaluation.majority_at", e.majority_at and e.answers is None, "say what the answer in a response is; set evaluation.answers"),
-        ("prompts.prompt_key", config.prompts.prompt_key in RECORD, "records of an evaluation have a field of that name; rename the column"),
+        (
+            "evaluation.majority_at",
+            e.majority_at and e.answers is None,
+            "say what the answer in a response is; set evaluation.answers",
+        ),
+        (
+            "prompts.prompt_key",
+            config.prompts.prompt_key in RECORD,
+            "records of an evaluation have a field of that name; rename the column",
+        ),
     ]
 
 
 def _held_out_pairs(config: Config, objective: Objective) -> list[Rule]:
     """Whether an evaluation has anything to measure, and whose loss it would be."""
-    e, name, others = config.evaluation, config.algorithm.name, sorted(objective.requires.slots - {"sampler"})
+    e = config.evaluation
+    name = config.algorithm.name
+    others = sorted(objective.requires.slots - {"sampler"})
     if e is None:
         return []
     is_free = config.oracle.name in BUILTIN
@@ -193,10 +311,22 @@ def _held_out_pairs(config: Config, objective: Objective) -> list[Rule]:
             e.pairs and objective.requires.feedback != "compare",
             f"{name} learns from scores and not from pairs; remove it",
         ),
-        ("evaluation.pairs", e.pairs and objective.requires.ratio_based, f"{name} divides by the probability of sampling; remove it"),
+        (
+            "evaluation.pairs",
+            e.pairs and objective.requires.ratio_based,
+            f"{name} divides by the probability of sampling; remove it",
+        ),
         ("evaluation.pairs", e.pairs and others, slots),
-        ("evaluation.every_queries", e.every_queries is not None and is_free, f"{config.oracle.name} costs no queries; set every, or every_hours"),
-        ("evaluation.pairs", e.pairs and config.algorithm.options.get("held_out"), "algorithm.held_out would leave a share of them out; remove one"),
+        (
+            "evaluation.every_queries",
+            e.every_queries is not None and is_free,
+            f"{config.oracle.name} costs no queries; set every, or every_hours",
+        ),
+        (
+            "evaluation.pairs",
+            e.pairs and config.algorithm.options.get("held_out"),
+            "algorithm.held_out would leave a share of them out; remove one",
+        ),
     ]
 
 
@@ -207,7 +337,11 @@ def _sampled(config: Config, objective: Objective, explorer: Explorer) -> list[R
     name, recorded = config.algorithm.name, bool(config.prompts.responses)
     ratio = f"{name} divides by the probability of sampling"
     return [
-        ("sampling.temperature", requires.ratio_based and config.sampling.temperature == 0, f"{ratio}; set it above 0"),
+        (
+            "sampling.temperature",
+            requires.ratio_based and config.sampling.temperature == 0,
+            f"{ratio}; set it above 0",
+        ),
         (
             "oracle.max_outstanding",
             requires.ratio_based and config.oracle.max_outstanding,
@@ -215,25 +349,45 @@ def _sampled(config: Config, objective: Objective, explorer: Explorer) -> list[R
         ),
         (
             "oracle.max_wait_s",
-            requires.ratio_based and config.oracle.max_wait_s is not None and config.oracle.max_answer_age != 0,
-            f"{name} needs answers about its newest samples, and late ones would be learned from at a later step; set oracle.max_answer_age to 0",
+            requires.ratio_based
+            and config.oracle.max_wait_s is not None
+            and config.oracle.max_answer_age != 0,
+            (
+                f"{name} needs answers about its newest samples, and late ones would be learned from at a "
+                "later step; set oracle.max_answer_age to 0"
+            ),
         ),
-        ("prompts.responses", requires.ratio_based and recorded, f"{ratio}, which recorded responses lack; choose another algorithm"),
+        (
+            "prompts.responses",
+            requires.ratio_based and recorded,
+            f"{ratio}, which recorded responses lack; choose another algorithm",
+        ),
         (
             "explorer.name",
             recorded and explorer.needs,
-            f"it needs {', '.join(sorted(explorer.needs))}, without which recorded responses come; remove the explorer, or prompts.responses",
+            (
+                f"it needs {', '.join(sorted(explorer.needs))}, without which recorded responses come; "
+                "remove "
+                "the explorer, or prompts.responses"
+            ),
         ),
         (
             "explorer.name",
             recorded and widened != plan.samples,
-            f"it wants {dict(widened)} responses a prompt instead of {dict(plan.samples)}, and there are those of prompts.responses alone; let "
+            f"it wants {dict(widened)} responses a prompt instead of {dict(plan.samples)}, and there are "
+            "those of prompts.responses alone; let "
             "its widen leave samples as they are, or remove one of the two",
         ),
         (
             "sampling.temperature",
-            requires.feedback == "compare" and not recorded and config.explorer.name == "none" and _repeats(config.sampling, requires),
-            "both samples of a pair would be the same, and nothing could be learned; set a temperature above 0 and top_k other than 1",
+            requires.feedback == "compare"
+            and not recorded
+            and config.explorer.name == "none"
+            and _repeats(config.sampling, requires),
+            (
+                "both samples of a pair would be the same, and nothing could be learned; set a temperature "
+                "above 0 and top_k other than 1"
+            ),
         ),
     ]
 
@@ -256,7 +410,10 @@ def _models(config: Config, explorer: Explorer) -> list[Rule]:
         (
             "model.reference_update",
             model.reference_update is not None and ENSEMBLE in explorer.needs,
-            "an ensemble's features are the reference's, and those that it has learned from would be of another reference; leave it frozen",
+            (
+                "an ensemble's features are the reference's, and those that it has learned from would be of "
+                "another reference; leave it frozen"
+            ),
         ),
         (
             "model.reference_dtype",
@@ -280,21 +437,33 @@ def _engine(config: Config) -> list[Rule]:
         (
             "engine.deterministic",
             options.deterministic and config.compute.profile == "gpu",
-            "on a GPU the same tokens under any batching are not promised; leave it out, or set compute.profile: cpu",
+            (
+                "on a GPU the same tokens under any batching are not promised; leave it out, or set "
+                "compute.profile: cpu"
+            ),
         ),
         (
             "engine.dtype",
             options.dtype != "float32" and bool(config.prompts.responses) and config.answering is None,
-            "nothing is sampled from recorded responses without an evaluation, so nothing reads it; remove it",
+            (
+                "nothing is sampled from recorded responses without an evaluation, so nothing reads it; "
+                "remove it"
+            ),
         ),
     ]
 
 
 def _ranking(config: Config) -> list[Rule]:
     """Whether any row has what the best checkpoints are ranked by."""
-    metric, evaluation, is_read = config.checkpoint.best_metric, config.answering, config.checkpoint.keep_best > 0
+    metric = config.checkpoint.best_metric
+    evaluation = config.answering
+    is_read = config.checkpoint.keep_best > 0
     names = ("eval/sampled", "eval/greedy", "eval/online")
-    given = dict(zip(names, (evaluation.samples > 0, evaluation.greedy, evaluation.online), strict=True)) if evaluation else {}
+    given = (
+        dict(zip(names, (evaluation.samples > 0, evaluation.greedy, evaluation.online), strict=True))
+        if evaluation
+        else {}
+    )
     has_pairs = config.evaluation is not None and config.evaluation.pairs is not None
     return [
         (
@@ -304,50 +473,75 @@ def _ranking(config: Config) -> list[Rule]:
         ),
         (
             "checkpoint.best_metric",
-            is_read and ((metric in names and not given.get(metric)) or (metric.startswith("eval/pairs/") and not has_pairs)),
+            is_read
+            and (
+                (metric in names and not given.get(metric))
+                or (metric.startswith("eval/pairs/") and not has_pairs)
+            ),
             "no evaluation of this run gives it; see the section evaluation, or name another metric",
         ),
     ]
 
 
 def _reward_model(config: Config, objective: Objective) -> list[Rule]:
-    """Whoever trains a reward model has a policy that stays as it is, and texts as the reward model will be given them."""
+    """Whoever trains a reward model has a policy that stays as it is, and texts as the reward model will be
+    given them."""
     is_frozen = "policy" not in objective.wants
     name = config.algorithm.name
     return [
         (
             "algorithm.name",
             is_frozen and config.answering is not None,
-            "its policy does not learn, so an evaluation of what it samples says nothing; remove evaluation.path, and name held-out pairs in "
+            "its policy does not learn, so an evaluation of what it samples says nothing; remove "
+            "evaluation.path, and name held-out pairs in "
             "evaluation.pairs, or set algorithm.held_out",
         ),
         (
             "render.system",
             "reward" in objective.wants and config.render.system is not None,
-            f"{name} learns scores of texts as they stand, and nobody would put it before them later; put it into the data",
+            (
+                f"{name} learns scores of texts as they stand, and nobody would put it before them later; "
+                "put "
+                "it into the data"
+            ),
         ),
     ]
 
 
 def _buffer(config: Config, objective: Objective, plan: Plan) -> list[Rule]:
     """Who may learn again from older samples, and of how many a step has room."""
-    buffer, name, requires = config.learner.buffer, config.algorithm.name, objective.requires
+    buffer = config.learner.buffer
+    name = config.algorithm.name
+    requires = objective.requires
     others = sorted(requires.slots - {"sampler"})
     reason = (
         f"{name} divides by the probability of sampling, and would learn from what older weights sampled"
         if requires.ratio_based
         else f"{name} sets samples of {', '.join(others)} against those of the policy as it is"
         if others
-        else f"{name} does not say that it is sound on what older weights sampled (`reuses` of oat/algorithms/base.py)"
+        else (
+            f"{name} does not say that it is sound on what older weights sampled (`reuses` of "
+            "oat/algorithms/base.py)"
+        )
     )
-    least = f"a step takes {plan.questions} questions, of which some would never be learned; raise it to as many or more"
+    least = (
+        f"a step takes {plan.questions} questions, of which some would never be learned; raise it to as "
+        "many or more"
+    )
     return [
-        ("learner.buffer", buffer and (requires.ratio_based or others or not objective.reuses), f"{reason}; remove it, algorithm.epochs is there"),
+        (
+            "learner.buffer",
+            buffer and (requires.ratio_based or others or not objective.reuses),
+            f"{reason}; remove it, algorithm.epochs is there",
+        ),
         ("learner.buffer", buffer and buffer.questions < plan.questions, least),
         (
             "learner.buffer",
             buffer and config.algorithm.options.get("duplicates") == "run",
-            "algorithm.duplicates is run, so nothing is learned twice, and a buffer would bring nothing; remove one of them",
+            (
+                "algorithm.duplicates is run, so nothing is learned twice, and a buffer would bring nothing; "
+                "remove one of them"
+            ),
         ),
     ]
 
@@ -358,20 +552,37 @@ def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[
     judged = {evaluation.slot, *(["reference"] if evaluation.kl else [])} if evaluation else set()
     has_reference = bool({"reference", ENSEMBLE} & (requires.models | requires.slots | set(needs) | judged))
     is_silent = config.evaluation is not None and evaluation is None
-    is_sampled, is_drawn = not recorded or evaluation is not None, not recorded or (evaluation is not None and evaluation.samples > 0)
+    is_sampled, is_drawn = (
+        not recorded or evaluation is not None,
+        not recorded or (evaluation is not None and evaluation.samples > 0),
+    )
     return {
         ("oracle", "labels"): requires.feedback != "compare",
         ("oracle", "scale"): requires.feedback != "compare",
         **{("oracle", name): config.oracle.name in BUILTIN for name in ("repeats", "max_wait_s")},
         ("oracle", "max_outstanding"): config.oracle.name == "recorded",
-        ("oracle", "max_answer_age"): config.oracle.name == "recorded" or (config.oracle.max_wait_s is None and config.oracle.max_outstanding == 0),
-        ("oracle", "deadline_s"): {config.oracle.name, *(judge.name for judge in judges_of(config).values())} <= {*BUILTIN},
+        ("oracle", "max_answer_age"): config.oracle.name == "recorded"
+        or (config.oracle.max_wait_s is None and config.oracle.max_outstanding == 0),
+        ("oracle", "deadline_s"): {config.oracle.name, *(judge.name for judge in judges_of(config).values())}
+        <= {*BUILTIN},
         ("model", "reference_update"): "reference" not in requires.models,
         **{("model", f"reference{end}"): not has_reference for end in ("", "_device", "_dtype")},
-        **{("evaluation", f.name): True for f in dataclasses.fields(EvaluationConfig) if is_silent and f.name not in _OF_PAIRS},
-        **({("evaluation", "success"): not evaluation.pass_at, ("evaluation", "answers"): not evaluation.majority_at} if evaluation else {}),
+        **{
+            ("evaluation", f.name): True
+            for f in dataclasses.fields(EvaluationConfig)
+            if is_silent and f.name not in _OF_PAIRS
+        },
+        **(
+            {
+                ("evaluation", "success"): not evaluation.pass_at,
+                ("evaluation", "answers"): not evaluation.majority_at,
+            }
+            if evaluation
+            else {}
+        ),
         ("prompts", "score_key"): not recorded,
-        ("prompts", "too_long"): not recorded and (config.evaluation is None or config.evaluation.pairs is None),
+        ("prompts", "too_long"): not recorded
+        and (config.evaluation is None or config.evaluation.pairs is None),
         ("prompts", "split"): not isinstance(config.prompts.path, str),
         **{("sampling", name): not is_drawn for name in ("temperature", "top_k", "top_p", "min_p")},
         **{("sampling", name): not is_sampled for name in ("stop", "overflow", "environment")},
@@ -381,7 +592,9 @@ def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[
         ("learner", "max_skips"): config.learner.on_nonfinite == "stop",
         ("render", "date"): config.render.template in (None, "chatml"),
         ("checkpoint", "best_metric"): not config.checkpoint.keep_best,
-        ("alarms", "max_roll_backs"): not any(getattr(config.alarms, name).action == "roll_back" for name in METRICS),
+        ("alarms", "max_roll_backs"): not any(
+            getattr(config.alarms, name).action == "roll_back" for name in METRICS
+        ),
     }
 
 
@@ -391,7 +604,8 @@ def _repeats(sampling: SamplingConfig, requires: Requires) -> bool:
 
 
 def judges_of(config: Config) -> dict[str, OracleConfig | Component]:
-    """Whom the evaluations of a resolved configuration ask, by the purpose of the questions: "eval", and "gold" where a second oracle is named."""
+    """Whom the evaluations of a resolved configuration ask, by the purpose of the questions: "eval", and
+    "gold" where a second oracle is named."""
     if config.answering is None:
         return {}
     own, gold = config.answering.oracle, config.answering.gold
@@ -405,5 +619,9 @@ def evaluation_budgets(config: Config) -> dict[str, Budget]:
     e = config.answering
     if e is None:
         return {}
-    gold = Budget(e.gold.max_queries, e.gold.max_tokens, e.gold.max_cost) if isinstance(e.gold, GoldConfig) else Budget()
+    gold = (
+        Budget(e.gold.max_queries, e.gold.max_tokens, e.gold.max_cost)
+        if isinstance(e.gold, GoldConfig)
+        else Budget()
+    )
     return {"eval": Budget(e.max_queries, e.max_tokens, e.max_cost), "gold": gold}

@@ -9,24 +9,66 @@ from oat.config.settings import Config
 
 
 def derived(config: Config, origins: Origins) -> Iterator[str]:
-    """Of a resolved configuration, a sentence for each setting that was left open and that another one has decided."""
-    model, learner, e, options = config.model, config.learner, config.evaluation, config.algorithm.options
+    """Of a resolved configuration, a sentence for each setting that was left open and that another one has
+    decided."""
+    model = config.model
+    learner = config.learner
+    e = config.evaluation
+    options = config.algorithm.options
     objective = make_objective(config)
     needed = needed_models(config, objective.requires, make_explorer(config, objective.requires))
-    has_reference, question, threads = "reference" in needed, config.render.question, config.engine.options["threads"]
-    is_followed = config.compute.profile == "cpu" and ("compute", "threads") in origins and threads in (None, config.compute.threads)
+    has_reference = "reference" in needed
+    question = config.render.question
+    threads = config.engine.options["threads"]
+    is_followed = (
+        config.compute.profile == "cpu"
+        and ("compute", "threads") in origins
+        and threads in (None, config.compute.threads)
+    )
     found: dict[str, tuple[bool, object, str]] = {
-        "model.lora": (model.adapter is not None, f"of rank {model.lora.rank}" if model.lora else None, "as model.adapter says"),
+        "model.lora": (
+            model.adapter is not None,
+            f"of rank {model.lora.rank}" if model.lora else None,
+            "as model.adapter says",
+        ),
         "model.reference": (model.reference is None and has_reference, "the policy's start", "as model.path"),
-        "model.reference_dtype": (model.reference_dtype is None and has_reference and has_own_reference(model), model.dtype, "as model.dtype"),
-        "prompts.responses": (config.oracle.name == "recorded", ", ".join(config.prompts.responses), "what oracle.name recorded reads"),
-        "sampling.stop": (question is not None, ", ".join(map(repr, config.sampling.stop)), f"where a question of render.question {question} begins"),
-        "algorithm.samples": (bool(config.prompts.responses), options.get("samples"), "as many as prompts.responses has"),
+        "model.reference_dtype": (
+            model.reference_dtype is None and has_reference and has_own_reference(model),
+            model.dtype,
+            "as model.dtype",
+        ),
+        "prompts.responses": (
+            config.oracle.name == "recorded",
+            ", ".join(config.prompts.responses),
+            "what oracle.name recorded reads",
+        ),
+        "sampling.stop": (
+            question is not None,
+            ", ".join(map(repr, config.sampling.stop)),
+            f"where a question of render.question {question} begins",
+        ),
+        "algorithm.samples": (
+            bool(config.prompts.responses),
+            options.get("samples"),
+            "as many as prompts.responses has",
+        ),
         "algorithm.max_length": (True, options.get("max_length"), "as sampling.max_new_tokens"),
-        "learner.critic_learning_rate": ("critic" in objective.requires.models, learner.learning_rate, "as learner.learning_rate"),
-        "learner.schedule_steps": (True, learner.schedule_steps, f"the optimiser steps of stop.max_steps {config.stop.max_steps}"),
+        "learner.critic_learning_rate": (
+            "critic" in objective.requires.models,
+            learner.learning_rate,
+            "as learner.learning_rate",
+        ),
+        "learner.schedule_steps": (
+            True,
+            learner.schedule_steps,
+            f"the optimiser steps of stop.max_steps {config.stop.max_steps}",
+        ),
         "learner.micro_batch_size": (True, *_micro_batch(config)),
-        "evaluation.oracle": (e is not None and e.oracle is None, config.oracle.name, "as oracle.name, with its options"),
+        "evaluation.oracle": (
+            e is not None and e.oracle is None,
+            config.oracle.name,
+            "as oracle.name, with its options",
+        ),
         "engine.threads": (is_followed, config.compute.threads, "as compute.threads"),
     }
     for name, (follows, value, source) in found.items():

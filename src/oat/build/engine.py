@@ -15,17 +15,28 @@ from oat.text.renderer import Renderer
 from oat.types import Requires, Sampling
 
 
-def run_engine(config: Config, requires: Requires, explorer: Explorer, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds) -> TorchEngine:
+def run_engine(
+    config: Config,
+    requires: Requires,
+    explorer: Explorer,
+    lms: Mapping[str, CausalLM],
+    renderer: Renderer,
+    seeds: Seeds,
+) -> TorchEngine:
     options = TorchEngineConfig(**config.engine.options)
     threads = options.threads or (config.compute.threads if config.compute.profile == "cpu" else None)
-    engine = make_engine(load_slots(config, lms, needed_slots(config, requires, explorer), seeds), renderer, options, threads)
+    engine = make_engine(
+        load_slots(config, lms, needed_slots(config, requires, explorer), seeds), renderer, options, threads
+    )
     if threads is None and config.compute.profile == "cpu" and not is_outlined():
         plan = make_objective(config).plan(0)
         engine.choose_threads(max(1, plan.prompts * sum(plan.samples.values())))
     return engine
 
 
-def make_engine(slots: Mapping[str, CausalLM], renderer: Renderer, options: TorchEngineConfig, threads: int | None) -> TorchEngine:
+def make_engine(
+    slots: Mapping[str, CausalLM], renderer: Renderer, options: TorchEngineConfig, threads: int | None
+) -> TorchEngine:
     """The engine in this process, with the models of its slots.
 
     Args:

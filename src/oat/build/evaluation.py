@@ -21,7 +21,13 @@ from oat.types import Sampling
 
 
 def make_evaluation(
-    config: Config, run_inputs: RunInputs, actor: boxes.Actor, ledger: Ledger, seeds: Seeds, directory: Path, pairs: HeldOutPairs | None
+    config: Config,
+    run_inputs: RunInputs,
+    actor: boxes.Actor,
+    ledger: Ledger,
+    seeds: Seeds,
+    directory: Path,
+    pairs: HeldOutPairs | None,
 ) -> Evaluation | OnlyPairs | None:
     e, held_out = config.evaluation, run_inputs.held_out
     if e is None:
@@ -35,24 +41,39 @@ def make_evaluation(
     if e.samples:
         modes.append(Mode("sampled", e.samples, sampling))
     if e.greedy:
-        modes.append(Mode("greedy", 1, Sampling(sampling.max_new_tokens, temperature=0.0, stop=sampling.stop)))
+        modes.append(
+            Mode("greedy", 1, Sampling(sampling.max_new_tokens, temperature=0.0, stop=sampling.stop))
+        )
     names = {"prompt_key": config.prompts.prompt_key, "generator": Path(config.run_dir).name}
     return Evaluation(
         held_out.all(),
         actor,
         ledger,
         modes,
-        [Judge(purpose, address, oracle.answers, budgets[purpose]) for purpose, (address, oracle) in run_inputs.judges.items()],
+        [
+            Judge(purpose, address, oracle.answers, budgets[purpose])
+            for purpose, (address, oracle) in run_inputs.judges.items()
+        ],
         slot=e.slot,
         trigger=trigger,
-        wanted=Wanted(e.kl, e.intervals, e.pass_at, e.success, e.majority_at, load_answers(e.answers) if e.answers else None, e.online),
+        wanted=Wanted(
+            e.kl,
+            e.intervals,
+            e.pass_at,
+            e.success,
+            e.majority_at,
+            load_answers(e.answers) if e.answers else None,
+            e.online,
+        ),
         records=Records(directory / "evaluations", decode=run_inputs.renderer.decode, **names),
         seeds=seeds,
         **({} if pairs is None else {"measured": pairs.measure}),
     )
 
 
-def held_out_pairs(config: Config, run_inputs: RunInputs, objective: Objective, learner: Learner, seeds: Seeds) -> HeldOutPairs | None:
+def held_out_pairs(
+    config: Config, run_inputs: RunInputs, objective: Objective, learner: Learner, seeds: Seeds
+) -> HeldOutPairs | None:
     if run_inputs.pairs is None:
         return None
     actor = RecordedActor(run_inputs.pairs.fit, pair_columns(config), config.prompts.score_key)

@@ -13,7 +13,8 @@ from oat.types import Group, Key, Kind, Plan, Question
 
 
 class Held:
-    """A user's explorer. What it leaves behind is put back, and a question that is none about its groups goes nowhere. What it raises passes through.
+    """A user's explorer. What it leaves behind is put back, and a question that is none about its groups goes
+    nowhere. What it raises passes through.
 
     Args:
         name: as configurations have it, for messages.
@@ -26,7 +27,9 @@ class Held:
     """
 
     def __init__(self, explorer: Explorer, kind: Kind, name: str):
-        self._explorer, self._kind, self._name = explorer, kind, name
+        self._explorer = explorer
+        self._kind = kind
+        self._name = name
         self._refuse(needs_faults(getattr(explorer, "needs", None)))
         self.needs = frozenset(explorer.needs)
         self.config = getattr(explorer, "config", None)
@@ -40,7 +43,9 @@ class Held:
         self._refuse(plan_faults(widened), "widen ")
         return widened
 
-    def choose(self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator) -> list[Question]:
+    def choose(
+        self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
+    ) -> list[Question]:
         """Raises:
         ContractError: it returned something else than questions about these groups, or changed their tokens.
         """
@@ -48,7 +53,10 @@ class Held:
         with restoring(self._name, self._failed):
             chosen = self._explorer.choose(list(groups), list(keys), scores, generator)
             questions = list(chosen) if isinstance(chosen, Sequence | Iterator) else chosen
-        self._refuse(question_faults(questions, dict(zip(keys, groups, strict=True)), self._kind, self.needs), "choose ")
+        self._refuse(
+            question_faults(questions, dict(zip(keys, groups, strict=True)), self._kind, self.needs),
+            "choose ",
+        )
         if _checksum(groups) != before:
             raise self._failed("choose changed the tokens that it was given")
         return questions
@@ -65,7 +73,9 @@ class Held:
 def _checksum(groups: Sequence[Group]) -> int:
     """Of the tokens, with what was recorded of them, that will be learned from."""
     found = 0
-    for segment in (segment for group in groups for trajectory in group.trajectories for segment in trajectory.segments):
+    for segment in (
+        segment for group in groups for trajectory in group.trajectories for segment in trajectory.segments
+    ):
         for array in (segment.ids, segment.mask, segment.versions, segment.raw_logps, segment.sampled_logps):
             found = found if array is None else zlib.crc32(np.ascontiguousarray(array).data, found)
     return found

@@ -1,4 +1,5 @@
-"""What the rows of a run are made from, beside its configuration: remembered in `environment.json`, and held against what is there when it goes on.
+"""What the rows of a run are made from, beside its configuration: remembered in `environment.json`, and held
+against what is there when it goes on.
 
 | | | another one is |
 | --- | --- | --- |
@@ -11,8 +12,8 @@
 | `modules` | a hash of each of the user's own files that were imported | warned of |
 | `readers` | versions of the libraries that read configurations and tokenizers | |
 
-No path stands in it, so that a run may be moved; `of` is a hash of how the configuration names a thing. A fork has in `fork.json` what the other run
-was made from, so it needs that one no more.
+No path stands in it, so that a run may be moved; `of` is a hash of how the configuration names a thing. A
+fork has in `fork.json` what the other run was made from, so it needs that one no more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,16 @@ from oat.config.settings import Config
 from oat.errors import ConfigError, ModelError, TemplateError, warn
 from oat.files import parse_json, start
 from oat.models.causal_lm import CausalLM
-from oat.models.identity import adapter_identity, are_same, differences, hash_of, model_identity, readers, tokenizer_identity, weights_identity
+from oat.models.identity import (
+    adapter_identity,
+    are_same,
+    differences,
+    hash_of,
+    model_identity,
+    readers,
+    tokenizer_identity,
+    weights_identity,
+)
 from oat.models.loading import load_config
 from oat.models.lora import is_adapter_directory
 from oat.oracles.base import Oracle, made_of, version_of
@@ -45,7 +55,10 @@ FORK_FILE = "fork.json"
 GIVEN = "given"
 """The folder of a run for what it was given as objects of Python."""
 _MOST_LINES = 5
-_TEMPLATES = {"tokenizer": "chat_template.jinja, or `chat_template` in tokenizer_config.json", "chatml": "of this program"}
+_TEMPLATES = {
+    "tokenizer": "chat_template.jinja, or `chat_template` in tokenizer_config.json",
+    "chatml": "of this program",
+}
 
 
 def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
@@ -79,7 +92,9 @@ def inputs_of_models(config: Config, lm: CausalLM, tokenizer: Any) -> Inputs:
     models = {"model.path": {"of": hash_of(config.model.path), "is": policy}}
     for field, path in (("model.adapter", config.model.adapter), ("model.reference", config.model.reference)):
         if path is not None:
-            found = adapter_identity(path) if is_adapter_directory(path) else model_identity(load_config(path))
+            found = (
+                adapter_identity(path) if is_adapter_directory(path) else model_identity(load_config(path))
+            )
             models[field] = {"of": hash_of(path), "is": found}
     return {"readers": readers(), "models": models}
 
@@ -91,7 +106,11 @@ def inputs_of_template(config: Config, tokenizer: Any) -> Inputs:
         TemplateError: it is missing.
     """
     template = config.render.template
-    return {} if template is None else {"template": {"of": hash_of(template), "is": hash_of(load_template(template, tokenizer))}}
+    return (
+        {}
+        if template is None
+        else {"template": {"of": hash_of(template), "is": hash_of(load_template(template, tokenizer))}}
+    )
 
 
 def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame: Blame) -> None:
@@ -103,7 +122,11 @@ def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame
     if known is None:
         return
     same_readers = known.get("readers") == now["readers"]
-    read = "" if same_readers else f" (what reads it was {_versions(known.get('readers', {}))} and is {_versions(now['readers'])})"
+    read = (
+        ""
+        if same_readers
+        else f" (what reads it was {_versions(known.get('readers', {}))} and is {_versions(now['readers'])})"
+    )
     for field, (before, after) in _both(known, now, "models").items():
         if field == "model.path" or before.get("of") == after["of"]:
             with blame(field):
@@ -112,15 +135,20 @@ def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame
     if before.get("of") == after.get("of") and before.get("is") != after.get("is"):
         with blame("render.template"):
             file = _TEMPLATES.get(str(config.render.template), "the file")
-            raise TemplateError(f"the text of the chat template ({file}) is not what this run began with; put it back as it was, or begin a new run")
+            raise TemplateError(
+                f"the text of the chat template ({file}) is not what this run began with; put it back as "
+                "it was, or begin a new run"
+            )
 
 
 def weights_read(config: Config, *, has_reference: bool, is_begun: bool) -> list[str]:
-    """The fields whose weights a run, or what goes on with its checkpoint, computes with as the files have them.
+    """The fields whose weights a run, or what goes on with its checkpoint, computes with as the files have
+    them.
 
     Args:
         has_reference: it has a reference.
-        is_begun: it has a checkpoint, which has the policy's weights and those of a reference that follows it.
+        is_begun: it has a checkpoint, which has the policy's weights and those of a reference that follows
+        it.
     """
     model = config.model
     is_fixed = has_reference and not (is_begun and model.reference_update is not None)
@@ -134,8 +162,18 @@ def weights_read(config: Config, *, has_reference: bool, is_begun: bool) -> list
 
 def inputs_of_weights(config: Config) -> Inputs:
     """What there is of weights; nothing of a hub model that was not loaded yet."""
-    paths = {"model.path": config.model.path, "model.adapter": config.model.adapter, "model.reference": config.model.reference}
-    return {"weights": {field: {"of": hash_of(path), "is": weights_identity(path)} for field, path in paths.items() if path is not None}}
+    paths = {
+        "model.path": config.model.path,
+        "model.adapter": config.model.adapter,
+        "model.reference": config.model.reference,
+    }
+    return {
+        "weights": {
+            field: {"of": hash_of(path), "is": weights_identity(path)}
+            for field, path in paths.items()
+            if path is not None
+        }
+    }
 
 
 def refuse_other_weights(known: Inputs | None, now: Inputs, fields: Sequence[str], blame: Blame) -> None:
@@ -163,8 +201,8 @@ def inputs_of_oracles(roles: Roles, versions: Mapping[str, str]) -> Inputs:
 
 
 def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
-    """By address, the version of each oracle: as it was where all that it is made of is what it was, so that a file that has only been saved again
-    changes nothing; otherwise what the oracle says."""
+    """By address, the version of each oracle: as it was where all that it is made of is what it was, so that
+    a file that has only been saved again changes nothing; otherwise what the oracle says."""
     found = {}
     for field, (address, oracle) in roles.items():
         before = _before(known, field, address)
@@ -190,8 +228,10 @@ def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str]
         if address in changed and lines:
             with blame(f"{field}.name"):
                 raise ConfigError(
-                    f"it has changed since this run last asked it:{_listed(lines)}\nput it back as it was; or go on with --accept-changed reward "
-                    "(accept_changed=['reward'] from Python): then it is asked anew, and rows from there on have oracle/changes, since two rewards "
+                    f"it has changed since this run last asked it:{_listed(lines)}\nput it back as it "
+                    "was; or go on with --accept-changed reward "
+                    "(accept_changed=['reward'] from Python): then it is asked anew, and rows from there "
+                    "on have oracle/changes, since two rewards "
                     "are in one curve; or begin a run of its own (another --run_dir)"
                 )
 
@@ -201,7 +241,10 @@ def warn_of_changed_oracles(known: Inputs | None, roles: Roles, run_dir: Path) -
     versions = versions_of(known, roles)
     for field, (address, _) in roles.items():
         if _before(known, field, address).get("version", versions[address]) != versions[address]:
-            warn(f"{field} {address} has changed since {run_dir} asked it, so what it says here is not to be held against that run's own numbers")
+            warn(
+                f"{field} {address} has changed since {run_dir} asked it, so what it says here is not to "
+                "be held against that run's own numbers"
+            )
 
 
 def warn_of_other_prompts(known: Inputs | None, now: Inputs) -> None:
@@ -210,13 +253,15 @@ def warn_of_other_prompts(known: Inputs | None, now: Inputs) -> None:
         before, after = (known or {}).get(name, {}), now.get(name, {})
         if before.get("of") == after.get("of") and before.get("is") != after.get("is"):
             warn(
-                f"the held-out {what} are not those that this run has been evaluated on, so evaluations before and after are not to be held against "
+                f"the held-out {what} are not those that this run has been evaluated on, so evaluations "
+                "before and after are not to be held against "
                 "each other; put the data back as they were, if that is not meant"
             )
 
 
 class OwnFiles:
-    """The user's own files that a process has imported so far, held against those of earlier processes of a run.
+    """The user's own files that a process has imported so far, held against those of earlier processes of a
+    run.
 
     Args:
         known: what those were made from.
@@ -229,12 +274,20 @@ class OwnFiles:
         self.said = {file.partition(" of ")[0] for _, oracle in roles.values() for file in made_of(oracle)}
 
     def __call__(self) -> dict[str, str]:
-        """Hashes by name, also of those that only earlier processes have imported; what has changed is said, once."""
+        """Hashes by name, also of those that only earlier processes have imported; what has changed is said,
+        once."""
         now = own_files(self.base)
-        changed = [name for name, digest in now.items() if self.before.get(name, digest) != digest and name not in self.said]
+        changed = [
+            name
+            for name, digest in now.items()
+            if self.before.get(name, digest) != digest and name not in self.said
+        ]
         if changed:
             self.said.update(changed)
-            warn(f"code of yours has changed since this run last used it, and it may compute otherwise from here on: {', '.join(changed)}")
+            warn(
+                "code of yours has changed since this run last used it, and it may compute otherwise "
+                f"from here on: {', '.join(changed)}"
+            )
         return {**self.before, **now}
 
 
@@ -252,7 +305,8 @@ def _before(known: Inputs | None, field: str, address: str) -> Inputs:
 def _refuse(lines: Sequence[str], read: str = "") -> None:
     if lines:
         raise ModelError(
-            f"what is read of it is not what this run began with{read}:{_listed(lines)}\nput the files back as they were, or begin a new run "
+            f"what is read of it is not what this run began with{read}:{_listed(lines)}\nput the files "
+            "back as they were, or begin a new run "
             "(another --run_dir)"
         )
 

@@ -1,7 +1,9 @@
-"""A new run that begins where another stood at one of its checkpoints, under settings that may not change within a run.
+"""A new run that begins where another stood at one of its checkpoints, under settings that may not change
+within a run.
 
-Its directory gets the checkpoint, the ledger as it was then, and the rows of metrics up to there; the other run is only read. `fork.json` names
-where it came from, and is written first: a fork whose making was cut off is made anew by the same command.
+Its directory gets the checkpoint, the ledger as it was then, and the rows of metrics up to there; the other
+run is only read. `fork.json` names where it came from, and is written first: a fork whose making was cut off
+is made anew by the same command.
 """
 
 import json
@@ -33,7 +35,8 @@ class Origin:
 
 
 def begin_fork(source: str, directory: Path) -> None:
-    """Say that this directory is a fork of `RUN@STEP`, or of the checkpoint that `RUN` would go on from. Once made, it needs the other run no more.
+    """Say that this directory is a fork of `RUN@STEP`, or of the checkpoint that `RUN` would go on from. Once
+    made, it needs the other run no more.
 
     Raises:
         ConfigError: as `find_origin`.
@@ -54,11 +57,18 @@ def find_origin(source: str, directory: Path) -> Origin:
     if not (at and step.isdigit()):
         name, step = source, ""
     run, before = seen(name), _read(directory)
-    begun = before if before is not None and before.run == run.resolve() and step in ("", str(before.step)) else None
+    begun = (
+        before
+        if before is not None and before.run == run.resolve() and step in ("", str(before.step))
+        else None
+    )
     if begun and (directory / "config.yaml").exists():
         return begun
     if not (run / "config.yaml").exists():
-        raise ConfigError(f"--from {source}: {run} holds no run; give RUN@STEP, a run directory and a step with a checkpoint")
+        raise ConfigError(
+            f"--from {source}: {run} holds no run; give RUN@STEP, a run directory and a step with a "
+            "checkpoint"
+        )
     if begun:
         return begun
     if any(file.name not in ("lock", GIVEN, f".new-{FORK_FILE}") for file in directory.iterdir()):
@@ -67,7 +77,10 @@ def find_origin(source: str, directory: Path) -> Origin:
     steps, newest = checkpoints.steps, checkpoints.next_loaded
     if newest is None or (step and int(step) not in steps):
         listed = ", ".join(map(str, steps)) or "none"
-        raise ConfigError(f"--from {source}: there is no such checkpoint; {run} has {listed} (checkpoint.keep_last says how many a run keeps)")
+        raise ConfigError(
+            f"--from {source}: there is no such checkpoint; {run} has {listed} (checkpoint.keep_last says "
+            "how many a run keeps)"
+        )
     return Origin(run.resolve(), int(step or newest))
 
 
@@ -93,8 +106,9 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
     """Fill a fork's directory with what the other run had at the checkpoint.
 
     Args:
-        same_judges: the fork evaluates as the other run; otherwise answers to its evaluations are not known to the fork, what they found says
-            nothing of which checkpoint is the best, and nobody waits for those that are still open.
+        same_judges: the fork evaluates as the other run; otherwise answers to its evaluations are not known
+            to the fork, what they found says nothing of which checkpoint is the best, and nobody waits for
+            those that are still open.
 
     Raises:
         CheckpointError: the checkpoint does not verify, or was removed meanwhile.
@@ -113,10 +127,15 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
     tensors, state = theirs.load_step(step)[1:]
     refuse_lost(run, step)
     state["alarms"]["back"] = None  # a roll back leads to checkpoints of this run
-    row = {name: value for name, value in theirs.row(step).items() if same_judges or not name.startswith("eval/")}
+    row = {
+        name: value for name, value in theirs.row(step).items() if same_judges or not name.startswith("eval/")
+    }
     _checkpoints(directory).save(step, tensors, state, row)
     read_only = read_only_address(run / "ledger.sqlite")
-    with closing(sqlite3.connect(read_only, uri=True)) as old, closing(sqlite3.connect(directory / "ledger.sqlite")) as new:
+    with (
+        closing(sqlite3.connect(read_only, uri=True)) as old,
+        closing(sqlite3.connect(directory / "ledger.sqlite")) as new,
+    ):
         old.backup(new)
     with closing(Store(directory / "ledger.sqlite")) as store, store:
         store.cut(step, evaluated=step > 0 and ROW not in state)
@@ -133,7 +152,8 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
 
 
 def _is_before(row: int, line: bytes) -> bool:
-    """Whether a line of a stream may be of an earlier row; what is damaged is left to whoever goes on with it."""
+    """Whether a line of a stream may be of an earlier row; what is damaged is left to whoever goes on with
+    it."""
     try:
         return bool(parse_json(line)["step"] < row)
     except (ValueError, KeyError, TypeError):

@@ -1,8 +1,10 @@
-"""What asking can cost at most, before anything is sampled: a question, a step and the run, held against the budget.
+"""What asking can cost at most, before anything is sampled: a question, a step and the run, held against the
+budget.
 
-The oracle says it itself (`price`), of questions about prompts of the run with the longest responses that there can be: as many tokens as
-`sampling.max_new_tokens` allows, of those tokens that make the longest texts; recorded responses are as they are. Of many prompts those count that
-are dearest by themselves among 1,024 spread over the data.
+The oracle says it itself (`price`), of questions about prompts of the run with the longest responses that
+there can be: as many tokens as `sampling.max_new_tokens` allows, of those tokens that make the longest texts;
+recorded responses are as they are. Of many prompts those count that are dearest by themselves among 1,024
+spread over the data.
 """
 
 from collections.abc import Iterator
@@ -25,7 +27,8 @@ from oat.types.budget import Budget
 _PROMPTS, _DEAREST = 1024, 3
 """Prompts that are looked at, and those of them whose questions are priced with the longest responses."""
 _TOKENS, _LONGEST = 512, 3
-"""Tokens whose text is looked at, by what the tokenizer calls them; and those that make the longest responses, by each measure."""
+"""Tokens whose text is looked at, by what the tokenizer calls them; and those that make the longest
+responses, by each measure."""
 _UNITS = ("queries", "tokens", "cost")
 
 
@@ -38,23 +41,39 @@ def dearest_question(config: Config, run_inputs: RunInputs) -> Price:
     if config.oracle.name in BUILTIN:
         return Price()
     ((name, oracle),) = run_inputs.asked.items()
-    kind, samples = make_objective(config).requires.feedback, len(config.prompts.responses) or _samples(config)
+    kind, samples = (
+        make_objective(config).requires.feedback,
+        len(config.prompts.responses) or _samples(config),
+    )
     assert kind != "none", "an objective without feedback asks no oracle"
     blank = Question(Key("train", 0, 0, 0), kind, (), ("",) * samples, tuple(range(samples)), oracle=name)
     if not names_price(oracle):
         return price_of(oracle, blank)
     prompts = run_inputs.prompts.spread(_PROMPTS)
     if config.prompts.responses:
-        return _most(price_of(oracle, _recorded(config, run_inputs, prompt, kind, name)) for prompt in prompts)
+        return _most(
+            price_of(oracle, _recorded(config, run_inputs, prompt, kind, name)) for prompt in prompts
+        )
     plain = [(prompt, _about(prompt, blank, ("",) * samples)) for prompt in prompts]
     prices = [price_of(oracle, question) for _, question in plain]
-    chosen = {place for unit in _UNITS for place in sorted(range(len(prices)), key=lambda place: -getattr(prices[place], unit))[:_DEAREST]}
+    chosen = {
+        place
+        for unit in _UNITS
+        for place in sorted(range(len(prices)), key=lambda place: -getattr(prices[place], unit))[:_DEAREST]
+    }
     texts = longest_responses(run_inputs.renderer, config.sampling.max_new_tokens)
-    return _most(price_of(oracle, replace(plain[place][1], candidates=(text,) * samples)) for place in sorted(chosen) for text in texts)
+    return _most(
+        price_of(oracle, replace(plain[place][1], candidates=(text,) * samples))
+        for place in sorted(chosen)
+        for text in texts
+    )
 
 
-def lines_of_costs(config: Config, run_inputs: RunInputs, one: Price, questions: int, steps: int | None) -> Iterator[str]:
-    """For `oat check`: the most that a question, a step and all steps that are left can cost, of an oracle that says it.
+def lines_of_costs(
+    config: Config, run_inputs: RunInputs, one: Price, questions: int, steps: int | None
+) -> Iterator[str]:
+    """For `oat check`: the most that a question, a step and all steps that are left can cost, of an oracle
+    that says it.
 
     Args:
         one: as `dearest_question` has it.
@@ -71,8 +90,11 @@ def lines_of_costs(config: Config, run_inputs: RunInputs, one: Price, questions:
     yield f"a question {_in_words(one)}; a step {_in_words(step)}{run}"
 
 
-def refuse_small_budget(config: Config, origins: Origins, one: Price, questions: int, *, is_begun: bool) -> None:
-    """Hold the budget of training against the most that a question, and a step, can cost. Of a run that is begun it is only said.
+def refuse_small_budget(
+    config: Config, origins: Origins, one: Price, questions: int, *, is_begun: bool
+) -> None:
+    """Hold the budget of training against the most that a question, and a step, can cost. Of a run that is
+    begun it is only said.
 
     Args:
         one: as `dearest_question` has it.
@@ -82,28 +104,48 @@ def refuse_small_budget(config: Config, origins: Origins, one: Price, questions:
         ConfigError: it may be that no question can be asked.
     """
     budget = budget_of(config)
-    alone = {"queries": Budget(queries=budget.queries), "tokens": Budget(tokens=budget.tokens), "cost": Budget(cost=budget.cost)}
+    alone = {
+        "queries": Budget(queries=budget.queries),
+        "tokens": Budget(tokens=budget.tokens),
+        "cost": Budget(cost=budget.cost),
+    }
     for unit, each in alone.items():
-        most, limit, field = getattr(one, unit), getattr(budget, unit), f"stop.max_{unit}"
+        most = getattr(one, unit)
+        limit = getattr(budget, unit)
+        field = f"stop.max_{unit}"
         if each.allows(_times(one, questions)):
             continue
         if each.allows(one):
             waves = ", so its questions are asked in waves (docs/ledger.md)" if budget.is_known_late else ""
-            warn(f"{field} is {limit:g}, and a step of {questions} questions can cost {questions * most:,.6g}{waves}")
+            warn(
+                f"{field} is {limit:g}, and a step of {questions} questions can cost "
+                f"{questions * most:,.6g}{waves}"
+            )
             continue
-        what = f"{field} is {limit:g}, and one question can cost {most:,.6g} ({config.oracle.name} {_in_words(one)}), so that it might not be asked"
+        what = (
+            f"{field} is {limit:g}, and one question can cost {most:,.6g} ({config.oracle.name} "
+            f"{_in_words(one)}), so that it might not be asked"
+        )
         if is_begun:
             warn(what)
             continue
         place = where(("stop", f"max_{unit}"), origins)
         options = "the oracle's options (of a judge `tries` and `orders`)"
-        raise ConfigError(f"{place}: {what}; raise it, or lower what a question can cost: sampling.max_new_tokens, or {options}")
+        raise ConfigError(
+            f"{place}: {what}; raise it, or lower what a question can cost: sampling.max_new_tokens, or "
+            f"{options}"
+        )
 
 
 def longest_responses(renderer: Renderer, size: int) -> list[str]:
-    """Texts of responses of so many tokens: one token each, again and again, of those with the longest text by one measure or another."""
+    """Texts of responses of so many tokens: one token each, again and again, of those with the longest text
+    by one measure or another."""
     tokens: dict[str, int] = renderer.tokenizer.get_vocab()
-    longest = sorted((id for id in tokens.values() if id not in renderer.stop_ids), key=_name_lengths(tokens).__getitem__, reverse=True)[:_TOKENS]
+    longest = sorted(
+        (id for id in tokens.values() if id not in renderer.stop_ids),
+        key=_name_lengths(tokens).__getitem__,
+        reverse=True,
+    )[:_TOKENS]
     texts = {renderer.text(np.array([id])): id for id in longest}
     measures = (len, lambda text: len(text.encode("utf-8", "surrogatepass")), lambda text: len(repr(text)))
     chosen = {text for measure in measures for text in sorted(texts, key=measure, reverse=True)[:_LONGEST]}
@@ -115,18 +157,31 @@ def _name_lengths(tokens: dict[str, int]) -> dict[int, int]:
 
 
 def _samples(config: Config) -> int:
-    return 2 if (objective := make_objective(config)).requires.feedback == "compare" else sum(objective.plan(0).samples.values())
+    return (
+        2
+        if (objective := make_objective(config)).requires.feedback == "compare"
+        else sum(objective.plan(0).samples.values())
+    )
 
 
 def _about(prompt: Prompt, question: Question, candidates: tuple[str, ...]) -> Question:
     columns, reference = dict(prompt.columns), prompt.reference
-    return replace(question, messages=prompt.messages, candidates=candidates, columns=columns, reference=reference, is_chat=prompt.is_chat)
+    return replace(
+        question,
+        messages=prompt.messages,
+        candidates=candidates,
+        columns=columns,
+        reference=reference,
+        is_chat=prompt.is_chat,
+    )
 
 
 def _recorded(config: Config, run_inputs: RunInputs, prompt: Prompt, kind: Kind, oracle: str) -> Question:
     actor = RecordedActor(run_inputs.prompts.fit, config.prompts.responses, config.prompts.score_key)
     (group,) = actor.sample([prompt], {}, ())
-    return Question.about(group, Key("train", 0, 0, prompt.occurrence), kind, tuple(range(len(group.trajectories))), oracle)
+    return Question.about(
+        group, Key("train", 0, 0, prompt.occurrence), kind, tuple(range(len(group.trajectories))), oracle
+    )
 
 
 def _most(prices: Iterator[Price]) -> Price:

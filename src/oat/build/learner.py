@@ -44,17 +44,30 @@ def make_learner(
             models[name] = Critic(lms[name], seeds.at("init", name), autocast=c.autocast is not None)
         elif name == "reward":
             check_backbone(lms[name])
-            models[name] = RewardModel(lms[name], seeds.at("init", name), trailing=renderer.trailing, autocast=c.autocast is not None)
+            models[name] = RewardModel(
+                lms[name], seeds.at("init", name), trailing=renderer.trailing, autocast=c.autocast is not None
+            )
         else:
-            models[name] = LanguageModel(lms[name], num_tokens=renderer.num_tokens, chunk=c.logits_chunk, autocast=c.autocast is not None)
+            models[name] = LanguageModel(
+                lms[name],
+                num_tokens=renderer.num_tokens,
+                chunk=c.logits_chunk,
+                autocast=c.autocast is not None,
+            )
         if c.gradient_checkpointing and name in objective.wants:
             lms[name].checkpoint_gradients()
     rates = dict.fromkeys(("policy", "reward", "critic"), c.learning_rate)
     if c.critic_learning_rate is not None:
         rates["critic"] = c.critic_learning_rate
-    common: dict[str, Any] = {"schedule": c.schedule, "warmup_steps": c.warmup_steps, "schedule_steps": c.schedule_steps or 1}
+    common: dict[str, Any] = {
+        "schedule": c.schedule,
+        "warmup_steps": c.warmup_steps,
+        "schedule_steps": c.schedule_steps or 1,
+    }
     common["max_grad_norm"] = c.max_grad_norm
-    optimisers = {name: OptimiserSettings(rates[name], c.betas, c.weight_decay, **common) for name in objective.wants}
+    optimisers = {
+        name: OptimiserSettings(rates[name], c.betas, c.weight_decay, **common) for name in objective.wants
+    }
     if ensemble:
         models[ENSEMBLE] = ensemble[1]
         optimisers[ENSEMBLE] = ensemble_optimiser(ensemble[0].config)
@@ -79,11 +92,19 @@ def make_learner(
 def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
     """Adam at a constant rate, as the sources' code has it."""
     norm = math.inf if config.max_grad_norm is None else config.max_grad_norm
-    return OptimiserSettings(config.learning_rate, config.betas, config.weight_decay, config.eps, decoupled=False, max_grad_norm=norm)
+    return OptimiserSettings(
+        config.learning_rate,
+        config.betas,
+        config.weight_decay,
+        config.eps,
+        decoupled=False,
+        max_grad_norm=norm,
+    )
 
 
 def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds) -> EnsembleParts | None:
-    """The ensemble's objective, the learner's ensemble, and the actor's side of it, where the explorer needs one.
+    """The ensemble's objective, the learner's ensemble, and the actor's side of it, where the explorer needs
+    one.
 
     Raises:
         ConfigError: the explorer says nothing about its ensemble.
@@ -92,7 +113,10 @@ def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds)
         return None
     settings = getattr(getattr(explorer, "config", None), "ensemble", None)
     if not isinstance(settings, EnsembleConfig):
-        raise ConfigError("an explorer that needs the ensemble has a field `ensemble: EnsembleConfig` in its Config, and keeps it as `config`")
+        raise ConfigError(
+            "an explorer that needs the ensemble has a field `ensemble: EnsembleConfig` in its Config, "
+            "and keeps it as `config`"
+        )
     backbone = lms["reference"]
     width = backbone.module.get_output_embeddings().in_features
 

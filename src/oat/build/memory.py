@@ -1,10 +1,13 @@
-"""How much memory a run needs, before it begins: `oat check CONFIG --memory`, and the refusal of what clearly does not fit.
+"""How much memory a run needs, before it begins: `oat check CONFIG --memory`, and the refusal of what clearly
+does not fit.
 
-The run's own models, learner and engine are made of tensors that have a shape and no memory (`oat.models.loading.outlines`), and do what a step does
-with its longest rows; what is alive at once is counted. Nothing is loaded, so the answer takes seconds for any model.
+The run's own models, learner and engine are made of tensors that have a shape and no memory
+(`oat.models.loading.outlines`), and do what a step does with its longest rows; what is alive at once is
+counted. Nothing is loaded, so the answer takes seconds for any model.
 
-Counted in bytes of tensors, beyond what the process holds after its imports. Not counted: the interpreter and its libraries; scratch memory within an
-operation; what the allocator keeps of freed memory (with large models it gives all back, `oat.hardware.allocator`); data, ledger, texts.
+Counted in bytes of tensors, beyond what the process holds after its imports. Not counted: the interpreter and
+its libraries; scratch memory within an operation; what the allocator keeps of freed memory (with large models
+it gives all back, `oat.hardware.allocator`); data, ledger, texts.
 """
 
 import re
@@ -45,7 +48,8 @@ SURE = 0.85
 """Of an estimate: a run takes at least as much."""
 TOGETHER = "all of these together"
 _COPIES, _SAVED = 20, 16
-"""More copies of the weights than a run has, and of what goes into and comes out of every matrix than a pass keeps."""
+"""More copies of the weights than a run has, and of what goes into and comes out of every matrix than a pass
+keeps."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Estimate:
 
     Attributes:
         parts: what is held, by name.
-        phases: the most that is alive at once, by part of a step; and by any part while a checkpoint is written.
+        phases: the most that is alive at once, by part of a step; and by any part while a checkpoint is
+        written.
     """
 
     parts: dict[str, int]
@@ -72,7 +77,8 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of a run's prompts: tokens of the longest; and of those held out, their number and tokens of the longest."""
+    """Of a run's prompts: tokens of the longest; and of those held out, their number and tokens of the
+    longest."""
 
     prompt: int
     held_out: int = 0
@@ -86,7 +92,8 @@ def lengths_of(run_inputs: RunInputs) -> Lengths:
 
 
 def refuse_too_large(config: Config, lengths: Lengths, origins: Origins, policy: Shape) -> str:
-    """Hold the estimate against `compute.memory_gb`, or against the memory that is free. A small run is not even estimated.
+    """Hold the estimate against `compute.memory_gb`, or against the memory that is free. A small run is not
+    even estimated.
 
     Args:
         policy: its shape.
@@ -95,13 +102,18 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins, policy:
         What is known of both, for people.
 
     Raises:
-        ConfigError: it clearly does not fit; says which settings would make it fit, and how to go on all the same.
+        ConfigError: it clearly does not fit; says which settings would make it fit, and how to go on all the
+        same.
     """
     given = config.compute.memory_gb
     limit = free_memory(config.compute.profile) if given is None else int(given * GB)
     if config.learner.micro_batch_tokens == "auto" or limit is None:
         return "not compared with what is free; --memory estimates it"
-    has = f"{limit / GB:.3g} GB of memory are free" if given is None else f"compute.memory_gb is {limit / GB:.3g}"
+    has = (
+        f"{limit / GB:.3g} GB of memory are free"
+        if given is None
+        else f"compute.memory_gb is {limit / GB:.3g}"
+    )
     with blaming(config, origins, "model.reference"):
         if _at_most(config, lengths, policy) <= limit:
             return f"small for the machine ({has}); --memory estimates it"
@@ -123,8 +135,10 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins, policy:
         else f"it would not fit with {', '.join(peaks)} either ({least:.3g} GB); take a smaller model"
     )
     raise ConfigError(
-        f"{where(('compute', 'memory_gb'), origins)}: {has}, and this run needs about {found.peak / GB:.3g} GB for "
-        f"tensors ({found.part}): {advice}; to go on all the same, set compute.memory_gb to {1.1 * found.peak / GB:.3g} or more"
+        f"{where(('compute', 'memory_gb'), origins)}: {has}, and this run needs about "
+        f"{found.peak / GB:.3g} GB for "
+        f"tensors ({found.part}): {advice}; to go on all the same, set compute.memory_gb to "
+        f"{1.1 * found.peak / GB:.3g} or more"
     )
 
 
@@ -138,13 +152,21 @@ def refuse_short_cache(config: Config, lengths: Lengths, origins: Origins, polic
         EngineError: as the engine, when it is asked for such a sequence.
     """
     options = TorchEngineConfig(**config.engine.options)
-    prompts = [*([] if config.prompts.responses else [lengths.prompt]), *([lengths.held_out_prompt] if lengths.held_out else [])]
+    prompts = [
+        *([] if config.prompts.responses else [lengths.prompt]),
+        *([lengths.held_out_prompt] if lengths.held_out else []),
+    ]
     if not prompts:
         return
     page_bytes = PAGE * policy.keys * cache_dtype_on(policy.device, getattr(torch, options.dtype)).itemsize
     rows = fixed_rows(options.max_rows) if options.deterministic else None
     with blaming(config, origins, "engine.cache_gb"):
-        refuse_small_cache(_width(policy, max(prompts), config.sampling.max_new_tokens), int(options.cache_gb * GB / page_bytes), page_bytes, rows)
+        refuse_small_cache(
+            _width(policy, max(prompts), config.sampling.max_new_tokens),
+            int(options.cache_gb * GB / page_bytes),
+            page_bytes,
+            rows,
+        )
 
 
 def free_memory(profile: str) -> int | None:
@@ -152,7 +174,9 @@ def free_memory(profile: str) -> int | None:
     if profile == "gpu":
         return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
     try:
-        free = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+        free = re.search(
+            r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE
+        )
     except OSError:
         return None
     return min([int(free[1]) * 1024, *_free_in_group()]) if free else None
@@ -162,7 +186,9 @@ def _free_in_group() -> list[int]:
     """What the limit of a container leaves, where there is one."""
     group = Path("/sys/fs/cgroup")
     try:
-        most, used, stat = ((group / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current", "stat"))
+        most, used, stat = (
+            (group / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current", "stat")
+        )
         droppable = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
         return [int(most) - int(used) + int(droppable[1] if droppable else 0)]
     except (OSError, ValueError):  # there is no such group, or "max": it has no limit
@@ -189,7 +215,9 @@ def _at_most(config: Config, lengths: Lengths, policy: Shape) -> int:
 
 def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
     """The run with less alive in that part of a step, with what is changed; then with all of it changed."""
-    learner, row, changed = config.learner, lengths.prompt + config.sampling.max_new_tokens, config
+    learner = config.learner
+    row = lengths.prompt + config.sampling.max_new_tokens
+    changed = config
     if part in ("sampling", "evaluation"):
         fewer = {**config.engine.options, "max_rows": 16}
         changed = replace(changed, engine=replace(config.engine, options=fewer))
@@ -198,7 +226,10 @@ def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str,
         changed = replace(changed, learner=replace(learner, micro_batch_tokens=row))
         yield f"learner.micro_batch_tokens: {row}", changed
         if not learner.gradient_checkpointing:
-            yield "learner.gradient_checkpointing: true", replace(config, learner=replace(learner, gradient_checkpointing=True))
+            yield (
+                "learner.gradient_checkpointing: true",
+                replace(config, learner=replace(learner, gradient_checkpointing=True)),
+            )
             changed = replace(changed, learner=replace(changed.learner, gradient_checkpointing=True))
     if config.model.lora is None:
         lora = replace(config.model, lora=LoraConfig())
@@ -223,34 +254,65 @@ def estimate(config: Config, lengths: Lengths) -> Estimate:
         lms = load_models(config, needed_models(config, objective.requires, explorer), seeds)
         ensemble = make_ensemble(explorer, lms, seeds)
         learner = make_learner(config, objective, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
-        learned = sum(parameter.nbytes for name in learner.trained for parameter in learner.models[name].trainable().values())
+        learned = sum(
+            parameter.nbytes
+            for name in learner.trained
+            for parameter in learner.models[name].trainable().values()
+        )
         slots = load_slots(config, lms, needed_slots(config, objective.requires, explorer), seeds)
-        sampling, loads = make_sampling(config, objective.requires), _loads(config, explorer.widen(objective.plan(0)), lengths, lms["policy"])
-        kept = [tensor.clone() for tensor in lms["policy"].trainable().values()] if config.learner.sync_every > 1 else []
+        sampling, loads = (
+            make_sampling(config, objective.requires),
+            _loads(config, explorer.widen(objective.plan(0)), lengths, lms["policy"]),
+        )
+        kept = (
+            [tensor.clone() for tensor in lms["policy"].trainable().values()]
+            if config.learner.sync_every > 1
+            else []
+        )
         weights, has_one_step = live.live, config.stop.max_steps == 1
         first = {name: load for name, load in loads.items() if name == "sampling" and has_one_step}
         phases = _sampling(config, sampling, slots["sampler"], first, live)
         for _ in range(1 if has_one_step else 2):
             plan, rows = objective.plan(0), partial(_rows, sampling, objective, lms["policy"], lengths)
-            prepared, passes = (_micro_batches(learner, objective, rows(count)) for count in (_questions(config, plan), plan.prompts))
+            prepared, passes = (
+                _micro_batches(learner, objective, rows(count))
+                for count in (_questions(config, plan), plan.prompts)
+            )
             phases |= _learning(learner, objective, prepared[0], passes, live)
         if slots["sampler"] is not lms["policy"]:
-            phases["new weights"] = live.live + sum(tensor.nbytes for tensor in slots["sampler"].tensors().values())
+            phases["new weights"] = live.live + sum(
+                tensor.nbytes for tensor in slots["sampler"].tensors().values()
+            )
         later = {name: load for name, load in loads.items() if name not in phases}
         phases |= _sampling(config, sampling, slots["sampler"], later, live)
-        if config.checkpoint.background and (config.stop.max_steps is None or config.checkpoint.every < config.stop.max_steps):
+        if config.checkpoint.background and (
+            config.stop.max_steps is None or config.checkpoint.every < config.stop.max_steps
+        ):
             moving = lms["reference"].trainable().values() if learner.following is not None else ()
-            copied = sum(parameter.nbytes for parameter in moving) + learned + live.live - weights + sum(tensor.nbytes for tensor in kept)
+            copied = (
+                sum(parameter.nbytes for parameter in moving)
+                + learned
+                + live.live
+                - weights
+                + sum(tensor.nbytes for tensor in kept)
+            )
             phases["beside a checkpoint"] = max(phases.values()) + copied
-        parts = {"weights that learn": learned, "other weights": weights - learned, "moments of AdamW": live.live - weights}
-        parts["keys and values"] = max((_cache_bytes(config, slots["sampler"], load) for load in loads.values()), default=0)
+        parts = {
+            "weights that learn": learned,
+            "other weights": weights - learned,
+            "moments of AdamW": live.live - weights,
+        }
+        parts["keys and values"] = max(
+            (_cache_bytes(config, slots["sampler"], load) for load in loads.values()), default=0
+        )
         del kept
     return Estimate(parts, phases)
 
 
 @dataclass(frozen=True)
 class _Load:
-    """What the engine is given at once: so many prompts, samples of each, and tokens of each prompt and of each response."""
+    """What the engine is given at once: so many prompts, samples of each, and tokens of each prompt and of
+    each response."""
 
     prompts: int
     samples: int
@@ -264,9 +326,15 @@ def _loads(config: Config, plan: Plan, lengths: Lengths, lm: CausalLM) -> dict[s
     def load(prompts: int, samples: int, prompt: int) -> _Load:
         return _Load(prompts, samples, prompt, _width(lm, prompt, config.sampling.max_new_tokens) - prompt)
 
-    loads = {} if config.prompts.responses else {"sampling": load(plan.prompts, sum(plan.samples.values()), lengths.prompt)}
+    loads = (
+        {}
+        if config.prompts.responses
+        else {"sampling": load(plan.prompts, sum(plan.samples.values()), lengths.prompt)}
+    )
     if config.answering is not None and lengths.held_out:
-        loads["evaluation"] = load(lengths.held_out, max(config.answering.samples, 1), lengths.held_out_prompt)
+        loads["evaluation"] = load(
+            lengths.held_out, max(config.answering.samples, 1), lengths.held_out_prompt
+        )
     return loads
 
 
@@ -280,27 +348,41 @@ def _questions(config: Config, plan: Plan) -> int:
     return max(plan.prompts, config.learner.buffer.questions if config.learner.buffer else 0)
 
 
-def _rows(sampling: Sampling, objective: Objective, lm: CausalLM, lengths: Lengths, questions: int) -> list[Trajectory]:
+def _rows(
+    sampling: Sampling, objective: Objective, lm: CausalLM, lengths: Lengths, questions: int
+) -> list[Trajectory]:
     """The rows of so many questions, each as long as it can get, with the prompts of their groups in common.
 
     What is computed of kept sets depends on values; another temperature takes as much.
     """
     plan, width = objective.plan(0), _width(lm, lengths.prompt, sampling.max_new_tokens)
     samples, temperature = sum(plan.samples.values()), 0.5 if sampling.keep_sets else sampling.temperature
-    return [row_of(width, width - lengths.prompt, number // samples, temperature) for number in range(questions * samples)]
+    return [
+        row_of(width, width - lengths.prompt, number // samples, temperature)
+        for number in range(questions * samples)
+    ]
 
 
-def _micro_batches(learner: Learner, objective: Objective, rows: Sequence[Trajectory]) -> list[list[Trajectory]]:
+def _micro_batches(
+    learner: Learner, objective: Objective, rows: Sequence[Trajectory]
+) -> list[list[Trajectory]]:
     """The rows of the first two forward passes of an update; of one, if there are no more."""
     units = np.arange(len(rows)) // (2 if objective.requires.feedback == "compare" else 1)
-    cuts = micro_batches(Batch(tuple(rows), units, units), learner.micro_batch_size, learner.micro_batch_tokens)
+    cuts = micro_batches(
+        Batch(tuple(rows), units, units), learner.micro_batch_size, learner.micro_batch_tokens
+    )
     return [[rows[row] for row in cut] for cut in list(cuts)[:2]]
 
 
 def _learning(
-    learner: Learner, objective: Objective, prepared: list[Trajectory], passes: Sequence[list[Trajectory]], live: LiveBytes
+    learner: Learner,
+    objective: Objective,
+    prepared: list[Trajectory],
+    passes: Sequence[list[Trajectory]],
+    live: LiveBytes,
 ) -> dict[str, int]:
-    """A pass of `prepare`, those of an update, of which a second one adds to the gradients of the first, and the optimisers' step."""
+    """A pass of `prepare`, those of an update, of which a second one adds to the gradients of the first, and
+    the optimisers' step."""
     live.peak = live.live
     if "reference" in learner.models:
         with torch.no_grad():
@@ -309,7 +391,9 @@ def _learning(
     live.peak = live.live
     for rows in passes:
         with learner.learning(objective):
-            outputs = [learner.models[name].outputs(rows, {}, wants) for name, wants in objective.wants.items()]
+            outputs = [
+                learner.models[name].outputs(rows, {}, wants) for name, wants in objective.wants.items()
+            ]
             torch.stack([values.sum() for output in outputs for values in output.values()]).sum().backward()
         del outputs
     phases["forward and backward"] = live.peak
@@ -322,8 +406,11 @@ def _learning(
     return {**phases, "optimiser": live.peak}
 
 
-def _sampling(config: Config, sampling: Sampling, lm: CausalLM, loads: Mapping[str, _Load], live: LiveBytes) -> dict[str, int]:
-    """By load: a pass over as many prompts as go together, then the draws of all rows at once, both beside the cache."""
+def _sampling(
+    config: Config, sampling: Sampling, lm: CausalLM, loads: Mapping[str, _Load], live: LiveBytes
+) -> dict[str, int]:
+    """By load: a pass over as many prompts as go together, then the draws of all rows at once, both beside
+    the cache."""
     phases = {}
     for name, load in loads.items():
         cache, rows = _cache_bytes(config, lm, load), _together(config, load)
@@ -332,33 +419,49 @@ def _sampling(config: Config, sampling: Sampling, lm: CausalLM, loads: Mapping[s
         with torch.no_grad():
             lm.hidden_of([np.zeros(load.prompt, dtype=np.int32)] * len(some))
             width = lm.module.get_output_embeddings().in_features
-            hidden = torch.zeros(filled_up(rows), width, device=lm.device, dtype=next(lm.module.parameters()).dtype)
+            hidden = torch.zeros(
+                filled_up(rows), width, device=lm.device, dtype=next(lm.module.parameters()).dtype
+            )
             _draw(lm.head(hidden)[:rows].float(), sampling)
         phases[name] = live.peak + cache
     return phases
 
 
 def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
-    """As the engine does it; which tokens truncation leaves depends on values, so the tensors that find them are imitated."""
+    """As the engine does it; which tokens truncation leaves depends on values, so the tensors that find them
+    are imitated."""
     drawable_RV = logits_RV / 2 if sampling.truncates or sampling.temperature != 1 else logits_RV
     if sampling.truncates:
         some_RV = drawable_RV.clone()
         if sampling.top_p < 1 and sampling.top_k == 0:
             ranked = some_RV.sort(dim=-1, descending=True, stable=True)
-            held = [ranked, exact_RV := ranked.values.double(), mass_RV := exact_RV.exp(), mass_RV.cumsum(-1), mass_RV - exact_RV]
+            held = [
+                ranked,
+                exact_RV := ranked.values.double(),
+                mass_RV := exact_RV.exp(),
+                mass_RV.cumsum(-1),
+                mass_RV - exact_RV,
+            ]
             del ranked, exact_RV, mass_RV, held
-        drawable_RV = torch.full_like(some_RV, 0).scatter(1, logits_RV.new_zeros(len(logits_RV), 1, dtype=torch.long), 0)
+        drawable_RV = torch.full_like(some_RV, 0).scatter(
+            1, logits_RV.new_zeros(len(logits_RV), 1, dtype=torch.long), 0
+        )
     token_logps(logits_RV, inverse_cdf(drawable_RV, logits_RV.new_zeros(len(logits_RV), dtype=torch.float64)))
 
 
 def _together(config: Config, load: _Load) -> int:
     """Rows that are decoded at once."""
     options = TorchEngineConfig(**config.engine.options)
-    return fixed_rows(options.max_rows) if options.deterministic else min(load.prompts * load.samples, options.max_rows)
+    return (
+        fixed_rows(options.max_rows)
+        if options.deterministic
+        else min(load.prompts * load.samples, options.max_rows)
+    )
 
 
 def _cache_bytes(config: Config, lm: CausalLM, load: _Load) -> int:
-    """Pages of rows that are all at their longest, within `engine.cache_gb`; a common prompt's full pages once, if any are shared."""
+    """Pages of rows that are all at their longest, within `engine.cache_gb`; a common prompt's full pages
+    once, if any are shared."""
     options, rows = TorchEngineConfig(**config.engine.options), _together(config, load)
     whole = -(-(load.prompt + load.response) // PAGE)
     shared = load.prompt // PAGE if load.samples > 1 and not options.deterministic else 0

@@ -51,9 +51,19 @@ def shape_of(lm: CausalLM) -> Shape:
     Raises:
         ModelError: its attention takes no layout.
     """
-    sizes, config = [parameter.shape for parameter in lm.module.parameters()], lm.module.config.get_text_config()
+    sizes, config = (
+        [parameter.shape for parameter in lm.module.parameters()],
+        lm.module.config.get_text_config(),
+    )
     weights, a_token = sum(size.numel() for size in sizes), sum(sum(size[-2:]) for size in sizes)
-    return Shape(lm.device, weights, a_token, config.num_attention_heads * config.num_hidden_layers, _keys_of(lm), lm.context_length)
+    return Shape(
+        lm.device,
+        weights,
+        a_token,
+        config.num_attention_heads * config.num_hidden_layers,
+        _keys_of(lm),
+        lm.context_length,
+    )
 
 
 def _keys_of(lm: CausalLM) -> int:
@@ -70,7 +80,9 @@ class _Keys:
     def __init__(self) -> None:
         self.numbers = 0
 
-    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
         self.numbers += key.numel() + value.numel()
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
@@ -83,7 +95,8 @@ def device_of(profile: str) -> torch.device:
     """
     if profile == "gpu" and not torch.cuda.is_available():
         raise ConfigError(
-            "compute.profile is 'gpu', and torch finds no CUDA device: use a machine with one and a build of torch for it, or set the field to cpu"
+            "compute.profile is 'gpu', and torch finds no CUDA device: use a machine with one and a build "
+            "of torch for it, or set the field to cpu"
         )
     return torch.device("cuda" if profile == "gpu" else "cpu")
 
@@ -91,13 +104,28 @@ def device_of(profile: str) -> torch.device:
 def device_notes(profile: str) -> tuple[str, ...]:
     """What people should know about the device, in sentences."""
     is_idle = profile == "cpu" and torch.cuda.is_available()
-    return ("this machine has a CUDA device, and nothing will run on it; a new run with compute.profile: gpu uses it",) if is_idle else ()
+    return (
+        (
+            (
+                "this machine has a CUDA device, and nothing will run on it; a new run with "
+                "compute.profile: gpu "
+                "uses it"
+            ),
+        )
+        if is_idle
+        else ()
+    )
 
 
 def needed_slots(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
     """Slots of the engine that training or evaluations ask."""
     e = config.answering
-    return {*requires.slots, *explorer.needs, *([e.slot] if e else []), *(["reference"] if e and e.kl else [])}
+    return {
+        *requires.slots,
+        *explorer.needs,
+        *([e.slot] if e else []),
+        *(["reference"] if e and e.kl else []),
+    }
 
 
 def needed_models(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
@@ -107,8 +135,9 @@ def needed_models(config: Config, requires: Requires, explorer: Explorer) -> set
 
 
 def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[str, CausalLM]:
-    """The learner's: the policy, and as far as they are needed a frozen reference and the backbones of critic and reward model. With an adapter they
-    share the frozen weights, and the reference is the policy with the adapter off.
+    """The learner's: the policy, and as far as they are needed a frozen reference and the backbones of critic
+    and reward model. With an adapter they share the frozen weights, and the reference is the policy with the
+    adapter off.
 
     Raises:
         ConfigError, ModelError: as `device_of` and `load_model`.
@@ -126,7 +155,9 @@ def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[st
     return lms
 
 
-def load_slots(config: Config, lms: Mapping[str, CausalLM], needs: Collection[str], seeds: Seeds) -> dict[str, CausalLM]:
+def load_slots(
+    config: Config, lms: Mapping[str, CausalLM], needs: Collection[str], seeds: Seeds
+) -> dict[str, CausalLM]:
     """The engine's: they share the learner's tensors wherever neither version nor precision can differ.
 
     Args:
@@ -136,9 +167,14 @@ def load_slots(config: Config, lms: Mapping[str, CausalLM], needs: Collection[st
     Raises:
         ModelError: a tensor stays in float32 when its model is loaded in `engine.dtype`.
     """
-    dtype, policy, is_late = config.engine.options["dtype"], lms["policy"], config.learner.sync_every > 1
+    dtype = config.engine.options["dtype"]
+    policy = lms["policy"]
+    is_late = config.learner.sync_every > 1
     if dtype not in HALF:
-        slots = {"sampler": _another(config, "sampler", policy, seeds) if is_late else policy, "policy": policy}
+        slots = {
+            "sampler": _another(config, "sampler", policy, seeds) if is_late else policy,
+            "policy": policy,
+        }
         return {**slots, **({"reference": lms["reference"]} if "reference" in lms else {})}
     own = replace(config, model=replace(config.model, dtype=dtype, reference_dtype=None))
     lms = load_models(own, set(needs) & {"reference"}, seeds)
@@ -147,7 +183,10 @@ def load_slots(config: Config, lms: Mapping[str, CausalLM], needs: Collection[st
         for name, tensor in lm.tensors().items():
             is_unmoved = is_outlined() and is_adapter(name)  # an outline stays in the precision it is made in
             if tensor.is_floating_point() and tensor.dtype != HALF[dtype] and not is_unmoved:
-                raise ModelError(f"a `{lm.model_type}` keeps `{name}` in float32 when it is loaded in {dtype}; leave engine.dtype at float32")
+                raise ModelError(
+                    f"a `{lm.model_type}` keeps `{name}` in float32 when it is loaded in {dtype}; leave "
+                    "engine.dtype at float32"
+                )
     return slots
 
 
@@ -166,7 +205,8 @@ def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
     check_vocabulary(renderer.tokenizer, lm.vocab_rows, f"the tokenizer of {path}")
     if lm.eos_ids and not any(id < renderer.num_tokens for id in lm.eos_ids):
         raise ModelError(
-            f"its generation_config.json ends a text with id {lm.eos_ids[0]}, and its tokenizer has ids below {renderer.num_tokens}; give the "
+            f"its generation_config.json ends a text with id {lm.eos_ids[0]}, and its tokenizer has ids "
+            f"below {renderer.num_tokens}; give the "
             "tokenizer that belongs to the model"
         )
 
@@ -175,11 +215,13 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
     """The reference reads the ids that the policy writes. A reference without a tokenizer is believed.
 
     Raises:
-        ModelError: it has fewer rows than the policy's tokenizer has tokens, or far more (`check_vocabulary`), or its tokenizer gives them other ids.
+        ModelError: it has fewer rows than the policy's tokenizer has tokens, or far more
+        (`check_vocabulary`), or its tokenizer gives them other ids.
     """
     if renderer.num_tokens > reference.vocab_rows:
         raise ModelError(
-            f"its embeddings have {reference.vocab_rows} rows, and the policy's tokenizer has {renderer.num_tokens} tokens; give a model of the same "
+            f"its embeddings have {reference.vocab_rows} rows, and the policy's tokenizer has "
+            f"{renderer.num_tokens} tokens; give a model of the same "
             "family"
         )
     check_vocabulary(renderer.tokenizer, reference.vocab_rows, "the policy's tokenizer")
@@ -192,33 +234,44 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
     if others:
         token = others[0]
         raise ModelError(
-            f"its tokenizer gives {len(others)} of {len(ours)} tokens other ids than the policy's, for example {token!r} {theirs[token]} instead of "
+            f"its tokenizer gives {len(others)} of {len(ours)} tokens other ids than the policy's, for "
+            f"example {token!r} {theirs[token]} instead of "
             f"{ours[token]}; give a model of the same family"
         )
 
 
 def _reference(config: Config, policy: CausalLM, seeds: Seeds) -> CausalLM:
-    """The policy with its adapter off; another adapter beside its weights, frozen or following; or a model of its own."""
+    """The policy with its adapter off; another adapter beside its weights, frozen or following; or a model of
+    its own."""
     model = config.model
     if not has_own_reference(model):
         if model.reference is not None and is_adapter_directory(model.reference):
             adapter = replace(model, adapter=model.reference, lora=described_adapter(model.reference)[0])
             return _another(replace(config, model=adapter), "policy", policy, seeds, field="model.reference")
-        is_start = model.reference is None and (model.adapter is not None or model.reference_update is not None)
+        is_start = model.reference is None and (
+            model.adapter is not None or model.reference_update is not None
+        )
         return _another(config, "policy", policy, seeds) if is_start else policy.base()
     device = torch.device(model.reference_device or policy.device)
     own = ModelConfig(model.reference or model.path, dtype=model.reference_dtype or model.dtype)
     if model.reference is not None and is_adapter_directory(model.reference):
-        own = replace(own, path=model.path, adapter=model.reference, lora=described_adapter(model.reference)[0])
+        own = replace(
+            own, path=model.path, adapter=model.reference, lora=described_adapter(model.reference)[0]
+        )
     return load_model(own, device=device, field="model.reference")
 
 
 def has_own_reference(model: ModelConfig) -> bool:
-    """Whether a reference has weights of its own, and does not stand beside those that the policy's adapter leaves as they are."""
-    return model.lora is None or not (model.reference in (None, model.path) or is_adapter_directory(model.reference or ""))
+    """Whether a reference has weights of its own, and does not stand beside those that the policy's adapter
+    leaves as they are."""
+    return model.lora is None or not (
+        model.reference in (None, model.path) or is_adapter_directory(model.reference or "")
+    )
 
 
-def _another(config: Config, name: str, policy: CausalLM, seeds: Seeds, *, field: str = "model.adapter") -> CausalLM:
+def _another(
+    config: Config, name: str, policy: CausalLM, seeds: Seeds, *, field: str = "model.adapter"
+) -> CausalLM:
     """The start of the policy once more; with an adapter of its own, beside the same frozen weights."""
     lm = load_model(config.model, seeds.key("init", name), policy.device, field=field)
     if config.model.lora is not None:

@@ -13,7 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from oat.build.fingerprints import CHANGEABLE, GIVEN, recorded, refuse_changed_oracles, versions_of, warn_of_other_prompts
+from oat.build.fingerprints import (
+    CHANGEABLE,
+    GIVEN,
+    recorded,
+    refuse_changed_oracles,
+    versions_of,
+    warn_of_other_prompts,
+)
 from oat.build.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
 from oat.build.highest_cost import dearest_question, refuse_small_budget
 from oat.build.memory import lengths_of, refuse_short_cache, refuse_too_large
@@ -38,46 +45,100 @@ from oat.tracking.registry import refuse_missing
 
 FREE: tuple[str, ...] = (
     *("run_dir", "stop", "tracking", "checkpoint", "alarms", "compute.serialise"),
-    *("oracle.deadline_s", "oracle.max_wait_s", "learner.on_nonfinite", "learner.max_skips", "compute.memory_gb"),
+    *(
+        "oracle.deadline_s",
+        "oracle.max_wait_s",
+        "learner.on_nonfinite",
+        "learner.max_skips",
+        "compute.memory_gb",
+    ),
 )
-"""Fields, or whole sections, that may change when a run is continued; the memory only where nothing was measured by it."""
+"""Fields, or whole sections, that may change when a run is continued; the memory only where nothing was
+measured by it."""
 
 FORKS = (
     *("model.reference_update.every", "model.reference_update.mix"),
-    *("seed", "sampling", "algorithm", "evaluation", "oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "learner.learning_rate"),
-    *("learner.critic_learning_rate", "learner.betas", "learner.weight_decay", "learner.max_grad_norm", "learner.schedule", "learner.warmup_steps"),
-    *("learner.schedule_steps", "learner.micro_batch_size", "learner.gradient_checkpointing", "learner.logits_chunk", "learner.max_updates"),
+    *(
+        "seed",
+        "sampling",
+        "algorithm",
+        "evaluation",
+        "oracle.labels",
+        "oracle.max_outstanding",
+        "oracle.max_answer_age",
+        "learner.learning_rate",
+    ),
+    *(
+        "learner.critic_learning_rate",
+        "learner.betas",
+        "learner.weight_decay",
+        "learner.max_grad_norm",
+        "learner.schedule",
+        "learner.warmup_steps",
+    ),
+    *(
+        "learner.schedule_steps",
+        "learner.micro_batch_size",
+        "learner.gradient_checkpointing",
+        "learner.logits_chunk",
+        "learner.max_updates",
+    ),
 )
-"""Those that may change in a fork, but for the algorithm's name. What a checkpoint or a ledger holds belongs to the others, or they were measured."""
+"""Those that may change in a fork, but for the algorithm's name. What a checkpoint or a ledger holds belongs
+to the others, or they were measured."""
 
-_WRITTEN = ("lock", "ledger.sqlite*", "checkpoints", "checkpoints/step_*", "evaluations", "sinks", "tensorboard", "wandb", "mlflow")
+_WRITTEN = (
+    "lock",
+    "ledger.sqlite*",
+    "checkpoints",
+    "checkpoints/step_*",
+    "evaluations",
+    "sinks",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+)
 """What is written to where it stands; other files are replaced."""
 
-CHOSEN = {("compute", "threads"): None, ("engine", "threads"): None, ("learner", "micro_batch_tokens"): "auto", ("render", "date"): None}
+CHOSEN = {
+    ("compute", "threads"): None,
+    ("engine", "threads"): None,
+    ("learner", "micro_batch_tokens"): "auto",
+    ("render", "date"): None,
+}
 """Fields that are fixed when a run is created, where they have this value; then they stay."""
 
 
 @contextmanager
 def open_run(
-    config: Config, origins: Origins, source: str | None = None, accept_changed: Collection[str] = (), interruption: Interruption | None = None
+    config: Config,
+    origins: Origins,
+    source: str | None = None,
+    accept_changed: Collection[str] = (),
+    interruption: Interruption | None = None,
 ) -> Iterator[Run]:
-    """The run of a configuration: a new one, or the one that stands in its directory. Its directory is this process's until the end.
+    """The run of a configuration: a new one, or the one that stands in its directory. Its directory is this
+    process's until the end.
 
     Args:
-        source: "RUN@STEP" or "RUN": a new run begins where that one stood at its checkpoint, by default the newest. Where the directory has
-            the fork already, it is continued.
+        source: "RUN@STEP" or "RUN": a new run begins where that one stood at its checkpoint, by default the
+            newest. Where the directory has the fork already, it is continued.
         accept_changed: of `inputs.CHANGEABLE`, what the run goes on with though it has changed.
         interruption: how the run is asked to end; a signal that it hears ends the start at once.
 
     Raises:
         Interrupted: a signal came before the run was made.
-        ConfigError: another process works in the directory, or it holds a run of another configuration; the message lists the differences.
+        ConfigError: another process works in the directory, or it holds a run of another configuration; the
+        message lists the differences.
         LedgerError: its ledger lacks what its newest checkpoint, or its last row, says that it holds.
         OatError: the model, its text, the data or a reward file is not what the run began with.
     """
     unknown = [name for name in accept_changed if name not in CHANGEABLE]
     if unknown:
-        raise ConfigError(f"what may change and be accepted is {', '.join(CHANGEABLE)}, not {unknown[0]!r}; correct --accept-changed")
+        raise ConfigError(
+            f"what may change and be accepted is {', '.join(CHANGEABLE)}, not {unknown[0]!r}; correct "
+            "--accept-changed"
+        )
     with seen_from():
         directory = seen(config.run_dir)
         made, is_new = _made(directory), not (directory / "lock").exists()
@@ -100,8 +161,8 @@ def open_run(
 
 
 def _made(directory: Path) -> list[Path]:
-    """Make the directory, unless it is there; returns it and those above it that were made. In one that is there, everything must be writable that a
-    run writes to.
+    """Make the directory, unless it is there; returns it and those above it that were made. In one that is
+    there, everything must be writable that a run writes to.
 
     Raises:
         ConfigError: names what this user may not write.
@@ -112,10 +173,16 @@ def _made(directory: Path) -> list[Path]:
         made = [place for place in (directory, *directory.parents) if not place.exists()]
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{directory} cannot be made ({error.strerror}: {error.filename}); give a --run_dir where you may write") from error
+        raise ConfigError(
+            f"{directory} cannot be made ({error.strerror}: {error.filename}); give a --run_dir where you "
+            "may write"
+        ) from error
     for path in (directory, *(found for name in _WRITTEN for found in directory.glob(name))):
         if not os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK):
-            raise ConfigError(f"{path} cannot be written by this user, and a run in {directory} must; change its rights, or give another --run_dir")
+            raise ConfigError(
+                f"{path} cannot be written by this user, and a run in {directory} must; change its "
+                "rights, or give another --run_dir"
+            )
     return made
 
 
@@ -129,7 +196,8 @@ def _unmake(made: Sequence[Path]) -> None:
 
 
 _locks: set[TextIO] = set()
-"""The open lock files of this process. A forked child, such as a worker of a reward function, closes its copies: it may outlive the process."""
+"""The open lock files of this process. A forked child, such as a worker of a reward function, closes its
+copies: it may outlive the process."""
 
 
 def _let_go() -> None:
@@ -142,17 +210,22 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[Standing]:
-    """The directory is ours; the lock goes with the process, however it ends and whatever children it leaves. Gives what tells whether the directory
-    is still the same: the lock, whose inode nothing else gets as long as it is open."""
+    """The directory is ours; the lock goes with the process, however it ends and whatever children it leaves.
+    Gives what tells whether the directory is still the same: the lock, whose inode nothing else gets as long
+    as it is open."""
     try:
         opened = (directory / "lock").open("a")
     except OSError as error:
-        raise ConfigError(f"{directory} cannot hold a run ({error.strerror}: {error.filename}); give another --run_dir") from error
+        raise ConfigError(
+            f"{directory} cannot hold a run ({error.strerror}: {error.filename}); give another --run_dir"
+        ) from error
     with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"{directory} is in use by another process; wait for it, end it, or give another --run_dir") from None
+            raise ConfigError(
+                f"{directory} is in use by another process; wait for it, end it, or give another --run_dir"
+            ) from None
         _locks.add(file)
         try:
             yield Standing(directory / "lock")
@@ -160,12 +233,16 @@ def _locked(directory: Path) -> Iterator[Standing]:
             _locks.discard(file)
 
 
-def _open(config: Config, home: Home, origins: Origins, source: str | None, accept_changed: Collection[str]) -> Run:
+def _open(
+    config: Config, home: Home, origins: Origins, source: str | None, accept_changed: Collection[str]
+) -> Run:
     directory, file = home.directory, home.directory / "config.yaml"
     refuse_missing(config, origins)
     if source is not None:
         begin_fork(source, directory)
-    config = _settled(config, directory, origins, origin_of(directory) if source is not None and not file.exists() else None)
+    config = _settled(
+        config, directory, origins, origin_of(directory) if source is not None and not file.exists() else None
+    )
     if source is not None and not file.exists():
         stored = resolve(stored_config(origin_of(directory).run)[0], {})
         copy_state(directory, same_judges=stored.evaluation == config.evaluation)
@@ -175,8 +252,10 @@ def _open(config: Config, home: Home, origins: Origins, source: str | None, acce
     is_begun, known = bool(checkpoints.steps), recorded(directory)
     if is_begun and known is None:
         warn(
-            f"{directory / 'environment.json'} does not say what the run's model, its text and its data were: it was removed, or the run was begun "
-            "before oat wrote it; so nobody knows whether they have changed since; from here on they are held against what they are now"
+            f"{directory / 'environment.json'} does not say what the run's model, its text and its data "
+            "were: it was removed, or the run was begun "
+            "before oat wrote it; so nobody knows whether they have changed since; from here on they are "
+            "held against what they are now"
         )
     run_inputs = gather_inputs(config, origins, folder=directory, known=known)
     with ExitStack() as left:
@@ -186,7 +265,11 @@ def _open(config: Config, home: Home, origins: Origins, source: str | None, acce
         refuse_changes(config, origins, run_inputs, directory / "ledger.sqlite", accept_changed)
         if budget_of(config).is_limited:
             refuse_small_budget(
-                config, origins, dearest_question(config, run_inputs), make_objective(config).plan(0).questions, is_begun=file.exists()
+                config,
+                origins,
+                dearest_question(config, run_inputs),
+                make_objective(config).plan(0).questions,
+                is_begun=file.exists(),
             )
         run = build(config, directory=home, run_inputs=run_inputs, origins=origins)
         left.callback(run.ledger.close)
@@ -200,8 +283,8 @@ def _open(config: Config, home: Home, origins: Origins, source: str | None, acce
 
 
 def settled(config: Config, origins: Origins, source: str | None = None) -> tuple[Config, Origin | None]:
-    """The configuration that `oat train` would run, with what is fixed in the run that its directory holds; and where it begins as a fork, if it
-    does. Everything is left as it is.
+    """The configuration that `oat train` would run, with what is fixed in the run that its directory holds;
+    and where it begins as a fork, if it does. Everything is left as it is.
 
     Args:
         source: as for `open_run`.
@@ -229,7 +312,12 @@ def settled(config: Config, origins: Origins, source: str | None = None) -> tupl
 
 
 def refuse_changes(
-    config: Config, origins: Origins, run_inputs: RunInputs, ledger: Path, accept_changed: Collection[str], step: int | None = None
+    config: Config,
+    origins: Origins,
+    run_inputs: RunInputs,
+    ledger: Path,
+    accept_changed: Collection[str],
+    step: int | None = None,
 ) -> None:
     """Hold data and oracles against what earlier processes of the run had. Held-out data are warned of.
 
@@ -251,7 +339,8 @@ def refuse_changes(
 
 
 def as_begun(config: Config, origins: Origins) -> Config:
-    """The configuration with what was fixed when the run of its directory began; where there is none, as it is.
+    """The configuration with what was fixed when the run of its directory began; where there is none, as it
+    is.
 
     Raises:
         ConfigError: the directory holds a run of another configuration.
@@ -261,7 +350,8 @@ def as_begun(config: Config, origins: Origins) -> Config:
 
 
 def known_by_file(config: Config, file: Path) -> Config:
-    """The configuration where functions and classes that a run was given from Python are named by their files (`plugins.same_by_file`).
+    """The configuration where functions and classes that a run was given from Python are named by their files
+    (`plugins.same_by_file`).
 
     Args:
         file: the run's own configuration.
@@ -295,11 +385,17 @@ def _refuse_mistakes(config: Config, origins: Origins) -> None:
 
 
 def _settled(config: Config, directory: Path, origins: Origins, origin: Origin | None) -> Config:
-    """With what was fixed when the run of this directory, or the one that it is a fork of, began; and with the day, where a template reads it."""
+    """With what was fixed when the run of this directory, or the one that it is a fork of, began; and with
+    the day, where a template reads it."""
     file = directory / "config.yaml"
     try:
         if file.exists() or origin is not None:
-            config = _as_stored(config, origins, file if origin is None else origin.run / "config.yaml", is_fork=origin is not None)
+            config = _as_stored(
+                config,
+                origins,
+                file if origin is None else origin.run / "config.yaml",
+                is_fork=origin is not None,
+            )
         elif not _is_unused(directory):
             raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
     except ConfigError:
@@ -326,20 +422,35 @@ def _as_stored(config: Config, origins: Origins, file: Path, *, is_fork: bool) -
     if not is_fork:
         before = stored.run_dir
         stored, config = (with_given(each, before, config.run_dir) for each in (stored, config))
-    free = [field for field in FREE if field != "compute.memory_gb" or config.learner.micro_batch_tokens != "auto"]
+    free = [
+        field for field in FREE if field != "compute.memory_gb" or config.learner.micro_batch_tokens != "auto"
+    ]
     for (section, name), left_open in CHOSEN.items():
         if _setting(config, section, name) == left_open:
             config = _with(config, section, name, _setting(stored, section, name))
-    differences = [line for line in _differences(dump(stored), dump(config)) if not _is_any(line.split(": ")[0], free)]
-    fixed = ("algorithm.name", "sampling.environment", *(["algorithm.prompts"] if stored.prompts.epochs else []))
-    refused = [line for line in differences if not _is_any(field := line.split(": ")[0], FORKS) or field in fixed]
+    differences = [
+        line for line in _differences(dump(stored), dump(config)) if not _is_any(line.split(": ")[0], free)
+    ]
+    fixed = (
+        "algorithm.name",
+        "sampling.environment",
+        *(["algorithm.prompts"] if stored.prompts.epochs else []),
+    )
+    refused = [
+        line for line in differences if not _is_any(field := line.split(": ")[0], FORKS) or field in fixed
+    ]
     if is_fork and refused:
         lines = "\n  ".join(refused)
-        raise ConfigError(f"a fork of {file.parent} cannot change these; begin a run of its own, or undo:\n  {lines}")
+        raise ConfigError(
+            f"a fork of {file.parent} cannot change these; begin a run of its own, or undo:\n  {lines}"
+        )
     if differences and not is_fork:
         lines = "\n  ".join(line + _reason(line, stored, config, origins) for line in differences)
         way = "begin a run of its own" if refused else f"fork it with --from {file.parent}@STEP"
-        raise ConfigError(f"{file.parent} holds a run of another configuration; give another --run_dir ({way}), or undo:\n  {lines}")
+        raise ConfigError(
+            f"{file.parent} holds a run of another configuration; give another --run_dir ({way}), or "
+            f"undo:\n  {lines}"
+        )
     return config
 
 
@@ -350,15 +461,25 @@ def _setting(config: Config, section: str, name: str) -> Any:
 
 def _with(config: Config, section: str, name: str, value: Any) -> Config:
     part = getattr(config, section)
-    changed: Any = replace(part, options={**part.options, name: value}) if isinstance(part, Component) else replace(part, **{name: value})
+    changed: Any = (
+        replace(part, options={**part.options, name: value})
+        if isinstance(part, Component)
+        else replace(part, **{name: value})
+    )
     sections: dict[str, Any] = {section: changed}
     return replace(config, **sections)
 
 
 def _is_unused(directory: Path) -> bool:
-    """Whether a directory is empty, or holds only what a start leaves behind that failed or was killed before its first question."""
+    """Whether a directory is empty, or holds only what a start leaves behind that failed or was killed before
+    its first question."""
     left = {file.name for file in directory.iterdir()}
-    if not left <= {"lock", GIVEN, ".new-config.yaml", *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))}:
+    if not left <= {
+        "lock",
+        GIVEN,
+        ".new-config.yaml",
+        *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm")),
+    }:
         return False
     if "ledger.sqlite" not in left:
         return True
@@ -381,8 +502,10 @@ def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> s
     if not (difference.startswith("learner.schedule_steps: ") and is_derived):
         return ""
     return (
-        f" (it follows from stop.max_steps, where a {schedule} schedule ends by default, and a run keeps the schedule it began with: pass "
-        f"--learner.schedule_steps {steps} to go on with that one; a run that may be made longer sets learner.schedule_steps at its start)"
+        f" (it follows from stop.max_steps, where a {schedule} schedule ends by default, and a run keeps "
+        "the schedule it began with: pass "
+        f"--learner.schedule_steps {steps} to go on with that one; a run that may be made longer sets "
+        "learner.schedule_steps at its start)"
     )
 
 

@@ -1,8 +1,9 @@
-"""A configuration resolved: what each part reads, and the defaults that follow from other settings; `build/cross_checks.py` has what contradicts
-what.
+"""A configuration resolved: what each part reads, and the defaults that follow from other settings;
+`build/cross_checks.py` has what contradicts what.
 
-Whatever the configuration alone decides is decided here, before anything is loaded, sampled or paid for. `config/load.py` checks each field by
-itself, `build/run_inputs.py` and `build/run.py` what only the model and the data can tell.
+Whatever the configuration alone decides is decided here, before anything is loaded, sampled or paid for.
+`config/load.py` checks each field by itself, `build/run_inputs.py` and `build/run.py` what only the model and
+the data can tell.
 """
 
 import dataclasses
@@ -49,20 +50,35 @@ def resolve(config: Config, origins: Origins) -> Config:
     with blaming(config, origins, "explorer.name"):
         explorer = load_symbol(config.explorer.name) if ":" in config.explorer.name else NoExploration
     choices = getattr(explorer, "Config", NoOptions)
-    known: dict[str, type] = {"engine": TorchEngineConfig, "explorer": choices, "router": NoOptions, "algorithm": algorithm.Config}
+    known: dict[str, type] = {
+        "engine": TorchEngineConfig,
+        "explorer": choices,
+        "router": NoOptions,
+        "algorithm": algorithm.Config,
+    }
     names = {"engine": ["torch"], "explorer": ["none"], "router": ["one"]}
     parts: dict[str, Any] = {}
     for section, cls in known.items():
         component: Component = getattr(config, section)
-        if section in names and component.name not in names[section] and not (section == "explorer" and ":" in component.name):
+        if (
+            section in names
+            and component.name not in names[section]
+            and not (section == "explorer" and ":" in component.name)
+        ):
             place = where((section, "name"), origins)
-            raise ConfigError(f"{place}: there is no {section} {component.name!r}; {did_you_mean(component.name, names[section])}")
+            raise ConfigError(
+                f"{place}: there is no {section} {component.name!r}; "
+                f"{did_you_mean(component.name, names[section])}"
+            )
         with blaming(config, origins, section):
             parts[section] = Component(component.name, _options(section, component, cls, origins))
     given = set(config.algorithm.options)
     config = with_sinks(_with_judges(replace(config, **parts)), origins)
     named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
-    named |= {f"evaluation.{'gold' if purpose == 'gold' else 'oracle'}": judge for purpose, judge in judges_of(config).items()}
+    named |= {
+        f"evaluation.{'gold' if purpose == 'gold' else 'oracle'}": judge
+        for purpose, judge in judges_of(config).items()
+    }
     for section, judge in named.items():
         with blaming(config, origins, f"{section}.name"):
             _check_oracle(tuple(section.split(".")), judge, origins)
@@ -89,21 +105,31 @@ def algorithm_class(name: str, origins: Origins) -> Any:
             found = load_symbol(name)
         except ConfigError as error:
             raise ConfigError(f"{place}: algorithm.name is {name!r}: {error}") from error
-        if Objective not in getattr(found, "__mro__", ()) or not dataclasses.is_dataclass(getattr(found, "Config", None)):
-            raise ConfigError(f"{place}: {name} is no algorithm; subclass Objective of oat/algorithms/base.py, with a dataclass `Config` in it")
+        if Objective not in getattr(found, "__mro__", ()) or not dataclasses.is_dataclass(
+            getattr(found, "Config", None)
+        ):
+            raise ConfigError(
+                f"{place}: {name} is no algorithm; subclass Objective of oat/algorithms/base.py, with a "
+                "dataclass `Config` in it"
+            )
         return found
-    raise ConfigError(f"{place}: there is no algorithm {name!r}; {did_you_mean(name, ALGORITHMS)}, or path/to/file.py:Name")
+    raise ConfigError(
+        f"{place}: there is no algorithm {name!r}; {did_you_mean(name, ALGORITHMS)}, or path/to/file.py:Name"
+    )
 
 
 def make_objective(config: Config) -> Objective:
     cls = algorithm_class(config.algorithm.name, {})
     objective: Objective = cls(convert(cls.Config, config.algorithm.options, ("algorithm",), {}))
-    objective.recorded_is_old = config.learner.autocast is None and TorchEngineConfig(**config.engine.options).dtype == "float32"
+    objective.recorded_is_old = (
+        config.learner.autocast is None and TorchEngineConfig(**config.engine.options).dtype == "float32"
+    )
     return objective
 
 
 def make_explorer(config: Config, requires: Requires) -> Explorer:
-    """NoExploration, or a user's class: constructed with (kind), or (kind, config) where it has a dataclass `Config`."""
+    """NoExploration, or a user's class: constructed with (kind), or (kind, config) where it has a dataclass
+    `Config`."""
     assert requires.feedback != "none", "an objective without feedback needs no explorer"
     if config.explorer.name == "none":
         return NoExploration(requires.feedback, reads_text=config.oracle.name not in BUILTIN)
@@ -111,7 +137,12 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
     settings = getattr(cls, "Config", None)
     given = [convert(settings, config.explorer.options, ("explorer",), {})] if settings else []
     name = config.explorer.name
-    with guarded(name, lambda what: ConfigError(f"the explorer cannot be made: {bare(what)}; repair its constructor (oat/explore/base.py)")):
+    with guarded(
+        name,
+        lambda what: ConfigError(
+            f"the explorer cannot be made: {bare(what)}; repair its constructor (oat/explore/base.py)"
+        ),
+    ):
         explorer = cls(requires.feedback, *given)
     return Held(explorer, requires.feedback, name)
 
@@ -120,7 +151,11 @@ def _options(section: str, component: Component, cls: type, origins: Origins) ->
     fields = {f.name for f in dataclasses.fields(cls)}
     for option in component.options:
         if option not in fields:
-            readers = [name for name, other in ALGORITHMS.items() if section == "algorithm" and option in other.Config.__dataclass_fields__]
+            readers = [
+                name
+                for name, other in ALGORITHMS.items()
+                if section == "algorithm" and option in other.Config.__dataclass_fields__
+            ]
             hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
             raise unknown_field((section, option), fields, origins, hint)
     return dataclasses.asdict(convert(cls, component.options, (section,), origins))
@@ -132,19 +167,26 @@ def _with_adapter(config: Config, origins: Origins) -> Config:
     if is_adapter_directory(model.path):
         base = described_adapter(model.path)[1]
         place = where(("model", "path"), origins)
-        raise ConfigError(f"{place}: {model.path} is an adapter; set model.adapter to it, and model.path to the model beside it ({base})")
+        raise ConfigError(
+            f"{place}: {model.path} is an adapter; set model.adapter to it, and model.path to the model "
+            f"beside it ({base})"
+        )
     if model.adapter is None:
         return config
     with blaming(config, origins, "model.adapter"):
         found, _ = described_adapter(model.adapter)
     if model.lora is not None and model.lora != found:
         place = where(("model", "lora"), origins)
-        raise ConfigError(f"{place}: model.lora is {model.lora}, and the adapter {model.adapter} is {found}; remove model.lora, or model.adapter")
+        raise ConfigError(
+            f"{place}: model.lora is {model.lora}, and the adapter {model.adapter} is {found}; remove "
+            "model.lora, or model.adapter"
+        )
     return replace(config, model=replace(model, lora=found))
 
 
 def _with_judges(config: Config) -> Config:
-    """The oracles of evaluations as sections; the name alone of the one that training asks is that one, with its options."""
+    """The oracles of evaluations as sections; the name alone of the one that training asks is that one, with
+    its options."""
     e = config.evaluation
     if e is None:
         return config
@@ -166,16 +208,21 @@ def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origi
 
 
 def _with_max_length(config: Config, origins: Origins) -> Config:
-    """Dr. GRPO's constant: by default the most tokens of a response. Nothing bounds those of an episode of several turns, so there it must be set."""
+    """Dr. GRPO's constant: by default the most tokens of a response. Nothing bounds those of an episode of
+    several turns, so there it must be set."""
     most, found = config.sampling.max_new_tokens, config.algorithm.options["max_length"]
     place = where(("algorithm", "max_length"), origins)
     if config.sampling.environment is not None:
         if found is None:
-            raise ConfigError(f"{place}: set algorithm.max_length, the most tokens that the responses of an episode may have together")
+            raise ConfigError(
+                f"{place}: set algorithm.max_length, the most tokens that the responses of an episode may "
+                "have together"
+            )
         return config
     if found is not None and found < most:
         raise ConfigError(
-            f"{place}: algorithm.max_length is {found}: a response may have sampling.max_new_tokens {most}; set as much or more, or leave it out"
+            f"{place}: algorithm.max_length is {found}: a response may have sampling.max_new_tokens "
+            f"{most}; set as much or more, or leave it out"
         )
     return _with_option(config, "max_length", most if found is None else found)
 
@@ -202,7 +249,10 @@ def _with_samples(config: Config, given: Collection[str], origins: Origins) -> C
         return config
     if "samples" in given:
         place = where(("algorithm", "samples"), origins)
-        raise ConfigError(f"{place}: algorithm.samples is {found}: prompts.responses names {recorded}, and nothing else is learned from; remove it")
+        raise ConfigError(
+            f"{place}: algorithm.samples is {found}: prompts.responses names {recorded}, and nothing else "
+            "is learned from; remove it"
+        )
     return _with_option(config, "samples", recorded)
 
 
@@ -212,16 +262,29 @@ def _with_schedule(config: Config, origins: Origins) -> Config:
         return config
     if config.stop.max_steps is None:
         place = where(("learner", "schedule"), origins)
-        raise ConfigError(f"{place}: a {config.learner.schedule} schedule ends at a step; set learner.schedule_steps, or stop.max_steps")
-    return replace(config, learner=replace(config.learner, schedule_steps=updates_of(config, config.stop.max_steps)))
+        raise ConfigError(
+            f"{place}: a {config.learner.schedule} schedule ends at a step; set learner.schedule_steps, "
+            "or stop.max_steps"
+        )
+    return replace(
+        config, learner=replace(config.learner, schedule_steps=updates_of(config, config.stop.max_steps))
+    )
 
 
 def updates_of(config: Config, steps: int) -> int:
     """Optimiser steps of the first so many steps together, as they are planned."""
     options, c = config.algorithm.options, config.learner
     passes = {"epochs": options.get("epochs", 1), "of_a_step": options.get("minibatches", 1)}
-    return optimiser_steps(steps, questions=make_objective(config).plan(0).questions, **passes, config=c.buffer, most=c.max_updates)
+    return optimiser_steps(
+        steps,
+        questions=make_objective(config).plan(0).questions,
+        **passes,
+        config=c.buffer,
+        most=c.max_updates,
+    )
 
 
 def _with_option(config: Config, name: str, value: object) -> Config:
-    return replace(config, algorithm=replace(config.algorithm, options={**config.algorithm.options, name: value}))
+    return replace(
+        config, algorithm=replace(config.algorithm, options={**config.algorithm.options, name: value})
+    )

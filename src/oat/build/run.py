@@ -1,5 +1,5 @@
-"""From a resolved configuration to boxes. The only place that knows all; `build/resolve.py` resolves, and `build/run_inputs.py` makes what needs no
-weight."""
+"""From a resolved configuration to boxes. The only place that knows all; `build/resolve.py` resolves, and
+`build/run_inputs.py` makes what needs no weight."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +16,14 @@ from oat.build.engine import make_sampling, run_engine
 from oat.build.evaluation import held_out_pairs, make_evaluation
 from oat.build.fingerprints import OwnFiles, versions_of
 from oat.build.learner import make_ensemble, make_learner
-from oat.build.models import check_reference, device_notes, load_models, needed_models, needed_slots, slot_dtypes
+from oat.build.models import (
+    check_reference,
+    device_notes,
+    load_models,
+    needed_models,
+    needed_slots,
+    slot_dtypes,
+)
 from oat.build.resolve import make_explorer, make_objective
 from oat.build.run_inputs import Blame, RunInputs, budget_of, gather_inputs
 from oat.collector import Collector
@@ -69,11 +76,18 @@ class Home:
     interruption: Interruption
 
 
-def build(config: Config, *, directory: Path | Home | None = None, run_inputs: RunInputs | None = None, origins: Origins | None = None) -> Run:
+def build(
+    config: Config,
+    *,
+    directory: Path | Home | None = None,
+    run_inputs: RunInputs | None = None,
+    origins: Origins | None = None,
+) -> Run:
     """The boxes of a resolved configuration.
 
     Args:
-        directory: where the run lives, if not in `config.run_dir`; made where it is missing and nobody has opened it.
+        directory: where the run lives, if not in `config.run_dir`; made where it is missing and nobody has
+        opened it.
         run_inputs: what its parts read and ask, if that is there already.
 
     Raises:
@@ -83,31 +97,75 @@ def build(config: Config, *, directory: Path | Home | None = None, run_inputs: R
     directory = home.directory
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
-    run_inputs, blame = run_inputs or gather_inputs(config, origins, folder=directory), partial(blaming, config, origins or {})
-    seeds, wired, objective = Seeds(config.seed), partial(_wired, config), make_objective(config)
+    run_inputs, blame = (
+        run_inputs or gather_inputs(config, origins, folder=directory),
+        partial(blaming, config, origins or {}),
+    )
+    seeds = Seeds(config.seed)
+    wired = partial(_wired, config)
+    objective = make_objective(config)
     explorer = make_explorer(config, objective.requires)
-    renderer, prompts, asked = run_inputs.renderer, run_inputs.prompts, run_inputs.asked
+    renderer = run_inputs.renderer
+    prompts = run_inputs.prompts
+    asked = run_inputs.asked
     lms = _models(config, objective.requires, explorer, renderer, seeds, blame)
     with blame("explorer.name"):
         ensemble = make_ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
     with blame("model.path"):
-        learner = wired(make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite"), tuple(type(o) for o in objectives))
-        engine, scorer = wired(run_engine(config, objective.requires, explorer, lms, renderer, seeds)), ensemble[2] if ensemble else None
-    actor, trained = (wired(box) for box in _actors(config, objective.requires, run_inputs, engine, scorer, seeds))
-    served = {name: wired(oracle) for name, oracle in _served(run_inputs, has_ensemble=bool(ensemble)).items()}
+        learner = wired(
+            make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite"),
+            tuple(type(o) for o in objectives),
+        )
+        engine, scorer = (
+            wired(run_engine(config, objective.requires, explorer, lms, renderer, seeds)),
+            ensemble[2] if ensemble else None,
+        )
+    actor, trained = (
+        wired(box) for box in _actors(config, objective.requires, run_inputs, engine, scorer, seeds)
+    )
+    served = {
+        name: wired(oracle) for name, oracle in _served(run_inputs, has_ensemble=bool(ensemble)).items()
+    }
     ledger = _ledger(config, directory, served, seeds, run_inputs, home.interruption.check_interrupt)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
 
-    stop = Stop(last=_last_step(config, prompts, plans), budget=budget_of(config), max_hours=config.stop.max_hours)
-    weights, alarms = _weights(config, engine, objective.requires, explorer, wired(scorer) if scorer else None), _alarms(config, objective)
-    ahead: dict[str, Any] = {"plans": plans, "last": stop.last, "max_outstanding": config.oracle.max_outstanding}
+    stop = Stop(
+        last=_last_step(config, prompts, plans), budget=budget_of(config), max_hours=config.stop.max_hours
+    )
+    weights, alarms = (
+        _weights(config, engine, objective.requires, explorer, wired(scorer) if scorer else None),
+        _alarms(config, objective),
+    )
+    ahead: dict[str, Any] = {
+        "plans": plans,
+        "last": stop.last,
+        "max_outstanding": config.oracle.max_outstanding,
+    }
     collector = Collector(prompts, trained, explorer, OneOracle(next(iter(asked))), ledger, seeds, **ahead)
-    evaluation = make_evaluation(config, run_inputs, actor, ledger, seeds, directory, held_out_pairs(config, run_inputs, objective, learner, seeds))
-    parts: dict[str, boxes.Stateful] = {"learner": learner, "weights": weights, "prompts": prompts, "collector": collector, "stop": stop}
-    parts |= {"alarms": alarms, **dict(zip(("objective", ENSEMBLE), objectives, strict=False)), **({"evaluation": evaluation} if evaluation else {})}
+    evaluation = make_evaluation(
+        config,
+        run_inputs,
+        actor,
+        ledger,
+        seeds,
+        directory,
+        held_out_pairs(config, run_inputs, objective, learner, seeds),
+    )
+    parts: dict[str, boxes.Stateful] = {
+        "learner": learner,
+        "weights": weights,
+        "prompts": prompts,
+        "collector": collector,
+        "stop": stop,
+    }
+    parts |= {
+        "alarms": alarms,
+        **dict(zip(("objective", ENSEMBLE), objectives, strict=False)),
+        **({"evaluation": evaluation} if evaluation else {}),
+    }
     return Run(
         objectives=objectives,
         plans=plans,
@@ -121,12 +179,17 @@ def build(config: Config, *, directory: Path | Home | None = None, run_inputs: R
         weights=weights,
         evaluation=evaluation,
         alarms=alarms,
-        checkpoints=Checkpoints(directory / "checkpoints", **asdict(config.checkpoint), standing=home.standing),
+        checkpoints=Checkpoints(
+            directory / "checkpoints", **asdict(config.checkpoint), standing=home.standing
+        ),
         tracking=_tracking(config, home, run_inputs),
         parts=parts,
         start=_left_out(run_inputs.sources),
         chosen=_chosen(config, objective, learner, engine),
-        notes=(*device_notes(config.compute.profile), *dict.fromkeys(note for source in run_inputs.sources for note in source.notes)),
+        notes=(
+            *device_notes(config.compute.profile),
+            *dict.fromkeys(note for source in run_inputs.sources for note in source.notes),
+        ),
         interruption=home.interruption,
     )
 
@@ -147,7 +210,9 @@ def _wired(config: Config, box: Any, local: tuple[type, ...] = ()) -> Any:
     return over_wire(box, local=local) if config.compute.serialise else box
 
 
-def _models(config: Config, requires: Requires, explorer: Explorer, renderer: Renderer, seeds: Seeds, blame: Blame) -> dict[str, CausalLM]:
+def _models(
+    config: Config, requires: Requires, explorer: Explorer, renderer: Renderer, seeds: Seeds, blame: Blame
+) -> dict[str, CausalLM]:
     with blame("model.reference" if config.model.reference else "model.path"):
         lms = load_models(config, needed_models(config, requires, explorer), seeds)
         if config.model.reference and "reference" in lms:
@@ -157,34 +222,58 @@ def _models(config: Config, requires: Requires, explorer: Explorer, renderer: Re
 
 def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
     """Of all that is read, as metrics: what is left out, and what is cut."""
-    return {f"prompts/{name}": float(sum(getattr(source, name) for source in sources)) for name in ("cut", "dropped", "skipped")}
+    return {
+        f"prompts/{name}": float(sum(getattr(source, name) for source in sources))
+        for name in ("cut", "dropped", "skipped")
+    }
 
 
 def _ledger(
-    config: Config, directory: Path, oracles: Mapping[str, Oracle], seeds: Seeds, run_inputs: RunInputs, check_interrupt: Callable[[], None]
+    config: Config,
+    directory: Path,
+    oracles: Mapping[str, Oracle],
+    seeds: Seeds,
+    run_inputs: RunInputs,
+    check_interrupt: Callable[[], None],
 ) -> Ledger:
     o, budgets = config.oracle, {"train": budget_of(config), **evaluation_budgets(config)}
-    common: dict[str, Any] = {"labels": o.labels, "deadline_s": o.deadline_s, "max_wait_s": o.max_wait_s, "max_age": o.max_answer_age}
+    common: dict[str, Any] = {
+        "labels": o.labels,
+        "deadline_s": o.deadline_s,
+        "max_wait_s": o.max_wait_s,
+        "max_age": o.max_answer_age,
+    }
     common |= {
         "repeats": o.repeats,
         "keep_groups": config.tracking.keep_trajectories,
         "known_versions": versions_of(run_inputs.known, run_inputs.roles),
     }
     return Ledger(
-        Store(directory / "ledger.sqlite"), oracles, seeds, budgets=budgets, check_interrupt=check_interrupt, release=run_inputs.close, **common
+        Store(directory / "ledger.sqlite"),
+        oracles,
+        seeds,
+        budgets=budgets,
+        check_interrupt=check_interrupt,
+        release=run_inputs.close,
+        **common,
     )
 
 
 def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
     t = config.tracking
     told = Told(
-        home.directory / "environment.json", partial(environment_of, config.seed), run_inputs.inputs, OwnFiles(run_inputs.known, run_inputs.roles)
+        home.directory / "environment.json",
+        partial(environment_of, config.seed),
+        run_inputs.inputs,
+        OwnFiles(run_inputs.known, run_inputs.roles),
     )
     sinks = [SinkProcess(sink, home.directory, dump(config)) for sink in described_sinks(t)]
     return Tracking(home.directory, samples=t.samples, told=told, sinks=sinks, standing=home.standing)
 
 
-def _chosen(config: Config, objective: Objective, learner: Learner, engine: TorchEngine) -> dict[tuple[str, str], Any]:
+def _chosen(
+    config: Config, objective: Objective, learner: Learner, engine: TorchEngine
+) -> dict[tuple[str, str], Any]:
     """What is found once, when a run is created, and then stays: as given, or as measured now."""
     if config.compute.threads is None and config.compute.profile == "cpu" and not is_outlined():
         torch.set_num_threads(choose_threads(learner, objective))
@@ -195,18 +284,37 @@ def _chosen(config: Config, objective: Objective, learner: Learner, engine: Torc
     }
 
 
-def _weights(config: Config, engine: TorchEngine, requires: Requires, explorer: Explorer, scorer: Scorer | None) -> Weights:
-    holders: dict[str, list[Holder]] = {"sampler": [engine], "policy": [engine], **({ENSEMBLE: [scorer]} if scorer else {})}
+def _weights(
+    config: Config, engine: TorchEngine, requires: Requires, explorer: Explorer, scorer: Scorer | None
+) -> Weights:
+    holders: dict[str, list[Holder]] = {
+        "sampler": [engine],
+        "policy": [engine],
+        **({ENSEMBLE: [scorer]} if scorer else {}),
+    }
     if config.model.reference_update is not None and "reference" in needed_slots(config, requires, explorer):
         holders["reference"] = [engine]
     return Weights(holders, config.learner.sync_every, slot_dtypes(config))
 
 
 def _actors(
-    config: Config, requires: Requires, run_inputs: RunInputs, engine: TorchEngine, scorer: Scorer | None, seeds: Seeds
+    config: Config,
+    requires: Requires,
+    run_inputs: RunInputs,
+    engine: TorchEngine,
+    scorer: Scorer | None,
+    seeds: Seeds,
 ) -> tuple[boxes.Actor, boxes.Actor]:
-    """The actor that samples, for evaluation; and the one that training learns from: the same, or that of recorded responses."""
-    actor = Actor(run_inputs.renderer, engine, make_sampling(config, requires), seeds, environment=run_inputs.environment, scorer=scorer)
+    """The actor that samples, for evaluation; and the one that training learns from: the same, or that of
+    recorded responses."""
+    actor = Actor(
+        run_inputs.renderer,
+        engine,
+        make_sampling(config, requires),
+        seeds,
+        environment=run_inputs.environment,
+        scorer=scorer,
+    )
     if not config.prompts.responses:
         return actor, actor
     return actor, RecordedActor(run_inputs.prompts.fit, config.prompts.responses, config.prompts.score_key)
@@ -224,4 +332,8 @@ def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -
 
 
 def _alarms(config: Config, objective: Objective) -> Alarms:
-    return Alarms(rules_of(config.alarms, watched_metrics(config, objective)), config.alarms.max_roll_backs, oracle=config.oracle.name)
+    return Alarms(
+        rules_of(config.alarms, watched_metrics(config, objective)),
+        config.alarms.max_roll_backs,
+        oracle=config.oracle.name,
+    )

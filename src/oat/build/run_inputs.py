@@ -1,4 +1,5 @@
-"""The inputs of a run, made from its configuration: what is read, and who answers. Nothing here needs a weight."""
+"""The inputs of a run, made from its configuration: what is read, and who answers. Nothing here needs a
+weight."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -34,7 +35,16 @@ from oat.errors import ConfigError
 from oat.models.causal_lm import CausalLM
 from oat.models.identity import hash_of
 from oat.models.loading import load_tokenizer, outlines
-from oat.oracles.base import ChecksColumns, Oracle, bind, close_oracle, is_relative, names_cost, names_price, outage_of
+from oat.oracles.base import (
+    ChecksColumns,
+    Oracle,
+    bind,
+    close_oracle,
+    is_relative,
+    names_cost,
+    names_price,
+    outage_of,
+)
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle, name_source
@@ -60,7 +70,8 @@ class RunInputs:
         held_out: the prompts of evaluation, if there are any.
         pairs: those that are never learned, if there are any.
         asked: the oracle that training asks, by its address.
-        known: what earlier processes of the run were made from, and what this one is (`build/fingerprints.py`).
+        known: what earlier processes of the run were made from, and what this one is
+        (`build/fingerprints.py`).
     """
 
     shape: Shape
@@ -77,7 +88,10 @@ class RunInputs:
     @property
     def roles(self) -> dict[str, tuple[str, Oracle]]:
         """By field an oracle with its address."""
-        judges = {"evaluation.gold" if purpose == "gold" else "evaluation.oracle": judge for purpose, judge in self.judges.items()}
+        judges = {
+            "evaluation.gold" if purpose == "gold" else "evaluation.oracle": judge
+            for purpose, judge in self.judges.items()
+        }
         return {"oracle": next(iter(self.asked.items())), **judges}
 
     @property
@@ -93,19 +107,28 @@ class RunInputs:
 
 
 def gather_inputs(
-    config: Config, origins: Origins | None = None, *, folder: Path | None = None, has_opponent: bool = False, known: Inputs | None = None
+    config: Config,
+    origins: Origins | None = None,
+    *,
+    folder: Path | None = None,
+    has_opponent: bool = False,
+    known: Inputs | None = None,
 ) -> RunInputs:
     """The inputs of a resolved configuration's run. Of the policy only its configuration is read.
 
     Args:
         folder: of the run, for copies of what can only be read in order.
-        known: what the run was made from whose checkpoint is to be used; its model and its text must be what they were.
-        has_opponent: responses are compared with those of another model, so that an oracle that compares needs no references.
+        known: what the run was made from whose checkpoint is to be used; its model and its text must be what
+        they were.
+        has_opponent: responses are compared with those of another model, so that an oracle that compares
+        needs no references.
 
     Raises:
         OatError: a part cannot be made as configured.
     """
-    seeds, objective, blame = Seeds(config.seed), make_objective(config), partial(blaming, config, origins or {})
+    seeds = Seeds(config.seed)
+    objective = make_objective(config)
+    blame = partial(blaming, config, origins or {})
     with outlines(), blame("model.path"):
         lm = load_models(config, (), seeds)["policy"]
         shape, tokenizer = shape_of(lm), load_tokenizer(config.model.path)
@@ -137,13 +160,22 @@ def gather_inputs(
         _check_columns(oracle, prompts)
     judges = _judges(config, oracle, blame)
     with blame("evaluation.oracle"):
-        if not has_opponent and config.prompts.reference_key is None and any(judge.answers == "compare" for _, judge in judges.values()):
-            raise ConfigError("evaluation by a comparing oracle is a win rate against reference responses; set prompts.reference_key")
+        if (
+            not has_opponent
+            and config.prompts.reference_key is None
+            and any(judge.answers == "compare" for _, judge in judges.values())
+        ):
+            raise ConfigError(
+                "evaluation by a comparing oracle is a win rate against reference responses; set "
+                "prompts.reference_key"
+            )
         for _, judge in judges.values():
             if held_out is not None:
                 _check_columns(judge, held_out)
     inputs |= {"prompts": prompts.digests, **_held_out_inputs(config, {"held_out": held_out, "pairs": pairs})}
-    run_inputs = RunInputs(shape, renderer, prompts, held_out, pairs, environment, asked, judges, known, inputs)
+    run_inputs = RunInputs(
+        shape, renderer, prompts, held_out, pairs, environment, asked, judges, known, inputs
+    )
     inputs |= inputs_of_oracles(run_inputs.roles, versions_of(known, run_inputs.roles))
     return run_inputs
 
@@ -165,7 +197,8 @@ def refuse_weights(config: Config, origins: Origins, run_inputs: RunInputs, *, i
 
 
 def warn_of_changes(run_dir: Path, config: Config, run_inputs: RunInputs) -> None:
-    """For an evaluation of a run by its own configuration: oracles or held-out prompts that are not those of the run."""
+    """For an evaluation of a run by its own configuration: oracles or held-out prompts that are not those of
+    the run."""
     stored = resolve(stored_config(run_dir)[0], {})
     if (stored.evaluation, stored.oracle) == (config.evaluation, config.oracle):
         warn_of_changed_oracles(run_inputs.known, run_inputs.roles, run_dir)
@@ -186,9 +219,15 @@ def _check_price(budget: Budget, name: str, oracle: Oracle, section: str) -> Non
     """Whether a budget in tokens or money can be held; the oracle then hears of it."""
     if not names_price(oracle) and (budget.tokens is not None or budget.cost is not None):
         field = f"{section}.max_tokens" if budget.tokens is not None else f"{section}.max_cost"
-        raise ConfigError(f"{field} is set, and the oracle {name} does not say what a question costs; give it a method `price`, or remove it")
+        raise ConfigError(
+            f"{field} is set, and the oracle {name} does not say what a question costs; give it a method "
+            "`price`, or remove it"
+        )
     if not names_cost(oracle) and budget.cost is not None:
-        raise ConfigError(f"{section}.max_cost is set, and the oracle {name} does not know what a token costs; give it prices, or remove it")
+        raise ConfigError(
+            f"{section}.max_cost is set, and the oracle {name} does not know what a token costs; give it "
+            "prices, or remove it"
+        )
     if budget.tokens is not None or budget.cost is not None:
         bind(oracle)
 
@@ -198,13 +237,15 @@ def _check_outage(config: Config, name: str, oracle: Oracle) -> None:
     outage_s, deadline_s = outage_of(oracle), config.oracle.deadline_s
     if outage_s is not None and deadline_s <= outage_s:
         raise ConfigError(
-            f"oracle.deadline_s is {deadline_s:g}, and the oracle {name} has max_outage_s: {outage_s:g}, so questions would fail in an outage that "
+            f"oracle.deadline_s is {deadline_s:g}, and the oracle {name} has max_outage_s: {outage_s:g}, "
+            "so questions would fail in an outage that "
             "is to end the run; set oracle.deadline_s above it, or a shorter max_outage_s"
         )
 
 
 def _asked(config: Config, requires: Requires) -> tuple[dict[str, Oracle], Oracle]:
-    """The oracle that training asks, by its address; and the one of that name, from whose scores its preferences may be made."""
+    """The oracle that training asks, by its address; and the one of that name, from whose scores its
+    preferences may be made."""
     kind = requires.feedback
     assert kind != "none", "an objective without feedback asks no oracle"
     name = config.oracle.name
@@ -212,10 +253,16 @@ def _asked(config: Config, requires: Requires) -> tuple[dict[str, Oracle], Oracl
     _check_outage(config, name, oracle)
     asked = {name: oracle}
     if oracle.answers == "compare" and config.oracle.scale != OracleConfig.scale:
-        raise ConfigError(f"oracle.scale is {config.oracle.scale}, and {name} compares by itself; nothing reads it, remove it")
+        raise ConfigError(
+            f"oracle.scale is {config.oracle.scale}, and {name} compares by itself; nothing reads it, "
+            "remove it"
+        )
     if kind != oracle.answers:
         if kind == "score":
-            raise ConfigError(f"oracle {name} compares pairs, and {config.algorithm.name} learns from scores; use a scoring oracle")
+            raise ConfigError(
+                f"oracle {name} compares pairs, and {config.algorithm.name} learns from scores; use a "
+                "scoring oracle"
+            )
         asked = {f"{name}/preferences": Preferences(oracle, config.oracle.scale)}
     return asked, oracle
 
@@ -230,13 +277,15 @@ def _named(config: Config, name: str, options: Mapping[str, Any], kind: Kind) ->
 
 
 def _check_columns(oracle: Oracle, prompts: Prompts) -> None:
-    """A function gets the columns that it names; of a class's methods nothing is known, unless it has the same check."""
+    """A function gets the columns that it names; of a class's methods nothing is known, unless it has the
+    same check."""
     if isinstance(oracle, ChecksColumns):
         oracle.check_columns(prompts.columns, prompts.has_references)
 
 
 def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
-    """Two sections of one name and equal options are one oracle; with other options the address says whose it is."""
+    """Two sections of one name and equal options are one oracle; with other options the address says whose it
+    is."""
     made: dict[str, tuple[Mapping[str, Any], Oracle]] = {config.oracle.name: (config.oracle.options, trained)}
     found = {}
     for purpose, section in judges_of(config).items():
@@ -252,27 +301,53 @@ def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
         with blame(field):
             if is_relative(oracle):
                 raise ConfigError(
-                    f"the scores of {name} are relative to those that are asked about together (`normalise: group` or `batch`), so that their mean "
-                    f"is about 0 whatever the model does; name another {field}, such as the mixture with `normalise: none` or `fixed`"
+                    f"the scores of {name} are relative to those that are asked about together "
+                    "(`normalise: group` or `batch`), so that their mean "
+                    f"is about 0 whatever the model does; name another {field}, such as the mixture with "
+                    "`normalise: none` or `fixed`"
                 )
-        _check_price(evaluation_budgets(config)[purpose], name, oracle, "evaluation.gold" if purpose == "gold" else "evaluation")
+        _check_price(
+            evaluation_budgets(config)[purpose],
+            name,
+            oracle,
+            "evaluation.gold" if purpose == "gold" else "evaluation",
+        )
         found[purpose] = (address, oracle)
     return found
 
 
 def _training_prompts(
-    config: Config, numbers: Mapping[str, str], renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None
+    config: Config,
+    numbers: Mapping[str, str],
+    renderer: Renderer,
+    context: int | None,
+    seeds: Seeds,
+    folder: Path | None,
 ) -> Prompts:
     p = config.prompts
     entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
-    sources = [Source(entry) if isinstance(entry, str) else Source(entry.path, entry.weight, entry.split) for entry in entries]
-    own: dict[str, Any] = {"max_prompts": p.max_prompts, "epochs": p.epochs, "shuffle": p.shuffle, **_kept_in(folder), **_columns(config)}
+    sources = [
+        Source(entry) if isinstance(entry, str) else Source(entry.path, entry.weight, entry.split)
+        for entry in entries
+    ]
+    own: dict[str, Any] = {
+        "max_prompts": p.max_prompts,
+        "epochs": p.epochs,
+        "shuffle": p.shuffle,
+        **_kept_in(folder),
+        **_columns(config),
+    }
     own |= {"responses": p.responses, "score_key": p.score_key, "numbers": numbers}
     own |= {"room": context, "too_long": p.too_long} if p.responses else _room(config.sampling, context)
     prompts = Prompts(sources, renderer, seeds, **own)
-    if UNPAIRED in prompts.formats and len(p.responses) == 1 and config.algorithm.options.get("threshold", 0) is None:
+    if (
+        UNPAIRED in prompts.formats
+        and len(p.responses) == 1
+        and config.algorithm.options.get("threshold", 0) is None
+    ):
         raise ConfigError(
-            f"{config.algorithm.name} would learn every response, also those whose label is false (the data are unpaired preferences); set "
+            f"{config.algorithm.name} would learn every response, also those whose label is false (the "
+            "data are unpaired preferences); set "
             "algorithm.threshold: 1 to learn the others alone, or 0 for all"
         )
     _check_scores(config, prompts)
@@ -280,41 +355,78 @@ def _training_prompts(
 
 
 def _check_scores(config: Config, prompts: Prompts) -> None:
-    """Where recorded responses stand alone and nothing says what each is worth, no threshold tells one from another."""
-    p, name, threshold = config.prompts, config.algorithm.name, config.algorithm.options.get("threshold")
-    is_alone = config.oracle.name == "recorded" and len(p.responses) == 1 and threshold is not None and p.score_key is None
+    """Where recorded responses stand alone and nothing says what each is worth, no threshold tells one from
+    another."""
+    p = config.prompts
+    name = config.algorithm.name
+    threshold = config.algorithm.options.get("threshold")
+    is_alone = (
+        config.oracle.name == "recorded"
+        and len(p.responses) == 1
+        and threshold is not None
+        and p.score_key is None
+    )
     if is_alone and UNPAIRED in prompts.formats and len(prompts.formats) > 1:
         others = " and ".join(sorted(prompts.formats - {UNPAIRED}))
         raise ConfigError(
-            f"prompts.path has sources whose records have labels, and others that are {others}, whose responses would all be worth 1; add a column "
+            f"prompts.path has sources whose records have labels, and others that are {others}, whose "
+            "responses would all be worth 1; add a column "
             "'label' to these, or set prompts.score_key to a column that all have"
         )
     if is_alone and "label" not in prompts.columns:
         known = " (the data have a column 'score')" if "score" in prompts.columns else ""
-        without = ", or remove algorithm.threshold to learn every response" if name == "sft" else ", or add a column 'label'"
+        without = (
+            ", or remove algorithm.threshold to learn every response"
+            if name == "sft"
+            else ", or add a column 'label'"
+        )
         raise ConfigError(
-            f"prompts.score_key is not set: {name} would take every response in {p.responses[0]!r} for worth 1, since the data have neither labels "
+            f"prompts.score_key is not set: {name} would take every response in {p.responses[0]!r} for "
+            "worth 1, since the data have neither labels "
             f"nor scores that it reads; set prompts.score_key to the column of their scores{known}{without}"
         )
 
 
-def _held_out_prompts(config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None) -> Prompts:
+def _held_out_prompts(
+    config: Config, renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None
+) -> Prompts:
     e = config.answering
     assert e is not None, "asked for where there is one"
     assert e.path is not None, "they are answered"
-    own: dict[str, Any] = {**_room(config.sampling, context), "max_prompts": e.max_prompts, **_kept_in(folder), **_columns(config)}
+    own: dict[str, Any] = {
+        **_room(config.sampling, context),
+        "max_prompts": e.max_prompts,
+        **_kept_in(folder),
+        **_columns(config),
+    }
     return Prompts([Source(e.path, split=e.split)], renderer, seeds, **own)
 
 
 def _held_out_pairs(
-    config: Config, numbers: Mapping[str, str], renderer: Renderer, context: int | None, seeds: Seeds, folder: Path | None
+    config: Config,
+    numbers: Mapping[str, str],
+    renderer: Renderer,
+    context: int | None,
+    seeds: Seeds,
+    folder: Path | None,
 ) -> Prompts:
     """In the columns of training, or as TRL names them."""
     e, p = config.evaluation, config.prompts
     assert e is not None, "asked for where there is one"
     assert e.pairs is not None, "they are measured"
-    own: dict[str, Any] = {"room": context, "max_prompts": e.max_prompts, "numbers": numbers, **_kept_in(folder), **_columns(config)}
-    own |= {"responses": pair_columns(config), "score_key": p.score_key, "reference_key": None, "too_long": p.too_long}
+    own: dict[str, Any] = {
+        "room": context,
+        "max_prompts": e.max_prompts,
+        "numbers": numbers,
+        **_kept_in(folder),
+        **_columns(config),
+    }
+    own |= {
+        "responses": pair_columns(config),
+        "score_key": p.score_key,
+        "reference_key": None,
+        "too_long": p.too_long,
+    }
     return Prompts([Source(e.pairs, split=e.split)], renderer, seeds, **own)
 
 
@@ -334,21 +446,33 @@ def _held_out_inputs(config: Config, sources: Mapping[str, Prompts | None]) -> I
         return {}
     paths = {"held_out": e.path, "pairs": e.pairs}
     given = {name: source for name, source in sources.items() if source is not None}
-    return {name: {"of": hash_of(repr((paths[name], e.split, e.max_prompts))), "is": source.digests} for name, source in given.items()}
+    return {
+        name: {"of": hash_of(repr((paths[name], e.split, e.max_prompts))), "is": source.digests}
+        for name, source in given.items()
+    }
 
 
 def _columns(config: Config) -> dict[str, Any]:
     p = config.prompts
-    return {"prompt_key": p.prompt_key, "reference_key": p.reference_key, "max_tokens": p.max_tokens, "on_bad_record": p.on_bad_record}
+    return {
+        "prompt_key": p.prompt_key,
+        "reference_key": p.reference_key,
+        "max_tokens": p.max_tokens,
+        "on_bad_record": p.on_bad_record,
+    }
 
 
 def _room(sampling: SamplingConfig, context: int | None) -> dict[str, Any]:
-    """Most tokens of a prompt that the policy is to answer, and how the number comes about; empty: there is no limit."""
+    """Most tokens of a prompt that the policy is to answer, and how the number comes about; empty: there is
+    no limit."""
     if context is None or sampling.overflow != "refuse":
         return {"room": context}
     new = sampling.max_new_tokens
     is_default = ", the default" if new == SamplingConfig.max_new_tokens else ""
-    return {"room": context - new, "room_is": f" ({context} tokens less sampling.max_new_tokens: {new}{is_default})"}
+    return {
+        "room": context - new,
+        "room_is": f" ({context} tokens less sampling.max_new_tokens: {new}{is_default})",
+    }
 
 
 def budget_of(config: Config) -> Budget:

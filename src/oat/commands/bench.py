@@ -24,7 +24,8 @@ def bench(model: str | None) -> dict[str, Any]:
     Args:
         model: whose limits are given too: a directory or a hub id.
     Returns:
-        "machine", "rates" (bytes and operations a second), and "model": None, or its path and its limits at the last of the rates.
+        "machine", "rates" (bytes and operations a second), and "model": None, or its path and its limits at
+        the last of the rates.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -36,7 +37,9 @@ def bench(model: str | None) -> dict[str, Any]:
     rates = []
     for device, threads in places:
         matrix = {name: matrix_rate(device, threads, dtype) for name, dtype in _DTYPES.items()}
-        rates.append({"device": device, "threads": threads, "bandwidth": bandwidth(device, threads), **matrix})
+        rates.append(
+            {"device": device, "threads": threads, "bandwidth": bandwidth(device, threads), **matrix}
+        )
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "gpu": gpu, "torch": torch.__version__},
@@ -46,8 +49,9 @@ def bench(model: str | None) -> dict[str, Any]:
 
 
 def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
-    """By precision, attention and the cache left out: bytes of the weights; tokens a second of decoding one row, and of any number; rows from which a
-    step takes longer to compute than to read the weights; tokens a second of an update in which every token is trained."""
+    """By precision, attention and the cache left out: bytes of the weights; tokens a second of decoding one
+    row, and of any number; rows from which a step takes longer to compute than to read the weights; tokens a
+    second of an update in which every token is trained."""
     limits: dict[str, Any] = {"elements": cost.backbone + cost.head}
     for name, dtype in _DTYPES.items():
         own = replace(cost, dtype=dtype)
@@ -65,16 +69,50 @@ def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
 
 def table(found: Mapping[str, Any]) -> str:
     """The same for people."""
-    machine, model, last = found["machine"], found["model"], found["rates"][-1]
-    lines = [f"{machine['cpu']}, {machine['cores']} cores; GPU: {machine['gpu'] or 'none'}; torch {machine['torch']}", ""]
+    machine = found["machine"]
+    model = found["model"]
+    last = found["rates"][-1]
+    lines = [
+        (
+            f"{machine['cpu']}, {machine['cores']} cores; GPU: {machine['gpu'] or 'none'}; torch "
+            f"{machine['torch']}"
+        ),
+        "",
+    ]
     head = ["device", "threads", "read GB/s", *(f"{name} GFLOP/s" for name in _DTYPES)]
-    lines += _columns(head, [[r["device"], r["threads"], *(f"{r[name] / 1e9:.1f}" for name in ("bandwidth", *_DTYPES))] for r in found["rates"]])
+    lines += _columns(
+        head,
+        [
+            [r["device"], r["threads"], *(f"{r[name] / 1e9:.1f}" for name in ("bandwidth", *_DTYPES))]
+            for r in found["rates"]
+        ],
+    )
     if model is not None:
         where = f"on {last['device']}, threads: {last['threads']}"
-        lines += ["", f"{model['path']}, {model['elements'] / 1e6:.2f} million elements in matrices; tokens a second {where}, at most:", ""]
-        head = ["precision", "weights MB", "decode, 1 row", "decode, many rows", "bound by compute from rows", "update"]
+        lines += [
+            "",
+            (
+                f"{model['path']}, {model['elements'] / 1e6:.2f} million elements in matrices; tokens a "
+                f"second {where}, at most:"
+            ),
+            "",
+        ]
+        head = [
+            "precision",
+            "weights MB",
+            "decode, 1 row",
+            "decode, many rows",
+            "bound by compute from rows",
+            "update",
+        ]
         names = ("decode_one_row", "decode", "compute_bound_rows", "update")
-        lines += _columns(head, [[n, f"{model[n]['bytes'] / 1e6:.1f}", *(f"{model[n][name]:.0f}" for name in names)] for n in _DTYPES])
+        lines += _columns(
+            head,
+            [
+                [n, f"{model[n]['bytes'] / 1e6:.1f}", *(f"{model[n][name]:.0f}" for name in names)]
+                for n in _DTYPES
+            ],
+        )
     return "\n".join(lines)
 
 
@@ -87,5 +125,9 @@ def _columns(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]
 def _cpu_name() -> str:
     """As Linux says it, or the architecture."""
     file = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", file.read_text(encoding="utf-8"), re.MULTILINE) if file.exists() else None
+    found = (
+        re.search(r"^model name\s*:\s*(.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+        if file.exists()
+        else None
+    )
     return found[1] if found else platform.machine()

@@ -27,13 +27,23 @@ def chat(speaker: Speaker, *, continues: bool = False) -> None:
     """
     if not speaker.is_chat and not continues:
         raise ConfigError(
-            f"{speaker.name} has no chat template, so nothing says where a turn ends; with --template {NO_TEMPLATE} it continues what you type, and "
+            f"{speaker.name} has no chat template, so nothing says where a turn ends; with --template "
+            f"{NO_TEMPLATE} it continues what you type, and "
             "--template chatml, or a .jinja file, gives it one"
         )
     is_seen = sys.stdin.isatty() and sys.stdout.isatty()
     if is_seen:
-        what = "continues what you type" if not speaker.is_chat else "answers, and remembers" if speaker.remembers else "answers each line by itself"
-        print(printable(f"{speaker.name} {what}; {_END} ends, {_ANEW} begins anew, Ctrl-C cuts an answer"), flush=True)
+        what = (
+            "continues what you type"
+            if not speaker.is_chat
+            else "answers, and remembers"
+            if speaker.remembers
+            else "answers each line by itself"
+        )
+        print(
+            printable(f"{speaker.name} {what}; {_END} ends, {_ANEW} begins anew, Ctrl-C cuts an answer"),
+            flush=True,
+        )
     messages: list[Message] = []
     for turn, line in enumerate(_typed() if is_seen else _piped()):
         if line == _END:
@@ -74,7 +84,9 @@ def _piped() -> Iterator[str]:
         try:
             text = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise DataError(f"the standard input, line {number}: expected UTF-8 ({error}); convert it") from None
+            raise DataError(
+                f"the standard input, line {number}: expected UTF-8 ({error}); convert it"
+            ) from None
         if text.strip():
             yield text
 
@@ -92,7 +104,10 @@ def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
         messages = messages[2:]
     size = len(speaker.renderer.prompt(messages))
     if size >= speaker.context:
-        raise DataError(f"what you said is {size} tokens long as the model reads it, and its context holds {speaker.context}; say less")
+        raise DataError(
+            f"what you said is {size} tokens long as the model reads it, and its context holds "
+            f"{speaker.context}; say less"
+        )
     return messages
 
 
@@ -116,7 +131,8 @@ def _say(speaker: Speaker, messages: Sequence[Message], turn: int, *, is_seen: b
 
 
 def _certain(text: str, stops: Sequence[str]) -> str:
-    """A text that grows, without the end of it that may become something else: half a character, or the beginning of a stop string."""
+    """A text that grows, without the end of it that may become something else: half a character, or the
+    beginning of a stop string."""
     text = text.rstrip(_UNFINISHED)
     held = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
     return text[: len(text) - max(held, default=0)]

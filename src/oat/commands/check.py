@@ -1,7 +1,8 @@
 """`oat check`: a run that is made without weights and not begun, and what it would do.
 
-Every box is made as `oat train` makes it, of tensors that have a shape and no memory, so whatever refuses there refuses here, in the same words. Not
-seen without weights: numbers in them that are not finite, and a model whose attention turns out to be none that this engine's cache can follow.
+Every box is made as `oat train` makes it, of tensors that have a shape and no memory, so whatever refuses
+there refuses here, in the same words. Not seen without weights: numbers in them that are not finite, and a
+model whose attention turns out to be none that this engine's cache can follow.
 """
 
 import math
@@ -71,12 +72,25 @@ def outline(
     is_begun = origin is None and (directory / "config.yaml").exists()
     most = dearest_question(config, run_inputs)
     refuse_small_budget(config, origins, most, make_objective(config).plan(0).questions, is_begun=is_begun)
-    refuse_weights(config, origins, run_inputs, is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps))
+    refuse_weights(
+        config,
+        origins,
+        run_inputs,
+        is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps),
+    )
     with outlined(config, origins, run_inputs) as run:
         assert isinstance(run.learner, Learner), "nothing goes through the wire here"
         begun = _begun(config, origin)
-        lines = [*_model(run.learner), *_data(run_inputs), *_step(config, run, run_inputs), *_rest(config, run, run_inputs, most, *begun)]
-        lines += [*_evaluations(config, run, run_inputs, begun[0]), *_checkpoints(config, run.learner, origin, run.stop.last)]
+        lines = [
+            *_model(run.learner),
+            *_data(run_inputs),
+            *_step(config, run, run_inputs),
+            *_rest(config, run, run_inputs, most, *begun),
+        ]
+        lines += [
+            *_evaluations(config, run, run_inputs, begun[0]),
+            *_checkpoints(config, run.learner, origin, run.stop.last),
+        ]
         lines += [
             *_places(config, run.learner),
             *_defaults(config, origins),
@@ -85,7 +99,11 @@ def outline(
             *(("note", note) for note in run.notes),
         ]
     table = [f"  {name:<13}{text}" for name, text in lines]
-    return [*table, *(token_lines(config, run_inputs) if with_tokens else []), *(memory_lines(config, lengths) if with_memory else [])]
+    return [
+        *table,
+        *(token_lines(config, run_inputs) if with_tokens else []),
+        *(memory_lines(config, lengths) if with_memory else []),
+    ]
 
 
 _Lines = Iterator[tuple[str, str]]
@@ -97,20 +115,31 @@ def _model(learner: Learner) -> _Lines:
     lm = policy.lm
     parameters = sum(count(lm).values())
     learning = sum(parameter.numel() for parameter in lm.trainable().values())
-    yield "model", f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, of which {learning / 1e6:.3g} million learn"
+    yield (
+        "model",
+        (
+            f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, of which {learning / 1e6:.3g} "
+            "million learn"
+        ),
+    )
 
 
 def _data(run_inputs: RunInputs) -> _Lines:
     held_out = f"; {run_inputs.held_out.size} held out" if run_inputs.held_out else ""
     what = " with the longest response" if run_inputs.prompts.has_responses else ""
-    yield "prompts", f"{run_inputs.prompts.size}, at most {run_inputs.prompts.longest} tokens long{what}{held_out}"
+    yield (
+        "prompts",
+        f"{run_inputs.prompts.size}, at most {run_inputs.prompts.longest} tokens long{what}{held_out}",
+    )
 
 
 def _sinks(config: Config) -> _Lines:
     """Who else gets the rows, and what of a service's is named."""
     named = []
     for sink in sinks_of(config.tracking):
-        about = [str(sink.options[name]) for name in ("mode", "tracking_uri") if sink.options.get(name)] + ["with texts"] * sink.samples
+        about = [str(sink.options[name]) for name in ("mode", "tracking_uri") if sink.options.get(name)] + [
+            "with texts"
+        ] * sink.samples
         named.append(f"{sink.name} ({', '.join(about)})" if about else sink.name)
     if named:
         yield "sinks", Hider({}).text(", ".join(named))
@@ -119,10 +148,16 @@ def _sinks(config: Config) -> _Lines:
 def _begun(config: Config, origin: Origin | None) -> tuple[int, int]:
     """Steps that are done, here or where the fork begins, and queries that were spent by then."""
     own, stored = seen(config.run_dir), _stored(config)
-    step, directory = (stored, own) if stored is not None else (origin.step, origin.run) if origin else (0, None)
+    step, directory = (
+        (stored, own) if stored is not None else (origin.step, origin.run) if origin else (0, None)
+    )
     if directory is None or step == 0:
         return 0, 0
-    spent = [row["oracle/queries"] for row in read_metrics(directory / "metrics.jsonl") if row["step"] <= step and "oracle/queries" in row]
+    spent = [
+        row["oracle/queries"]
+        for row in read_metrics(directory / "metrics.jsonl")
+        if row["step"] <= step and "oracle/queries" in row
+    ]
     return step, int(spent[-1]) if spent else 0
 
 
@@ -133,19 +168,34 @@ def _stored(config: Config) -> int | None:
 
 def _step(config: Config, run: Run, run_inputs: RunInputs) -> _Lines:
     """The arithmetic of a step."""
-    plan, options, recorded, samples = run.plans(0), config.algorithm.options, bool(config.prompts.responses), _samples(config, run)
+    plan = run.plans(0)
+    options = config.algorithm.options
+    recorded = bool(config.prompts.responses)
+    samples = _samples(config, run)
     responses, queries = plan.prompts * samples, plan.questions * _price(config, run_inputs, samples)
     of = "recorded" if recorded else f"of at most {config.sampling.max_new_tokens} tokens"
     asked = f"{many(plan.questions, 'question')}, {_queries(queries)}"
-    yield "a step", f"{many(plan.prompts, 'prompt')} x {samples} = {many(responses, 'response')} {of}; {asked}"
+    yield (
+        "a step",
+        f"{many(plan.prompts, 'prompt')} x {samples} = {many(responses, 'response')} {of}; {asked}",
+    )
     epochs, minibatches = options.get("epochs", 1), options.get("minibatches", 1)
     is_pair = make_objective(config).requires.feedback == "compare"
     units, unit = (plan.questions, "pair") if is_pair else (responses, "response")
     size, tokens = config.learner.micro_batch_size, run.learner.micro_batch_tokens
-    most = " and ".join([*([many(size, "row")] if size else []), *([many(tokens, "token")] if tokens else [])])
+    most = " and ".join(
+        [*([many(size, "row")] if size else []), *([many(tokens, "token")] if tokens else [])]
+    )
     bound = config.learner.max_updates
-    bounded = f", of which {bound} {'is' if bound == 1 else 'are'} done" if bound is not None and bound < epochs * minibatches else ""
-    each = f"{many(epochs, 'epoch')} x {many(minibatches, 'mini-batch')} = {many(epochs * minibatches, 'optimiser step')}{bounded}"
+    bounded = (
+        f", of which {bound} {'is' if bound == 1 else 'are'} done"
+        if bound is not None and bound < epochs * minibatches
+        else ""
+    )
+    each = (
+        f"{many(epochs, 'epoch')} x {many(minibatches, 'mini-batch')} = "
+        f"{many(epochs * minibatches, 'optimiser step')}{bounded}"
+    )
     yield "", f"{each}, each of {many(math.ceil(units / minibatches), unit)}, in passes of at most {most}"
     if (buffer := config.learner.buffer) is not None:
         yield "a buffer", _buffered(config, buffer, plan.questions)
@@ -159,11 +209,21 @@ def _rest(config: Config, run: Run, run_inputs: RunInputs, dearest: Price, begun
         begun: steps that are done.
         spent: queries of theirs.
     """
-    last, stop, plan, samples = run.stop.last, config.stop, run.plans(0), _samples(config, run)
+    last = run.stop.last
+    stop = config.stop
+    plan = run.plans(0)
+    samples = _samples(config, run)
     queries = plan.questions * _price(config, run_inputs, samples)
-    for costs in lines_of_costs(config, run_inputs, dearest, plan.questions, None if last is None else max(0, last - begun)):
+    for costs in lines_of_costs(
+        config, run_inputs, dearest, plan.questions, None if last is None else max(0, last - begun)
+    ):
         yield "cost", costs
-    limits = {"max_queries": stop.max_queries, "max_tokens": stop.max_tokens, "max_cost": stop.max_cost, "max_hours": stop.max_hours}
+    limits = {
+        "max_queries": stop.max_queries,
+        "max_tokens": stop.max_tokens,
+        "max_cost": stop.max_cost,
+        "max_hours": stop.max_hours,
+    }
     until = " or ".join(f"stop.{name} {limit:g}" for name, limit in limits.items() if limit is not None)
     left = math.inf if stop.max_queries is None else max(0, stop.max_queries - spent)
     after, beside = (f" after step {begun}", f" beside {spent} that are spent") if begun else ("", "")
@@ -171,24 +231,48 @@ def _rest(config: Config, run: Run, run_inputs: RunInputs, dearest: Price, begun
         yield "the run", f"{over}, and nothing is left to do; {spent} queries are spent"
         return
     if begun and left == 0:
-        yield "the run", f"{spent} queries are spent (stop.max_queries {stop.max_queries}) after step {begun}, and nothing is left to do"
+        yield (
+            "the run",
+            (
+                f"{spent} queries are spent (stop.max_queries {stop.max_queries}) after step {begun}, and "
+                "nothing is left to do"
+            ),
+        )
         return
     if last is None:
-        least = many(math.ceil(left / queries), "more step" if begun else "step") if stop.max_queries and queries else ""
+        least = (
+            many(math.ceil(left / queries), "more step" if begun else "step")
+            if stop.max_queries and queries
+            else ""
+        )
         steps = f", after {least} at least" if least else ""
-        yield "the run", f"steps{after} until {until}{steps}" + (f"; {spent} queries are spent" if begun else "")
+        yield (
+            "the run",
+            f"steps{after} until {until}{steps}" + (f"; {spent} queries are spent" if begun else ""),
+        )
         return
     steps_left, size = max(0, last - begun), run_inputs.prompts.size
-    prompts = min(steps_left * plan.prompts, max(0, size * config.prompts.epochs - begun * plan.prompts) if config.prompts.epochs else math.inf)
-    times = f"of {size}" if prompts < size else _each(int(prompts), size, is_exact=begun * plan.prompts % size == 0)
+    prompts = min(
+        steps_left * plan.prompts,
+        max(0, size * config.prompts.epochs - begun * plan.prompts) if config.prompts.epochs else math.inf,
+    )
+    times = (
+        f"of {size}"
+        if prompts < size
+        else _each(int(prompts), size, is_exact=begun * plan.prompts % size == 0)
+    )
     asked = _queries(int(min(steps_left * queries, left))) + beside
     taken = f"{many(int(prompts), 'prompt')} ({times}), {many(int(prompts * samples), 'response')}, {asked}"
     updates = many(updates_of(config, last) - updates_of(config, min(begun, last)), "optimiser step")
-    yield "the run", f"{many(steps_left, 'step')}{after}: {taken}, {updates}" + (f"; or until {until}" if until else "")
+    yield (
+        "the run",
+        f"{many(steps_left, 'step')}{after}: {taken}, {updates}" + (f"; or until {until}" if until else ""),
+    )
 
 
 def _each(prompts: int, size: int, *, is_exact: bool) -> str:
-    """How often each prompt comes where so many are taken of so many; it can be said exactly where the first one begins an epoch."""
+    """How often each prompt comes where so many are taken of so many; it can be said exactly where the first
+    one begins an epoch."""
     times, more = divmod(prompts, size) if is_exact else (round(prompts / size), 0)
     often = "once" if times == 1 else f"{times:,} times"
     return f"each {'' if is_exact else 'about '}{often}" + (f", {more} of them once more" if more else "")
@@ -200,7 +284,10 @@ def _buffered(config: Config, buffer: BufferConfig, questions: int) -> str:
     fullest = min(takes, buffer.clear_every or takes)
     cleared = f", cleared every {many(buffer.clear_every, 'step')}" if buffer.clear_every else ""
     steps = many(updates_of(config, fullest) - updates_of(config, fullest - 1), "optimiser step")
-    return f"the newest {many(min(buffer.questions, fullest * questions), 'question')}{cleared}: up to {steps} a step"
+    return (
+        f"the newest {many(min(buffer.questions, fullest * questions), 'question')}{cleared}: up to "
+        f"{steps} a step"
+    )
 
 
 def _price(config: Config, run_inputs: RunInputs, samples: int) -> int:
@@ -231,15 +318,30 @@ def _evaluations(config: Config, run: Run, run_inputs: RunInputs, begun: int) ->
     if e is None:
         return
     is_rarer = bool(e.every_queries or e.every_hours)
-    when = f"{'' if begun else 'before the first step, '}every {many(e.every, 'step')}{' at most' if is_rarer else ''}, and at the end"
-    count = None if last is None else max(0, (begun == 0) + last // e.every - begun // e.every + (last % e.every > 0 and last > begun))
+    when = (
+        f"{'' if begun else 'before the first step, '}every "
+        f"{many(e.every, 'step')}{' at most' if is_rarer else ''}, and at the end"
+    )
+    count = (
+        None
+        if last is None
+        else max(0, (begun == 0) + last // e.every - begun // e.every + (last % e.every > 0 and last > begun))
+    )
     times = f": {many(count, 'time')}" if count else ""
     if run_inputs.pairs is not None:
-        yield "evaluation", f"{when}{times}; {many(run_inputs.pairs.size, 'pair')} that are never learned, and nobody is asked"
+        yield (
+            "evaluation",
+            (
+                f"{when}{times}; {many(run_inputs.pairs.size, 'pair')} that are never learned, and nobody is "
+                "asked"
+            ),
+        )
     if run_inputs.held_out is None:
         return
     responses = run_inputs.held_out.size * (e.samples + e.greedy)
-    parts = " + ".join([*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])])
+    parts = " + ".join(
+        [*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])]
+    )
     prompts = many(run_inputs.held_out.size, "prompt")
     plan, is_pair = run.plans(0), make_objective(config).requires.feedback == "compare"
     online = plan.questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
@@ -248,17 +350,29 @@ def _evaluations(config: Config, run: Run, run_inputs: RunInputs, begun: int) ->
     for purpose, (address, _) in run_inputs.judges.items():
         priced = 0 if judges_of(config)[purpose].name in BUILTIN else responses + online
         total = priced * (count or 0) - (online if priced and not begun else 0)
-        yield "", f"{_queries(priced)} each" + (f", {total} in all" if count and priced else "") + f", of {address}"
+        yield (
+            "",
+            f"{_queries(priced)} each"
+            + (f", {total} in all" if count and priced else "")
+            + f", of {address}",
+        )
 
 
 def _checkpoints(config: Config, learner: Learner, origin: Origin | None, last: int | None) -> _Lines:
     """Args: last: steps of the run."""
     c = config.checkpoint
-    sizes = {name: sum(parameter.nbytes for parameter in part.model.trainable().values()) for name, part in learner.trained.items()}
-    copies = (config.learner.sync_every > 1) + (learner.following is not None)  # the sampler's weights, the reference's
+    sizes = {
+        name: sum(parameter.nbytes for parameter in part.model.trainable().values())
+        for name, part in learner.trained.items()
+    }
+    # the sampler's weights, the reference's
+    copies = (config.learner.sync_every > 1) + (learner.following is not None)
     size = (1 + _MOMENTS) * sum(sizes.values()) + copies * sizes.get("policy", 0)
     directory = seen(config.run_dir)
-    kept, free = f"{c.keep_last + c.keep_best} stay, of {_size(size)} each", f"{_size(bytes_free(directory))} are free there"
+    kept, free = (
+        f"{c.keep_last + c.keep_best} stay, of {_size(size)} each",
+        f"{_size(bytes_free(directory))} are free there",
+    )
     yield "checkpoints", f"every {many(c.every, 'step')} and at the end; {kept}; {free}"
     stored = _stored(config)
     begins = f"begins as a fork of {origin.run} after step {origin.step}" if origin else "new"
@@ -273,15 +387,35 @@ def _places(config: Config, learner: Learner) -> _Lines:
     options, c = config.engine.options, config.learner
 
     def threads(count: int | None) -> str:
-        return "" if config.compute.profile == "gpu" else f", {many(count, 'thread')}" if count else ", threads as measured at the start"
+        return (
+            ""
+            if config.compute.profile == "gpu"
+            else f", {many(count, 'thread')}"
+            if count
+            else ", threads as measured at the start"
+        )
 
     synced = f"new weights every {many(c.sync_every, 'step')}"
-    yield "engine", f"{config.engine.name} on {device}, {options['dtype']}{threads(options['threads'] or config.compute.threads)}; {synced}"
+    yield (
+        "engine",
+        (
+            f"{config.engine.name} on {device}, "
+            f"{options['dtype']}{threads(options['threads'] or config.compute.threads)}; {synced}"
+        ),
+    )
     precision = f"{config.model.dtype}, products in {c.autocast}" if c.autocast else config.model.dtype
-    frozen = [name for name in learner.models if name not in learner.trained and not (name == "reference" and learner.following)]
-    models = "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
+    frozen = [
+        name
+        for name in learner.models
+        if name not in learner.trained and not (name == "reference" and learner.following)
+    ]
+    models = (
+        "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
+    )
     if update := config.model.reference_update:
-        models += f"; after every {many(update.every, 'step')} the reference takes {update.mix:g} of the policy"
+        models += (
+            f"; after every {many(update.every, 'step')} the reference takes {update.mix:g} of the policy"
+        )
     yield "learner", f"on {device}, {precision}{threads(config.compute.threads)}; {models}"
     if config.explorer.name != "none":
         yield "explorer", f"{config.explorer.name}, in this process"
@@ -291,7 +425,9 @@ def _places(config: Config, learner: Learner) -> _Lines:
 def _where_asked(config: Config) -> str:
     """In which place the oracle of training answers; of an address no user and no token."""
     options = config.oracle.options
-    urls = options.get("url") or os.environ.get("OAI_URL") if config.oracle.name in ("judge", "remote") else None
+    urls = (
+        options.get("url") or os.environ.get("OAI_URL") if config.oracle.name in ("judge", "remote") else None
+    )
     if urls:
         model = f"{options['model']} " if config.oracle.name == "judge" else ""
         return Hider(options).text(f"{model}at {urls if isinstance(urls, str) else ', '.join(urls)}")

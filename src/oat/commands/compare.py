@@ -1,8 +1,9 @@
 """`oat eval A --against B`: which of two models answers held-out prompts better.
 
-Both answer the same prompts under the same random numbers, and response i of one meets response i of the other. An oracle that compares is asked in
-both orders, and the mean of both is taken, so that a liking for whoever stands first cancels; of one that scores the scores are compared. Where both
-are equal it is a tie, half a win.
+Both answer the same prompts under the same random numbers, and response i of one meets response i of the
+other. An oracle that compares is asked in both orders, and the mean of both is taken, so that a liking for
+whoever stands first cancels; of one that scores the scores are compared. Where both are equal it is a tie,
+half a win.
 """
 
 import tempfile
@@ -50,13 +51,14 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
     """The share of prompts and samples in which the first model beats the second.
 
     Args:
-        first, second: a run directory, a configuration, or a model (a directory or a hub id). Prompts, sampling, seed and oracle are those of the
-            first one that is no bare model.
+        first, second: a run directory, a configuration, or a model (a directory or a hub id). Prompts,
+            sampling, seed and oracle are those of the first one that is no bare model.
         flags: over its configuration.
 
     Returns:
-        "a", "b", "a_step", "b_step", "prompts", "oracle"; and by mode the win rate of the first with the 95 % interval over prompts, and what it
-        would be at equal lengths; the mean scores of both, or the mean probability of winning and how often both orders agree.
+        "a", "b", "a_step", "b_step", "prompts", "oracle"; and by mode the win rate of the first with the 95 %
+        interval over prompts, and what it would be at equal lengths; the mean scores of both, or the mean
+        probability of winning and how often both orders agree.
 
     Raises:
         OatError: nobody says which prompts and which oracle, or a part cannot be made as configured.
@@ -80,7 +82,11 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
     }
     for round, mode in enumerate(evaluation.modes):
         items = [item for item in feedback.items if item.question.key.round == round]
-        numbers = _scored(items, mode.samples) if evaluation.judge.kind == "score" else _compared(items, mode.samples)
+        numbers = (
+            _scored(items, mode.samples)
+            if evaluation.judge.kind == "score"
+            else _compared(items, mode.samples)
+        )
         found |= _summary(mode.name, *numbers, items, mode.samples, evaluation.seeds)
     return found
 
@@ -101,18 +107,25 @@ def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contende
     base = loaded[0] or loaded[1]
     if base is None:
         raise ConfigError(
-            f"neither {first} nor {second} is a run or a configuration, so nothing says which prompts and which oracle; give a configuration and the "
+            f"neither {first} nor {second} is a run or a configuration, so nothing says which prompts and "
+            "which oracle; give a configuration and the "
             f"first model by a flag: oat eval CONFIG --model.path {first} --against {second}"
         )
     if base.answering is None:
-        raise ConfigError(f"{first if loaded[0] else second}: has no held-out prompts; add --evaluation.path PROMPTS.jsonl")
+        raise ConfigError(
+            f"{first if loaded[0] else second}: has no held-out prompts; add --evaluation.path PROMPTS.jsonl"
+        )
     evaluation = base.answering
 
     def contender(name: str, own: Config | None) -> Contender:
-        model = ModelConfig(name) if own is None else replace(own.model, reference=None, reference_update=None)
-        oracle = replace(base.oracle, repeats=0)  # the other order is to be asked, and not to be concluded from the first
+        model = (
+            ModelConfig(name) if own is None else replace(own.model, reference=None, reference_update=None)
+        )
+        # the other order is to be asked, and not to be concluded from the first
+        oracle = replace(base.oracle, repeats=0)
         config = replace(base, model=model, oracle=oracle, render=base.render if own is None else own.render)
-        config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None))  # a comparison has no reference
+        # a comparison has no reference
+        config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None))
         return Contender(name, config, seen(name) if _is_run(name) else None)
 
     return contender(first, loaded[0]), contender(second, loaded[1])
@@ -139,7 +152,8 @@ def _common(inputs: Sequence[RunInputs]) -> list[Prompt]:
 
 
 def _made(contender: Contender, run_inputs: RunInputs, scratch: Path) -> tuple[Run, int]:
-    """The run that a contender is of, its policy in the slot that answers, and how many updates it has had."""
+    """The run that a contender is of, its policy in the slot that answers, and how many updates it has
+    had."""
     run = build(contender.config, directory=scratch, run_inputs=run_inputs, origins={(): contender.name})
     step = take_up_policy(run, contender.run_dir) if contender.run_dir is not None else 0
     run.weights.push(SLOT, step, run.learner.tensors("policy"))
@@ -151,7 +165,9 @@ def _evaluation_of(run: Run) -> Evaluation:
     return run.evaluation
 
 
-def _answers(contender: Contender, run_inputs: RunInputs, prompts: Sequence[Prompt]) -> tuple[int, list[list[Group]]]:
+def _answers(
+    contender: Contender, run_inputs: RunInputs, prompts: Sequence[Prompt]
+) -> tuple[int, list[list[Group]]]:
     """By mode; the model is gone afterwards, so that there is one at a time."""
     with tempfile.TemporaryDirectory() as scratch:
         run, step = _made(contender, run_inputs, Path(scratch))
@@ -161,41 +177,63 @@ def _answers(contender: Contender, run_inputs: RunInputs, prompts: Sequence[Prom
 
 
 def _sampled(evaluation: Evaluation, prompts: Sequence[Prompt]) -> list[list[Group]]:
-    return [evaluation.actor.sample(prompts, {SLOT: mode.samples}, ("eval", mode.name), mode.sampling) for mode in evaluation.modes]
+    return [
+        evaluation.actor.sample(prompts, {SLOT: mode.samples}, ("eval", mode.name), mode.sampling)
+        for mode in evaluation.modes
+    ]
 
 
-def _ask(run: Run, evaluation: Evaluation, ours: Sequence[Sequence[Group]], theirs: Sequence[Sequence[Group]]) -> Feedback:
+def _ask(
+    run: Run, evaluation: Evaluation, ours: Sequence[Sequence[Group]], theirs: Sequence[Sequence[Group]]
+) -> Feedback:
     """About groups in which the responses of both stand one behind the other."""
     judge = evaluation.judge
     for round, (mode, mine, others) in enumerate(zip(evaluation.modes, ours, theirs, strict=True)):
-        groups = [replace(a, trajectories=(*a.trajectories, *b.trajectories)) for a, b in zip(mine, others, strict=True)]
-        questions = [question for group in groups for question in _questions(group, judge, round, mode.samples)]
+        groups = [
+            replace(a, trajectories=(*a.trajectories, *b.trajectories))
+            for a, b in zip(mine, others, strict=True)
+        ]
+        questions = [
+            question for group in groups for question in _questions(group, judge, round, mode.samples)
+        ]
         run.ledger.ask(0, round, groups, questions, judge.purpose)
-    return run.ledger.take(0, run.ledger.asked(0, len(evaluation.modes), judge.purpose), purpose=judge.purpose)
+    return run.ledger.take(
+        0, run.ledger.asked(0, len(evaluation.modes), judge.purpose), purpose=judge.purpose
+    )
 
 
 def _questions(group: Group, judge: Judge, round: int, samples: int) -> list[Question]:
     pairs = [(sample, samples + sample) for sample in range(samples)]
     picks = [tuple(range(2 * samples))] if judge.kind == "score" else [*pairs, *((b, a) for a, b in pairs)]
     keys = [Key(judge.purpose, 0, round, group.prompt.occurrence, index) for index in range(len(picks))]
-    return [Question.about(group, key, judge.kind, pick, judge.oracle) for key, pick in zip(keys, picks, strict=True)]
+    return [
+        Question.about(group, key, judge.kind, pick, judge.oracle)
+        for key, pick in zip(keys, picks, strict=True)
+    ]
 
 
 def _scored(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, float | None]]:
     """(B, G) wins, and the mean scores."""
     values = np.array([_values(item) for item in items])
     ours_BG, theirs_BG = values[:, :samples], values[:, samples:]
-    return (1.0 + np.sign(ours_BG - theirs_BG)) / 2.0, {"score": average(ours_BG), "other_score": average(theirs_BG)}
+    return (1.0 + np.sign(ours_BG - theirs_BG)) / 2.0, {
+        "score": average(ours_BG),
+        "other_score": average(theirs_BG),
+    }
 
 
 def _compared(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, float | None]]:
-    """(B, G) wins by the mean of both orders; the mean probability, and the share of pairs of which both orders name the same winner."""
+    """(B, G) wins by the mean of both orders; the mean probability, and the share of pairs of which both
+    orders name the same winner."""
     values = np.array([_values(item)[0] for item in items]).reshape(-1, 2, samples)
     first_BG, second_BG = values[:, 0], 1.0 - values[:, 1]
     mean_BG = (first_BG + second_BG) / 2.0
     is_known = ~np.isnan(mean_BG)
     agrees = np.sign(first_BG - 0.5) == np.sign(second_BG - 0.5)
-    return wins(mean_BG), {"probability": average(mean_BG), "same_in_both_orders": float(agrees[is_known].mean()) if is_known.any() else None}
+    return wins(mean_BG), {
+        "probability": average(mean_BG),
+        "same_in_both_orders": float(agrees[is_known].mean()) if is_known.any() else None,
+    }
 
 
 def _values(item: Any) -> list[float]:
@@ -205,14 +243,22 @@ def _values(item: Any) -> list[float]:
 
 
 def _summary(
-    mode: str, wins_BG: np.ndarray, others: Mapping[str, float | None], items: Sequence[Any], samples: int, seeds: Seeds
+    mode: str,
+    wins_BG: np.ndarray,
+    others: Mapping[str, float | None],
+    items: Sequence[Any],
+    samples: int,
+    seeds: Seeds,
 ) -> dict[str, float]:
     """The numbers of a mode by name; none that nothing is known of."""
     groups = list({item.question.key.occurrence: item.group for item in items}.values())
     lengths = np.array([[len(response.text) for response in group.trajectories] for group in groups])
     ours, theirs = lengths[:, :samples], lengths[:, samples:]
     rate = f"{mode}_win_rate"
-    found = {rate: average(wins_BG), f"{rate}_lc": length_controlled_win_rate(wins_BG.ravel(), ours.ravel(), theirs.ravel())}
+    found = {
+        rate: average(wins_BG),
+        f"{rate}_lc": length_controlled_win_rate(wins_BG.ravel(), ours.ravel(), theirs.ravel()),
+    }
     if ends := bootstrap_interval(wins_BG, seeds.at("bootstrap", rate)):
         found |= {f"{rate}_low": ends[0], f"{rate}_high": ends[1]}
     found |= {f"{mode}_{name}": value for name, value in others.items()}

@@ -1,4 +1,5 @@
-"""One evaluation outside of training: of a run's newest checkpoint, or of the model that a configuration starts from."""
+"""One evaluation outside of training: of a run's newest checkpoint, or of the model that a configuration
+starts from."""
 
 import tempfile
 from pathlib import Path
@@ -14,19 +15,23 @@ from oat.loop import evaluate
 
 
 def evaluate_once(config: Config, origins: Origins, run_dir: Path | None = None) -> dict[str, float]:
-    """The metrics of one evaluation, `eval/...`, and the `step` after which the weights stood. Nothing is written into the run, and the budget is the
-    evaluation's own; what fails in it is warned of, and `eval/failed` is 1.
+    """The metrics of one evaluation, `eval/...`, and the `step` after which the weights stood. Nothing is
+    written into the run, and the budget is the evaluation's own; what fails in it is warned of, and
+    `eval/failed` is 1.
 
     Args:
         config: resolved, with a section `evaluation`.
         run_dir: of the run whose newest checkpoint it is; None: the start model.
 
     Raises:
-        OatError: a part cannot be made as configured, the run has no checkpoint, or its model or text is not what it was.
+        OatError: a part cannot be made as configured, the run has no checkpoint, or its model or text is not
+        what it was.
     """
     assert config.evaluation is not None, "who calls it says which prompts"
     with tempfile.TemporaryDirectory() as scratch:
-        run_inputs = gather_inputs(config, origins, folder=Path(scratch), known=None if run_dir is None else recorded(seen(run_dir)))
+        run_inputs = gather_inputs(
+            config, origins, folder=Path(scratch), known=None if run_dir is None else recorded(seen(run_dir))
+        )
         if run_dir is not None:
             refuse_weights(config, origins, run_inputs, is_begun=True)
             warn_of_changes(run_dir, config, run_inputs)
@@ -36,4 +41,7 @@ def evaluate_once(config: Config, origins: Origins, run_dir: Path | None = None)
             metrics = evaluate(run, step, due=True)
         finally:
             run.ledger.close()
-    return {"step": step, **{name: value for name, value in metrics.values.items() if name.startswith("eval/")}}
+    return {
+        "step": step,
+        **{name: value for name, value in metrics.values.items() if name.startswith("eval/")},
+    }

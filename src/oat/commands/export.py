@@ -34,13 +34,26 @@ from oat.rundir.reading import sound_rows
 from oat.text.renderer import Renderer
 
 _KEYS = ("config.json", "adapter_config.json")
-_WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+_WEIGHTS = (
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "adapter_model.safetensors",
+)
 _BESIDE = (
-    *("README.md", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *(
+        "README.md",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
     *("chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
 )
-"""What stands beside a model, and goes with it when another one comes: the card, and what transformers writes of tokenizers and of generation."""
+"""What stands beside a model, and goes with it when another one comes: the card, and what transformers writes
+of tokenizers and of generation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +83,17 @@ def run_config(run_dir: Path) -> Config:
     """
     file = run_dir / "config.yaml"
     if not file.exists():
-        raise ConfigError(f"{run_dir}: holds no run (config.yaml is missing); give the directory that `oat train` named")
+        raise ConfigError(
+            f"{run_dir}: holds no run (config.yaml is missing); give the directory that `oat train` named"
+        )
     return stored_config(run_dir)[0]
 
 
 def policy_weights(
     run_dir: Path, which: int | Literal["best"] | None = None
 ) -> tuple[int, dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-    """A checkpoint's step, the policy's weights by parameter name (or those of a reward model), all its tensors, and its state.
+    """A checkpoint's step, the policy's weights by parameter name (or those of a reward model), all its
+    tensors, and its state.
 
     Args:
         which: of a step, or the one whose row had the highest `checkpoint.best_metric`; None: the newest.
@@ -87,12 +103,23 @@ def policy_weights(
     """
     checkpoints = Checkpoints(run_dir / "checkpoints", **asdict(run_config(run_dir).checkpoint))
     if not checkpoints.steps:
-        raise CheckpointError(f"{run_dir}: has no checkpoint yet; let `oat train` reach its first one (checkpoint.every steps)")
-    loaded = checkpoints.load() if which is None else checkpoints.load_step(checkpoints.best() if which == "best" else which)
+        raise CheckpointError(
+            f"{run_dir}: has no checkpoint yet; let `oat train` reach its first one (checkpoint.every steps)"
+        )
+    loaded = (
+        checkpoints.load()
+        if which is None
+        else checkpoints.load_step(checkpoints.best() if which == "best" else which)
+    )
     assert loaded is not None, "a run with checkpoints loads one or says why not"
     step, tensors, state = loaded
     prefix = _prefix(_learned(tensors))
-    return step, {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}, tensors, state
+    return (
+        step,
+        {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)},
+        tensors,
+        state,
+    )
 
 
 def _learned(tensors: Collection[str]) -> str:
@@ -105,8 +132,9 @@ def _prefix(model: str) -> str:
 
 
 def take_up_policy(run: Run, run_dir: Path) -> int:
-    """Give a run's boxes the policy of the newest checkpoint of another run of the same model, and its slots the weights that they had; or the reward
-    model, where that is what it has learned. Returns the checkpoint's step.
+    """Give a run's boxes the policy of the newest checkpoint of another run of the same model, and its slots
+    the weights that they had; or the reward model, where that is what it has learned. Returns the
+    checkpoint's step.
 
     Raises:
         ConfigError: it has learned a reward model, and these boxes have none.
@@ -116,20 +144,40 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
     learner, name = run.parts["learner"], _learned(tensors)
     own, frozen = learner.state, state["learner"]["frozen"][name]
     if name not in own["frozen"]:
-        raise ConfigError(f"{run_dir}: trained a reward model, and its policy is the model that it started from; give that model")
+        raise ConfigError(
+            f"{run_dir}: trained a reward model, and its policy is the model that it started from; give "
+            "that model"
+        )
     if own["frozen"][name] != frozen:
-        raise CheckpointError(f"the model is not the one that the adapter of {run_dir} was trained beside; put its files back as they were")
+        raise CheckpointError(
+            f"the model is not the one that the adapter of {run_dir} was trained beside; put its files "
+            "back as they were"
+        )
     if "following" in own:  # an evaluation may be of the reference
-        learner.load_state({**state["learner"], **{name.removeprefix("learner/"): tensor for name, tensor in tensors.items()}})
+        learner.load_state(
+            {
+                **state["learner"],
+                **{name.removeprefix("learner/"): tensor for name, tensor in tensors.items()},
+            }
+        )
     else:
         run.learner.load_weights(name, weights)
-    kept = {name.removeprefix("weights/"): tensor for name, tensor in tensors.items() if name.startswith("weights/")}
+    kept = {
+        name.removeprefix("weights/"): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("weights/")
+    }
     run.parts["weights"].load_state({"version": step, **kept})
     run.weights.restore(run.learner)
     return step
 
 
-def load_learned(run_dir: Path, config: Config, which: int | Literal["best"] | None = None, device: torch.device | str = "cpu") -> Learned:
+def load_learned(
+    run_dir: Path,
+    config: Config,
+    which: int | Literal["best"] | None = None,
+    device: torch.device | str = "cpu",
+) -> Learned:
     """The model of a run's checkpoint, with its weights.
 
     Args:
@@ -149,7 +197,8 @@ def load_learned(run_dir: Path, config: Config, which: int | Literal["best"] | N
     model = lm if name == "policy" else RewardModel(lm, np.random.default_rng(), trailing=renderer.trailing)
     if frozen_checksum(model.module, model.trainable().values()) != state["learner"]["frozen"][name]:
         raise CheckpointError(
-            f"{config.model.path} is not the model that the adapter of {run_dir} was trained beside; put its files back as they were"
+            f"{config.model.path} is not the model that the adapter of {run_dir} was trained beside; put "
+            "its files back as they were"
         )
     with torch.no_grad():
         for tensor, parameter in model.trainable().items():
@@ -157,33 +206,45 @@ def load_learned(run_dir: Path, config: Config, which: int | Literal["best"] | N
     return Learned(name, step, lm, model, tokenizer, renderer)
 
 
-def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False) -> int:
-    """Write the model of a run's checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads, or that of a reward model
-    `AutoModelForSequenceClassification`, with a model card; returns its step. A model that stands there is replaced in one step
-    (`oat.commands.swap`).
+def export_run(
+    run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False
+) -> int:
+    """Write the model of a run's checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads,
+    or that of a reward model `AutoModelForSequenceClassification`, with a model card; returns its step. A
+    model that stands there is replaced in one step (`oat.commands.swap`).
 
     Args:
         which: as `policy_weights`.
         adapter: of a run with LoRA the adapter alone, as PEFT has it; otherwise it is merged into the model.
 
     Raises:
-        ConfigError: the directory holds no run, or none with an adapter, or `out` is a file or the model that the run started from, or nothing
-            can be made there.
+        ConfigError: the directory holds no run, or none with an adapter, or `out` is a file or the model that
+            the run started from, or nothing can be made there.
         CheckpointError: the run has no usable checkpoint yet, or not this one.
         ExportError: the model cannot be written.
     """
     config = run_config(run_dir)
     is_file = out.exists() and not out.is_dir()
     if is_file or (out.exists() and out.resolve() == Path(config.model.path).resolve()):
-        raise ConfigError(f"{out} is {'a file' if is_file else 'the model that the run started from'}; give a new directory")
+        raise ConfigError(
+            f"{out} is {'a file' if is_file else 'the model that the run started from'}; give a new directory"
+        )
     if adapter and config.model.lora is None:
         raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
     found = load_learned(run_dir, config, which)
     if adapter and found.name == "reward":
-        raise ConfigError(f"{run_dir}: trained a reward model, whose adapter is of no use without its score; leave --adapter out")
-    model, tokenizer, renderer = found.model, found.tokenizer, found.renderer
+        raise ConfigError(
+            f"{run_dir}: trained a reward model, whose adapter is of no use without its score; leave "
+            "--adapter out"
+        )
+    model = found.model
+    tokenizer = found.tokenizer
+    renderer = found.renderer
     lm = found.lm if adapter else merged(found.lm)
-    place, card = seen(out).resolve(), model_card(run_dir, config, found.step, out, is_adapter=adapter, is_reward=found.name == "reward")
+    place, card = (
+        seen(out).resolve(),
+        model_card(run_dir, config, found.step, out, is_adapter=adapter, is_reward=found.name == "reward"),
+    )
     try:
         with saying_what_is_free(place), swapped_in(place, partial(_of_a_model, place), _KEYS) as new:
             if isinstance(model, RewardModel):
@@ -194,22 +255,29 @@ def export_run(run_dir: Path, out: Path, which: int | Literal["best"] | None = N
     except OSError as error:
         needed = sum(tensor.nbytes for tensor in (lm.trainable() if adapter else lm.tensors()).values())
         raise ExportError(
-            f"{place}: the model of step {found.step} could not be written ({error.strerror}); it needs {needed:,} bytes, beside a model that it "
-            "replaces. What stood there is as it was, and no part of the new one is left: make room, or give another directory, and run the same "
+            f"{place}: the model of step {found.step} could not be written ({error.strerror}); it needs "
+            f"{needed:,} bytes, beside a model that it "
+            "replaces. What stood there is as it was, and no part of the new one is left: make room, or "
+            "give another directory, and run the same "
             "command again"
         ) from error
     return found.step
 
 
 def _of_a_model(folder: Path) -> set[str]:
-    """The files in a folder that are of a model, or of what an export that was killed has left of one; none where no part of a model is."""
+    """The files in a folder that are of a model, or of what an export that was killed has left of one; none
+    where no part of a model is."""
     if not folder.is_dir():
         return set()
-    found = {pattern: {file.name for file in folder.glob(pattern)} for pattern in (*_KEYS, *_WEIGHTS, *_BESIDE)}
+    found = {
+        pattern: {file.name for file in folder.glob(pattern)} for pattern in (*_KEYS, *_WEIGHTS, *_BESIDE)
+    }
     return set().union(*found.values()) if any(found[pattern] for pattern in (*_KEYS, *_WEIGHTS)) else set()
 
 
-def _save_policy(lm: CausalLM, tokenizer: Any, renderer: Renderer, base: str, out: Path, *, adapter: bool) -> None:
+def _save_policy(
+    lm: CausalLM, tokenizer: Any, renderer: Renderer, base: str, out: Path, *, adapter: bool
+) -> None:
     if renderer.template is not None:
         tokenizer.chat_template = renderer.template
     lm.module.generation_config.eos_token_id = sorted(renderer.stop_ids)
@@ -221,7 +289,8 @@ def _save_policy(lm: CausalLM, tokenizer: Any, renderer: Renderer, base: str, ou
 
 
 def digest_run(run_dir: Path) -> dict[str, str]:
-    """SHA-256 of a run in canonical form: weights, optimiser and every other state, metrics and ledger, without clock times.
+    """SHA-256 of a run in canonical form: weights, optimiser and every other state, metrics and ledger,
+    without clock times.
 
     Two runs with the same digest are the same run.
 
@@ -235,7 +304,9 @@ def digest_run(run_dir: Path) -> dict[str, str]:
         if not (run_dir / name).exists():
             raise ConfigError(f"{run_dir}: {name} is missing; give the directory of a whole run")
     step, weights, tensors, state = policy_weights(run_dir)
-    others = {name: tensor for name, tensor in tensors.items() if not name.startswith(_prefix(_learned(tensors)))}
+    others = {
+        name: tensor for name, tensor in tensors.items() if not name.startswith(_prefix(_learned(tensors)))
+    }
     state.pop("stop", None)  # hours
     state.pop(HELD, None)  # the ledger itself is below
     state.get("evaluation", {}).pop("seconds", None)
@@ -256,7 +327,10 @@ def _all_rows(file: Path, least: int) -> list[dict[str, Any]]:
     if not damage and len(rows) < least:
         damage = sound_rows(file.read_bytes(), least)[1]
     if damage:
-        raise DataError(f"{file}: {damage}; no hash could say whether the run is equal to another. Put the file back as it was")
+        raise DataError(
+            f"{file}: {damage}; no hash could say whether the run is equal to another. Put the file back "
+            "as it was"
+        )
     return [row for _, row in rows]
 
 

@@ -1,4 +1,5 @@
-"""`oat generate`: responses to the prompts of a file, one line of JSON a prompt, with all that the record has."""
+"""`oat generate`: responses to the prompts of a file, one line of JSON a prompt, with all that the record
+has."""
 
 import json
 import sys
@@ -31,27 +32,36 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
         prompt_key: column of the prompt; None: the run's, or `prompt`.
 
     Returns:
-        JSON objects: `prompt`, as the data have it; `responses`; `finish`, how each ended ("stop", or "length" where it was cut off); `reference` and
-        `columns` of the record.
+        JSON objects: `prompt`, as the data have it; `responses`; `finish`, how each ended ("stop", or
+        "length" where it was cut off); `reference` and `columns` of the record.
 
     Raises:
         DataError: the prompts cannot be read, or one leaves no room for a token of its response.
     """
     known = speaker.config.prompts if speaker.config is not None else None
-    layout = Layout(prompt_key or (known.prompt_key if known else "prompt"), known.reference_key if known and prompt_key is None else None)
+    layout = Layout(
+        prompt_key or (known.prompt_key if known else "prompt"),
+        known.reference_key if known and prompt_key is None else None,
+    )
     room = None if speaker.context is None else speaker.context - 1
     found = PromptSet(Source(prompts), layout, Fit(speaker.renderer, None, room), caches=cache_folders())
     if found.index.over:
         row, tokens = found.index.first_over
         raise DataError(
-            f"{prompts}: record {row}: the prompt has {tokens} tokens, and the model's context holds {speaker.context}; shorten it, or leave it out "
+            f"{prompts}: record {row}: the prompt has {tokens} tokens, and the model's context holds "
+            f"{speaker.context}; shorten it, or leave it out "
             f"(this long: {found.index.over} of {len(found)})"
         )
     actor = Actor(speaker.renderer, speaker.engine, speaker.sampling, speaker.seeds)
     for start in range(0, len(found), _PROMPTS):
-        some = [replace(found[number], occurrence=number) for number in range(start, min(start + _PROMPTS, len(found)))]
+        some = [
+            replace(found[number], occurrence=number)
+            for number in range(start, min(start + _PROMPTS, len(found)))
+        ]
         if not all(prompt.messages for prompt in some):
-            raise DataError(f"{prompts}: its records have texts and no prompts; --prompt-key text continues them")
+            raise DataError(
+                f"{prompts}: its records have texts and no prompts; --prompt-key text continues them"
+            )
         for group in actor.sample(some, {SLOT: samples}, ("generate",)):
             yield printable(json.dumps(_record(group), ensure_ascii=False))
 
@@ -62,11 +72,14 @@ def refuse_known(out: Path) -> None:
         ConfigError: there is such a file, or a folder.
     """
     if out.exists():
-        raise ConfigError(f"{out}: is there already, and is not overwritten; give another --out, or move it away")
+        raise ConfigError(
+            f"{out}: is there already, and is not overwritten; give another --out, or move it away"
+        )
 
 
 def write_lines(lines: Iterable[str], out: Path) -> int:
-    """Write lines to a new file, which is there whole or not at all, and whose folder is made; returns how many. In a terminal they are counted.
+    """Write lines to a new file, which is there whole or not at all, and whose folder is made; returns how
+    many. In a terminal they are counted.
 
     Raises:
         ConfigError: it is there already.

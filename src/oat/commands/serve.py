@@ -14,21 +14,66 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     """The arguments of `oat serve`."""
     add = parser.add_argument
     add("what", metavar="reward", choices=("reward",), help="a reward model is what can be served")
-    add("--model", required=True, metavar="M", help="directory or org/name of a sequence-classification model")
-    add("--devices", metavar="D", help="a process each, such as cpu or cuda:0,cuda:1; auto: one over all; by default every CUDA device, or cpu")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", metavar="float32|bfloat16", help="precision of the weights")
+    add(
+        "--model", required=True, metavar="M", help="directory or org/name of a sequence-classification model"
+    )
+    add(
+        "--devices",
+        metavar="D",
+        help=(
+            "a process each, such as cpu or cuda:0,cuda:1; auto: one over all; by default every CUDA device, "
+            "or cpu"
+        ),
+    )
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        metavar="float32|bfloat16",
+        help="precision of the weights",
+    )
     add("--label", type=int, metavar="N", help="which of several labels is the score")
-    add("--host", default="127.0.0.1", metavar="HOST", help="address to listen on; any but this machine's own needs a token")
+    add(
+        "--host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address to listen on; any but this machine's own needs a token",
+    )
     add("--port", type=int, default=8000, metavar="N", help="0 takes a free one")
     add("--token-file", type=Path, metavar="FILE", help="holds the token that requests have to bear")
-    add("--max-batch-size", type=int, default=64, metavar="N", help="most requests that a process scores together")
-    add("--max-wait-ms", type=int, default=5, metavar="N", help="how long the first of them waits for the others")
+    add(
+        "--max-batch-size",
+        type=int,
+        default=64,
+        metavar="N",
+        help="most requests that a process scores together",
+    )
+    add(
+        "--max-wait-ms",
+        type=int,
+        default=5,
+        metavar="N",
+        help="how long the first of them waits for the others",
+    )
     add("--batch-tokens", type=int, default=16384, metavar="N", help="most tokens of a forward pass")
-    add("--max-tokens", type=int, metavar="N", help="a longer row has no score; by default what the model can read")
+    add(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="a longer row has no score; by default what the model can read",
+    )
     add("--max-body-bytes", type=int, default=1 << 22, metavar="N", help="most bytes of a request")
     add("--max-responses", type=int, default=256, metavar="N", help="most responses in a request")
-    add("--max-open", type=int, default=512, metavar="N", help="requests that are answered together; more are refused with 429")
-    add("--timeout-s", type=int, default=60, metavar="N", help="seconds that a request may wait and be scored")
+    add(
+        "--max-open",
+        type=int,
+        default=512,
+        metavar="N",
+        help="requests that are answered together; more are refused with 429",
+    )
+    add(
+        "--timeout-s", type=int, default=60, metavar="N", help="seconds that a request may wait and be scored"
+    )
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -44,7 +89,12 @@ def serve(arguments: argparse.Namespace) -> int:
         **{name: value for name, value in vars(arguments).items() if name in own},
         devices=tuple(arguments.devices.split(",")) if arguments.devices else all_devices(),
         token=None if arguments.token_file is None else read_token(arguments.token_file),
-        limits=Limits(body=arguments.max_body_bytes, responses=arguments.max_responses, open=arguments.max_open, answer_s=float(arguments.timeout_s)),
+        limits=Limits(
+            body=arguments.max_body_bytes,
+            responses=arguments.max_responses,
+            open=arguments.max_open,
+            answer_s=float(arguments.timeout_s),
+        ),
     )
     run_server(config, lambda line: print(f"oat serve: {line}", flush=True))
     return 0

@@ -26,30 +26,49 @@ _SPACE = "\u2423"
 
 
 def token_lines(config: Config, run_inputs: RunInputs) -> list[str]:
-    """What is learned from the first prompt of the run, token by token: where responses are sampled, the reference stands for one, and the model
-    itself is asked how it goes on."""
+    """What is learned from the first prompt of the run, token by token: where responses are sampled, the
+    reference stands for one, and the model itself is asked how it goes on."""
     prompts, renderer = run_inputs.prompts.take(_ENDS_SEEN), run_inputs.renderer
     prompt = prompts[0]
     if config.prompts.responses:
         actor = RecordedActor(run_inputs.prompts.fit, config.prompts.responses, config.prompts.score_key)
-        rows, names = actor.sample([prompt], {}, ())[0].trajectories, [f"the response {name!r}" for name in config.prompts.responses]
+        rows, names = (
+            actor.sample([prompt], {}, ())[0].trajectories,
+            [f"the response {name!r}" for name in config.prompts.responses],
+        )
     else:
         response = _stand_in(renderer, prompt.reference or "")
-        rows = (Trajectory("sampler", (Segment("context", renderer.prompt(prompt.messages)), *response), "stop", ""),)
-        names = ["the reference stands for a response" if prompt.reference else "a response that ends at once"]
+        rows = (
+            Trajectory(
+                "sampler", (Segment("context", renderer.prompt(prompt.messages)), *response), "stop", ""
+            ),
+        )
+        names = [
+            "the reference stands for a response" if prompt.reference else "a response that ends at once"
+        ]
     lines = []
     for row, name in zip(rows, names, strict=True):
-        lines += [f"example: row {prompt.row} of the prompts, {name}", "  place      id  author   trained  text"]
+        lines += [
+            f"example: row {prompt.row} of the prompts, {name}",
+            "  place      id  author   trained  text",
+        ]
         place = 0
         for segment in row.segments:
             masks = segment.mask if segment.mask is not None else [False] * len(segment.ids)
             for id, is_trained in zip(segment.ids, masks, strict=True):
-                lines.append(f"  {place:>5} {int(id):>7}  {segment.author:<8} {'yes' if is_trained else '-':<8} {_seen(renderer.decode([int(id)]))}")
+                lines.append(
+                    f"  {place:>5} {int(id):>7}  {segment.author:<8} {'yes' if is_trained else '-':<8} "
+                    f"{_seen(renderer.decode([int(id)]))}"
+                )
                 place += 1
     ends = ", ".join(f"{id} {renderer.decode([id])!r}" for id in sorted(renderer.stop_ids)) or "none"
     strings = f"; or the text {', '.join(map(repr, renderer.stop))}" if renderer.stop else ""
     lines.append(f"stop ids: {ends}{strings}")
-    return lines if config.prompts.responses else [*lines, *_after_prompts(load_model(config.model), renderer, prompts)]
+    return (
+        lines
+        if config.prompts.responses
+        else [*lines, *_after_prompts(load_model(config.model), renderer, prompts)]
+    )
 
 
 @dataclass(frozen=True)
@@ -79,20 +98,28 @@ class _GoesOn:
 
 @torch.no_grad()
 def _goes_on(lm: CausalLM, renderer: Renderer, prompt: Prompt) -> _GoesOn:
-    stop_ids, response, firsts, probability = sorted(renderer.stop_ids), list[int](), list[torch.Tensor](), 1.0
+    stop_ids = sorted(renderer.stop_ids)
+    response = list[int]()
+    firsts = list[torch.Tensor]()
+    probability = 1.0
     while len(response) < _SOON and not (response and response[-1] in stop_ids):
         ids = np.concatenate([renderer.prompt(prompt.messages), response]).astype(np.int64)
-        probabilities_V = lm.head(lm.hidden(torch.as_tensor(ids, device=lm.device)[None])[0, -1]).float().softmax(-1)
+        probabilities_V = (
+            lm.head(lm.hidden(torch.as_tensor(ids, device=lm.device)[None])[0, -1]).float().softmax(-1)
+        )
         firsts = firsts or [probabilities_V]
         response.append(int(probabilities_V.argmax()))
         probability *= float(probabilities_V[response[-1]])
     likeliest = firsts[0].argsort(descending=True)[:_LIKELIEST].tolist()
     shares = [(id, float(firsts[0][id])) for id in likeliest]
-    return _GoesOn(prompt, float(firsts[0][stop_ids].sum()), shares, response, response[-1] in stop_ids, probability)
+    return _GoesOn(
+        prompt, float(firsts[0][stop_ids].sum()), shares, response, response[-1] in stop_ids, probability
+    )
 
 
 def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
-    """What a model does with the ends of prompts: an end that its tokens never have leads it astray, or ends the response at once."""
+    """What a model does with the ends of prompts: an end that its tokens never have leads it astray, or ends
+    the response at once."""
     seen = [_goes_on(lm, renderer, prompt) for prompt in prompts]
     at_once, soon = np.mean([one.at_once for one in seen]), [one for one in seen if one.is_ended]
     worst = max(seen, key=lambda one: one.ends)
@@ -100,14 +127,29 @@ def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) 
     end = renderer.decode(renderer.prompt(worst.prompt.messages)[-_END_SHOWN:].tolist())
     how = "and ends" if worst.is_ended else "and goes on"
     share = sum(one.probability for one in soon) / len(seen)
-    remedy = "end prompts as the model's own texts go on (with a blank, or without one), or set render.template"
+    remedy = (
+        "end prompts as the model's own texts go on (with a blank, or without one), or set render.template"
+    )
     return [
-        f"after the prompt, by the model itself at temperature 1, mean over the first {many(len(seen), 'prompt')}:",
+        (
+            "after the prompt, by the model itself at temperature 1, mean over the first "
+            f"{many(len(seen), 'prompt')}:"
+        ),
         f"  ends at once         {at_once:.3f} of the probability is on the stop ids",
-        f"  ends soon            {share:.3f} of it is on greedy responses that end within {many(_SOON, 'token')}, {len(soon)} of {len(seen)}",
+        (
+            f"  ends soon            {share:.3f} of it is on greedy responses that end within "
+            f"{many(_SOON, 'token')}, {len(soon)} of {len(seen)}"
+        ),
         f"  most of it, row {worst.prompt.row:<5}{_seen(end)} -> {tokens}",
-        f"                       greedy: {_seen(renderer.decode(worst.greedy))} {how}, with probability {worst.probability:.3f}",
-        *([f"  otherwise            if responses should be longer: {remedy}"] if at_once > _MUCH or share > _MUCH else []),
+        (
+            f"                       greedy: {_seen(renderer.decode(worst.greedy))} {how}, with probability "
+            f"{worst.probability:.3f}"
+        ),
+        *(
+            [f"  otherwise            if responses should be longer: {remedy}"]
+            if at_once > _MUCH or share > _MUCH
+            else []
+        ),
     ]
 
 

@@ -1,4 +1,5 @@
-"""A model that answers outside of any training: the policy of a run's checkpoint, or a model as it lies there, with its tokenizer and template."""
+"""A model that answers outside of any training: the policy of a run's checkpoint, or a model as it lies
+there, with its tokenizer and template."""
 
 import math
 import warnings
@@ -29,13 +30,15 @@ NO_TEMPLATE = "none"
 
 @dataclass(frozen=True)
 class Manner:
-    """How a model is to answer. None: as its run samples in training; of a model without a run, as `SamplingConfig` and its tokenizer have it.
+    """How a model is to answer. None: as its run samples in training; of a model without a run, as
+    `SamplingConfig` and its tokenizer have it.
 
     Attributes:
         step: of the checkpoint, or "best"; None: the newest.
         template: as `render.template`, or "none": a prompt is a text that the model continues.
         system: put first, as a system message, in conversations that have none.
-        profile: where it computes, as `compute.profile`; None: as the run, where its device is here; of a model without a run the CPU.
+        profile: where it computes, as `compute.profile`; None: as the run, where its device is here; of a
+        model without a run the CPU.
         dtype: precision of a model without a run; a run's is its own.
     """
 
@@ -63,9 +66,11 @@ class Manner:
         for flag, is_sound in sound.items():
             if not is_sound:
                 value = getattr(self, flag.removeprefix("--").replace("-", "_"))
-                what = {"--temperature": "0 (greedy) or more", "--top-p": "more than 0, at most 1", "--max-new-tokens": "at least 1"}.get(
-                    flag, "0 or more"
-                )
+                what = {
+                    "--temperature": "0 (greedy) or more",
+                    "--top-p": "more than 0, at most 1",
+                    "--max-new-tokens": "at least 1",
+                }.get(flag, "0 or more")
                 raise ConfigError(f"{flag} is {value}; give {what}")
 
 
@@ -94,7 +99,8 @@ class Speaker:
 
     @property
     def remembers(self) -> bool:
-        """Whether a prompt may have earlier turns; not where the run puts one question in a form of its own (`render.question`)."""
+        """Whether a prompt may have earlier turns; not where the run puts one question in a form of its own
+        (`render.question`)."""
         return self.is_chat and self.renderer.definition["question"] is None
 
     def answer(self, messages: Sequence[Message], turn: int) -> Iterator[Completion]:
@@ -103,7 +109,9 @@ class Speaker:
         Args:
             turn: the address of its random numbers.
         """
-        return self.engine.stream(Request(self.renderer.prompt(messages), self.sampling, self.seeds.key("chat", turn)), SLOT)
+        return self.engine.stream(
+            Request(self.renderer.prompt(messages), self.sampling, self.seeds.key("chat", turn)), SLOT
+        )
 
 
 def load_speaker(target: str, manner: Manner) -> Speaker:
@@ -122,25 +130,36 @@ def load_speaker(target: str, manner: Manner) -> Speaker:
         if (path / "config.yaml").exists():
             return _of_run(path, manner)
         if path.is_file():
-            raise ConfigError(f"{target} is a file; give a run directory, the directory of a model, or a hub id")
+            raise ConfigError(
+                f"{target} is a file; give a run directory, the directory of a model, or a hub id"
+            )
         return _of_model(target, manner)
 
 
 def _of_run(run_dir: Path, manner: Manner) -> Speaker:
     config = run_config(run_dir)
     if manner.dtype is not None:
-        raise ConfigError(f"--dtype is {manner.dtype}, and {run_dir} has a precision of its own; leave it out, or give an exported model")
+        raise ConfigError(
+            f"--dtype is {manner.dtype}, and {run_dir} has a precision of its own; leave it out, or give "
+            "an exported model"
+        )
     here = config.compute.profile if torch.cuda.is_available() else "cpu"
     found = load_learned(run_dir, config, manner.step, device_of(manner.profile or here))
     if found.name == "reward":
-        raise ConfigError(f"{run_dir}: trained a reward model, which answers nothing; give a run that trained a policy, or a model")
+        raise ConfigError(
+            f"{run_dir}: trained a reward model, which answers nothing; give a run that trained a policy, "
+            "or a model"
+        )
     render = config.render
     if manner.template is not None or manner.system is not None:
         template = _named(manner.template) if manner.template is not None else render.template
         _refuse_system(run_dir, manner, template)
         is_other = template != render.template
         render = replace(
-            render, template=template, system=manner.system or (render.system if template else None), date=None if is_other else render.date
+            render,
+            template=template,
+            system=manner.system or (render.system if template else None),
+            date=None if is_other else render.date,
         )
     renderer = make_renderer(replace(config, render=render), found.lm, found.tokenizer)
     name = f"{run_dir} after {found.step} steps"
@@ -155,27 +174,39 @@ def _of_model(target: str, manner: Manner) -> Speaker:
         lora, base = described_adapter(target)
         model = replace(model, path=base, lora=lora, adapter=target)
     lm, tokenizer = load_model(model, device=device_of(manner.profile or "cpu")), load_tokenizer(model.path)
-    template = _named(manner.template) if manner.template is not None else "tokenizer" if tokenizer.chat_template else None
+    template = (
+        _named(manner.template)
+        if manner.template is not None
+        else "tokenizer"
+        if tokenizer.chat_template
+        else None
+    )
     _refuse_system(target, manner, template)
     renderer = Renderer(tokenizer, template=template, system=manner.system, eos_ids=lm.eos_ids)
     check_tokenizer(lm, model.path, renderer)
     return _made(target, lm, renderer, Sampling(SamplingConfig.max_new_tokens), manner, None)
 
 
-def _made(name: str, lm: CausalLM, renderer: Renderer, sampling: Sampling, manner: Manner, config: Config | None) -> Speaker:
+def _made(
+    name: str, lm: CausalLM, renderer: Renderer, sampling: Sampling, manner: Manner, config: Config | None
+) -> Speaker:
     options, threads = TorchEngineConfig(), None
     if config is not None:
         options = TorchEngineConfig(**config.engine.options)
         threads = config.compute.threads if config.compute.profile == "cpu" else None
     engine = make_engine({SLOT: lm}, renderer, options, options.threads or threads)
-    given: dict[str, Any] = {name: getattr(manner, name) for name in ("temperature", "top_p", "max_new_tokens")}
+    given: dict[str, Any] = {
+        name: getattr(manner, name) for name in ("temperature", "top_p", "max_new_tokens")
+    }
     sampling = replace(sampling, **{name: value for name, value in given.items() if value is not None})
     return Speaker(name, config, renderer, engine, sampling, Seeds(manner.seed), lm.context_length)
 
 
 def _refuse_system(target: str | Path, manner: Manner, template: str | None) -> None:
     if manner.system is not None and template is None:
-        raise ConfigError(f"--system is given, and {target} continues plain text; give a --template too, or leave it out")
+        raise ConfigError(
+            f"--system is given, and {target} continues plain text; give a --template too, or leave it out"
+        )
 
 
 def _named(template: str) -> str | None:

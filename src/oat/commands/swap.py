@@ -1,12 +1,15 @@
-"""A directory that is replaced in one step: a reader, or a kill at any moment, finds the old one whole or the new one.
+"""A directory that is replaced in one step: a reader, or a kill at any moment, finds the old one whole or the
+new one.
 
-New files are written into a folder of their own beside it (`.oat-export-` and eight digits), brought to disk, and then the two exchange their names,
-as Linux can (`renameat2`). Foreign files stay: by then they are in both, as hard links.
+New files are written into a folder of their own beside it (`.oat-export-` and eight digits), brought to disk,
+and then the two exchange their names, as Linux can (`renameat2`). Foreign files stay: by then they are in
+both, as hard links.
 
-Some directories cannot be exchanged: a mount; one above which this user may not write; the working directory, which would be gone for the shell that
-stands in it; one with folders, such as a clone of a repository, or a run; and any on a file system that exchanges nothing. There the files, which are
-whole and on disk by then, are moved in one by one. Those without which nothing is loaded leave first and come last: for that moment a reader finds no
-model, and never parts of two.
+Some directories cannot be exchanged: a mount; one above which this user may not write; the working directory,
+which would be gone for the shell that stands in it; one with folders, such as a clone of a repository, or a
+run; and any on a file system that exchanges nothing. There the files, which are whole and on disk by then,
+are moved in one by one. Those without which nothing is loaded leave first and come last: for that moment a
+reader finds no model, and never parts of two.
 """
 
 import ctypes
@@ -31,7 +34,8 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[str]) -> Iterator[Path]:
-    """A folder to write into; when this ends well its files stand in `out`, beside the foreign ones there, and otherwise all is as before.
+    """A folder to write into; when this ends well its files stand in `out`, beside the foreign ones there,
+    and otherwise all is as before.
 
     What killed processes have left there or beside it is removed.
 
@@ -66,20 +70,28 @@ def _stays(out: Path) -> bool:
     with suppress(FileNotFoundError):  # of a working directory that was removed
         if out in (here := Path.cwd(), *here.parents):
             return True
-    is_free = os.access(out, os.R_OK | os.W_OK | os.X_OK) and os.access(out.parent, os.W_OK | os.X_OK) and not is_mounted(out)
+    is_free = (
+        os.access(out, os.R_OK | os.W_OK | os.X_OK)
+        and os.access(out.parent, os.W_OK | os.X_OK)
+        and not is_mounted(out)
+    )
     return not is_free or any(entry.is_dir(follow_symlinks=False) for entry in os.scandir(out))
 
 
 @contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
-    """A new folder in another one. It is locked, so that others know that it is in use; in the end it is removed, whatever it has become."""
+    """A new folder in another one. It is locked, so that others know that it is in use; in the end it is
+    removed, whatever it has become."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         new, lock = _made_and_locked(home)
     except OSError as error:
         if is_full(error):
             raise
-        raise ConfigError(f"nothing can be written to {home} ({error.strerror}: {error.filename}); give a directory where you may write") from error
+        raise ConfigError(
+            f"nothing can be written to {home} ({error.strerror}: {error.filename}); give a directory "
+            "where you may write"
+        ) from error
     try:
         yield new
     finally:
@@ -92,7 +104,8 @@ def _made_and_locked(home: Path) -> tuple[Path, int]:
         new = home / f"{_NAME}{secrets.token_hex(4)}"
         new.mkdir()
         lock = os.open(new, os.O_RDONLY)
-        with suppress(OSError):  # some network file systems have no locks; nobody takes the folder for a dead one's there
+        # some network file systems have no locks; nobody takes the folder for a dead one's there
+        with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         if new.exists():  # nobody took it for one before it was locked
             return new, lock
@@ -127,7 +140,9 @@ def _put(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> N
         new.rename(out)
     else:
         written = {entry.name for entry in os.scandir(new)}
-        for foreign in sorted(entry.name for entry in os.scandir(out) if entry.name not in {*stale, *written}):
+        for foreign in sorted(
+            entry.name for entry in os.scandir(out) if entry.name not in {*stale, *written}
+        ):
             _link(out / foreign, new / foreign)
         shutil.copymode(out, new)
         sync_to_disk(new)
@@ -166,7 +181,9 @@ def _move_in(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) 
     names = {entry.name for entry in os.scandir(new)}
     for name in [*keys, *{*stale, *names}.difference(keys)]:
         with suppress(FileNotFoundError):
-            shutil.rmtree(out / name) if (out / name).is_dir() and not (out / name).is_symlink() else (out / name).unlink()
+            shutil.rmtree(out / name) if (out / name).is_dir() and not (out / name).is_symlink() else (
+                out / name
+            ).unlink()
     sync_to_disk(out)
     for name in sorted(names, key=lambda name: name in keys):
         (new / name).rename(out / name)

@@ -18,8 +18,8 @@ class RuleConfig:
     patience: Count = 5
     """Steps on end that the metric is out of bounds before an alarm is raised."""
     action: Literal["off", "warn", "stop", "roll_back"] = "warn"
-    """What follows: nothing, and the rule is not watched; a warning; the end of the run, saved, with exit code 3; or a return to the newest
-    checkpoint that has proven good."""
+    """What follows: nothing, and the rule is not watched; a warning; the end of the run, saved, with exit
+    code 3; or a return to the newest checkpoint that has proven good."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class WastedRule(RuleConfig):
 @dataclass(frozen=True)
 class GoldRule(RuleConfig):
     drop: Positive | None = None
-    """How far `eval/gold_sampled` may fall below its best so far, in the second oracle's own units; None: it is not watched."""
+    """How far `eval/gold_sampled` may fall below its best so far, in the second oracle's own units; None: it
+    is not watched."""
     patience: Count = 2
     """Evaluations on end that it is further below before an alarm is raised."""
 
@@ -101,7 +102,8 @@ class AlarmsConfig:
     spread: SpreadRule = SpreadRule()
     """Answers have no variance, so nothing is learned."""
     unanswered: UnansweredRule = UnansweredRule()
-    """The oracle abstains or fails, or the budget does not allow its questions: half of the values that were asked for are missing."""
+    """The oracle abstains or fails, or the budget does not allow its questions: half of the values that were
+    asked for are missing."""
     wasted: WastedRule = WastedRule()
     """Tokens or money are spent, and no question that cost any brings a value."""
     gold: GoldRule = GoldRule()

@@ -1,6 +1,7 @@
 """The configuration: a YAML file in, command-line flags over it, a typed tree out.
 
-The tree itself is in `oat.config.settings`. A field nobody reads is an error that names the nearest field that exists.
+The tree itself is in `oat.config.settings`. A field nobody reads is an error that names the nearest field
+that exists.
 """
 
 import dataclasses
@@ -34,7 +35,8 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads: the string "5e-4" in quotes, line ends of every kind (of which SafeDumper loses some) as escapes."""
+    """Writes what `_Loader` reads: the string "5e-4" in quotes, line ends of every kind (of which SafeDumper
+    loses some) as escapes."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
@@ -43,7 +45,11 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
@@ -71,13 +77,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
 
 
 def stored_config(run_dir: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
-    """As `load_config`, of a run's directory, which may have been moved since; what was given from Python (`given/`) is found where that is now."""
+    """As `load_config`, of a run's directory, which may have been moved since; what was given from Python
+    (`given/`) is found where that is now."""
     config, origins = load_config(run_dir / "config.yaml", overrides)
     return with_given(config, load_config(run_dir / "config.yaml")[0].run_dir, str(run_dir)), origins
 
 
 def with_given(config: Config, before: str, now: str) -> Config:
-    """The configuration of a run that was moved from one directory to another, with the places of what was given from Python."""
+    """The configuration of a run that was moved from one directory to another, with the places of what was
+    given from Python."""
 
     def moved(section: Any) -> Any:
         own, path = f"{before}/given/", getattr(section, "path", None)
@@ -85,22 +93,34 @@ def with_given(config: Config, before: str, now: str) -> Config:
             return section
         return dataclasses.replace(section, path=f"{now}/given/{path.removeprefix(own)}")
 
-    return dataclasses.replace(config, **{name: moved(getattr(config, name)) for name in ("model", "prompts", "evaluation")})
+    return dataclasses.replace(
+        config, **{name: moved(getattr(config, name)) for name in ("model", "prompts", "evaluation")}
+    )
 
 
 def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:
-    """A dataclass from a mapping; every key must be a field, unless the class has `options`, which takes the rest. A section that is missing or
-    empty has its defaults.
+    """A dataclass from a mapping; every key must be a field, unless the class has `options`, which takes the
+    rest. A section that is missing or empty has its defaults.
 
     Raises:
         ConfigError: an unknown, missing or ill-typed field.
     """
     fields, types = {f.name: f for f in dataclasses.fields(cls)}, get_type_hints(cls, include_extras=True)
-    needed = [f.name for f in fields.values() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    needed = [
+        f.name
+        for f in fields.values()
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
     if not isinstance(data, Mapping):
         is_first = bool(path and needed) and isinstance(data, str)
-        hint = f"`{path[-1]}: {{{needed[0]}: {json.dumps(data)}}}`" if is_first else "`field: value` lines below it"
-        raise ConfigError(f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write {hint}")
+        hint = (
+            f"`{path[-1]}: {{{needed[0]}: {json.dumps(data)}}}`"
+            if is_first
+            else "`field: value` lines below it"
+        )
+        raise ConfigError(
+            f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write {hint}"
+        )
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in data.items():
@@ -117,23 +137,30 @@ def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: 
             values[name] = _value(types[name], None, (*path, name), origins)
         elif name not in values:
             field = _dotted((*path, name))
-            raise ConfigError(f"{where(path, origins)}: the field `{field}` is missing; add it, or pass --{field}")
+            raise ConfigError(
+                f"{where(path, origins)}: the field `{field}` is missing; add it, or pass --{field}"
+            )
     return cls(**values)
 
 
 def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str = "") -> ConfigError:
-    """The error for a field that nothing reads; where a field of another section has its name, or nearly, it is that one which is proposed."""
+    """The error for a field that nothing reads; where a field of another section has its name, or nearly, it
+    is that one which is proposed."""
     names, place = sorted(name for name in valid if name != "options"), where(path, origins)
     found = _elsewhere(path, names)
     wrong = f"{place}: nothing reads the field `{_dotted(path)}`{hint}"
     if not found:
         return ConfigError(f"{wrong}; {did_you_mean(path[-1], names)}")
     written = f" (from Python: {_as_argument(found[0])})" if place.startswith("oat.Trainer") else ""
-    return ConfigError(f"{wrong}; did you mean {' or '.join(f'`{name}`' for name in found)}{written}? valid here: {', '.join(names) or 'none'}")
+    return ConfigError(
+        f"{wrong}; did you mean {' or '.join(f'`{name}`' for name in found)}{written}? valid here: "
+        f"{', '.join(names) or 'none'}"
+    )
 
 
 def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
-    """The fields of other sections whose last part is that of a path; or nearly is, where none of this section's nearly is."""
+    """The fields of other sections whose last part is that of a path; or nearly is, where none of this
+    section's nearly is."""
     known = [name for name in dict.fromkeys(_field_names()) if name.rpartition(".")[0] != ".".join(path[:-1])]
     lasts = [name.rpartition(".")[2] for name in known]
     nearest = [path[-1]]
@@ -149,9 +176,15 @@ def _field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
     types = get_type_hints(cls)
     for f in dataclasses.fields(cls):
         name = f"{above}{f.name}"
-        parts = [t for t in (types[f.name], *getattr(types[f.name], "__args__", ())) if dataclasses.is_dataclass(t)]
+        parts = [
+            t for t in (types[f.name], *getattr(types[f.name], "__args__", ())) if dataclasses.is_dataclass(t)
+        ]
         if cls is Config and f.name in ("algorithm", "engine"):
-            parts += [other.Config for other in ALGORITHMS.values()] if f.name == "algorithm" else [TorchEngineConfig]
+            parts += (
+                [other.Config for other in ALGORITHMS.values()]
+                if f.name == "algorithm"
+                else [TorchEngineConfig]
+            )
         if f.name != "options" and (above or not parts):
             yield name
         for part in parts:
@@ -176,10 +209,11 @@ def where(path: tuple[str, ...], origins: Origins) -> str:
 
 @contextmanager
 def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
-    """What is refused within it says where the field stands whose value is at fault: the one that it begins with, or else `field`.
+    """What is refused within it says where the field stands whose value is at fault: the one that it begins
+    with, or else `field`.
 
-    An error about data names file and row first, so there the field comes last. A path that leads nowhere is looked for in the configuration's
-    folder too.
+    An error about data names file and row first, so there the field comes last. A path that leads nowhere is
+    looked for in the configuration's folder too.
     """
     value: Any = config
     for name in field.split("."):
@@ -187,7 +221,9 @@ def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(f"{error}{_beside(value, origins)} ({field}, {where(tuple(field.split('.')), origins)})") from error
+        raise DataError(
+            f"{error}{_beside(value, origins)} ({field}, {where(tuple(field.split('.')), origins)})"
+        ) from error
     except (ConfigError, EngineError, ModelError, TemplateError) as error:
         if any(str(error).startswith(f"{place}: ") for place in origins.values()):
             raise
@@ -195,11 +231,14 @@ def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
         if named and hasattr(config, named[0].split(".")[0]):
             raise type(error)(f"{where(tuple(named[0].split('.')), origins)}: {error}") from error
         is_said = f" is {value!r}" if isinstance(value, str) else ""
-        raise type(error)(f"{where(tuple(field.split('.')), origins)}: {field}{is_said}: {error}{_beside(value, origins)}") from error
+        raise type(error)(
+            f"{where(tuple(field.split('.')), origins)}: {field}{is_said}: {error}{_beside(value, origins)}"
+        ) from error
 
 
 def refuse_misplaced(path: str | None, origins: Origins) -> None:
-    """A directory that the configuration names as seen from its own folder is found out without asking the hub for it.
+    """A directory that the configuration names as seen from its own folder is found out without asking the
+    hub for it.
 
     Raises:
         ModelError: there is none of that name here, and there is one beside the configuration.
@@ -209,12 +248,16 @@ def refuse_misplaced(path: str | None, origins: Origins) -> None:
 
 
 def _beside(value: Any, origins: Origins) -> str:
-    """A sentence, if a relative path leads nowhere from here, and somewhere from the configuration's folder."""
+    """A sentence, if a relative path leads nowhere from here, and somewhere from the configuration's
+    folder."""
     path = Path(value.partition(":")[0]) if isinstance(value, str) else Path()
     there = Path(origins.get((), "")).parent / path
     if path.is_absolute() or seen(path).exists() or not seen(there).exists():
         return ""
-    return f"; there is {there}, and paths are taken from the working directory, not from the configuration's folder: give that path"
+    return (
+        f"; there is {there}, and paths are taken from the working directory, not from the "
+        "configuration's folder: give that path"
+    )
 
 
 def dump(config: Config) -> dict[str, Any]:
@@ -243,7 +286,11 @@ def to_yaml(config: Config) -> str:
 def _value(annotation: Any, value: Any, path: tuple[str, ...], origins: Origins) -> Any:
     kinds = (annotation, *getattr(annotation, "__args__", ()))
     section: Any = next((t for t in kinds if dataclasses.is_dataclass(t)), None)
-    if section is not None and (value is not None or type(None) not in kinds) and not (isinstance(value, str) and str in kinds):
+    if (
+        section is not None
+        and (value is not None or type(None) not in kinds)
+        and not (isinstance(value, str) and str in kinds)
+    ):
         return convert(section, {} if value is None else value, path, origins)
     entry: Any = next((t.__args__[0] for t in kinds if get_origin(t) is tuple), None)
     if isinstance(value, list) and any(dataclasses.is_dataclass(t) for t in getattr(entry, "__args__", ())):
@@ -253,7 +300,9 @@ def _value(annotation: Any, value: Any, path: tuple[str, ...], origins: Origins)
     try:
         return msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where(path, origins)}: the field `{_dotted(path)}` is {value!r}: {error}; correct its value") from None
+        raise ConfigError(
+            f"{where(path, origins)}: the field `{_dotted(path)}` is {value!r}: {error}; correct its value"
+        ) from None
 
 
 def _dotted(path: tuple[str, ...]) -> str:
@@ -264,7 +313,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Origins]:
     try:
         text = seen(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: the configuration cannot be read ({error}); give the path of a YAML file") from None
+        raise ConfigError(
+            f"{path}: the configuration cannot be read ({error}); give the path of a YAML file"
+        ) from None
     origins: Origins = {(): str(path)}
     try:
         loader = _Loader(text)
@@ -284,9 +335,14 @@ def _not_yaml(path: Path, text: str, error: Exception) -> str:
         marks = [mark for mark in (error.problem_mark, error.context_mark) if mark]
         place += f":{marks[0].line + 1}" if marks else ""
         begun = f" (from line {error.context_mark.line + 1})" if error.context and error.context_mark else ""
-        what = ": ".join(part for part in (f"{error.context}{begun}" if error.context else "", error.problem) if part)
+        what = ": ".join(
+            part for part in (f"{error.context}{begun}" if error.context else "", error.problem) if part
+        )
     elif isinstance(error, yaml.reader.ReaderError):
-        place, what = f"{path}:{text.count(chr(10), 0, error.position) + 1}", f"the character {chr(error.character)!r}: {error.reason}"
+        place, what = (
+            f"{path}:{text.count(chr(10), 0, error.position) + 1}",
+            f"the character {chr(error.character)!r}: {error.reason}",
+        )
     return f"{place}: this is not YAML: {' '.join(what.split())}; correct it"
 
 
@@ -296,7 +352,9 @@ def _mark(node: Any, at: tuple[str, ...], path: Path, origins: Origins) -> None:
     for key, value in node.value:
         place = (*at, str(key.value))
         if place in origins:
-            raise ConfigError(f"{path}:{key.start_mark.line + 1}: the field `{_dotted(place)}` stands twice; remove one")
+            raise ConfigError(
+                f"{path}:{key.start_mark.line + 1}: the field `{_dotted(place)}` stands twice; remove one"
+            )
         origins[place] = f"{path}:{key.start_mark.line + 1}"
         _mark(value, place, path, origins)
 

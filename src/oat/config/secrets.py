@@ -1,8 +1,9 @@
 """What goes to others without secrets: configurations, texts, messages.
 
-Hidden are the values of fields that are called like secrets, of headers, and of such parts of a URL; the user that a URL names; and, wherever they
-stand, the values of variables of the environment that are called like secrets, or that a field `*_env` names, and keys of services that are seen
-from their form (`sk-...`, `hf_...`, `Bearer ...`).
+Hidden are the values of fields that are called like secrets, of headers, and of such parts of a URL; the user
+that a URL names; and, wherever they stand, the values of variables of the environment that are called like
+secrets, or that a field `*_env` names, and keys of services that are seen from their form (`sk-...`,
+`hf_...`, `Bearer ...`).
 """
 
 import os
@@ -11,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 HIDDEN = "***"
-_CALLED = (
-    r"(?:api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|token|secret|password|passwd|passphrase|authorization|bearer|credentials?|cookie)"
-)
+_CALLED = r"(?:api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|token|secret|password|passwd|passphrase|authorization|bearer|credentials?|cookie)"
 _FIELD = re.compile(rf"(?:.*[._-])?{_CALLED}|key|auth|pass|pwd", re.IGNORECASE)
 _HEADERS = re.compile(r"(?:.*[._-])?headers", re.IGNORECASE)
-_VARIABLE = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:_.*)?", re.IGNORECASE)
+_VARIABLE = re.compile(
+    r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:_.*)?", re.IGNORECASE
+)
 _USER = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^/?#\s@]+@", re.IGNORECASE)
 _QUERY = re.compile(rf"([?&;](?:[\w.-]*[._-])?(?:{_CALLED}|key|sig|signature|auth)=)[^&;#\s]+", re.IGNORECASE)
 _KNOWN = re.compile(
@@ -39,7 +40,9 @@ class Hider:
         called = {value for name, value in os.environ.items() if _VARIABLE.fullmatch(name)}
         named = {os.environ.get(name, "") for name in _variables(tree)}
         known = {*called, *named, *_secrets(tree)}
-        self._values = sorted({value.strip() for value in known if len(value.strip()) >= _SHORTEST}, key=len, reverse=True)
+        self._values = sorted(
+            {value.strip() for value in known if len(value.strip()) >= _SHORTEST}, key=len, reverse=True
+        )
         self.tree: dict[str, Any] = self._tree(tree)
 
     def text(self, text: str) -> str:
@@ -50,7 +53,10 @@ class Hider:
 
     def _tree(self, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {str(name): _hidden(item) if is_hidden(str(name)) else self._tree(item) for name, item in value.items()}
+            return {
+                str(name): _hidden(item) if is_hidden(str(name)) else self._tree(item)
+                for name, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self._tree(item) for item in value]
         return self.text(value) if isinstance(value, str) else value

@@ -1,13 +1,17 @@
-"""Alarms: rules over a run's own metrics, so that a run that collapses says so before its budget is spent. docs/alarms.md has the reason of each.
+"""Alarms: rules over a run's own metrics, so that a run that collapses says so before its budget is spent.
+docs/alarms.md has the reason of each.
 
-A rule holds once its metric has been out of bounds for `patience` steps on end; a step without the metric is passed over. Each time a rule begins
-to hold an alarm is raised: it is counted, said aloud, and followed by the rule's action. All of this is a function of recorded metrics and of the
-settings, so a run that is killed and continued raises the same alarms at the same steps.
+A rule holds once its metric has been out of bounds for `patience` steps on end; a step without the metric is
+passed over. Each time a rule begins to hold an alarm is raised: it is counted, said aloud, and followed by
+the rule's action. All of this is a function of recorded metrics and of the settings, so a run that is killed
+and continued raises the same alarms at the same steps.
 
-What a step reports was measured before its update. So a checkpoint is proven good by the step after it, and a roll back leads to the newest one that
-`checkpoint.every` made and that was proven while no rule with `roll_back` was out of bounds.
+What a step reports was measured before its update. So a checkpoint is proven good by the step after it, and a
+roll back leads to the newest one that `checkpoint.every` made and that was proven while no rule with
+`roll_back` was out of bounds.
 
-The second oracle of an evaluation speaks of the policy after the step of its row, as what the next step reports does; so it is heard with that step.
+The second oracle of an evaluation speaks of the policy after the step of its row, as what the next step
+reports does; so it is heard with that step.
 """
 
 import math
@@ -39,13 +43,29 @@ METRICS = {
 """By rule, what it watches: the first of these that the algorithm, or an evaluation, reports."""
 
 _HINTS = {
-    "kl": "look in samples.jsonl for what pays without being good; lower learner.learning_rate, or tie the policy more tightly (algorithm.kl_coef)",
-    "entropy": "samples hardly differ any more, so nothing new is found; look at samples.jsonl, and lower learner.learning_rate",
+    "kl": (
+        "look in samples.jsonl for what pays without being good; lower learner.learning_rate, or tie the "
+        "policy more tightly (algorithm.kl_coef)"
+    ),
+    "entropy": (
+        "samples hardly differ any more, so nothing new is found; look at samples.jsonl, and lower "
+        "learner.learning_rate"
+    ),
     "length": "look in samples.jsonl for repetition or silence that pays",
-    "ratio": "an update moves single tokens far; lower learner.learning_rate, algorithm.epochs or algorithm.minibatches, and see logps/recorded_gap",
-    "truncated": "responses are cut before their end; raise sampling.max_new_tokens, or see in samples.jsonl whether endless text pays",
-    "spread": "there is nothing to learn from; see in samples.jsonl whether the values are constant, or every prompt is solved, or hopeless",
-    "gold": "what is rewarded is no longer what is wanted: take the checkpoint of its best (checkpoint.keep_best, oat export RUN OUT --step best), "
+    "ratio": (
+        "an update moves single tokens far; lower learner.learning_rate, algorithm.epochs or "
+        "algorithm.minibatches, and see logps/recorded_gap"
+    ),
+    "truncated": (
+        "responses are cut before their end; raise sampling.max_new_tokens, or see in samples.jsonl "
+        "whether endless text pays"
+    ),
+    "spread": (
+        "there is nothing to learn from; see in samples.jsonl whether the values are constant, or every "
+        "prompt is solved, or hopeless"
+    ),
+    "gold": "what is rewarded is no longer what is wanted: take the checkpoint of its best "
+    "(checkpoint.keep_best, oat export RUN OUT --step best), "
     "tie the policy more tightly, or improve the oracle of training (docs/over_optimisation.md)",
 }
 
@@ -56,7 +76,8 @@ class Rule:
 
     Attributes:
         metric: what it watches.
-        below, above: the bounds; those of a length are multiples of its level at the start, and those of the second oracle stand from its best on.
+        below, above: the bounds; those of a length are multiples of its level at the start, and those of the
+        second oracle stand from its best on.
     """
 
     metric: str
@@ -74,7 +95,10 @@ def rules_of(config: AlarmsConfig, watched: Collection[str]) -> dict[str, Rule]:
     """
     rules = {}
     for name, metrics in METRICS.items():
-        settings, metric = getattr(config, name), next((metric for metric in metrics if metric in watched), None)
+        settings, metric = (
+            getattr(config, name),
+            next((metric for metric in metrics if metric in watched), None),
+        )
         if settings.action == "off" or metric is None:
             continue
         if isinstance(settings, GoldRule):
@@ -98,7 +122,9 @@ class Alarms:
     """
 
     def __init__(self, rules: Mapping[str, Rule], max_roll_backs: int, *, oracle: str = ""):
-        self.rules, self.max_roll_backs, self.oracle = dict(rules), max_roll_backs, oracle
+        self.rules = dict(rules)
+        self.max_roll_backs = max_roll_backs
+        self.oracle = oracle
         self.rolling = [name for name, rule in rules.items() if rule.action == "roll_back"]
         self.counts = dict.fromkeys(rules, 0)
         self.lengths: list[float] = []
@@ -114,7 +140,8 @@ class Alarms:
         return None if self._end is None else self._end["reason"]
 
     def begin(self, step: int) -> bool:
-        """Where no checkpoint has proven good yet, a roll back leads to the state of this step, in which the run begins.
+        """Where no checkpoint has proven good yet, a roll back leads to the state of this step, in which the
+        run begins.
 
         Returns:
             Whether that is news, so that the state has to be on disk.
@@ -126,7 +153,11 @@ class Alarms:
 
     def note_evaluation(self, values: Mapping[str, float]) -> None:
         """Keep what an evaluation says until the next step is checked."""
-        self.heard = {rule.metric: values[rule.metric] for rule in self.rules.values() if rule.metric in GOLD and rule.metric in values}
+        self.heard = {
+            rule.metric: values[rule.metric]
+            for rule in self.rules.values()
+            if rule.metric in GOLD and rule.metric in values
+        }
 
     def check(self, step: int, values: Mapping[str, float], *, is_saved: bool) -> int | None:
         """Hold the metrics of the update that made it so many steps against the rules, once.
@@ -149,7 +180,10 @@ class Alarms:
             return None
         self.roll_backs += 1
         self.counts = dict.fromkeys(self.rules, 0)
-        warn(f"after {step} steps: back to the state after {self.back} (roll back {self.roll_backs} of {self.max_roll_backs})")
+        warn(
+            f"after {step} steps: back to the state after {self.back} (roll back {self.roll_backs} of "
+            f"{self.max_roll_backs})"
+        )
         return self.back
 
     def _begins(self, name: str, values: Mapping[str, float]) -> bool:
@@ -164,7 +198,8 @@ class Alarms:
         return self.counts[name] == rule.patience
 
     def _is_proven(self, name: str, values: Mapping[str, float]) -> bool:
-        """Whether a rule finds nothing wrong with the state that a step began with; of one that was not evaluated the second oracle says nothing."""
+        """Whether a rule finds nothing wrong with the state that a step began with; of one that was not
+        evaluated the second oracle says nothing."""
         metric = self.rules[name].metric
         return not self.counts[name] and (metric not in GOLD or metric in values)
 
@@ -179,19 +214,27 @@ class Alarms:
         rule = self.rules[name]
         value = values[rule.metric]
         below, above = self._bounds(rule)
-        side, bound, multiple = ("below", below, rule.below) if value < below else ("above", above, rule.above)
+        side, bound, multiple = (
+            ("below", below, rule.below) if value < below else ("above", above, rule.above)
+        )
         level = f" ({multiple:g} times its level at the start)" if rule.metric == LENGTH else ""
         level = f" ({-rule.below:g} under its best, {self.best:.4g})" if rule.metric in GOLD else level
         what = "evaluation" if rule.metric in GOLD else "step"
         since = f"for {rule.patience} {what}s on end" if rule.patience > 1 else f"in one {what}"
-        what = f"alarm {name}: {rule.metric} is {value:.4g}, {side} {bound:.4g}{level}, {since}; {self._hint(name, values)}"
+        what = (
+            f"alarm {name}: {rule.metric} is {value:.4g}, {side} {bound:.4g}{level}, {since}; "
+            f"{self._hint(name, values)}"
+        )
         is_spent = rule.action == "roll_back" and self.roll_backs >= self.max_roll_backs
         if rule.action != "stop" and not is_spent:
             warn(f"after {step} steps: {what}")
         elif self._end is None:
             change = f"alarms.{name}" + (" or alarms.max_roll_backs" if is_spent else "")
             spent = f", and the run was rolled back {self.roll_backs} times" if is_spent else ""
-            reason = f"the run ended after {step} steps{spent}: {what}. It goes on from here once {change} is changed (docs/alarms.md)"
+            reason = (
+                f"the run ended after {step} steps{spent}: {what}. It goes on from here once {change} is "
+                "changed (docs/alarms.md)"
+            )
             self._end = {"rule": name, "reason": reason}
 
     def _hint(self, name: str, values: Mapping[str, float]) -> str:
@@ -199,7 +242,11 @@ class Alarms:
         if name not in ("unanswered", "wasted"):
             return _HINTS[name]
         shares = {mark: values.get(metric, 0.0) for mark, metric in CAUSES.items()}
-        return why(max(shares, key=shares.__getitem__), self.oracle) if any(shares.values()) else "look at the marks in samples.jsonl"
+        return (
+            why(max(shares, key=shares.__getitem__), self.oracle)
+            if any(shares.values())
+            else "look at the marks in samples.jsonl"
+        )
 
     def _settings(self) -> dict[str, str]:
         """What each rule is, as text; a rule that reads otherwise when a run is continued starts anew."""
@@ -223,7 +270,10 @@ class Alarms:
     def load_state(self, state: Mapping[str, Any]) -> None:
         unchanged = {name for name, text in self._settings().items() if state["rules"].get(name) == text}
         self.counts = {name: state["counts"][name] if name in unchanged else 0 for name in self.rules}
-        self.lengths, self.raised, self.roll_backs = list(state["lengths"]), state["raised"], state["roll_backs"]
-        self.best, self.heard = state.get("best"), dict(state.get("heard", {}))  # checkpoints of earlier versions lack them
+        self.lengths = list(state["lengths"])
+        self.raised = state["raised"]
+        self.roll_backs = state["roll_backs"]
+        # checkpoints of earlier versions lack them
+        self.best, self.heard = state.get("best"), dict(state.get("heard", {}))
         self.back = state["back"] if self.rolling else None
         self._end = state["end"] if state["end"] and state["end"]["rule"] in unchanged else None

@@ -1,8 +1,9 @@
 """A run that is asked to end before its end: by SIGTERM, or by Ctrl-C.
 
-While a step samples and waits for answers, and while an evaluation does, the first signal ends it at once: nothing moves there that a checkpoint
-holds, and what was asked and answered is in the ledger. A step that has begun to learn learns to its end first. A second Ctrl-C ends the process
-where it stands, as a kill would, but for a checkpoint that is being written; that costs the work since the last one, and no answer. Another SIGTERM
+While a step samples and waits for answers, and while an evaluation does, the first signal ends it at once:
+nothing moves there that a checkpoint holds, and what was asked and answered is in the ledger. A step that has
+begun to learn learns to its end first. A second Ctrl-C ends the process where it stands, as a kill would, but
+for a checkpoint that is being written; that costs the work since the last one, and no answer. Another SIGTERM
 changes nothing, since whoever ends processes may send several.
 """
 
@@ -29,7 +30,10 @@ class Interruption:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._process, self._before = os.getpid(), {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._process, self._before = (
+            os.getpid(),
+            {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)},
+        )
         for number in self._before:
             signal.signal(number, self._hear)
         try:
@@ -68,7 +72,9 @@ class Interruption:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() == self._process:
             self._ask(number)
-        else:  # a process that a user's code has forked, such as a worker of `multiprocessing`, which SIGTERM is to end
+        # a process that a user's code has forked, such as a worker of `multiprocessing`, which SIGTERM is to
+        # end
+        else:
             signal.signal(number, self._before[signal.Signals(number)])
             signal.raise_signal(number)
 

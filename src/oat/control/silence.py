@@ -7,20 +7,32 @@ from oat.types import UNASKED, Item
 
 MISSING, WASTED = "answers/missing_frac", "answers/wasted_frac"
 """Metrics that alarms watch whatever the algorithm is."""
-CAUSES = {"abstain": "answers/abstained_frac", "failed": "answers/failed_frac", "unpaid": "answers/unpaid_frac"}
+CAUSES = {
+    "abstain": "answers/abstained_frac",
+    "failed": "answers/failed_frac",
+    "unpaid": "answers/unpaid_frac",
+}
 """By mark of a value that is missing, the share of a step's questions that have one."""
 
 _SAID = {"abstain": "it abstained", "failed": "it failed", "unpaid": "the budget did not allow them"}
-_LONG = "its texts are longer than it reads; see its options max_tokens and overflow, and sampling.max_new_tokens"
+_LONG = (
+    "its texts are longer than it reads; see its options max_tokens and overflow, and sampling.max_new_tokens"
+)
 _ABSTAINS = {
-    "judge": "its replies have no verdict; ask it one question yourself: a model that thinks first needs a higher max_tokens, others are read or "
+    "judge": "its replies have no verdict; ask it one question yourself: a model that thinks first needs a "
+    "higher max_tokens, others are read or "
     "asked in another way (its options reads, ties and mode; docs/oracles/judge.md)",
     "reward_model": _LONG,
     "pairrm": _LONG,
     "remote": "the server gave no score; look at its own log",
 }
-_FAILS = "look at the log of what was asked (a service's own, or what a function prints), and at oracle.deadline_s"
-_COSTS = "raise stop.max_cost, max_tokens or max_queries, or lower the most that a question may cost (docs/ledger.md)"
+_FAILS = (
+    "look at the log of what was asked (a service's own, or what a function prints), and at oracle.deadline_s"
+)
+_COSTS = (
+    "raise stop.max_cost, max_tokens or max_queries, or lower the most that a question may cost "
+    "(docs/ledger.md)"
+)
 
 
 def why(mark: str, oracle: str) -> str:
@@ -37,29 +49,42 @@ def why(mark: str, oracle: str) -> str:
 
 
 def missing(items: Sequence[Item]) -> dict[str, float]:
-    """The share of the values that a step asked for and that are missing; and of the questions that took tokens or money, the share that brought no
-    value at all. Either only where there are any."""
+    """The share of the values that a step asked for and that are missing; and of the questions that took
+    tokens or money, the share that brought no value at all. Either only where there are any."""
     asked = [item.answer for item in items if item.question.oracle != UNASKED]
     lacking = [[mark in CAUSES for mark in answer.marks] for answer in asked]
     paid = [all(lacks) for answer, lacks in zip(asked, lacking, strict=True) if answer.tokens or answer.cost]
     values = [lacks for each in lacking for lacks in each]
-    return {**({MISSING: sum(values) / len(values)} if values else {}), **({WASTED: sum(paid) / len(paid)} if paid else {})}
+    return {
+        **({MISSING: sum(values) / len(values)} if values else {}),
+        **({WASTED: sum(paid) / len(paid)} if paid else {}),
+    }
 
 
 def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[Item]) -> None:
-    """Say once what would otherwise only be counted: where nobody is asked, or the oracle answers nothing, a run learns nothing."""
+    """Say once what would otherwise only be counted: where nobody is asked, or the oracle answers nothing, a
+    run learns nothing."""
     asked = [item for item in items if item.question.oracle != UNASKED]
     if items and not asked and UNASKED not in warned:
         warned.add(UNASKED)
         warn(
-            f"step {step + 1}: nobody was asked about any of {len(items)} pairs, since its two responses are equal, or the explorer chose so; it "
-            "learns nothing: look at sampling.temperature, or at the recorded responses (oat check --show-tokens)"
+            f"step {step + 1}: nobody was asked about any of {len(items)} pairs, since its two responses "
+            "are equal, or the explorer chose so; it "
+            "learns nothing: look at sampling.temperature, or at the recorded responses (oat check "
+            "--show-tokens)"
         )
     marks = {mark for item in asked for mark in item.answer.marks}
     if not marks or not marks <= {"abstain", "failed"} or purpose in warned:
         return
     warned.add(purpose)
     names = sorted({item.question.oracle for item in asked})
-    what, lost = (f"step {step + 1}", "it learns nothing") if purpose == "train" else (f"the evaluation after {step} steps", "it has no result")
+    what, lost = (
+        (f"step {step + 1}", "it learns nothing")
+        if purpose == "train"
+        else (f"the evaluation after {step} steps", "it has no result")
+    )
     hint = "; ".join(why(mark, names[0] if len(names) == 1 else "") for mark in sorted(marks))
-    warn(f"{what}: oracle {' and '.join(names)} gave no usable answer to any of {len(asked)} questions, so {lost}; {hint}")
+    warn(
+        f"{what}: oracle {' and '.join(names)} gave no usable answer to any of {len(asked)} questions, so "
+        f"{lost}; {hint}"
+    )

@@ -12,12 +12,15 @@ class Stop:
 
     Args:
         last: the number of steps, from `stop.max_steps` or because the prompts are used up; None is no limit.
-        budget: of training; once nothing more can be bought, the run ends with the step that takes the last of what was paid for.
+        budget: of training; once nothing more can be bought, the run ends with the step that takes the last
+        of what was paid for.
         max_hours: of running time, over all restarts. Only this rule looks at a clock.
     """
 
     def __init__(self, *, last: int | None, budget: Budget | None = None, max_hours: float | None = None):
-        self.last, self.budget, self.max_hours = last, budget or Budget(), max_hours
+        self.last = last
+        self.budget = budget or Budget()
+        self.max_hours = max_hours
         self.before, self.began = 0.0, time.monotonic()
 
     def reason(self, step: int, spent: Spent) -> str | None:

@@ -1,6 +1,8 @@
-"""Whether a record has room, and how one is cut that has none. The first pass counts by it and the actor learns what it returns, so the two agree.
+"""Whether a record has room, and how one is cut that has none. The first pass counts by it and the actor
+learns what it returns, so the two agree.
 
-What has to have room is a prompt, of recorded data together with its longest response. `too_long` says what becomes of recorded data without room:
+What has to have room is a prompt, of recorded data together with its longest response. `too_long` says what
+becomes of recorded data without room:
 
 | too_long | what is learned |
 | --- | --- |
@@ -8,9 +10,10 @@ What has to have room is a prompt, of recorded data together with its longest re
 | cut_prompt_start | the responses whole, behind the prompt's last tokens, the same for each: as many as the longest response leaves room for |
 | cut_response_end | the prompt whole, and of each response that has no room its first tokens; such a response has no end of its turn |
 
-A cut counts tokens as they are rendered. So a prompt that is cut begins where it may: without the tokens that open a text, the system message, or the
-mark of a turn. Both cuts go by the smaller of `max_tokens` and the context. A record for which the cut makes no room is left out: the prompt would
-lose its last token, or a response the last token that is learned. A text without a prompt has only an end to cut.
+A cut counts tokens as they are rendered. So a prompt that is cut begins where it may: without the tokens that
+open a text, the system message, or the mark of a turn. Both cuts go by the smaller of `max_tokens` and the
+context. A record for which the cut makes no room is left out: the prompt would lose its last token, or a
+response the last token that is learned. A text without a prompt has only an end to cut.
 """
 
 from collections.abc import Sequence
@@ -67,14 +70,16 @@ class Fit:
         return self.most is None or size <= self.most
 
     def measure(self, prompt: Prompt, layout: Layout, where: str) -> tuple[int, bool]:
-        """The tokens of the prompt, of recorded data with its longest response as it is learned; and whether anything is cut.
+        """The tokens of the prompt, of recorded data with its longest response as it is learned; and whether
+        anything is cut.
 
         Raises:
             DataError: one of them cannot be rendered.
         """
         if not prompt.messages and self.renderer.template is not None:
             raise DataError(
-                f"{where}: field 'text': expected messages, since a chat template is set, got a text; remove `render.template`, or write messages"
+                f"{where}: field 'text': expected messages, since a chat template is set, got a text; "
+                "remove `render.template`, or write messages"
             )
         try:
             size = len(self.renderer.prompt(prompt.messages)) if prompt.messages else 0
@@ -86,7 +91,8 @@ class Fit:
         return max((len(row.ids) for row in rows), default=size), any(row.cut != "nothing" for row in rows)
 
     def rows(self, prompt: Prompt, names: Sequence[str], where: str) -> list[Row]:
-        """The prompt with each response that these columns have, as it is learned. Those of a record without room, even cut, are whole.
+        """The prompt with each response that these columns have, as it is learned. Those of a record without
+        room, even cut, are whole.
 
         Raises:
             DataError: one of them cannot be rendered.
@@ -96,7 +102,12 @@ class Fit:
         if self.too_long == "leave_out" or self.most is None or longest <= self.most:
             return whole
         if self.too_long == "cut_response_end":
-            cut = [row if len(row.ids) <= self.most else Row(row.ids[: self.most], row.mask[: self.most], "response") for row in whole]
+            cut = [
+                row
+                if len(row.ids) <= self.most
+                else Row(row.ids[: self.most], row.mask[: self.most], "response")
+                for row in whole
+            ]
             return cut if all(row.mask.any() for row in cut) else whole
         over = longest - self.most
         has_room = over < len(self.renderer.prompt(prompt.messages)) if prompt.messages else False

@@ -1,5 +1,6 @@
-"""The formats of records: which columns hold the prompt and the responses. TRL's (huggingface.co/docs/trl/dataset_formats) are read as they
-stand, plain or conversational, and so is ShareGPT's.
+"""The formats of records: which columns hold the prompt and the responses. TRL's
+(huggingface.co/docs/trl/dataset_formats) are read as they stand, plain or conversational, and so is
+ShareGPT's.
 
 | format | columns | the prompt | recorded responses |
 | --- | --- | --- | --- |
@@ -12,16 +13,18 @@ stand, plain or conversational, and so is ShareGPT's.
 | language modelling | `messages` | the messages before the assistant's first answer | `completion`: the rest, which ends with an assistant's |
 | language modelling, plain text | `text` | none | `completion`: the text |
 
-`messages` and ShareGPT's `conversations` also take the place of `prompt` where there is no such column. A message is {"role", "content"} or
-ShareGPT's {"from", "value"}.
+`messages` and ShareGPT's `conversations` also take the place of `prompt` where there is no such column. A
+message is {"role", "content"} or ShareGPT's {"from", "value"}.
 
-Where the prompt of a preference is a text and both responses are whole conversations, as in UltraFeedback, the prompt is what these begin with, as
-TRL has it.
+Where the prompt of a preference is a text and both responses are whole conversations, as in UltraFeedback,
+the prompt is what these begin with, as TRL has it.
 
 Departures from TRL:
-1. Of a conversation the assistant's messages are learned, and nothing else of it, but for those of weight 0 (OpenAI's `weight`). What it says before
-   anybody has asked is part of the prompt. Where no recorded responses are read, the last message is what the policy says instead.
-2. The column `tools` is accepted and not rendered. What messages say beside role and text is handed to the template.
+1. Of a conversation the assistant's messages are learned, and nothing else of it, but for those of weight 0
+   (OpenAI's `weight`). What it says before anybody has asked is part of the prompt. Where no recorded
+   responses are read, the last message is what the policy says instead.
+2. The column `tools` is accepted and not rendered. What messages say beside role and text is handed to the
+   template.
 3. Columns that the run does not read are not held against the format.
 
 Not handled: images; texts to continue online without `prompt_key: text`.
@@ -54,14 +57,12 @@ _CONVERSATIONS = ("messages", "conversations")
 _MAX_DEPTH = 64
 _TRUTHS = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
 
-PROMPT_ONLY, PREFERENCE, UNPAIRED, IMPLICIT, CONVERSATION, TEXT = (
-    "prompt-only",
-    "preference",
-    "unpaired preference",
-    "preference with an implicit prompt",
-    "language modelling",
-    "language modelling, plain text",
-)
+PROMPT_ONLY = "prompt-only"
+PREFERENCE = "preference"
+UNPAIRED = "unpaired preference"
+IMPLICIT = "preference with an implicit prompt"
+CONVERSATION = "language modelling"
+TEXT = "language modelling, plain text"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class Format:
 
 
 class Layout:
-    """Where the records of one source have their prompt, reference and responses. The first record decides the format of all.
+    """Where the records of one source have their prompt, reference and responses. The first record decides
+    the format of all.
 
     Args:
         prompt_key: column of the prompt, or of a conversation.
@@ -101,24 +103,31 @@ class Layout:
         score_key: str | None = None,
         numbers: Mapping[str, str] | None = None,
     ):
-        self.prompt_key, self.reference_key, self.responses, self.score_key = prompt_key, reference_key, tuple(responses), score_key
+        self.prompt_key = prompt_key
+        self.reference_key = reference_key
+        self.responses = tuple(responses)
+        self.score_key = score_key
         self.numbers = dict(numbers or {})
         self.format: Format | None = None
 
     def prompt(self, record: Any, where: str, row: int, occurrence: int) -> Prompt:
         """The prompt of a record.
 
-        A prompt is a string (one user message) or a list of messages. The other columns stay under their names; those of the responses
-        become strings, or lists of {"role", "content"} and further fields without the prompt.
+        A prompt is a string (one user message) or a list of messages. The other columns stay under their
+        names; those of the responses become strings, or lists of {"role", "content"} and further fields
+        without the prompt.
 
         Raises:
-            DataError: the record is malformed, or not of the format; names `where`, the field, what was expected and found, and what to do.
+            DataError: the record is malformed, or not of the format; names `where`, the field, what was
+            expected and found, and what to do.
         """
         record = checked(record, where)
         form = self.format or self._recognised(record, where)
         messages, columns = self._split(record, form, where)
         for name in self.responses:
-            columns[name] = response_of(_field(columns, name, where, "prompts.responses"), messages, f"{where}: field {name!r}")
+            columns[name] = response_of(
+                _field(columns, name, where, "prompts.responses"), messages, f"{where}: field {name!r}"
+            )
         if self.responses:
             if form.name == UNPAIRED and len(self.responses) == 1 and self.score_key is None:
                 _field(columns, "label", where, "prompts.score_key")
@@ -127,11 +136,21 @@ class Layout:
             value = _field(columns, name, where, setting)
             number = None if isinstance(value, bool) else number_of(value)
             if number is None:
-                raise DataError(f"{where}: field {name!r}: expected a number ({setting}), got {str(value)[:80]!r}; mend the record, or remove it")
+                raise DataError(
+                    f"{where}: field {name!r}: expected a number ({setting}), got {str(value)[:80]!r}; "
+                    "mend the record, or remove it"
+                )
             columns[name] = number
         reference = self._reference(columns, messages, where)
         self.format = form
-        return Prompt(row, occurrence, messages, reference, columns, any(is_conversation(record.get(name)) for name in form.columns))
+        return Prompt(
+            row,
+            occurrence,
+            messages,
+            reference,
+            columns,
+            any(is_conversation(record.get(name)) for name in form.columns),
+        )
 
     @property
     def _pair(self) -> tuple[str, str]:
@@ -143,22 +162,39 @@ class Layout:
         return self.responses[0] if len(self.responses) == 1 else "completion"
 
     def _recognised(self, record: Mapping[str, Any], where: str) -> Format:
-        key = next((name for name in (self.prompt_key, *(_CONVERSATIONS if self.prompt_key == "prompt" else ())) if name in record), None)
+        key = next(
+            (
+                name
+                for name in (self.prompt_key, *(_CONVERSATIONS if self.prompt_key == "prompt" else ()))
+                if name in record
+            ),
+            None,
+        )
         known = _formats(key or self.prompt_key, self._pair, self._single)
         if self.responses and not {*self.responses} & {*self._pair}:
             known = tuple(f for f in known if f.name != PREFERENCE)
-        found = next((f for f in known if (key is None) == (f.prompt is None) and {*f.columns} <= record.keys()), None)
+        found = next(
+            (f for f in known if (key is None) == (f.prompt is None) and {*f.columns} <= record.keys()), None
+        )
         if found is None or (key is None and self.prompt_key != "prompt"):
-            nearest = max(known, key=lambda f: len({*f.columns} & record.keys()) - len({*f.columns} - record.keys()))
+            nearest = max(
+                known, key=lambda f: len({*f.columns} & record.keys()) - len({*f.columns} - record.keys())
+            )
             raise DataError(
-                f"{where}: field {self.prompt_key!r}: expected in every record, got the columns {listed(record)}; the nearest format is "
-                f"{nearest.name} ({', '.join(nearest.columns)}): set `prompt_key` or add the field ({_hint(self.prompt_key, record)})"
+                f"{where}: field {self.prompt_key!r}: expected in every record, got the columns "
+                f"{listed(record)}; the nearest format is "
+                f"{nearest.name} ({', '.join(nearest.columns)}): set `prompt_key` or add the field "
+                f"({_hint(self.prompt_key, record)})"
             )
         whole: Any = None if key in (None, "prompt") else record[key]
         is_answered = is_conversation(whole) and role_of(whole[-1]) == "assistant"
-        return Format(CONVERSATION, found.columns, key) if found.name == PROMPT_ONLY and is_answered else found
+        return (
+            Format(CONVERSATION, found.columns, key) if found.name == PROMPT_ONLY and is_answered else found
+        )
 
-    def _split(self, record: dict[str, Any], form: Format, where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
+    def _split(
+        self, record: dict[str, Any], form: Format, where: str
+    ) -> tuple[tuple[Message, ...], dict[str, Any]]:
         """The messages of the prompt, and the other columns."""
         columns = {name: value for name, value in record.items() if name != form.prompt}
         if self._is_whole(record, form):
@@ -170,72 +206,121 @@ class Layout:
             messages = conversation_of(value, place)
             if messages[-1].role != "assistant":
                 raise DataError(
-                    f"{place}: expected the last message from assistant, as in the first record, got {messages[-1].role}; remove the record"
+                    f"{place}: expected the last message from assistant, as in the first record, got "
+                    f"{messages[-1].role}; remove the record"
                 )
             start = first_learned(messages) if self.responses else len(messages) - 1
             columns[self._single] = [message.plain for message in messages[start:]]
             return ending(messages[:start], place), columns
         if form.name == TEXT:
             if not self.responses:
-                raise DataError(f"{where}: field 'text': expected a prompt, got a whole text; set `prompt_key: text` to have texts continued")
+                raise DataError(
+                    f"{where}: field 'text': expected a prompt, got a whole text; set `prompt_key: text` "
+                    "to have texts continued"
+                )
             text = columns.pop("text", None)
             if not isinstance(text, str) or not text.strip():
                 raise DataError(
-                    f"{where}: field 'text': expected text, got {kind_of(text) if not isinstance(text, str) else 'none'}; remove the record"
+                    f"{where}: field 'text': expected text, got "
+                    f"{kind_of(text) if not isinstance(text, str) else 'none'}; remove the record"
                 )
             return (), {**columns, self._single: text}
         return self._implicit(columns, where)
 
     def _is_whole(self, record: Mapping[str, Any], form: Format) -> bool:
-        """Whether both responses of a preference are conversations that begin before the assistant's turn, beside a prompt that is a text."""
+        """Whether both responses of a preference are conversations that begin before the assistant's turn,
+        beside a prompt that is a text."""
         pair = [record.get(name) for name in self._pair]
-        is_beside = form.name == PREFERENCE and self.responses == self._pair and isinstance(record.get(form.prompt or ""), str)
+        is_beside = (
+            form.name == PREFERENCE
+            and self.responses == self._pair
+            and isinstance(record.get(form.prompt or ""), str)
+        )
         return is_beside and all(
-            isinstance(value, list) and is_conversation(value) and role_of(value[0]) not in (None, "assistant") for value in pair
+            isinstance(value, list)
+            and is_conversation(value)
+            and role_of(value[0]) not in (None, "assistant")
+            for value in pair
         )
 
     def _implicit(self, columns: dict[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """As TRL's `extract_prompt`: of texts a blank before the first difference belongs to the responses."""
+        """As TRL's `extract_prompt`: of texts a blank before the first difference belongs to the
+        responses."""
         pair = [_field(columns, name, where, "prompts.responses") for name in self._pair]
         place = f"{where}: fields {self._pair[0]!r} and {self._pair[1]!r}"
         if all(isinstance(value, str) for value in pair):
             first, second = pair
-            size = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False)))
+            size = sum(
+                1 for _ in takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False))
+            )
             size -= first[:size].endswith(" ")
             if not first[:size].strip():
-                raise DataError(f"{place}: expected texts that begin with a common prompt, got none; write the prompt as a field of its own")
-            return (Message("user", first[:size]),), {**columns, self._pair[0]: first[size:], self._pair[1]: second[size:]}
-        first, second = (conversation_of(value, f"{where}: field {name!r}") for name, value in zip(self._pair, pair, strict=True))
-        size = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(first[:-1], second[:-1], strict=False)))
+                raise DataError(
+                    f"{place}: expected texts that begin with a common prompt, got none; write the prompt "
+                    "as a field of its own"
+                )
+            return (Message("user", first[:size]),), {
+                **columns,
+                self._pair[0]: first[size:],
+                self._pair[1]: second[size:],
+            }
+        first, second = (
+            conversation_of(value, f"{where}: field {name!r}")
+            for name, value in zip(self._pair, pair, strict=True)
+        )
+        size = sum(
+            1 for _ in takewhile(lambda both: both[0] == both[1], zip(first[:-1], second[:-1], strict=False))
+        )
         if not size:
-            raise DataError(f"{place}: expected conversations that begin with a common prompt, got none; write the prompt as a field of its own")
-        rest = {name: [message.plain for message in messages[size:]] for name, messages in zip(self._pair, (first, second), strict=True)}
+            raise DataError(
+                f"{place}: expected conversations that begin with a common prompt, got none; write the "
+                "prompt as a field of its own"
+            )
+        rest = {
+            name: [message.plain for message in messages[size:]]
+            for name, messages in zip(self._pair, (first, second), strict=True)
+        }
         return ending(first[:size], place), {**columns, **rest}
 
     def _reference(self, columns: Mapping[str, Any], messages: tuple[Message, ...], where: str) -> str | None:
         if self.reference_key is None:
             return None
-        value, place = _field(columns, self.reference_key, where, "reference_key"), f"{where}: field {self.reference_key!r}"
+        value, place = (
+            _field(columns, self.reference_key, where, "reference_key"),
+            f"{where}: field {self.reference_key!r}",
+        )
         if isinstance(value, dict) or is_conversation(value):
             value = messages_of(value, messages, place)[-1].content
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise DataError(f"{place}: expected a string or a number, got {kind_of(value)}; write the answer as a string")
+            raise DataError(
+                f"{place}: expected a string or a number, got {kind_of(value)}; write the answer as a string"
+            )
         return str(value)
 
 
 def unrendered(record: Mapping[str, Any], reads: Callable[[str], bool]) -> set[str]:
-    """Names of what a record has and nobody renders: the column `tools`, and fields of messages. A `weight` is for the loss mask.
+    """Names of what a record has and nobody renders: the column `tools`, and fields of messages. A `weight`
+    is for the loss mask.
 
     Args:
         reads: whether the template reads a field.
     """
-    messages = [entry for value in record.values() if is_conversation(value) for entry in value if role_of(entry)]
-    names = {name for entry in messages for name, value in entry.items() if value is not None} - OWN_FIELDS - {"weight"}
+    messages = [
+        entry for value in record.values() if is_conversation(value) for entry in value if role_of(entry)
+    ]
+    names = (
+        {name for entry in messages for name, value in entry.items() if value is not None}
+        - OWN_FIELDS
+        - {"weight"}
+    )
     return {name for name in names if not reads(name)} | ({"tools"} if record.get("tools") else set())
 
 
-def scores_of(columns: Mapping[str, Any], responses: Sequence[str], score_key: str | None, where: str) -> list[float]:
-    """The scores of a record's responses: those of `score_key`; of one response its `label`, if there is one; else 1 for the first, 0 for others.
+def scores_of(
+    columns: Mapping[str, Any], responses: Sequence[str], score_key: str | None, where: str
+) -> list[float]:
+    """The scores of a record's responses: those of `score_key`; of one response its `label`, if there is one;
+    else 1 for the first, 0 for others.
 
     Raises:
         DataError: the scores are not one number a response, or a label is neither true nor false.
@@ -244,7 +329,10 @@ def scores_of(columns: Mapping[str, Any], responses: Sequence[str], score_key: s
         label = _TRUTHS.get(str(columns["label"]).lower())
         if label is None:
             got = repr(columns["label"])[:40]
-            raise DataError(f"{where}: field 'label': expected true or false, got {got}; rename the column, or set `prompts.score_key`")
+            raise DataError(
+                f"{where}: field 'label': expected true or false, got {got}; rename the column, or set "
+                "`prompts.score_key`"
+            )
         return [label]
     if score_key is None:
         return [1.0] + [0.0] * (len(responses) - 1)
@@ -252,7 +340,10 @@ def scores_of(columns: Mapping[str, Any], responses: Sequence[str], score_key: s
     scores = [number_of(score) for score in (value if isinstance(value, list) else [value])]
     found = [score for score in scores if score is not None]
     if len(scores) != len(responses) or len(found) != len(scores):
-        raise DataError(f"{where}: field {score_key!r}: expected {len(responses)} numbers, one a response, got {str(value)[:80]}; mend the record")
+        raise DataError(
+            f"{where}: field {score_key!r}: expected {len(responses)} numbers, one a response, got "
+            f"{str(value)[:80]}; mend the record"
+        )
     return found
 
 
@@ -260,7 +351,9 @@ def number_of(value: Any) -> float | None:
     """A number, also one that stands as text, as in a CSV, and 1 or 0 for a truth; None of anything else."""
     truth = _TRUTHS.get(str(value).lower())
     try:
-        found = math.nan if not isinstance(value, int | float | str) else float(value) if truth is None else truth
+        found = (
+            math.nan if not isinstance(value, int | float | str) else float(value) if truth is None else truth
+        )
     except ValueError:
         return None
     return found if math.isfinite(found) else None
@@ -286,11 +379,17 @@ def checked(record: Any, where: str) -> dict[str, Any]:
         DataError: it is none; names the field.
     """
     if not isinstance(record, Mapping):
-        raise DataError(f"{where}: expected a JSON object, got {kind_of(record)}; write {{...}} with the prompt as a field")
+        raise DataError(
+            f"{where}: expected a JSON object, got {kind_of(record)}; write {{...}} with the prompt as a "
+            "field"
+        )
     for name, value in record.items():
         trouble = (_trouble(name) if isinstance(name, str) else "a name that is no text") or _trouble(value)
         if trouble:
-            raise DataError(f"{where}: field {repr(name)[:80]}: expected text and numbers that can be stored, got {trouble}; remove it")
+            raise DataError(
+                f"{where}: field {repr(name)[:80]}: expected text and numbers that can be stored, got "
+                f"{trouble}; remove it"
+            )
     return dict(record)
 
 
@@ -311,13 +410,22 @@ def _trouble(value: Any, depth: int = 0) -> str | None:
         return "a number that is not finite, or too large for 64 bits"
     if isinstance(value, dict) and not all(isinstance(name, str) for name in value):
         return "a name that is no text"
-    parts: list[Any] = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    parts: list[Any] = (
+        [*value.keys(), *value.values()]
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else []
+    )
     return next((trouble for part in parts if (trouble := _trouble(part, depth + 1))), None)
 
 
 def _field(record: Mapping[str, Any], key: str, where: str, setting: str) -> Any:
     if key not in record:
-        raise DataError(f"{where}: field {key!r}: expected in every record, got none; set `{setting}` or add the field ({_hint(key, record)})")
+        raise DataError(
+            f"{where}: field {key!r}: expected in every record, got none; set `{setting}` or add the "
+            f"field ({_hint(key, record)})"
+        )
     return record[key]
 
 

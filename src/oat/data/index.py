@@ -1,5 +1,6 @@
-"""The first pass over a source: every record is read, checked and rendered once, so that nothing malformed is met later. What it learned is an index,
-24 bytes a record. A long pass goes on in workers, on all cores; what came of it may be remembered (`data/index_cache.py`)."""
+"""The first pass over a source: every record is read, checked and rendered once, so that nothing malformed is
+met later. What it learned is an index, 24 bytes a record. A long pass goes on in workers, on all cores; what
+came of it may be remembered (`data/index_cache.py`)."""
 
 import os
 import tempfile
@@ -48,7 +49,8 @@ class Index:
         columns: names of the columns beside the prompt that any prompt has which is kept.
         unrendered: in how many records something stands that is not rendered, by its name.
         format: of all of them.
-        longest: tokens of the longest prompt that is kept; with its longest recorded response, if responses are read.
+        longest: tokens of the longest prompt that is kept; with its longest recorded response, if responses
+        are read.
         over: those that are kept and have no room in the model's context.
         first_over: row and tokens of the first of them.
         cut: those that are kept and cut, so that they have room.
@@ -80,7 +82,9 @@ class Index:
         self.marks += later.marks
         self.wrong = [*self.wrong, *later.wrong][:_FIRST]
         self.first_over = self.first_over if self.over else later.first_over
-        self.read, self.skipped, self.over = self.read + later.read, self.skipped + later.skipped, self.over + later.over
+        self.read = self.read + later.read
+        self.skipped = self.skipped + later.skipped
+        self.over = self.over + later.over
         self.cut += later.cut
         self.columns |= later.columns
         self.unrendered.update(later.unrendered)
@@ -92,7 +96,13 @@ class Index:
         """Plain data, bytes included, of which `of` makes it again."""
         kept = {name: getattr(self, name).tobytes() for name in _ARRAYS}
         form = self.format and [self.format.name, list(self.format.columns), self.format.prompt]
-        return {**vars(self), **kept, "columns": sorted(self.columns), "unrendered": dict(self.unrendered), "format": form}
+        return {
+            **vars(self),
+            **kept,
+            "columns": sorted(self.columns),
+            "unrendered": dict(self.unrendered),
+            "format": form,
+        }
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Index":
@@ -106,9 +116,14 @@ class Index:
             raise ValueError("the arrays of an index have one length")
         for name in ("read", "skipped", "longest", "over", "cut", "has_references"):
             setattr(found, name, plain[name])
-        found.wrong, found.first_over = [(row, text) for row, text in plain["wrong"]], (plain["first_over"][0], plain["first_over"][1])
+        found.wrong, found.first_over = (
+            [(row, text) for row, text in plain["wrong"]],
+            (plain["first_over"][0], plain["first_over"][1]),
+        )
         found.columns, found.unrendered = set(plain["columns"]), Counter(plain["unrendered"])
-        found.format = plain["format"] and Format(plain["format"][0], tuple(plain["format"][1]), plain["format"][2])
+        found.format = plain["format"] and Format(
+            plain["format"][0], tuple(plain["format"][1]), plain["format"][2]
+        )
         return found
 
 
@@ -145,7 +160,9 @@ class Pass:
         Raises:
             DataError: one is malformed, and none is to be skipped.
         """
-        begin, rest, index = time.monotonic(), iter(items), Index()
+        begin = time.monotonic()
+        rest = iter(items)
+        index = Index()
         for item in rest:
             self._add(index, item)
             is_known = self.fit is not None and self.layout.format is not None
@@ -167,9 +184,13 @@ class Pass:
         if isinstance(record, DataError):
             raise record
         prompt = self.layout.prompt(record, self.place(row), row, 0)
-        size, is_cut = (0, False) if self.fit is None else self.fit.measure(prompt, self.layout, self.place(row))
+        size, is_cut = (
+            (0, False) if self.fit is None else self.fit.measure(prompt, self.layout, self.place(row))
+        )
         index.read += 1
-        index.unrendered.update(unrendered(record, _reads_none if self.fit is None else self.fit.renderer.reads))
+        index.unrendered.update(
+            unrendered(record, _reads_none if self.fit is None else self.fit.renderer.reads)
+        )
         if self.fit is not None and not self.fit.keeps(size):
             return
         index.cut += is_cut
@@ -186,11 +207,20 @@ class Pass:
         """The rest of the records, on all cores; what came of each block is added in their order."""
         assert self.fit is not None, "what needs no rendering is read by one process"
         cores = min(os.cpu_count() or 1, _MAX_WORKERS)
-        workers = Workers("oat.data.index:worker", [self._order()], count=cores, timeout_s=_PATIENCE_S, memory_gb=_NO_LIMIT_GB)
+        workers = Workers(
+            "oat.data.index:worker",
+            [self._order()],
+            count=cores,
+            timeout_s=_PATIENCE_S,
+            memory_gb=_NO_LIMIT_GB,
+        )
         try:
             for found in _in_order(workers, self._packed_blocks(items), 3 * cores):
                 if found.failure:
-                    raise DataError(f"{self.name}: a process that renders its records {found.failure}; run the same command again")
+                    raise DataError(
+                        f"{self.name}: a process that renders its records {found.failure}; run the same "
+                        "command again"
+                    )
                 if "error" in found.value:
                     raise DataError(found.value["error"])
                 index.add(Index.of(found.value))
@@ -198,20 +228,29 @@ class Pass:
             workers.close()
 
     def _order(self) -> dict[str, Any]:
-        layout, form, fit = self.layout, self.layout.format, self.fit
+        layout = self.layout
+        form = self.layout.format
+        fit = self.fit
         assert form is not None, "a format is known"
         assert fit is not None, "something is rendered"
         return {
             "renderer": packed(fit.renderer),
             "fit": [fit.max_tokens, fit.room, fit.too_long],
-            "layout": [layout.prompt_key, layout.reference_key, list(layout.responses), layout.score_key, layout.numbers],
+            "layout": [
+                layout.prompt_key,
+                layout.reference_key,
+                list(layout.responses),
+                layout.score_key,
+                layout.numbers,
+            ],
             "format": [form.name, list(form.columns), form.prompt],
             "source": [self.name, self.is_array],
             "skip": self.skip,
         }
 
     def _packed_blocks(self, items: Iterator[Item]) -> Iterator[bytes | dict[str, Any]]:
-        """Blocks for workers; of one that does not travel (a number beyond 64 bits, half a surrogate) what this process makes of it."""
+        """Blocks for workers; of one that does not travel (a number beyond 64 bits, half a surrogate) what
+        this process makes of it."""
         while block := list(islice(items, _BLOCK)):
             try:
                 yield msgspec.msgpack.encode([self._packed(*item) for item in block])
@@ -247,7 +286,12 @@ def worker(order: Mapping[str, Any]) -> Callable[[bytes], dict[str, Any]]:
 
     def block(packed: bytes) -> dict[str, Any]:
         items = msgspec.msgpack.decode(packed)
-        return own.result([(place, row, record if error is None else DataError(error)) for place, row, record, error in items])
+        return own.result(
+            [
+                (place, row, record if error is None else DataError(error))
+                for place, row, record, error in items
+            ]
+        )
 
     return block
 
@@ -256,7 +300,11 @@ def packed(renderer: Renderer) -> dict[str, Any]:
     """A renderer as plain data, of which `unpacked` makes another in any process."""
     with tempfile.TemporaryDirectory(prefix="oat-") as folder:
         renderer.tokenizer.save_pretrained(folder)
-        files = {str(file.relative_to(folder)): file.read_bytes() for file in sorted(Path(folder).rglob("*")) if file.is_file()}
+        files = {
+            str(file.relative_to(folder)): file.read_bytes()
+            for file in sorted(Path(folder).rglob("*"))
+            if file.is_file()
+        }
     return {"tokenizer": files, **renderer.definition}
 
 
@@ -284,7 +332,9 @@ def _reads_none(name: str) -> bool:
 
 def _in_order(workers: Workers, blocks: Iterable[bytes | dict[str, Any]], most: int) -> Iterator[Outcome]:
     """What came of blocks, in order; so many are under way at once."""
-    rest, found, sent = iter(blocks), dict[str, Outcome](), 0
+    rest = iter(blocks)
+    found = dict[str, Outcome]()
+    sent = 0
     for number in count():
         for block in islice(rest, most - (sent - number)):
             if isinstance(block, bytes):

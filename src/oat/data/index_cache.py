@@ -1,8 +1,9 @@
-"""Indexes of large files are kept under checksums of everything that decides them: the bytes of the data, the tokenizer, the template, the settings
-that read them, and the code that does. So a run that goes on, or another run over the same data, need not read every record again.
+"""Indexes of large files are kept under checksums of everything that decides them: the bytes of the data, the
+tokenizer, the template, the settings that read them, and the code that does. So a run that goes on, or
+another run over the same data, need not read every record again.
 
-They lie in the run's directory and in `$XDG_CACHE_HOME/oat` (`~/.cache/oat`), where only this user may write: a SHA-256, then MessagePack. What is
-damaged is made anew, and all of it may be deleted at any time.
+They lie in the run's directory and in `$XDG_CACHE_HOME/oat` (`~/.cache/oat`), where only this user may write:
+a SHA-256, then MessagePack. What is damaged is made anew, and all of it may be deleted at any time.
 """
 
 import hashlib
@@ -26,7 +27,15 @@ MAX_BYTES = 2**30
 """Of all indexes in one folder; the one that was used longest ago goes first."""
 _ENDING = ".index"
 _CODE = (
-    *("data/fit", "data/formats", "data/index", "data/index_cache", "data/messages", "data/sources", "data/text_files"),
+    *(
+        "data/fit",
+        "data/formats",
+        "data/index",
+        "data/index_cache",
+        "data/messages",
+        "data/sources",
+        "data/text_files",
+    ),
     *("text/question_forms", "text/renderer", "text/templates"),
 )
 """Modules that decide what an index holds."""
@@ -54,7 +63,11 @@ class IndexCache:
     def __init__(self, first: Pass, reader: Reader, max_records: int | None, folders: Sequence[Path]):
         self._files = reader.files() if folders else None
         self._state = _state(self._files)
-        self._folders = [folder for folder in folders if _is_private(folder)] if sum(size for size, _ in self._state) >= LARGE else []
+        self._folders = (
+            [folder for folder in folders if _is_private(folder)]
+            if sum(size for size, _ in self._state) >= LARGE
+            else []
+        )
         self._name = _digest(first, self._files or (), max_records) + _ENDING if self._folders else ""
 
     def index(self) -> Index | None:
@@ -69,7 +82,8 @@ class IndexCache:
         return None
 
     def keep(self, index: Index) -> None:
-        """Remember it, unless the data changed meanwhile; a folder that cannot be written remembers nothing."""
+        """Remember it, unless the data changed meanwhile; a folder that cannot be written remembers
+        nothing."""
         if not self._folders or _state(self._files) != self._state:
             return
         data = msgspec.msgpack.encode(index.plain)
@@ -114,7 +128,10 @@ def _is_private(folder: Path) -> bool:
         return True
     if found.st_uid == os.getuid() and not found.st_mode & 0o022:
         return True
-    warn(f"{folder}: others may write there, so nothing of it is read or remembered; remove it, or make it yours alone (chmod 700)")
+    warn(
+        f"{folder}: others may write there, so nothing of it is read or remembered; remove it, or make it "
+        "yours alone (chmod 700)"
+    )
     return False
 
 

@@ -1,4 +1,5 @@
-"""Messages as data write them: {"role", "content"}, ShareGPT's {"from", "value"}, contents in parts, fields beside them."""
+"""Messages as data write them: {"role", "content"}, ShareGPT's {"from", "value"}, contents in parts, fields
+beside them."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice, pairwise
@@ -8,62 +9,112 @@ from oat.errors import DataError, did_you_mean
 from oat.types import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant", **{role: role for role in ROLES}}
+_SHAREGPT = {
+    "human": "user",
+    "gpt": "assistant",
+    "observation": "tool",
+    "function_call": "assistant",
+    **{role: role for role in ROLES},
+}
 OWN_FIELDS = frozenset({"role", "content", "from", "value"})
 """Of a message: its role and its text, by the names that they may have."""
 _INSTEAD = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 """Fields of an assistant's message that do for its text."""
-KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
+KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
 
 
 def as_prompt(value: Any, where: str) -> tuple[Message, ...]:
-    return ending(conversation_of([{"role": "user", "content": value}] if isinstance(value, str) else value, where), where)
+    return ending(
+        conversation_of([{"role": "user", "content": value}] if isinstance(value, str) else value, where),
+        where,
+    )
 
 
 def conversation_of(value: Any, where: str) -> tuple[Message, ...]:
     if not isinstance(value, list):
-        raise DataError(f"{where}: expected a string or a list of messages, got {kind_of(value)}; write the prompt as text")
+        raise DataError(
+            f"{where}: expected a string or a list of messages, got {kind_of(value)}; write the prompt as "
+            "text"
+        )
     if not value:
-        raise DataError(f"{where}: expected a prompt, got an empty list; write at least one message or remove the record")
-    messages = tuple(_message(entry, f"{where}, message {number}") for number, entry in enumerate(value, start=1) if not _is_empty_system(entry))
+        raise DataError(
+            f"{where}: expected a prompt, got an empty list; write at least one message or remove the record"
+        )
+    messages = tuple(
+        _message(entry, f"{where}, message {number}")
+        for number, entry in enumerate(value, start=1)
+        if not _is_empty_system(entry)
+    )
     if not messages:
-        raise DataError(f"{where}: expected a prompt, got nothing but an empty system message; write at least one message or remove the record")
+        raise DataError(
+            f"{where}: expected a prompt, got nothing but an empty system message; write at least one "
+            "message or remove the record"
+        )
     return messages
 
 
 def first_learned(messages: tuple[Message, ...]) -> int:
     """The number of the assistant's first answer that is learned; of the last message where none is."""
-    answers = (n for n in range(1, len(messages)) if messages[n].role == "assistant" and messages[n - 1].role in ("user", "tool"))
+    answers = (
+        n
+        for n in range(1, len(messages))
+        if messages[n].role == "assistant" and messages[n - 1].role in ("user", "tool")
+    )
     return next((number for number in answers if messages[number].fields.get("weight", 1)), len(messages) - 1)
 
 
 def _is_empty_system(entry: Any) -> bool:
     """As tables have it in conversations without a system message."""
-    said = entry.get("value" if entry.get("from") is not None else "content", "?") if role_of(entry) == "system" else "?"
+    said = (
+        entry.get("value" if entry.get("from") is not None else "content", "?")
+        if role_of(entry) == "system"
+        else "?"
+    )
     return said is None or (isinstance(said, str) and not said.strip())
 
 
 def ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
     last = messages[-1].role if messages else "none"
     if last not in ("user", "tool"):
-        raise DataError(f"{where}: expected the last message from user or tool, got {last}; end the prompt with what is to be answered")
+        raise DataError(
+            f"{where}: expected the last message from user or tool, got {last}; end the prompt with what "
+            "is to be answered"
+        )
     return messages
 
 
 def response_of(value: Any, prompt: tuple[Message, ...], where: str) -> str | list[dict[str, Any]]:
-    """A response as text, or as messages from the assistant's first to its last, without the prompt where they repeat it. One that ends at once is
-    empty: as a text, or as one message with nothing but an empty text."""
+    """A response as text, or as messages from the assistant's first to its last, without the prompt where
+    they repeat it. One that ends at once is empty: as a text, or as one message with nothing but an empty
+    text."""
     if isinstance(value, str):
         return value
     messages = messages_of(value, prompt, where)
     if len(messages) == 1 and not messages[0].fields:
         return [messages[0].plain]
-    if not all(message.content.strip() or message.role == "tool" or _says_otherwise(message.fields) for message in messages):
+    if not all(
+        message.content.strip() or message.role == "tool" or _says_otherwise(message.fields)
+        for message in messages
+    ):
         raise DataError(f"{where}: expected text in every message of a response, got none; remove the record")
     if not any(message.fields.get("weight", 1) for message in messages if message.role == "assistant"):
-        raise DataError(f"{where}: expected a message of weight 1, got weight 0 on all of the assistant's; remove the record, or the weights")
+        raise DataError(
+            f"{where}: expected a message of weight 1, got weight 0 on all of the assistant's; remove the "
+            "record, or the weights"
+        )
     if any(first.role == second.role == "assistant" for first, second in pairwise(messages)):
-        raise DataError(f"{where}: expected that somebody answers the assistant, got two of its messages in a row; join them")
+        raise DataError(
+            f"{where}: expected that somebody answers the assistant, got two of its messages in a row; "
+            "join them"
+        )
     return [message.plain for message in messages]
 
 
@@ -72,29 +123,51 @@ def messages_of(value: Any, prompt: tuple[Message, ...], where: str) -> tuple[Me
     messages = messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
     if not messages or messages[0].role != "assistant" or messages[-1].role != "assistant":
         got = ", ".join(message.role for message in messages) or "the prompt alone"
-        raise DataError(f"{where}: expected a response, or messages that end with an assistant's, got {got}; name another column")
+        raise DataError(
+            f"{where}: expected a response, or messages that end with an assistant's, got {got}; name "
+            "another column"
+        )
     return messages
 
 
 def _message(entry: Any, where: str) -> Message:
     """Fields that are null do not count: tables write so what a message lacks."""
-    keys = ("from", "value") if isinstance(entry, dict) and entry.get("from") is not None else ("role", "content")
+    keys = (
+        ("from", "value")
+        if isinstance(entry, dict) and entry.get("from") is not None
+        else ("role", "content")
+    )
     said = _without_null(entry) if isinstance(entry, dict) else {}
     fields = {name: value for name, value in said.items() if name not in keys}
     role, needs_none = role_of(entry), role_of(entry) == "assistant" and _says_otherwise(fields)
-    if not isinstance(entry, dict) or keys[0] not in entry or (keys[1] not in entry and not needs_none) or fields.keys() & OWN_FIELDS:
+    if (
+        not isinstance(entry, dict)
+        or keys[0] not in entry
+        or (keys[1] not in entry and not needs_none)
+        or fields.keys() & OWN_FIELDS
+    ):
         got = f"the fields {listed(entry)}" if isinstance(entry, dict) else kind_of(entry)
-        raise DataError(f'{where}: expected {{"role": ..., "content": ...}}, got {got}; write role and text in these two fields')
+        raise DataError(
+            f'{where}: expected {{"role": ..., "content": ...}}, got {got}; write role and text in these '
+            "two fields"
+        )
     if role is None:
         valid = ROLES if keys[0] == "role" else _SHAREGPT
         found = entry[keys[0]]
-        raise DataError(f"{where}: expected a role, got {repr(found)[:80]}; {did_you_mean(str(found)[:80], valid)}")
+        raise DataError(
+            f"{where}: expected a role, got {repr(found)[:80]}; {did_you_mean(str(found)[:80], valid)}"
+        )
     content = "" if needs_none and entry.get(keys[1]) is None else _text(entry[keys[1]], where)
     if not content.strip() and role not in ("assistant", "tool"):
-        raise DataError(f"{where}: expected text, got an empty message; write the prompt or remove the record")
+        raise DataError(
+            f"{where}: expected text, got an empty message; write the prompt or remove the record"
+        )
     weight = fields.get("weight", 0)
     if weight not in (0, 1) or (weight and role != "assistant"):
-        raise DataError(f"{where}: expected weight 0, or 1 on an assistant's message, got {repr(weight)[:40]} on {role}'s; remove it")
+        raise DataError(
+            f"{where}: expected weight 0, or 1 on an assistant's message, got {repr(weight)[:40]} on "
+            f"{role}'s; remove it"
+        )
     return Message(role, content, fields)
 
 
@@ -108,16 +181,26 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, list):
         return "".join(_part(part, f"{where}, part {number}") for number, part in enumerate(content, start=1))
     if not isinstance(content, str):
-        raise DataError(f"{where}: expected a string as content, got {kind_of(content)}; write the message as text")
+        raise DataError(
+            f"{where}: expected a string as content, got {kind_of(content)}; write the message as text"
+        )
     return content
 
 
 def _part(part: Any, where: str) -> str:
     given = _without_null(part)
-    if not isinstance(given, dict) or given.keys() != {"type", "text"} or given["type"] != "text" or not isinstance(given["text"], str):
+    if (
+        not isinstance(given, dict)
+        or given.keys() != {"type", "text"}
+        or given["type"] != "text"
+        or not isinstance(given["text"], str)
+    ):
         kind = given.get("type") if isinstance(given, dict) else None
         got = f"a part of the type {repr(kind)[:40]}" if kind not in (None, "text") else kind_of(part)
-        raise DataError(f'{where}: expected {{"type": "text", "text": ...}}, got {got}; only text is read: remove the part, or the record')
+        raise DataError(
+            f'{where}: expected {{"type": "text", "text": ...}}, got {got}; only text is read: remove the '
+            "part, or the record"
+        )
     return given["text"]
 
 

@@ -1,5 +1,5 @@
-"""Where prompts come from: the sources of a run, and the prompts of one, read on demand. `data/sources.py` reads files, datasets and Python,
-`data/formats.py` knows what the columns of a record are."""
+"""Where prompts come from: the sources of a run, and the prompts of one, read on demand. `data/sources.py`
+reads files, datasets and Python, `data/formats.py` knows what the columns of a record are."""
 
 import hashlib
 import math
@@ -40,7 +40,10 @@ class Source:
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
-            raise DataError(f"{self.name}: a weight of {self.weight} gives no share of the prompts; set a number above 0, or leave the source out")
+            raise DataError(
+                f"{self.name}: a weight of {self.weight} gives no share of the prompts; set a number "
+                "above 0, or leave the source out"
+            )
 
     @property
     def name(self) -> str:
@@ -57,11 +60,14 @@ class Source:
 
 
 class PromptSet:
-    """The prompts of one source, read from it whenever they are asked for: what stays in memory is where each record is.
+    """The prompts of one source, read from it whenever they are asked for: what stays in memory is where each
+    record is.
 
-    Every record is read, checked and rendered once when this is made (`data/index.py`), unless that is remembered from before. JSONL and CSV files
-    are then read in place, and must stay as they are: a record that does not is an error. Saved datasets, lists and JSON arrays are indexed; what can
-    only be read in order (Parquet, streamed datasets, iterators) is written as JSON lines to a file without a name, which is gone with the process.
+    Every record is read, checked and rendered once when this is made (`data/index.py`), unless that is
+    remembered from before. JSONL and CSV files are then read in place, and must stay as they are: a record
+    that does not is an error. Saved datasets, lists and JSON arrays are indexed; what can only be read in
+    order (Parquet, streamed datasets, iterators) is written as JSON lines to a file without a name, which is
+    gone with the process.
 
     Args:
         fit: what is rendered of each prompt, and which are kept; None renders nothing and keeps all.
@@ -74,8 +80,8 @@ class PromptSet:
         index: what is known of the records.
 
     Raises:
-        DataError: the source cannot be read or has no record, or a record is malformed; names source, row and field, what was expected and
-            found, and what to do.
+        DataError: the source cannot be read or has no record, or a record is malformed; names source, row and
+            field, what was expected and found, and what to do.
         ConfigError: a function cannot be loaded.
     """
 
@@ -90,7 +96,9 @@ class PromptSet:
         folder: Path | None = None,
         caches: Sequence[Path] = (),
     ):
-        self.name, self.layout, self._place = source.name, layout, source.place
+        self.name = source.name
+        self.layout = layout
+        self._place = source.place
         self._reader = open_records(source.records, source.name, source.split, folder)
         first = Pass(source.name, source.is_array, self._reader.is_json, layout, fit, skip)
         cache = IndexCache(first, self._reader, max_prompts, caches)
@@ -118,7 +126,8 @@ class PromptSet:
         prompt = self.layout.prompt(record, self._place(row), row, number)
         if mark_of(prompt) != mark:
             raise DataError(
-                f"{self._place(row)}: expected the record that stood there when this was opened, got another; put the data back as they were"
+                f"{self._place(row)}: expected the record that stood there when this was opened, got "
+                "another; put the data back as they were"
             )
         return prompt
 
@@ -127,7 +136,8 @@ class PromptSet:
 
     @property
     def digest(self) -> str:
-        """Of all prompts in their order, wherever they lie; by checksums, against mistakes and not against malice."""
+        """Of all prompts in their order, wherever they lie; by checksums, against mistakes and not against
+        malice."""
         return hashlib.sha256(self._found[1:].tobytes()).hexdigest()[:32]
 
     @property
@@ -135,11 +145,18 @@ class PromptSet:
         """One sentence for people about the format, and one each about what is left out or not rendered."""
         form = self.layout.format
         assert form is not None, "a set has at least one record"
-        further = ", ".join(name[:80] for name in islice(sorted(self.index.columns), 20)) if not self.layout.responses else ""
+        further = (
+            ", ".join(name[:80] for name in islice(sorted(self.index.columns), 20))
+            if not self.layout.responses
+            else ""
+        )
         rest = f"; further columns, for the reward: {further}" if further else ""
         notes = [f"{self.name}: read as {form.name} ({', '.join(form.columns)}){rest}"]
         if self.index.unrendered:
-            each = (f"`{name}` ({number} of {self.index.read} records)" for name, number in sorted(self.index.unrendered.items()))
+            each = (
+                f"`{name}` ({number} of {self.index.read} records)"
+                for name, number in sorted(self.index.unrendered.items())
+            )
             notes.append(f"{self.name}: not rendered: {', '.join(each)}")
         if self.index.skipped:
             notes.append(f"{self.name}: {self.index.skipped} malformed records are left out: {self._wrong()}")
@@ -154,11 +171,23 @@ class PromptSet:
     def _nothing(self) -> DataError:
         if self.index.skipped:
             number, (_, first) = self.index.skipped, self.index.wrong[0]
-            return DataError(f"{self.name}: expected well-formed records, got {number} malformed ones and no other; the first: {first}")
-        return DataError(f"{self.name}: expected at least one record, got an empty file or dataset; add records, or name another")
+            return DataError(
+                f"{self.name}: expected well-formed records, got {number} malformed ones and no other; "
+                f"the first: {first}"
+            )
+        return DataError(
+            f"{self.name}: expected at least one record, got an empty file or dataset; add records, or "
+            "name another"
+        )
 
 
-def read_prompts(source: Source, *, prompt_key: str = "prompt", reference_key: str | None = None, max_prompts: int | None = None) -> list[Prompt]:
+def read_prompts(
+    source: Source,
+    *,
+    prompt_key: str = "prompt",
+    reference_key: str | None = None,
+    max_prompts: int | None = None,
+) -> list[Prompt]:
     """All prompts of a source, in its order and in memory.
 
     Raises:

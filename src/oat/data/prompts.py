@@ -1,4 +1,5 @@
-"""The order in which a run takes its prompts, and the cursor in that order. `data/prompt_set.py` reads them, each when its turn comes."""
+"""The order in which a run takes its prompts, and the cursor in that order. `data/prompt_set.py` reads them,
+each when its turn comes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,26 +23,31 @@ from oat.types import Prompt
 class Prompts:
     """The prompts of one source or of several, in a seeded order, with a cursor.
 
-    The n-th prompt of a run is a function of data, seed and n. Epoch e of the first source is the permutation of the generator at ("prompts", e),
-    of the i-th, from 0, that at ("prompts", e, i); a take that reaches the end of an epoch goes on in the next, so no tail is dropped. Several
-    sources take turns as `interleave` says, each going through its own epochs.
+    The n-th prompt of a run is a function of data, seed and n. Epoch e of the first source is the permutation
+    of the generator at ("prompts", e), of the i-th, from 0, that at ("prompts", e, i); a take that reaches
+    the end of an epoch goes on in the next, so no tail is dropped. Several sources take turns as `interleave`
+    says, each going through its own epochs.
 
     Args:
         source: what `data/sources.py` lists: a path, a name, records or a function; or several `Source`.
         prompt_key, reference_key, responses, score_key, numbers: columns of a record, as `Layout` reads them.
         on_bad_record: a malformed record is an error, or is left out and counted.
         max_prompts: read the first so many records of each source.
-        max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None keeps all. Every prompt that is
-            read is rendered, so that what cannot be is known before a run starts.
+        max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None
+            keeps all. Every prompt that is read is rendered, so that what cannot be is known before a run
+            starts.
         too_long: what becomes of recorded data without room, as in `Fit`.
-        room: most tokens of a prompt that the model's context leaves room for; a longer one is an error. None knows of no context.
+        room: most tokens of a prompt that the model's context leaves room for; a longer one is an error. None
+        knows of no context.
         room_is: how that number comes about, for messages.
-        epochs: the order ends after so many times `size` prompts, and every source then has given its share of them: a source of great weight
-            has come round more often than one of small weight. None never ends.
+        epochs: the order ends after so many times `size` prompts, and every source then has given its share
+            of them: a source of great weight has come round more often than one of small weight. None never
+            ends.
         shuffle: False takes the records of a source as they stand, in every epoch.
         folder: for copies of what can only be read in order, as in `PromptSet`.
         caches: folders in which what reading a source has found is remembered, as in `PromptSet`.
-        shard: (rank, count): take every `count`-th prompt of the one order, from the `rank`-th. The shards are disjoint and together the order.
+        shard: (rank, count): take every `count`-th prompt of the one order, from the `rank`-th. The shards
+        are disjoint and together the order.
 
     Attributes:
         fit: what is rendered of each prompt, and how recorded data are cut.
@@ -57,7 +63,8 @@ class Prompts:
         notes: for people, one sentence about the format of each source, and about what was left out of it.
 
     Raises:
-        DataError: a source or a record cannot be used, a prompt cannot be rendered or has no room, or no prompt of a source is left.
+        DataError: a source or a record cannot be used, a prompt cannot be rendered or has no room, or no
+        prompt of a source is left.
     """
 
     def __init__(
@@ -84,7 +91,9 @@ class Prompts:
         shard: tuple[int, int] = (0, 1),
     ):
         if not 0 <= shard[0] < shard[1]:
-            raise DataError(f"there is no shard {shard[0]} of {shard[1]}; give (rank, count) with 0 <= rank < count")
+            raise DataError(
+                f"there is no shard {shard[0]} of {shard[1]}; give (rank, count) with 0 <= rank < count"
+            )
         sources = _sources(source)
         self.fit = Fit(renderer, max_tokens, room, too_long)
         self.dropped = self.cut = self.skipped = self.longest = 0
@@ -95,7 +104,12 @@ class Prompts:
         self._pools: list[_Pool] = []
         for number, one in enumerate(sources):
             layout = Layout(prompt_key, reference_key, responses, score_key, numbers)
-            own: dict[str, Any] = {"max_prompts": max_prompts, "skip": on_bad_record == "skip", "folder": folder, "caches": caches}
+            own: dict[str, Any] = {
+                "max_prompts": max_prompts,
+                "skip": on_bad_record == "skip",
+                "folder": folder,
+                "caches": caches,
+            }
             found = PromptSet(one, layout, self.fit, **own)
             index = found.index
             self.notes += found.notes
@@ -103,7 +117,10 @@ class Prompts:
             if index.over and room is not None:
                 raise _no_room(one, index, layout, room, room_is)
             self.skipped, self.longest = self.skipped + index.skipped, max(self.longest, index.longest)
-            self.columns, self.has_references = self.columns | index.columns, self.has_references or index.has_references
+            self.columns, self.has_references = (
+                self.columns | index.columns,
+                self.has_references or index.has_references,
+            )
             self.formats |= {layout.format.name} if layout.format else set()
             self._pools.append(_Pool(found, seeds, number, shuffle))
         self.size = sum(len(pool.prompts) for pool in self._pools)
@@ -115,7 +132,8 @@ class Prompts:
         self._turns: tuple[np.ndarray, np.ndarray] = interleave(self._weights, 0, seeds)
 
     def take(self, n: int) -> list[Prompt]:
-        """The next n prompts; fewer, or none, when the epochs are used up. The occurrence of each is its place in the one order."""
+        """The next n prompts; fewer, or none, when the epochs are used up. The occurrence of each is its
+        place in the one order."""
         rank, count = self._shard
         start = rank + self._taken * count
         end = start + n * count if self._end is None else min(start + n * count, self._end)
@@ -125,17 +143,23 @@ class Prompts:
         return taken
 
     def all(self) -> list[Prompt]:
-        """Every prompt as the sources have them, for evaluation; the occurrence of each is its place in this list. Does not move the cursor."""
+        """Every prompt as the sources have them, for evaluation; the occurrence of each is its place in this
+        list. Does not move the cursor."""
         prompts = [prompt for pool in self._pools for prompt in pool.prompts]
         return [replace(prompt, occurrence=place) for place, prompt in enumerate(prompts)]
 
     def spread(self, count: int) -> list[Prompt]:
         """At most so many prompts, spread evenly over the sources as they stand. Does not move the cursor."""
-        places = sorted({place * self.size // min(count, self.size) for place in range(min(count, self.size))})
+        places = sorted(
+            {place * self.size // min(count, self.size) for place in range(min(count, self.size))}
+        )
         ends = np.cumsum([len(pool.prompts) for pool in self._pools])
         numbers = np.searchsorted(ends, places, side="right")
         starts = ends - [len(pool.prompts) for pool in self._pools]
-        return [self._pools[number].prompts[int(place - starts[number])] for place, number in zip(places, numbers, strict=True)]
+        return [
+            self._pools[number].prompts[int(place - starts[number])]
+            for place, number in zip(places, numbers, strict=True)
+        ]
 
     @property
     def digests(self) -> list[str]:
@@ -165,7 +189,8 @@ class Prompts:
         for name, before, now in zip(self._names, digests, self.digests, strict=False):
             if before != now:
                 raise DataError(
-                    f"{name}: expected the prompts that the run began with, got others; put the data back as they were, or begin a new run"
+                    f"{name}: expected the prompts that the run began with, got others; put the data back "
+                    "as they were, or begin a new run"
                 )
 
     def _at(self, place: int) -> Prompt:
@@ -178,18 +203,29 @@ class Prompts:
 
     def _count(self, source: Source, index: Index, what: str) -> None:
         """What of a source is left out since it is too long, and what is cut."""
-        most, rule, dropped = self.fit.most, self.fit.too_long, index.read - len(index)
-        longer, makes_none = f"of {index.read} {what} are longer than {most} tokens", f"prompts.too_long: {rule} makes no room"
+        most = self.fit.most
+        rule = self.fit.too_long
+        dropped = index.read - len(index)
+        longer, makes_none = (
+            f"of {index.read} {what} are longer than {most} tokens",
+            f"prompts.too_long: {rule} makes no room",
+        )
         if not len(index):
             all_of = f"{source.name}: all {index.read} {what} are longer than {most} tokens"
             if rule == "leave_out":
                 raise DataError(f"{all_of}; raise `prompts.max_tokens`, or give shorter ones")
-            raise DataError(f"{all_of}, and {makes_none} for any; cut at the other end, raise `prompts.max_tokens`, or give shorter ones")
+            raise DataError(
+                f"{all_of}, and {makes_none} for any; cut at the other end, raise `prompts.max_tokens`, "
+                "or give shorter ones"
+            )
         if dropped:
             why = "" if rule == "leave_out" else f", since {makes_none} for them"
             self.notes = (*self.notes, f"{source.name}: {dropped} {longer} and left out{why}")
         if index.cut:
-            self.notes = (*self.notes, f"{source.name}: {index.cut} {longer} and cut (prompts.too_long: {rule})")
+            self.notes = (
+                *self.notes,
+                f"{source.name}: {index.cut} {longer} and cut (prompts.too_long: {rule})",
+            )
         self.dropped, self.cut = self.dropped + dropped, self.cut + index.cut
 
 
@@ -198,7 +234,9 @@ class _Pool:
 
     def __init__(self, prompts: PromptSet, seeds: Seeds, number: int, shuffle: bool):
         self.prompts = prompts
-        self._seeds, self._number, self._shuffle = seeds, number, shuffle
+        self._seeds = seeds
+        self._number = number
+        self._shuffle = shuffle
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
 
     def at(self, turn: int) -> Prompt:
@@ -216,26 +254,32 @@ def _no_room(source: Source, index: Index, layout: Layout, room: int, room_is: s
     row, size = index.first_over
     if layout.responses:
         return DataError(
-            f"{source.place(row)}: the prompt and its longest response have {size} tokens, and the model's context holds {room} "
-            f"({index.over} of {len(index)} records are too long); drop longer ones (prompts.max_tokens: {room}), cut them (prompts.too_long), or "
+            f"{source.place(row)}: the prompt and its longest response have {size} tokens, and the "
+            f"model's context holds {room} "
+            f"({index.over} of {len(index)} records are too long); drop longer ones (prompts.max_tokens: "
+            f"{room}), cut them (prompts.too_long), or "
             "shorten them"
         )
     drop = f"drop longer ones (prompts.max_tokens: {room}), " if room > 0 and index.over < len(index) else ""
     return DataError(
-        f"{source.place(row)}: the prompt has {size} tokens, and the model's context leaves room for {max(0, room)}{room_is}; "
-        f"{index.over} of {len(index)} prompts are too long; {drop}lower sampling.max_new_tokens, or set sampling.overflow to cut"
+        f"{source.place(row)}: the prompt has {size} tokens, and the model's context leaves room for "
+        f"{max(0, room)}{room_is}; "
+        f"{index.over} of {len(index)} prompts are too long; {drop}lower sampling.max_new_tokens, or set "
+        "sampling.overflow to cut"
     )
 
 
 def interleave(weights: Sequence[float], n: int, seeds: Seeds) -> tuple[np.ndarray, np.ndarray]:
     """How several sources take turns, in proportion to their weights and without a pattern.
 
-    Let w be a source's share of the weights. It has one place in each stretch of 1/w, drawn uniformly (at ("mixture", source), the stretch being
-    the position), and the places of all sources are taken in ascending order. So of the first n prompts of a run it has n w, to within
-    1 + w times the number of sources, however large n is; and the beginning of the order does not depend on n.
+    Let w be a source's share of the weights. It has one place in each stretch of 1/w, drawn uniformly (at
+    ("mixture", source), the stretch being the position), and the places of all sources are taken in ascending
+    order. So of the first n prompts of a run it has n w, to within 1 + w times the number of sources, however
+    large n is; and the beginning of the order does not depend on n.
 
     Returns:
-        For each of the first n prompts: the number of its source, and how many of that source came before. (n,) int64 each.
+        For each of the first n prompts: the number of its source, and how many of that source came before.
+        (n,) int64 each.
     """
     shares = np.array(weights) / max(weights)
     shares /= math.fsum(shares)

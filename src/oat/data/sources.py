@@ -1,4 +1,5 @@
-"""The records of files, datasets and Python, in order and by place, with what is wrong with each, since data is hostile.
+"""The records of files, datasets and Python, in order and by place, with what is wrong with each, since data
+is hostile.
 
 | source | is | row of a record |
 | --- | --- | --- |
@@ -38,7 +39,13 @@ _ROWS = 128
 """Of a Parquet file, that are in memory at once."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-Records = str | Path | Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]] | Mapping[str, Iterable[Mapping[str, Any]]]
+Records = (
+    str
+    | Path
+    | Iterable[Mapping[str, Any]]
+    | Callable[[], Iterable[Mapping[str, Any]]]
+    | Mapping[str, Iterable[Mapping[str, Any]]]
+)
 """What the head of this file lists."""
 
 
@@ -52,7 +59,8 @@ class Reader(Protocol):
     is_json: bool
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        """Each record with its place, by which it is found again, and its row. What cannot be parsed is a DataError in the record's stead."""
+        """Each record with its place, by which it is found again, and its row. What cannot be parsed is a
+        DataError in the record's stead."""
 
     def at(self, place: int, row: int) -> Any:
         """A record that stood there, after all were read, or `prepare`."""
@@ -61,7 +69,8 @@ class Reader(Protocol):
         """Do what `at` needs, where nobody reads all records."""
 
     def files(self) -> Sequence[Path] | None:
-        """The files that decide what it gives, together with its name; None of what is made anew each time."""
+        """The files that decide what it gives, together with its name; None of what is made anew each
+        time."""
 
 
 def open_records(records: Records, name: str, split: str | None = None, folder: Path | None = None) -> Reader:
@@ -69,7 +78,8 @@ def open_records(records: Records, name: str, split: str | None = None, folder: 
 
     Args:
         name: stands in messages.
-        folder: where a copy lies of what can only be read in order; by default where the system keeps temporary files.
+        folder: where a copy lies of what can only be read in order; by default where the system keeps
+        temporary files.
 
     Raises:
         DataError: it cannot be read.
@@ -81,20 +91,29 @@ def open_records(records: Records, name: str, split: str | None = None, folder: 
     if isinstance(given, Mapping):
         return _indexed(lambda: _of_split(given, name, split), name, folder)
     if split is not None:
-        raise DataError(f"{name}: expected a dataset, which has splits, and got none; remove `split: {split}`")
+        raise DataError(
+            f"{name}: expected a dataset, which has splits, and got none; remove `split: {split}`"
+        )
     if not isinstance(given, str):
         return _indexed(given if callable(given) else lambda: given, name, folder)
     if ":" in given and not seen(given).exists() and given.rpartition(":")[2].isidentifier():
         return _indexed(load_symbol(given), given, folder)
     path = Path(given)
     if path.suffix.lower() in PACKED:
-        raise DataError(f"{path}: expected a file of records, got a packed one ({path.suffix}); unpack it, and name what was in it")
+        raise DataError(
+            f"{path}: expected a file of records, got a packed one ({path.suffix}); unpack it, and name "
+            "what was in it"
+        )
     if path.suffix.lower() == ".parquet":
         return _Spooled(_parquet(path), given, folder, seen(path))
     if is_array(path):
         return _Indexed(array_of(path), given, seen(path))
     lines = Csv(path) if path.suffix.lower() == ".csv" else Jsonl(path)
-    return lines if lines.file.is_file() or not lines.file.exists() else _Spooled(((row, record) for _, row, record in lines), given, folder)
+    return (
+        lines
+        if lines.file.is_file() or not lines.file.exists()
+        else _Spooled(((row, record) for _, row, record in lines), given, folder)
+    )
 
 
 class _Indexed:
@@ -106,7 +125,11 @@ class _Indexed:
     """
 
     def __init__(self, records: Any, name: str, file: Path | None = None, *, is_stored: bool = False):
-        self.records, self.name, self.file, self.is_json, self.is_stored = records, name, file, file is not None, is_stored
+        self.records = records
+        self.name = name
+        self.file = file
+        self.is_json = file is not None
+        self.is_stored = is_stored
 
     def prepare(self) -> None:
         pass
@@ -118,7 +141,10 @@ class _Indexed:
         return [Path(each["filename"]) for each in self.records.cache_files] if self.is_stored else None
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        return ((number, number + 1, unboxed(record)) for number, record in enumerate(_guarded(lambda: self.records, self.name)))
+        return (
+            (number, number + 1, unboxed(record))
+            for number, record in enumerate(_guarded(lambda: self.records, self.name))
+        )
 
     def at(self, place: int, row: int) -> Any:
         return unboxed(next(_guarded(lambda: [self.records[place]], self.name)))
@@ -133,8 +159,13 @@ class _Spooled:
 
     is_json = False
 
-    def __init__(self, records: Iterable[tuple[int, Any]], name: str, folder: Path | None, file: Path | None = None):
-        self.records, self.name, self.folder, self.file = records, name, folder, file
+    def __init__(
+        self, records: Iterable[tuple[int, Any]], name: str, folder: Path | None, file: Path | None = None
+    ):
+        self.records = records
+        self.name = name
+        self.folder = folder
+        self.file = file
 
     def prepare(self) -> None:
         deque(self, maxlen=0)
@@ -147,19 +178,25 @@ class _Spooled:
             self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (it stays open as long as this lives)
             for row, record in self.records:
                 place = self._file.tell()
-                with suppress(TypeError, ValueError, RecursionError):  # such a record is malformed, and never asked for
+                # such a record is malformed, and never asked for
+                with suppress(TypeError, ValueError, RecursionError):
                     self._file.write(json.dumps(record).encode() + b"\n")
                 yield place, row, record
         except OSError as error:
             where = f"a copy of it in {self.folder or tempfile.gettempdir()}"
-            raise DataError(f"{self.name}: expected room for {where}, got {error.strerror}; make room, or give it as JSONL") from error
+            raise DataError(
+                f"{self.name}: expected room for {where}, got {error.strerror}; make room, or give it as "
+                "JSONL"
+            ) from error
 
     def at(self, place: int, row: int) -> Any:
         self._file.seek(place)
         return json.loads(self._file.readline())
 
 
-def _indexed(function: Callable[[], Any], name: str, folder: Path | None, *, is_stored: bool = False) -> Reader:
+def _indexed(
+    function: Callable[[], Any], name: str, folder: Path | None, *, is_stored: bool = False
+) -> Reader:
     """What people's own code gives, or a dataset: by number where it can be."""
     (found,) = _guarded(lambda: [_plain(function())], name)
     if isinstance(found, list | tuple) or (hasattr(found, "with_format") and hasattr(found, "__len__")):
@@ -168,7 +205,8 @@ def _indexed(function: Callable[[], Any], name: str, folder: Path | None, *, is_
 
 
 def unboxed(value: Any, depth: int = 0) -> Any:
-    """A value from Python with the numbers of numpy and torch as plain ones, and their arrays and tuples as lists."""
+    """A value from Python with the numbers of numpy and torch as plain ones, and their arrays and tuples as
+    lists."""
     if depth > _MAX_DEPTH or isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -182,7 +220,9 @@ def _guarded(function: Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
     """What people's own code gives."""
 
     def refuse(what: str) -> DataError:
-        return DataError(f"{name} {what}; give an iterable of records, or a function without arguments that returns one")
+        return DataError(
+            f"{name} {what}; give an iterable of records, or a function without arguments that returns one"
+        )
 
     with guarded(name, refuse):
         records = iter(function())
@@ -223,18 +263,28 @@ def _plain(found: Any) -> Any:
 
 def _of_split(found: Mapping[str, Any], name: str, split: str | None) -> Any:
     if (split or "train") not in found:
-        raise DataError(f"{name}: expected the split {split or 'train'!r}, got none; set `split` ({did_you_mean(split or 'train', found)})")
+        raise DataError(
+            f"{name}: expected the split {split or 'train'!r}, got none; set `split` "
+            f"({did_you_mean(split or 'train', found)})"
+        )
     return found[split or "train"]
 
 
 def _dataset(name: str, split: str | None) -> Any:
     datasets = _library("datasets", name)
     if int(datasets.__version__.split(".")[0]) < 4:
-        raise DataError(f"{name}: datasets {datasets.__version__} may run code that comes with a dataset; pip install 'oat-align[data]'")
+        raise DataError(
+            f"{name}: datasets {datasets.__version__} may run code that comes with a dataset; pip install "
+            "'oat-align[data]'"
+        )
     path, _, config = (name, "", "") if seen(name).is_dir() else name.partition("@")
     try:
         is_saved = (seen(path) / "dataset_dict.json").exists() or (seen(path) / "state.json").exists()
-        found = datasets.load_from_disk(located(path)) if is_saved else datasets.load_dataset(located(path), config or None)
+        found = (
+            datasets.load_from_disk(located(path))
+            if is_saved
+            else datasets.load_dataset(located(path), config or None)
+        )
     except Exception as error:  # the library's errors share no narrower base
         raise _no_dataset(name, path, error) from error
     if isinstance(found, Mapping):
@@ -247,11 +297,17 @@ def _dataset(name: str, split: str | None) -> Any:
 def _no_dataset(name: str, path: str, error: Exception) -> DataError:
     reason = " ".join(str(error).split())[:300]
     if seen(path).is_dir():
-        return DataError(f"{name}: expected a dataset that was saved, or a folder of data files, got neither ({reason}); give another directory")
+        return DataError(
+            f"{name}: expected a dataset that was saved, or a folder of data files, got neither "
+            f"({reason}); give another directory"
+        )
     return DataError(
-        f"{name}: there is no such file or directory, and the dataset of that name cannot be had from the hub ({reason}); give another name "
-        "(`org/name@config` where it has several configurations). Without a network: fetch it where there is one, with "
-        f"`hf download --repo-type dataset {path} --local-dir DIR`, and give DIR; or bring the folder HF_HOME of a machine that has loaded it once, "
+        f"{name}: there is no such file or directory, and the dataset of that name cannot be had from the "
+        f"hub ({reason}); give another name "
+        "(`org/name@config` where it has several configurations). Without a network: fetch it where there "
+        "is one, with "
+        f"`hf download --repo-type dataset {path} --local-dir DIR`, and give DIR; or bring the folder "
+        "HF_HOME of a machine that has loaded it once, "
         "set HF_HOME to it, and HF_HUB_OFFLINE=1 to read from there only"
     )
 
@@ -260,7 +316,10 @@ def _library(module: str, name: str | Path) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise DataError(f"{name}: reading it needs the library {module.split('.')[0]} ({error}); pip install 'oat-align[data]'") from error
+        raise DataError(
+            f"{name}: reading it needs the library {module.split('.')[0]} ({error}); pip install "
+            "'oat-align[data]'"
+        ) from error
 
 
 def is_named(text: str) -> bool:
@@ -273,4 +332,6 @@ def _is_dataset(name: str) -> bool:
     if seen(name).exists():
         return seen(name).is_dir()
     start = name.partition("@")[0]
-    return seen(start).is_dir() or (bool(_HUB_ID.fullmatch(start)) and Path(start).suffix.lower() not in ENDINGS)
+    return seen(start).is_dir() or (
+        bool(_HUB_ID.fullmatch(start)) and Path(start).suffix.lower() not in ENDINGS
+    )

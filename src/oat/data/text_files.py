@@ -1,4 +1,5 @@
-"""JSON lines, JSON arrays and CSV, read record by record and found again by place, with what is wrong with each."""
+"""JSON lines, JSON arrays and CSV, read record by record and found again by place, with what is wrong with
+each."""
 
 import codecs
 import csv
@@ -85,7 +86,8 @@ class Csv(Jsonl):
                 yield start, row, self._named(record, row)
 
     def _values(self, lines: "_Lines", reader: Any) -> Iterator[tuple[int, int, Any]]:
-        """The values of each record, or what is wrong with it; after that reading goes on with the next line."""
+        """The values of each record, or what is wrong with it; after that reading goes on with the next
+        line."""
         csv.field_size_limit(_MAX_FIELD)
         while True:
             start, before = lines.place, lines.row
@@ -95,7 +97,10 @@ class Csv(Jsonl):
                 return
             except csv.Error as error:
                 place = f"{self.path}:{before + 1}"
-                values = DataError(f"{place}: expected CSV in the record that begins here, got something else ({error}); mend its quotes")
+                values = DataError(
+                    f"{place}: expected CSV in the record that begins here, got something else ({error}); "
+                    "mend its quotes"
+                )
             except DataError as error:
                 values = error
             if values:
@@ -103,7 +108,13 @@ class Csv(Jsonl):
 
     def _at(self, file: BinaryIO, place: int, row: int) -> Any:
         lines = _Lines(file, self.path)
-        return next((self._named(values, row) for _, _, values in self._values(lines, csv.reader(lines, strict=True))), None)
+        return next(
+            (
+                self._named(values, row)
+                for _, _, values in self._values(lines, csv.reader(lines, strict=True))
+            ),
+            None,
+        )
 
     def _named(self, values: Any, row: int) -> Any:
         if isinstance(values, DataError):
@@ -118,7 +129,10 @@ class _Lines:
     """The lines of a file as text; `place` is the byte behind the last one."""
 
     def __init__(self, file: BinaryIO, path: Path):
-        self.file, self.path, self.place, self.row = file, path, file.tell(), 0
+        self.file = file
+        self.path = path
+        self.place = file.tell()
+        self.row = 0
         self._waiting: Iterator[bytes] = iter(())
 
     def __iter__(self) -> "_Lines":
@@ -167,7 +181,9 @@ def _parsed(text: bytes, where: str, expected: str = "one complete JSON object a
     except UnicodeDecodeError as error:
         return _no_utf8(where, text[error.start], error.start)
     except (ValueError, RecursionError) as error:
-        return DataError(f"{where}: expected {expected}, got invalid JSON ({error}); mend it, or write the records anew")
+        return DataError(
+            f"{where}: expected {expected}, got invalid JSON ({error}); mend it, or write the records anew"
+        )
 
 
 def _no_constant(name: str) -> None:
@@ -182,7 +198,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _twice(names: Sequence[str]) -> str | None:
     """The first name that stands there before, or None."""
-    return None if len(set(names)) == len(names) else next(name for place, name in enumerate(names) if name in names[:place])
+    return (
+        None
+        if len(set(names)) == len(names)
+        else next(name for place, name in enumerate(names) if name in names[:place])
+    )
 
 
 def _no_utf8(where: str, byte: int, place: int) -> DataError:
@@ -191,11 +211,16 @@ def _no_utf8(where: str, byte: int, place: int) -> DataError:
 
 def check_columns(names: Sequence[str], where: str) -> None:
     if twice := _twice(names):
-        raise DataError(f"{where}: expected column names that differ, got {twice!r} twice; rename the columns")
+        raise DataError(
+            f"{where}: expected column names that differ, got {twice!r} twice; rename the columns"
+        )
 
 
 def unreadable(path: Path, kind: str, error: Exception) -> DataError:
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
     is_name = len(path.parts) == 1 and path.suffix.lower() not in ENDINGS
     hub = f"; a dataset of the hub is named with who owns it, as `org/{path}`" if is_name else ""
-    return DataError(f"{path}: expected a {kind} file, got {reason}; check the path, which is relative to where you are{hub}")
+    return DataError(
+        f"{path}: expected a {kind} file, got {reason}; check the path, which is relative to where you "
+        f"are{hub}"
+    )

@@ -29,7 +29,8 @@ class Engine(Protocol):
         """Raw log-probabilities of every token but the first of each sequence: (T - 1,) float32 each."""
 
     def load(self, slot: str, version: int, tensors: "Mapping[str, torch.Tensor]") -> Receipt:
-        """Take these weights for the slot, forget every cached key and value of it, and read back what is held."""
+        """Take these weights for the slot, forget every cached key and value of it, and read back what is
+        held."""
 
     def version(self, slot: str) -> int:
         """The version the slot holds."""

@@ -1,8 +1,9 @@
 """Requests that are being decoded: rows that enter, get one token a step, and leave.
 
-A row is a request, known by its number among all of them. Rows enter while others are in the middle of decoding, as soon as enough places are free;
-the samples of a prompt enter together and share its pages. When the cache is full, the rows that came last leave again and wait; their
-prompt and their tokens so far are computed anew when they come back, and the draws go on, since a token's random number has an address.
+A row is a request, known by its number among all of them. Rows enter while others are in the middle of
+decoding, as soon as enough places are free; the samples of a prompt enter together and share its pages. When
+the cache is full, the rows that came last leave again and wait; their prompt and their tokens so far are
+computed anew when they come back, and the draws go on, since a token's random number has an address.
 """
 
 from collections import deque
@@ -31,7 +32,8 @@ _ENTER_SHARE = 1 / 16
 _STEP = 16
 """Rows of a step are filled up to a multiple of this, or to a power of two below."""
 _STOP_MARGIN = 8
-"""Tokens decoded before those that could hold a stop string, since the first characters of a decoded tail can be garbled."""
+"""Tokens decoded before those that could hold a stop string, since the first characters of a decoded tail can
+be garbled."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -39,15 +41,17 @@ Decode = Callable[[Sequence[int]], str]
 class Decoding:
     """The running batch.
 
-    Rows of the arrays `_N` are requests. Rows of tensors `_R` are those decoded now, numbered by `_held_R`, those that came last at the end.
+    Rows of the arrays `_N` are requests. Rows of tensors `_R` are those decoded now, numbered by `_held_R`,
+    those that came last at the end.
 
     Args:
         rooms: most tokens of each request; one of 0 is idle.
         max_rows: most rows at once.
         pages: most pages of the cache; enough for any single row.
         meter: counts what is computed, idle rows and padding left out.
-        prompt_width: tokens, padding included, of a prompt in the passes over prompts. Then all rows enter at once and none leaves, so that every
-            shape of a matrix product is known beforehand, and no page is shared. None: prompts are packed, rows come and go.
+        prompt_width: tokens, padding included, of a prompt in the passes over prompts. Then all rows enter at
+            once and none leaves, so that every shape of a matrix product is known beforehand, and no page is
+            shared. None: prompts are packed, rows come and go.
     """
 
     def __init__(
@@ -64,8 +68,15 @@ class Decoding:
         meter: Meter,
         prompt_width: int | None = None,
     ):
-        self._requests, self._lm, self._num_tokens, self._is_stop_V, self._decode = list(requests), lm, num_tokens, is_stop_V, decode
-        self._max_rows, self._meter, self._prompt_width, self._fixed = max_rows, meter, prompt_width, prompt_width is not None
+        self._requests = list(requests)
+        self._lm = lm
+        self._num_tokens = num_tokens
+        self._is_stop_V = is_stop_V
+        self._decode = decode
+        self._max_rows = max_rows
+        self._meter = meter
+        self._prompt_width = prompt_width
+        self._fixed = prompt_width is not None
         self._rooms_N = np.array(rooms)
         self._lengths_N = np.array([len(request.ids) for request in requests])
         self._keys_N = np.array([request.key for request in requests], dtype=np.uint64)
@@ -81,12 +92,16 @@ class Decoding:
         self._keeps_N = np.array([sampling.keep_sets for sampling in samplings])
         self._kept: dict[int, list[np.ndarray]] = {int(row): [] for row in np.flatnonzero(self._keeps_N)}
         shape = len(requests), int(self._rooms_N.max())
-        self._ids_NT, self._raw_NT, self._sampled_NT = np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self._ids_NT = np.zeros(shape, np.int32)
+        self._raw_NT = np.zeros(shape, np.float32)
+        self._sampled_NT = np.zeros(shape, np.float32)
         self._made_N = np.zeros(len(requests), dtype=np.int64)
         self._live_N = self._rooms_N > 0
         self._waiting = deque(self._groups())
         readers = 1 if self._fixed else max(len(group) for group in self._waiting)
-        self._cache = PagedCache(self._lengths_N + self._rooms_N, readers, pages, cache_dtype(lm), fixed=self._fixed)
+        self._cache = PagedCache(
+            self._lengths_N + self._rooms_N, readers, pages, cache_dtype(lm), fixed=self._fixed
+        )
         self._hold(np.zeros(0, dtype=np.int64))
         self._hidden_RD = torch.zeros(0)
 
@@ -114,15 +129,17 @@ class Decoding:
         if self._keeps_N[row]:
             offsets = np.cumsum([0] + [len(ids) for ids in self._kept[row]])
             kept = KeptSets(np.concatenate(self._kept.pop(row)), offsets)
-        ids, raw, sampled = (values[row, :made].copy() for values in (self._ids_NT, self._raw_NT, self._sampled_NT))
+        ids, raw, sampled = (
+            values[row, :made].copy() for values in (self._ids_NT, self._raw_NT, self._sampled_NT)
+        )
         return Completion(index, ids, raw, sampled, kept, reason, version)
 
     def _groups(self) -> list[list[int]]:
         """Rows with the same prompt, at most `max_rows` together; each row by itself when shapes are fixed.
 
-        A step computes with as many readers of every shared page as the largest group has. So a prompt with more rows than half of the prompts
-        have, as one that the data repeats, is several groups. A group enters whole; so where some rows have to wait, none takes more than a
-        quarter of the places.
+        A step computes with as many readers of every shared page as the largest group has. So a prompt with
+        more rows than half of the prompts have, as one that the data repeats, is several groups. A group
+        enters whole; so where some rows have to wait, none takes more than a quarter of the places.
         """
         if self._fixed:
             return [[row] for row in range(len(self._requests))]
@@ -131,11 +148,15 @@ class Decoding:
             rows_of.setdefault(request.ids.astype(np.int64).tobytes(), []).append(row)
         places = self._max_rows if len(self._requests) <= self._max_rows else max(1, self._max_rows // 4)
         most = min(places, sorted(map(len, rows_of.values()))[len(rows_of) // 2])
-        return [rows[start : start + most] for rows in rows_of.values() for start in range(0, len(rows), most)]
+        return [
+            rows[start : start + most] for rows in rows_of.values() for start in range(0, len(rows), most)
+        ]
 
     def _hold(self, held_R: np.ndarray) -> None:
         self._held_R = held_R
-        self._settings_R = tuple(setting_N[torch.from_numpy(held_R)].to(self._lm.device) for setting_N in self._settings_N)
+        self._settings_R = tuple(
+            setting_N[torch.from_numpy(held_R)].to(self._lm.device) for setting_N in self._settings_N
+        )
 
     def _enter(self) -> None:
         """Bring waiting rows in, where there is room for enough of them."""
@@ -165,18 +186,48 @@ class Decoding:
         assert len(self._held_R), "a row that fits into an empty cache waits for nobody"
 
     def _fill(self, groups: Sequence[list[int]]) -> Iterator[Tensor]:
-        """Compute what the rows of groups have so far, each group once, and write it into the cache; (rows, D) hidden states of their last tokens."""
+        """Compute what the rows of groups have so far, each group once, and write it into the cache; (rows,
+        D) hidden states of their last tokens."""
         device = self._lm.device
-        sequences = [np.concatenate([self._requests[g[0]].ids, self._ids_NT[g[0], : self._made_N[g[0]]]]).astype(np.int64) for g in groups]
+        sequences = [
+            np.concatenate([self._requests[g[0]].ids, self._ids_NT[g[0], : self._made_N[g[0]]]]).astype(
+                np.int64
+            )
+            for g in groups
+        ]
         widths = np.array([self._prompt_width or len(ids) for ids in sequences])
         for some in passes(widths):
-            ids_1T, positions_1T, spans = pack([sequences[number] for number in some], device, width=self._prompt_width)
+            ids_1T, positions_1T, spans = pack(
+                [sequences[number] for number in some], device, width=self._prompt_width
+            )
             counts = [len(groups[number]) for number in some]
-            rows = np.concatenate([np.repeat(row, span.stop - span.start) for n, span in zip(some, spans, strict=True) for row in groups[n]])
-            sources = np.concatenate([np.arange(span.start, span.stop) for span, count in zip(spans, counts, strict=True) for _ in range(count)])
+            rows = np.concatenate(
+                [
+                    np.repeat(row, span.stop - span.start)
+                    for n, span in zip(some, spans, strict=True)
+                    for row in groups[n]
+                ]
+            )
+            sources = np.concatenate(
+                [
+                    np.arange(span.start, span.stop)
+                    for span, count in zip(spans, counts, strict=True)
+                    for _ in range(count)
+                ]
+            )
             places = self._cache.places(rows, positions_1T[0].cpu().numpy()[sources], sources, device)
-            hidden_1TD = self._lm.hidden(ids_1T, positions=positions_1T, layout=Filling(self._cache, Packed(spans, width=self._prompt_width), places))
-            lengths = np.array([span.stop - span.start for n, span in zip(some, spans, strict=True) if self._live_N[groups[n][0]]])
+            hidden_1TD = self._lm.hidden(
+                ids_1T,
+                positions=positions_1T,
+                layout=Filling(self._cache, Packed(spans, width=self._prompt_width), places),
+            )
+            lengths = np.array(
+                [
+                    span.stop - span.start
+                    for n, span in zip(some, spans, strict=True)
+                    if self._live_N[groups[n][0]]
+                ]
+            )
             self._meter.backbone(int(lengths.sum()), pairs=int((lengths * (lengths + 1) // 2).sum()))
             last = np.repeat([span.stop - 1 for span in spans], counts)
             yield hidden_1TD[0, torch.from_numpy(last).to(device)]
@@ -189,28 +240,40 @@ class Decoding:
         if self._truncates:
             drawable_RV = truncated_logits(drawable_RV, *self._settings_R)
         held_R = self._held_R
-        uniforms_R = torch.from_numpy(seeds.uniforms(self._keys_N[held_R], self._lengths_N[held_R] + self._made_N[held_R]))
+        uniforms_R = torch.from_numpy(
+            seeds.uniforms(self._keys_N[held_R], self._lengths_N[held_R] + self._made_N[held_R])
+        )
         ids_R = inverse_cdf(drawable_RV, uniforms_R.to(logits_RV.device))
         raw_R = token_logps(logits_RV, ids_R)
-        sampled_R = token_logps(drawable_RV, ids_R) if drawable_RV.shape != logits_RV.shape or self._truncates else raw_R
+        sampled_R = (
+            token_logps(drawable_RV, ids_R)
+            if drawable_RV.shape != logits_RV.shape or self._truncates
+            else raw_R
+        )
         drawn, raw, sampled = torch.stack([ids_R.double(), raw_R.double(), sampled_R.double()]).cpu().numpy()
         live_R = self._live_N[held_R]
         if not np.isfinite(raw[live_R]).all():
-            raise NonFiniteError("the model's logits are not finite numbers, so nothing can be sampled; go back to weights from before it diverged")
+            raise NonFiniteError(
+                "the model's logits are not finite numbers, so nothing can be sampled; go back to weights "
+                "from before it diverged"
+            )
         places = held_R[live_R], self._made_N[held_R[live_R]]
         for record_NT, column in ((self._ids_NT, drawn), (self._raw_NT, raw), (self._sampled_NT, sampled)):
             record_NT[places] = column[live_R]
         self._meter.head(int(live_R.sum()))
         keeping_R = np.flatnonzero(self._keeps_N[held_R] & live_R)
         if len(keeping_R):
-            self._record_kept(held_R[keeping_R], drawable_RV[torch.from_numpy(keeping_R).to(logits_RV.device)])
+            self._record_kept(
+                held_R[keeping_R], drawable_RV[torch.from_numpy(keeping_R).to(logits_RV.device)]
+            )
         return ids_R
 
     def _record_kept(self, rows: np.ndarray, logits_SV: Tensor) -> None:
         ids, counts = (values.cpu().numpy() for values in kept_ids(logits_SV))
         if counts.max() > KEPT_LIMIT:
             raise EngineError(
-                f"a token keeps {counts.max()} ids and a recorded kept set holds at most {KEPT_LIMIT}; lower sampling.top_k or sampling.top_p, "
+                f"a token keeps {counts.max()} ids and a recorded kept set holds at most {KEPT_LIMIT}; "
+                "lower sampling.top_k or sampling.top_p, "
                 f"or use a preference algorithm, which needs no kept sets"
             )
         ends = np.cumsum(counts)
@@ -224,7 +287,10 @@ class Decoding:
         for place in np.flatnonzero(self._watches_N[rows] & ~stops_R).tolist():
             stops_R[place] = self._shows_stop(rows[place])
         over_R = stops_R | (made_R + 1 == self._rooms_N[rows])
-        return [(int(row), "stop" if stops else "length") for row, stops in zip(rows[over_R], stops_R[over_R], strict=True)]
+        return [
+            (int(row), "stop" if stops else "length")
+            for row, stops in zip(rows[over_R], stops_R[over_R], strict=True)
+        ]
 
     def _shows_stop(self, row: int) -> bool:
         stop, made = self._requests[row].sampling.stop, self._made_N[row]
@@ -233,7 +299,8 @@ class Decoding:
         return any(text in tail for text in stop)
 
     def _advance(self, ids_R: Tensor) -> None:
-        """Hidden states after the newest token of each row; the rows that are done leave, unless shapes are fixed."""
+        """Hidden states after the newest token of each row; the rows that are done leave, unless shapes are
+        fixed."""
         stays_R = self._live_N[self._held_R]
         if self._fixed:
             self._cache.extend(self._held_R[stays_R])
@@ -253,15 +320,22 @@ class Decoding:
                 return
         step, rows = Step(self._cache, self._held_R, ids_R.device), len(ids_R)
         positions_R = torch.from_numpy(self._cache.lengths_N[self._held_R] - 1).to(ids_R.device)
-        ids_P1, positions_P1 = (F.pad(numbers_R, (0, filled_up(rows) - rows))[:, None] for numbers_R in (ids_R, positions_R))
+        ids_P1, positions_P1 = (
+            F.pad(numbers_R, (0, filled_up(rows) - rows))[:, None] for numbers_R in (ids_R, positions_R)
+        )
         self._hidden_RD = self._lm.hidden(ids_P1, positions=positions_P1, layout=step)[:rows, 0]
         live = self._held_R[self._live_N[self._held_R]]
-        self._meter.backbone(len(live), pairs=int(self._cache.lengths_N[live].sum()), seen=self._cache.seen(live), keys=self._cache.keys)
+        self._meter.backbone(
+            len(live),
+            pairs=int(self._cache.lengths_N[live].sum()),
+            seen=self._cache.seen(live),
+            keys=self._cache.keys,
+        )
 
 
 def filled_up(rows: int) -> int:
-    """Rows that a step of so many computes, so that products of matrices have few shapes: on a CPU oneDNN makes a kernel for each, in half a
-    millisecond."""
+    """Rows that a step of so many computes, so that products of matrices have few shapes: on a CPU oneDNN
+    makes a kernel for each, in half a millisecond."""
     return 1 << (rows - 1).bit_length() if rows <= _STEP else -(-rows // _STEP) * _STEP
 
 
@@ -285,7 +359,10 @@ def blaming_model(lm: CausalLM) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise ModelError(f"a `{lm.model_type}` cannot be decoded with this engine's cache ({error}); give a plain attention model") from error
+        raise ModelError(
+            f"a `{lm.model_type}` cannot be decoded with this engine's cache ({error}); give a plain "
+            "attention model"
+        ) from error
 
 
 def cache_dtype(lm: CausalLM) -> torch.dtype:
@@ -294,5 +371,6 @@ def cache_dtype(lm: CausalLM) -> torch.dtype:
 
 
 def cache_dtype_on(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """float32 on the CPU, where the scores of a product in half precision would be rounded; elsewhere the dtype of the weights."""
+    """float32 on the CPU, where the scores of a product in half precision would be rounded; elsewhere the
+    dtype of the weights."""
     return torch.float32 if device.type == "cpu" else dtype

@@ -1,8 +1,10 @@
 """The cache of keys and values: pages of 8 tokens, within a bound of bytes.
 
-A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use lie close together, those of one row at the front of the
-memory and shared ones at its end, so that a step attends with matrix products over two whole blocks of pages and copies none of them; the empty rest
-of a row's last page is nearly all the padding there is. What a row sees is summed up in the order of its own pages, whatever else is in the cache.
+A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use lie close
+together, those of one row at the front of the memory and shared ones at its end, so that a step attends with
+matrix products over two whole blocks of pages and copies none of them; the empty rest of a row's last page is
+nearly all the padding there is. What a row sees is summed up in the order of its own pages, whatever else is
+in the cache.
 """
 
 import heapq
@@ -21,13 +23,14 @@ PAGE = 8
 _SLACK = 1.03
 """Pages are moved together when those up to the last one in use are this many times those in use."""
 _WHOLE = 8
-"""Where shapes are fixed, blocks come in multiples of so many pages, so that where threads share an elementwise kernel, they part between whole
-vectors."""
+"""Where shapes are fixed, blocks come in multiples of so many pages, so that where threads share an
+elementwise kernel, they part between whole vectors."""
 _NONE = -1
 
 
 class Storage:
-    """The memory of pages: for each layer keys and values, (capacity, heads, PAGE, width) each, made when the layer first writes."""
+    """The memory of pages: for each layer keys and values, (capacity, heads, PAGE, width) each, made when the
+    layer first writes."""
 
     def __init__(self, capacity: int, dtype: torch.dtype):
         self.capacity, self.dtype = capacity, dtype
@@ -36,7 +39,10 @@ class Storage:
     def of(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
         """A layer's memory, for such keys and values."""
         if module not in self.layers:
-            keys, values = (like.new_empty(self.capacity, like.shape[1], PAGE, like.shape[2], dtype=self.dtype) for like in (key_THd, value_THd))
+            keys, values = (
+                like.new_empty(self.capacity, like.shape[1], PAGE, like.shape[2], dtype=self.dtype)
+                for like in (key_THd, value_THd)
+            )
             self.layers[module] = keys, values
         return self.layers[module]
 
@@ -54,7 +60,10 @@ class Pages:
     """
 
     def __init__(self, readers: int, storage: Storage, *, multiple: int = 1, backwards: bool = False):
-        self.readers, self.storage, self.multiple, self.backwards = readers, storage, multiple, backwards
+        self.readers = readers
+        self.storage = storage
+        self.multiple = multiple
+        self.backwards = backwards
         self.used = self.live = 0
         self.rows_PG = np.full((storage.capacity, readers), _NONE)
         self._free: list[int] = []
@@ -92,7 +101,8 @@ class Pages:
         heapq.heappush(self._free, page)
 
     def close_gaps(self, slack: float) -> np.ndarray | None:
-        """Move the last pages into free places, where `used` is more than so many times `live`: the new page by old page, or None."""
+        """Move the last pages into free places, where `used` is more than so many times `live`: the new page
+        by old page, or None."""
         if self.used <= self.live * slack:
             return None
         free = sorted(page for page in self._free if page < self.live)
@@ -110,7 +120,8 @@ class Pages:
     def layer(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
         """The memory of a layer, for such keys and values.
 
-        What was never written may hold what is no number, and zero times that is none either; so the block starts as zeros.
+        What was never written may hold what is no number, and zero times that is none either; so the block
+        starts as zeros.
         """
         memory, clean = self.storage.of(module, key_THd, value_THd), self._clean.get(module, 0)
         for tensor in memory if clean < self.block else ():
@@ -120,7 +131,9 @@ class Pages:
 
     def tensors(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
         """The block of a layer, (block, heads, PAGE, width) each, for such keys and values."""
-        keys, values = (self._part(tensor, 0, self.block) for tensor in self.layer(module, key_THd, value_THd))
+        keys, values = (
+            self._part(tensor, 0, self.block) for tensor in self.layer(module, key_THd, value_THd)
+        )
         return keys, values
 
     def _part(self, tensor: Tensor, start: int, stop: int) -> Tensor:
@@ -131,7 +144,8 @@ class Pages:
 
 @dataclass(frozen=True, eq=False)
 class _Places:
-    """Tokens on their way into a pool: token `source[i]` of a pass goes to place `offset[i]` of page `page[i]`."""
+    """Tokens on their way into a pool: token `source[i]` of a pass goes to place `offset[i]` of page
+    `page[i]`."""
 
     source: Tensor
     page: Tensor
@@ -152,13 +166,18 @@ class PagedCache:
         lengths_N: tokens of each row that have a place; 0 for a row that is not here.
     """
 
-    def __init__(self, most_N: np.ndarray, readers: int, pages: int, dtype: torch.dtype, *, fixed: bool = False):
+    def __init__(
+        self, most_N: np.ndarray, readers: int, pages: int, dtype: torch.dtype, *, fixed: bool = False
+    ):
         self.pages, self.dtype = pages, dtype
         self._most_pages_N = -(-most_N // PAGE)
         self._most = min(pages, int(self._most_pages_N.sum()))
         multiple = _WHOLE if fixed else 1
         self._storage = Storage(-(-self._most // multiple) * multiple, dtype)
-        self.own, self.shared = Pages(1, self._storage, multiple=multiple), Pages(readers, self._storage, backwards=True)
+        self.own, self.shared = (
+            Pages(1, self._storage, multiple=multiple),
+            Pages(readers, self._storage, backwards=True),
+        )
         shape = len(most_N), int(self._most_pages_N.max())
         self._entries_NJ, self._is_shared_NJ = np.full(shape, _NONE), np.zeros(shape, dtype=bool)
         self._count_N = np.zeros(len(most_N), dtype=np.int64)
@@ -180,7 +199,8 @@ class PagedCache:
         return sum(tensor[0].nbytes for layer in self._storage.layers.values() for tensor in layer)
 
     def admit(self, rows: Sequence[int], length: int) -> None:
-        """Pages for `length` tokens that these rows have in common, the full ones shared; the tokens come in the next `Filling`."""
+        """Pages for `length` tokens that these rows have in common, the full ones shared; the tokens come in
+        the next `Filling`."""
         common = self._common(rows, length)
         for _ in range(common):
             page = self._page(self.shared)
@@ -208,8 +228,12 @@ class PagedCache:
         self.lengths_N[rows] += 1
 
     def seen(self, rows: np.ndarray) -> int:
-        """Tokens that rows see, those of a page that several rows read once; `rows` holds all who share a page."""
-        return int((self.lengths_N[rows] - PAGE * self._is_shared_NJ[rows].sum(1)).sum()) + PAGE * self.shared.live
+        """Tokens that rows see, those of a page that several rows read once; `rows` holds all who share a
+        page."""
+        return (
+            int((self.lengths_N[rows] - PAGE * self._is_shared_NJ[rows].sum(1)).sum())
+            + PAGE * self.shared.live
+        )
 
     def free(self, row: int) -> None:
         """Forget a row."""
@@ -227,7 +251,8 @@ class PagedCache:
         self._count_N[row] = self.lengths_N[row] = 0
 
     def _page(self, pages: Pages) -> int:
-        """A page that nobody reads yet; where its new pages would meet those of the other end, gaps are closed first."""
+        """A page that nobody reads yet; where its new pages would meet those of the other end, gaps are
+        closed first."""
         if not pages.has_gaps and self.own.used + self.shared.used >= self._most:
             self._close_gaps(slack=1.0)
         return pages.take()
@@ -240,9 +265,15 @@ class PagedCache:
                 page, reader = np.divmod(self._entries_NJ[mine_NJ], pages.readers)
                 self._entries_NJ[mine_NJ] = places[page] * pages.readers + reader
 
-    def places(self, rows: np.ndarray, positions: np.ndarray, sources: np.ndarray, device: torch.device) -> list[tuple[Pages, _Places]]:
-        """Where tokens of rows go, each at its position in the row; a token of a shared page is written by its first reader only."""
-        entries, is_shared = self._entries_NJ[rows, positions // PAGE], self._is_shared_NJ[rows, positions // PAGE]
+    def places(
+        self, rows: np.ndarray, positions: np.ndarray, sources: np.ndarray, device: torch.device
+    ) -> list[tuple[Pages, _Places]]:
+        """Where tokens of rows go, each at its position in the row; a token of a shared page is written by
+        its first reader only."""
+        entries, is_shared = (
+            self._entries_NJ[rows, positions // PAGE],
+            self._is_shared_NJ[rows, positions // PAGE],
+        )
         found = []
         for pages, mine in ((self.own, ~is_shared), (self.shared, is_shared)):
             page, reader = np.divmod(entries[mine], pages.readers)
@@ -252,7 +283,13 @@ class PagedCache:
                 found.append((pages, _Places(*(torch.from_numpy(column).to(device) for column in columns))))
         return found
 
-    def write(self, places: Sequence[tuple[Pages, _Places]], module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> None:
+    def write(
+        self,
+        places: Sequence[tuple[Pages, _Places]],
+        module: torch.nn.Module,
+        key_THd: Tensor,
+        value_THd: Tensor,
+    ) -> None:
         for pages, where in places:
             keys, values = pages.layer(module, key_THd, value_THd)
             keys[where.page, :, where.offset] = key_THd[where.source]
@@ -262,11 +299,14 @@ class PagedCache:
         """How a step finds what rows see; pages move together first, where enough are free.
 
         Returns:
-            The entries of the rows, one row after the other, numbered by own pages first and by readers of shared pages then; where each row's
-            begin; and (own pages, PAGE) 0 for the places that are filled, -inf for others.
+            The entries of the rows, one row after the other, numbered by own pages first and by readers of
+            shared pages then; where each row's begin; and (own pages, PAGE) 0 for the places that are filled,
+            -inf for others.
         """
         self._close_gaps(_SLACK)
-        entries_RJ, counts_R, lengths_R = self._entries_NJ[rows], self._count_N[rows], self.lengths_N[rows]
+        entries_RJ = self._entries_NJ[rows]
+        counts_R = self._count_N[rows]
+        lengths_R = self.lengths_N[rows]
         filled_P = np.full(self.own.block, PAGE)
         filled_P[entries_RJ[np.arange(len(rows)), counts_R - 1]] = (lengths_R - 1) % PAGE + 1
         page_RJ, reader_RJ = np.divmod(entries_RJ, self.shared.readers)
@@ -295,9 +335,13 @@ class Filling:
     """The layout of a pass over whole prompts, which also writes them into the cache."""
 
     def __init__(self, cache: PagedCache, packed: Packed, places: Sequence[tuple[Pages, _Places]]):
-        self.cache, self.packed, self.places = cache, packed, places
+        self.cache = cache
+        self.packed = packed
+        self.places = places
 
-    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
         key_THd, value_THd = (tensor[0].transpose(0, 1).to(self.cache.dtype) for tensor in (key, value))
         self.cache.write(self.places, module, key_THd, value_THd)
         return self.packed.attend(module, query, key, value, scale)
@@ -312,7 +356,9 @@ class Step:
 
     def __init__(self, cache: PagedCache, rows: np.ndarray, device: torch.device):
         self.cache = cache
-        self.entries, self.starts, self.empty_PC = (torch.from_numpy(numbers).to(device) for numbers in cache.index(rows))
+        self.entries, self.starts, self.empty_PC = (
+            torch.from_numpy(numbers).to(device) for numbers in cache.index(rows)
+        )
         self.places = cache.places(rows, cache.lengths_N[rows] - 1, np.arange(len(rows)), device)
         place_of_N = np.zeros(len(cache.lengths_N) + 1, dtype=np.int64)
         place_of_N[rows] = np.arange(len(rows))
@@ -320,7 +366,9 @@ class Step:
         blocks = [pages.rows_PG[pages.within_block(np.arange(pages.block))] for pages in self.pools]
         self.queries_PG = [torch.from_numpy(place_of_N[rows_PG]).to(device) for rows_PG in blocks]
 
-    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
         cache = self.cache
         key_RHd, value_RHd = (tensor[: len(self.starts), :, 0].to(cache.dtype) for tensor in (key, value))
         cache.write(self.places, module, key_RHd, value_RHd)
@@ -332,16 +380,26 @@ class Step:
             query_PHQd = query_RHgd[queries_PG].transpose(1, 2).flatten(2, 3)
             scores.append(torch.matmul(query_PHQd, keys.transpose(2, 3)).float())
         scores[0] += self.empty_PC[:, None, None]
-        highest_RH = self._bag([_by_entry(score.amax(-1), pages.readers) for score, pages in zip(scores, self.pools, strict=True)], "max")
+        highest_RH = self._bag(
+            [
+                _by_entry(score.amax(-1), pages.readers)
+                for score, pages in zip(scores, self.pools, strict=True)
+            ],
+            "max",
+        )
         highest_RHg = highest_RH.unflatten(1, (-1, groups))
         totals, sums = [], []
-        for score, queries_PG, pages, (_, values) in zip(scores, self.queries_PG, self.pools, held, strict=True):
+        for score, queries_PG, pages, (_, values) in zip(
+            scores, self.queries_PG, self.pools, held, strict=True
+        ):
             score -= highest_RHg[queries_PG].transpose(1, 2).flatten(2, 3)[..., None]
             weights = score.exp_()
             totals.append(_by_entry(weights.sum(-1), pages.readers))
             seen = torch.matmul(weights.to(cache.dtype), values).float()
             sums.append(_by_entry(seen, pages.readers))
-        seen_RHd = self._bag(sums, "sum").unflatten(1, (heads, -1)) / self._bag(totals, "sum")[..., None].clamp(min=1e-30)
+        seen_RHd = self._bag(sums, "sum").unflatten(1, (heads, -1)) / self._bag(totals, "sum")[
+            ..., None
+        ].clamp(min=1e-30)
         return F.pad(seen_RHd, (0, 0, 0, 0, 0, len(query) - len(seen_RHd))).to(query.dtype)[:, None]
 
     def _bag(self, values: Sequence[Tensor], mode: str) -> Tensor:

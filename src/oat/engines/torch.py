@@ -1,11 +1,14 @@
 """The embedded engine: continuous batching with a transformers model, on the CPU or one GPU.
 
-1. Rows enter and leave while others are decoded (`decoding.py`), over a cache of pages (`kv.py`) within `cache_gb`. The samples of a prompt share
-   one pass over it and the storage of its keys and values. Nothing is padded but the last page of a row.
-2. A token is drawn with one addressed uniform number through the inverse distribution function (`oat.seeds`); no generator has a state.
-3. A matrix product may round differently in another shape. `deterministic` therefore fixes every shape by the request alone: requests are
-   decoded in fixed batches of one width of prompts, a power of two, and share no page. At least 64 rows, and at most two threads, because an
-   elementwise kernel treats what is left over at the end of a thread's share, short of two full vectors, by other instructions.
+1. Rows enter and leave while others are decoded (`decoding.py`), over a cache of pages (`kv.py`) within
+   `cache_gb`. The samples of a prompt share one pass over it and the storage of its keys and values. Nothing
+   is padded but the last page of a row.
+2. A token is drawn with one addressed uniform number through the inverse distribution function (`oat.seeds`);
+   no generator has a state.
+3. A matrix product may round differently in another shape. `deterministic` therefore fixes every shape by the
+   request alone: requests are decoded in fixed batches of one width of prompts, a power of two, and share no
+   page. At least 64 rows, and at most two threads, because an elementwise kernel treats what is left over at
+   the end of a thread's share, short of two full vectors, by other instructions.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """
@@ -44,7 +47,8 @@ _IDLE = Request(np.zeros(1, dtype=np.int32), Sampling(max_new_tokens=0), key=0)
 
 
 class TorchEngine:
-    """Generates and scores with the weights of its slots; slots may share a model, and then share its version.
+    """Generates and scores with the weights of its slots; slots may share a model, and then share its
+    version.
 
     Attributes:
         threads: may be set at any time.
@@ -70,8 +74,10 @@ class TorchEngine:
             stop_ids: ids that end a response.
             decode: text of ids, to look for stop strings in.
             max_rows: most rows decoded together; `deterministic` rounds it up to a power of two, at least 64.
-            cache_gb: most memory for keys and values, 10^9 bytes. When it is full, the rows that came last wait.
-            deterministic: a request gives bitwise the same tokens and log-probabilities whatever it is batched with; on a CPU.
+            cache_gb: most memory for keys and values, 10^9 bytes. When it is full, the rows that came last
+            wait.
+            deterministic: a request gives bitwise the same tokens and log-probabilities whatever it is
+            batched with; on a CPU.
             context_length: most tokens of a sequence; None: as many as the model allows.
             threads: of the computation; None: as many as torch is set to.
 
@@ -80,15 +86,28 @@ class TorchEngine:
             ModelError: a model cannot be decoded with a cache.
         """
         if max_rows < 1 or not cache_gb > 0:
-            raise EngineError(f"the engine was given max_rows = {max_rows} and cache_gb = {cache_gb}; give at least 1 row and some memory")
+            raise EngineError(
+                f"the engine was given max_rows = {max_rows} and cache_gb = {cache_gb}; give at least 1 "
+                "row and some memory"
+            )
         for slot, lm in slots.items():
             if num_tokens > lm.vocab_rows:
-                raise EngineError(f"the tokenizer has {num_tokens} tokens but the model of slot `{slot}` only {lm.vocab_rows}; use its own tokenizer")
-            if context_length is not None and lm.context_length is not None and context_length > lm.context_length:
                 raise EngineError(
-                    f"a context of {context_length} is more than the {lm.context_length} tokens of the model of slot `{slot}`; lower it"
+                    f"the tokenizer has {num_tokens} tokens but the model of slot `{slot}` only "
+                    f"{lm.vocab_rows}; use its own tokenizer"
                 )
-        self._page_bytes = {id(lm): page_bytes_of(lm) for lm in {id(lm): lm for lm in slots.values()}.values()}
+            if (
+                context_length is not None
+                and lm.context_length is not None
+                and context_length > lm.context_length
+            ):
+                raise EngineError(
+                    f"a context of {context_length} is more than the {lm.context_length} tokens of the "
+                    f"model of slot `{slot}`; lower it"
+                )
+        self._page_bytes = {
+            id(lm): page_bytes_of(lm) for lm in {id(lm): lm for lm in slots.values()}.values()
+        }
         self._pages = {model: int(cache_gb * _GB / size) for model, size in self._page_bytes.items()}
         self._meters = {id(lm): Meter(lm, self._page_bytes[id(lm)] / PAGE) for lm in slots.values()}
         self.threads = threads
@@ -110,36 +129,50 @@ class TorchEngine:
         return self._versions[id(self._model(slot))]
 
     def work(self) -> Work:
-        """What the steps of `generate` took since this was first called, and the least they could; that first call measures the machine."""
+        """What the steps of `generate` took since this was first called, and the least they could; that first
+        call measures the machine."""
         return sum((meter.work(self._thread_count) for meter in self._meters.values()), Work())
 
     def choose_threads(self, rows: int) -> None:
-        """Set `threads` to the number on which so many requests, of a few tokens each, are answered soonest."""
+        """Set `threads` to the number on which so many requests, of a few tokens each, are answered
+        soonest."""
         lm = next(iter(self._slots.values()))
         few = min(_MEASURED_TOKENS, (lm.context_length or 2 * _MEASURED_TOKENS) // 2)
-        requests = [Request(np.zeros(few, dtype=np.int32), Sampling(few), key) for key in range(min(rows, self._max_rows))]
+        requests = [
+            Request(np.zeros(few, dtype=np.int32), Sampling(few), key)
+            for key in range(min(rows, self._max_rows))
+        ]
         self.threads = None
         parameters = sum(tensor.numel() for tensor in lm.tensors().values())
-        self.threads = fastest(lambda: list(self.generate(requests, next(iter(self._slots)))), candidates(parameters))
+        self.threads = fastest(
+            lambda: list(self.generate(requests, next(iter(self._slots)))), candidates(parameters)
+        )
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
-        """Completions as they finish. A request ends at a stop id or stop string, or at `max_new_tokens` or the end of the context.
+        """Completions as they finish. A request ends at a stop id or stop string, or at `max_new_tokens` or
+        the end of the context.
 
         Raises:
-            EngineError: no such slot, or a request cannot be served (here, before anything is sampled); a kept set is too large, or the slot's
-                weights were replaced (while iterating).
+            EngineError: no such slot, or a request cannot be served (here, before anything is sampled); a
+                kept set is too large, or the slot's weights were replaced (while iterating).
             NonFiniteError: the model's logits are not finite numbers.
         """
         lm = self._model(slot)
         context = self._context(lm)
         for index in {id(request.sampling): index for index, request in enumerate(requests)}.values():
             _check_sampling(f"request {index}", requests[index].sampling)
-        rooms = [self._room(f"request {index}", request, context, lm.vocab_rows) for index, request in enumerate(requests)]
-        self._check_pages([len(request.ids) + room for request, room in zip(requests, rooms, strict=True)], lm)
+        rooms = [
+            self._room(f"request {index}", request, context, lm.vocab_rows)
+            for index, request in enumerate(requests)
+        ]
+        self._check_pages(
+            [len(request.ids) + room for request, room in zip(requests, rooms, strict=True)], lm
+        )
         return self._generate(requests, rooms, slot)
 
     def stream(self, request: Request, slot: str) -> Iterator[Completion]:
-        """One request as it is answered: after each token what there is, with the reason "aborted" but for the last. It keeps no sets.
+        """One request as it is answered: after each token what there is, with the reason "aborted" but for
+        the last. It keeps no sets.
 
         Raises:
             EngineError, NonFiniteError: as `generate`, while iterating.
@@ -151,7 +184,9 @@ class TorchEngine:
         if room == 0:
             yield from self._generate([request], [room], slot)
             return
-        decoding = self._decoding([replace(request, sampling=replace(request.sampling, keep_sets=False))], [room], lm)
+        decoding = self._decoding(
+            [replace(request, sampling=replace(request.sampling, keep_sets=False))], [room], lm
+        )
         while decoding.busy:
             with self._computing(lm), self._meters[id(lm)].clock():
                 finished = decoding.step()
@@ -170,15 +205,18 @@ class TorchEngine:
         widths = np.array([self._width(len(ids)) for ids in sequences], dtype=np.int64)
         scored: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(sequences)
         for some in self._fixed_passes(widths) if self._deterministic else passes(widths):
-            for number, logps_T in zip(some, self._logps_packed(lm, [sequences[number] for number in some]), strict=True):
+            for number, logps_T in zip(
+                some, self._logps_packed(lm, [sequences[number] for number in some]), strict=True
+            ):
                 scored[number] = logps_T
         return scored
 
     def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> Receipt:
-        """Copy the tensors into the slot's own, unless they share their memory, and read back what the slot now generates with.
+        """Copy the tensors into the slot's own, unless they share their memory, and read back what the slot
+        now generates with.
 
-        Nothing is copied unless everything fits. Cached keys and values live no longer than one `generate`, and one under way fails at its next
-        token.
+        Nothing is copied unless everything fits. Cached keys and values live no longer than one `generate`,
+        and one under way fails at its next token.
 
         Raises:
             EngineError: no such slot.
@@ -187,13 +225,18 @@ class TorchEngine:
         lm = self._model(slot)
         held = lm.tensors()
         for name in sorted(tensors.keys() - held.keys()):
-            raise WeightsError(f"slot `{slot}` was sent `{name}`, which its model lacks; {did_you_mean(name, held)}")
+            raise WeightsError(
+                f"slot `{slot}` was sent `{name}`, which its model lacks; {did_you_mean(name, held)}"
+            )
         for name in sorted(held.keys() - tensors.keys()):
-            raise WeightsError(f"slot `{slot}` was not sent `{name}`; send every tensor of the model, a tied one once")
+            raise WeightsError(
+                f"slot `{slot}` was not sent `{name}`; send every tensor of the model, a tied one once"
+            )
         for name, tensor in tensors.items():
             if tensor.shape != held[name].shape:
                 raise WeightsError(
-                    f"slot `{slot}` holds `{name}` as {tuple(held[name].shape)} and was sent {tuple(tensor.shape)}; send its own model's"
+                    f"slot `{slot}` holds `{name}` as {tuple(held[name].shape)} and was sent "
+                    f"{tuple(tensor.shape)}; send its own model's"
                 )
         with torch.no_grad():
             for name, tensor in tensors.items():
@@ -227,12 +270,19 @@ class TorchEngine:
         for index, room in enumerate(rooms):
             if room == 0:
                 nothing = np.empty(0, dtype=np.float32)
-                yield Completion(index, np.empty(0, dtype=np.int32), nothing, nothing, None, "length", version)
+                yield Completion(
+                    index, np.empty(0, dtype=np.int32), nothing, nothing, None, "length", version
+                )
         for indices in self._batches(requests, rooms):
-            decoding = self._decoding([requests[index] for index in indices], [rooms[index] for index in indices], lm)
+            decoding = self._decoding(
+                [requests[index] for index in indices], [rooms[index] for index in indices], lm
+            )
             while decoding.busy:
                 if self.version(slot) != version:
-                    raise EngineError(f"the weights of slot `{slot}` were replaced while it was generating; load between two calls of `generate`")
+                    raise EngineError(
+                        f"the weights of slot `{slot}` were replaced while it was generating; load "
+                        "between two calls of `generate`"
+                    )
                 with self._computing(lm), self._meters[id(lm)].clock():
                     finished = decoding.step()
                 for row, reason in finished:
@@ -258,11 +308,14 @@ class TorchEngine:
         )
 
     def _batches(self, requests: Sequence[Request], rooms: Sequence[int]) -> Iterator[list[int]]:
-        """Indices of requests to decode together: all, or, when deterministic, as many as there are rows with prompts of one width."""
+        """Indices of requests to decode together: all, or, when deterministic, as many as there are rows with
+        prompts of one width."""
         groups: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
             if rooms[index] > 0:
-                groups.setdefault(self._width(len(request.ids)) if self._deterministic else 0, []).append(index)
+                groups.setdefault(self._width(len(request.ids)) if self._deterministic else 0, []).append(
+                    index
+                )
         for group in groups.values():
             size = self._max_rows if self._deterministic else len(group)
             for start in range(0, len(group), size):
@@ -286,7 +339,8 @@ class TorchEngine:
 
     @contextmanager
     def _computing(self, lm: CausalLM) -> Iterator[None]:
-        """The model in evaluation mode (gradient checkpointing would drop the cache) and, when deterministic, few threads; both put back."""
+        """The model in evaluation mode (gradient checkpointing would drop the cache) and, when deterministic,
+        few threads; both put back."""
         was_training = lm.module.training
         if was_training:
             lm.module.eval()
@@ -302,14 +356,21 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _logps_packed(self, lm: CausalLM, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Of sequences that go through the model together; of one width, and in a pass of fixed size, when deterministic."""
+        """Of sequences that go through the model together; of one width, and in a pass of fixed size, when
+        deterministic."""
         width = self._width(len(sequences[0])) if self._deterministic else None
-        ids_1T, positions_1T, spans = pack(sequences, lm.device, width=width, rows=0 if width is None else self._rows(width))
+        ids_1T, positions_1T, spans = pack(
+            sequences, lm.device, width=width, rows=0 if width is None else self._rows(width)
+        )
         next_T = ids_1T[0].roll(-1)
         raw = {"raw": lambda logits_CV, span: token_logps(logits_CV, next_T[span])}
         with self._computing(lm):
             hidden_TD = lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans, width=width))[0]
-            logps_T = chunked_head(hidden_TD, lm.head, raw, _power_below(_HEAD_LOGITS // lm.vocab_rows))["raw"].cpu().numpy()
+            logps_T = (
+                chunked_head(hidden_TD, lm.head, raw, _power_below(_HEAD_LOGITS // lm.vocab_rows))["raw"]
+                .cpu()
+                .numpy()
+            )
         return [logps_T[span.start : span.stop - 1].copy() for span in spans]
 
 
@@ -330,8 +391,10 @@ def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | Non
     needed = -(-tokens // PAGE) * (rows or 1)
     if needed > pages:
         raise EngineError(
-            f"keys and values of {tokens} tokens take {needed * page_bytes / _GB:.3g} GB{' in every row' if rows else ''}, and the cache holds "
-            f"{pages * page_bytes / _GB:.3g}; raise engine.cache_gb, or lower sampling.max_new_tokens{' or engine.max_rows' if rows else ''}"
+            f"keys and values of {tokens} tokens take {needed * page_bytes / _GB:.3g} "
+            f"GB{' in every row' if rows else ''}, and the cache holds "
+            f"{pages * page_bytes / _GB:.3g}; raise engine.cache_gb, or lower "
+            f"sampling.max_new_tokens{' or engine.max_rows' if rows else ''}"
         )
 
 
@@ -346,16 +409,24 @@ def _check_sampling(what: str, sampling: Sampling) -> None:
     }
     for name, is_sound in sound.items():
         if not is_sound:
-            raise EngineError(f"{what} asks for {name} = {getattr(sampling, name)!r}; see `oat.types.Sampling` for what it may be")
+            raise EngineError(
+                f"{what} asks for {name} = {getattr(sampling, name)!r}; see `oat.types.Sampling` for what "
+                "it may be"
+            )
 
 
 def _check_ids(what: str, ids: np.ndarray, context: int | None, vocab_rows: int) -> None:
     if len(ids) == 0:
-        raise EngineError(f"{what} has no token; begin it with at least one, such as the tokenizer's first token of a sequence")
+        raise EngineError(
+            f"{what} has no token; begin it with at least one, such as the tokenizer's first token of a "
+            "sequence"
+        )
     if context is not None and len(ids) > context:
         raise EngineError(f"{what} has {len(ids)} tokens and the context holds {context}; shorten or drop it")
     if ids.min() < 0 or ids.max() >= vocab_rows:
-        raise EngineError(f"{what} has an id outside 0 to {vocab_rows - 1}; use the tokenizer that belongs to the model")
+        raise EngineError(
+            f"{what} has an id outside 0 to {vocab_rows - 1}; use the tokenizer that belongs to the model"
+        )
 
 
 def _power_above(number: int) -> int:
@@ -369,12 +440,18 @@ def _power_below(number: int) -> int:
 
 
 def _same_memory(held: Tensor, sent: Tensor) -> bool:
-    return (held.data_ptr(), held.dtype, held.device, held.stride()) == (sent.data_ptr(), sent.dtype, sent.device, sent.stride())
+    return (held.data_ptr(), held.dtype, held.device, held.stride()) == (
+        sent.data_ptr(),
+        sent.dtype,
+        sent.device,
+        sent.stride(),
+    )
 
 
 @torch.inference_mode()
 def page_bytes_of(lm: CausalLM) -> int:
-    """Bytes of a page of the cache, once a cached step is seen to give the logits of a pass without a cache, for a long row and a short one."""
+    """Bytes of a page of the cache, once a cached step is seen to give the logits of a pass without a cache,
+    for a long row and a short one."""
     ids = np.arange(PAGE + 2) % lm.vocab_rows
     lengths, rows = np.array([PAGE + 1, 1]), np.arange(2)
     cache = PagedCache(lengths + 1, readers=1, pages=8, dtype=cache_dtype(lm))
@@ -386,8 +463,13 @@ def page_bytes_of(lm: CausalLM) -> int:
             places = cache.places(np.full(lengths[row], row), sources, sources, lm.device)
             lm.hidden(ids_1T, positions=positions_1T, layout=Filling(cache, Packed(spans), places))
         cache.extend(rows)
-        next_R1, positions_R1 = (torch.from_numpy(values)[:, None].to(lm.device) for values in (ids[lengths].astype(np.int64), lengths))
-        cached_RV = lm.head(lm.hidden(next_R1, positions=positions_R1, layout=Step(cache, rows, lm.device))[:, 0])
+        next_R1, positions_R1 = (
+            torch.from_numpy(values)[:, None].to(lm.device)
+            for values in (ids[lengths].astype(np.int64), lengths)
+        )
+        cached_RV = lm.head(
+            lm.hidden(next_R1, positions=positions_R1, layout=Step(cache, rows, lm.device))[:, 0]
+        )
     if is_outlined():  # there are no values to compare
         return cache.page_bytes
     whole = [torch.from_numpy(ids[: length + 1].astype(np.int64))[None].to(lm.device) for length in lengths]
@@ -396,7 +478,8 @@ def page_bytes_of(lm: CausalLM) -> int:
     difference = ((cached_RV - plain_RV).abs().max() / plain_RV.abs().max().clamp(min=1.0)).item()
     if not difference <= (_CACHE_TOLERANCE if plain_RV.dtype == torch.float32 else _CACHE_TOLERANCE_HALF):
         raise ModelError(
-            f"a `{lm.model_type}` gives other logits with this engine's cache than without it (relative difference {difference:.3g}); give a plain "
+            f"a `{lm.model_type}` gives other logits with this engine's cache than without it (relative "
+            f"difference {difference:.3g}); give a plain "
             f"attention model"
         )
     return cache.page_bytes

@@ -28,7 +28,8 @@ class Turn:
 
 
 class Environment(Protocol):
-    """Plays episodes. It is a function of its arguments, so that an episode can be played again; a failure of one is its reward."""
+    """Plays episodes. It is a function of its arguments, so that an episode can be played again; a failure of
+    one is its reward."""
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Mapping[str, Any]:
         """The state before the first response."""
@@ -56,10 +57,16 @@ def make_environment(found: Any, name: str) -> Environment:
         ConfigError: as for `build_environment`.
     """
     with guarded(
-        name, lambda what: ConfigError(f"{name} cannot be made without arguments ({bare(what)}); give a class whose constructor needs none")
+        name,
+        lambda what: ConfigError(
+            f"{name} cannot be made without arguments ({bare(what)}); give a class whose constructor "
+            "needs none"
+        ),
     ):
         environment: Environment = found()
     missing = [method for method in ("reset", "step") if not callable(getattr(environment, method, None))]
     if missing:
-        raise ConfigError(f"{name} lacks {' and '.join(missing)}; see the Environment protocol in oat/environments/base.py")
+        raise ConfigError(
+            f"{name} lacks {' and '.join(missing)}; see the Environment protocol in oat/environments/base.py"
+        )
     return environment

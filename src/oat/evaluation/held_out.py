@@ -1,7 +1,9 @@
-"""Recorded pairs that are never learned, and what the objective says of them: its loss, how often it prefers the chosen response, and by how much.
+"""Recorded pairs that are never learned, and what the objective says of them: its loss, how often it prefers
+the chosen response, and by how much.
 
-No oracle is asked and nothing is sampled. The loss is the objective's own, over all pairs at once, under the weights as they are; nothing of it
-reaches training. The reference's log-probabilities are computed when they are first needed, and again only where the reference has changed.
+No oracle is asked and nothing is sampled. The loss is the objective's own, over all pairs at once, under the
+weights as they are; nothing of it reaches training. The reference's log-probabilities are computed when they
+are first needed, and again only where the reference has changed.
 """
 
 import copy
@@ -31,29 +33,56 @@ class HeldOutPairs:
         prompts: records with both responses.
     """
 
-    def __init__(self, objective: Objective, prompts: Sequence[Prompt], actor: RecordedActor, learner: Learner, seeds: Seeds):
-        self.objective, self.prompts, self.actor, self.learner, self.seeds = objective, prompts, actor, learner, seeds
+    def __init__(
+        self,
+        objective: Objective,
+        prompts: Sequence[Prompt],
+        actor: RecordedActor,
+        learner: Learner,
+        seeds: Seeds,
+    ):
+        self.objective = objective
+        self.prompts = prompts
+        self.actor = actor
+        self.learner = learner
+        self.seeds = seeds
         self._feedback: Feedback | None = None
         self._reference: tuple[int, dict[int, torch.Tensor]] = (-1, {})
 
     def measure(self) -> dict[str, float]:
-        """Metrics under the weights that the learner has. Pairs of which neither response is the better one, such as two equal ones, do not count."""
+        """Metrics under the weights that the learner has. Pairs of which neither response is the better one,
+        such as two equal ones, do not count."""
         objective = copy.deepcopy(self.objective)
-        batch = prepared(objective, self._items(), self._forward, self.seeds.at("prepare", objective.name, "held_out"))
+        batch = prepared(
+            objective, self._items(), self._forward, self.seeds.at("prepare", objective.name, "held_out")
+        )
         count = len(set(batch.unit_of_N.tolist()))
         if not count:
             return {f"{HELD_OUT}count": 0.0}
         found = self.learner.measure(objective, batch)
-        named = {HELD_OUT + name.removeprefix(_OF_PAIRS): value for name, value in found.items() if name.startswith(_OF_PAIRS)}
-        named |= {HELD_OUT + name.removeprefix("logps/"): found[name] for name in ("logps/reference_gap",) if name in found}
+        named = {
+            HELD_OUT + name.removeprefix(_OF_PAIRS): value
+            for name, value in found.items()
+            if name.startswith(_OF_PAIRS)
+        }
+        named |= {
+            HELD_OUT + name.removeprefix("logps/"): found[name]
+            for name in ("logps/reference_gap",)
+            if name in found
+        }
         return {f"{HELD_OUT}count": float(count), f"{HELD_OUT}loss": found["loss/total"], **named}
 
     def _items(self) -> Feedback:
         if self._feedback is None:
             groups = self.actor.sample(self.prompts, {}, ())
             keys = [Key("held_out", 0, 0, prompt.occurrence) for prompt in self.prompts]
-            asked = NoExploration("compare", reads_text=False).choose(groups, keys, {}, self.seeds.at("explore", "held_out"))
-            items = [Item(group, question, _answer(question), _label(question)) for group, question in zip(groups, asked, strict=True)]
+            asked = NoExploration("compare", reads_text=False).choose(
+                groups, keys, {}, self.seeds.at("explore", "held_out")
+            )
+            items = [
+                Item(group, question, _answer(question), _label(question))
+                for group, question in zip(groups, asked, strict=True)
+            ]
             self._feedback = Feedback(0, tuple(item for item in items if item.label is not None), 0)
         return self._feedback
 
@@ -62,15 +91,23 @@ class HeldOutPairs:
         if model != "reference" or wants != {"raw"}:
             return self.learner.forward(model, rows, wants)
         if self._reference[0] != self.learner.version(model):
-            own = [item.group.trajectories[pick] for item in self._items().items for pick in item.question.picks]
-            parts = self.learner.forward(model, own, wants)["raw"].split([int(row.trained.sum()) for row in own])
-            self._reference = self.learner.version(model), {id(row): part for row, part in zip(own, parts, strict=True)}
+            own = [
+                item.group.trajectories[pick] for item in self._items().items for pick in item.question.picks
+            ]
+            parts = self.learner.forward(model, own, wants)["raw"].split(
+                [int(row.trained.sum()) for row in own]
+            )
+            self._reference = (
+                self.learner.version(model),
+                {id(row): part for row, part in zip(own, parts, strict=True)},
+            )
         known: Mapping[int, torch.Tensor] = self._reference[1]
         return {"raw": torch.cat([known[id(row)] for row in rows])}
 
 
 class OnlyPairs:
-    """The evaluation of a run that has held-out pairs and no held-out prompts: nobody answers, and nobody is asked."""
+    """The evaluation of a run that has held-out pairs and no held-out prompts: nobody answers, and nobody is
+    asked."""
 
     slot = ""
 
@@ -100,4 +137,6 @@ def _label(question: Question) -> int | None:
 def _answer(question: Question) -> Answer:
     label = _label(question)
     mark: Mark = "tie" if label is None else "ok"
-    return Answer(question.key, (0.5 if label is None else float(label == 0),), (mark,), queries=0, by="recorded")
+    return Answer(
+        question.key, (0.5 if label is None else float(label == 0),), (mark,), queries=0, by="recorded"
+    )

@@ -11,12 +11,25 @@ from oat.errors import DirectoryError, RecordError, printable
 from oat.files import Standing, write_atomically
 from oat.types import Prompt, Trajectory
 
-RECORD = ("mode", "sample", "output", "reference", "generator", "value", "mark", "gold", "gold_mark", "answer")
-"""Fields of a record, beside the prompt under the name that it has in the data, and `format_` with that name."""
+RECORD = (
+    "mode",
+    "sample",
+    "output",
+    "reference",
+    "generator",
+    "value",
+    "mark",
+    "gold",
+    "gold_mark",
+    "answer",
+)
+"""Fields of a record, beside the prompt under the name that it has in the data, and `format_` with that
+name."""
 
 
 class Records:
-    """The files of an evaluation, `directory/step_XXXXXXXX.jsonl`, each written whole or not at all; one line a response.
+    """The files of an evaluation, `directory/step_XXXXXXXX.jsonl`, each written whole or not at all; one line
+    a response.
 
     Args:
         prompt_key: the name that the prompt has in the data.
@@ -24,12 +37,18 @@ class Records:
         decode: from the ids that the model continued to their text.
     """
 
-    def __init__(self, directory: Path, *, prompt_key: str, generator: str, decode: Callable[[np.ndarray], str]):
-        self.directory, self.prompt_key, self.generator, self.decode = directory, prompt_key, generator, decode
+    def __init__(
+        self, directory: Path, *, prompt_key: str, generator: str, decode: Callable[[np.ndarray], str]
+    ):
+        self.directory = directory
+        self.prompt_key = prompt_key
+        self.generator = generator
+        self.decode = decode
         self._standing = Standing(directory)
 
     def record(self, prompt: Prompt, response: Trajectory, fields: Mapping[str, object]) -> dict[str, object]:
-        """A line: the prompt as it stands in the data and as the model saw it, its response and reference, and further fields."""
+        """A line: the prompt as it stands in the data and as the model saw it, its response and reference,
+        and further fields."""
         return {
             self.prompt_key: raw_prompt(prompt),
             f"format_{self.prompt_key}": self.decode(response.segments[0].ids),
@@ -54,7 +73,8 @@ class Records:
             write_atomically(self.directory / f"step_{step:08d}.jsonl", "\n".join(lines) + "\n")
         except OSError as error:
             raise RecordError(
-                f"{error.filename}: the records cannot be written ({error.strerror}); make room, or mend what is wrong there"
+                f"{error.filename}: the records cannot be written ({error.strerror}); make room, or mend "
+                "what is wrong there"
             ) from error
 
 

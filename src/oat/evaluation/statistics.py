@@ -1,7 +1,7 @@
 """Numbers of an evaluation, from the values of its responses: pure functions, each with its source.
 
-B prompts, G responses a prompt, P pairs of responses. NaN is a value that is missing: it does not count. None: nothing counts. Departures from the
-papers stand with each function.
+B prompts, G responses a prompt, P pairs of responses. NaN is a value that is missing: it does not count.
+None: nothing counts. Departures from the papers stand with each function.
 """
 
 import math
@@ -14,18 +14,20 @@ _LENGTH_VARIANCE = 10.0
 
 
 def average(values_BG: np.ndarray) -> float | None:
-    """The mean value; with n values of every prompt it is average@n, the mean over prompts of the mean over n samples."""
+    """The mean value; with n values of every prompt it is average@n, the mean over prompts of the mean over n
+    samples."""
     known = values_BG[~np.isnan(values_BG)]
     return float(known.mean()) if known.size else None
 
 
 def pass_at(values_BG: np.ndarray, k: int, *, success: float) -> float | None:
-    """The probability that one of k samples succeeds, without bias (pass@k: Chen et al. 2021, arXiv:2107.03374, Eq. 1).
+    """The probability that one of k samples succeeds, without bias (pass@k: Chen et al. 2021,
+    arXiv:2107.03374, Eq. 1).
 
     pass@k = mean over prompts of 1 - C(n - c, k) / C(n, k)
 
-    n are a prompt's values and c those that reach `success`: of all sets of k samples, the share that has one of them. A prompt of fewer than k
-    values is left out.
+    n are a prompt's values and c those that reach `success`: of all sets of k samples, the share that has one
+    of them. A prompt of fewer than k values is left out.
 
     Args:
         k: at least 1.
@@ -40,12 +42,14 @@ def pass_at(values_BG: np.ndarray, k: int, *, success: float) -> float | None:
 
 
 def majority_at(values_BG: np.ndarray, answers: Sequence[Sequence[Hashable | None]], k: int) -> float | None:
-    """The value of the answer that most of k samples give (self-consistency: Wang et al. 2022, arXiv:2203.11171, Section 2).
+    """The value of the answer that most of k samples give (self-consistency: Wang et al. 2022,
+    arXiv:2203.11171, Section 2).
 
-    The value of an answer is the mean of the values of its samples. Where several answers have the most votes, each may win with the same
-    probability, and the mean over them is taken. Samples without an answer have no vote; where no sample has one, the mean of all stands for it.
-    The samples of a prompt that have a value are cut, in their order, into as many groups of k as there are, and the mean over these is
-    taken; a prompt of fewer than k is left out.
+    The value of an answer is the mean of the values of its samples. Where several answers have the most
+    votes, each may win with the same probability, and the mean over them is taken. Samples without an answer
+    have no vote; where no sample has one, the mean of all stands for it. The samples of a prompt that have a
+    value are cut, in their order, into as many groups of k as there are, and the mean over these is taken; a
+    prompt of fewer than k is left out.
 
     Args:
         answers: B sequences of G; equal ones are votes for the same; None is no answer.
@@ -53,7 +57,9 @@ def majority_at(values_BG: np.ndarray, answers: Sequence[Sequence[Hashable | Non
     """
     voted = []
     for values, given in zip(values_BG, answers, strict=True):
-        known = [(answer, float(value)) for answer, value in zip(given, values, strict=True) if not np.isnan(value)]
+        known = [
+            (answer, float(value)) for answer, value in zip(given, values, strict=True) if not np.isnan(value)
+        ]
         groups = [known[start : start + k] for start in range(0, len(known) - k + 1, k)]
         if groups:
             voted.append(np.mean([_voted(group) for group in groups]))
@@ -61,17 +67,20 @@ def majority_at(values_BG: np.ndarray, answers: Sequence[Sequence[Hashable | Non
 
 
 def wins(probabilities: np.ndarray) -> np.ndarray:
-    """1 where a probability of winning is above one half, 0 where it is below, one half at a tie; their mean is the win rate."""
+    """1 where a probability of winning is above one half, 0 where it is below, one half at a tie; their mean
+    is the win rate."""
     return np.where(np.isnan(probabilities), np.nan, (1.0 + np.sign(probabilities - 0.5)) / 2.0)
 
 
-def bootstrap_interval(values_BG: np.ndarray, generator: np.random.Generator, resamples: int = 1000) -> tuple[float, float] | None:
-    """The 95 % interval of `average` over prompts that might have been drawn: percentiles of the bootstrap (Efron and Tibshirani 1993,
-    An Introduction to the Bootstrap, Section 13.3).
+def bootstrap_interval(
+    values_BG: np.ndarray, generator: np.random.Generator, resamples: int = 1000
+) -> tuple[float, float] | None:
+    """The 95 % interval of `average` over prompts that might have been drawn: percentiles of the bootstrap
+    (Efron and Tibshirani 1993, An Introduction to the Bootstrap, Section 13.3).
 
-    Prompts are drawn with replacement, as many as there are, each with all of its values, so that samples of one prompt are not taken for
-    independent ones. The ends are the values at the places ceil(0.025 resamples) and ceil(0.975 resamples) of the means in ascending order. A prompt
-    without a value is left out.
+    Prompts are drawn with replacement, as many as there are, each with all of its values, so that samples of
+    one prompt are not taken for independent ones. The ends are the values at the places ceil(0.025 resamples)
+    and ceil(0.975 resamples) of the means in ascending order. A prompt without a value is left out.
     """
     known_BG = ~np.isnan(values_BG)
     has_any = known_BG.any(axis=1)
@@ -84,19 +93,25 @@ def bootstrap_interval(values_BG: np.ndarray, generator: np.random.Generator, re
     return float(low), float(high)
 
 
-def length_controlled_win_rate(wins_P: np.ndarray, lengths_P: np.ndarray, other_lengths_P: np.ndarray) -> float | None:
-    """What the win rate would be if both responses of every pair were equally long (Dubois et al. 2024, arXiv:2404.04475, Section 3).
+def length_controlled_win_rate(
+    wins_P: np.ndarray, lengths_P: np.ndarray, other_lengths_P: np.ndarray
+) -> float | None:
+    """What the win rate would be if both responses of every pair were equally long (Dubois et al. 2024,
+    arXiv:2404.04475, Section 3).
 
     P(win) = sigmoid(a + b tanh(d / std(d))),   d = length - other length,   and the rate is sigmoid(a)
 
-    a and b maximise the likelihood of the wins, fractions of a win included. std is the unbiased standard deviation of d.
+    a and b maximise the likelihood of the wins, fractions of a win included. std is the unbiased standard
+    deviation of d.
 
     Departures:
-    1. Their third term, the difficulty of an instruction, is left out: it is estimated from the answers of many models, and there is one here.
-    2. They shrink all terms, by cross-validation. Here b alone has a prior, normal with variance 10, so that it is finite where length alone
-       decides; a has none, so that without an effect of length the rate is the plain one.
-    3. Their examples of models that were told to be short or long are not added. Where one side is always the longer one and always wins, nothing
-       tells length from quality, and the win is not put down to length.
+    1. Their third term, the difficulty of an instruction, is left out: it is estimated from the answers of
+       many models, and there is one here.
+    2. They shrink all terms, by cross-validation. Here b alone has a prior, normal with variance 10, so that
+       it is finite where length alone decides; a has none, so that without an effect of length the rate is
+       the plain one.
+    3. Their examples of models that were told to be short or long are not added. Where one side is always the
+       longer one and always wins, nothing tells length from quality, and the win is not put down to length.
 
     Where all d are equal the rate is the plain one.
 
@@ -115,8 +130,9 @@ def length_controlled_win_rate(wins_P: np.ndarray, lengths_P: np.ndarray, other_
 
 
 def agreement(first_BG: np.ndarray, second_BG: np.ndarray) -> float | None:
-    """Of all pairs of responses to one prompt that both judges tell apart, the share that both order the same way: (gamma + 1) / 2 (Goodman and
-    Kruskal 1954, "Measures of association for cross classifications", Section 6)."""
+    """Of all pairs of responses to one prompt that both judges tell apart, the share that both order the same
+    way: (gamma + 1) / 2 (Goodman and Kruskal 1954, "Measures of association for cross classifications",
+    Section 6)."""
     same = told = 0
     for first, second in zip(first_BG, second_BG, strict=True):
         orders = np.sign(np.subtract.outer(first, first)) * np.sign(np.subtract.outer(second, second))
@@ -141,7 +157,8 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _fitted(feature_P: np.ndarray, won_P: np.ndarray) -> np.ndarray:
-    """(a, b) of a logistic model with a normal prior on b, by Newton's method; a step that does not lower the loss is halved until it does."""
+    """(a, b) of a logistic model with a normal prior on b, by Newton's method; a step that does not lower the
+    loss is halved until it does."""
     features = np.stack([np.ones_like(feature_P), feature_P], axis=1)
     precision = np.array([0.0, 1.0 / _LENGTH_VARIANCE])
 

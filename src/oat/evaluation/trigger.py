@@ -8,22 +8,32 @@ from typing import Any
 class Trigger:
     """When an evaluation is due, and when the last one began.
 
-    One becomes due every `every` steps, and waits until training has made `every_queries` queries, and has run for `every_hours`, since the last
-    one. Only the hours look at a clock; those of all restarts count.
+    One becomes due every `every` steps, and waits until training has made `every_queries` queries, and has
+    run for `every_hours`, since the last one. Only the hours look at a clock; those of all restarts count.
     """
 
     def __init__(self, every: int, every_queries: int = 0, every_hours: float = 0.0):
-        self.every, self.every_queries, self.every_hours = every, every_queries, every_hours
+        self.every = every
+        self.every_queries = every_queries
+        self.every_hours = every_hours
         self.step = self.queries = 0
-        self.seconds, self.before, self.began = 0.0, 0.0, time.monotonic()
+        self.seconds = 0.0
+        self.before = 0.0
+        self.began = time.monotonic()
 
     def due(self, step: int, queries: int) -> bool:
         """Whether one is due after `step` updates and so many queries of training."""
         is_pending = step // self.every > self.step // self.every
-        return is_pending and queries - self.queries >= self.every_queries and self._now() - self.seconds >= 3600 * self.every_hours
+        return (
+            is_pending
+            and queries - self.queries >= self.every_queries
+            and self._now() - self.seconds >= 3600 * self.every_hours
+        )
 
     def begin(self, step: int, queries: int) -> None:
-        self.step, self.queries, self.seconds = step, queries, self._now()
+        self.step = step
+        self.queries = queries
+        self.seconds = self._now()
 
     @property
     def state(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""The explorer's protocol: which of the sampled responses are worth asking about. An explorer is pure: what it does is a function of its
-arguments."""
+"""The explorer's protocol: which of the sampled responses are worth asking about. An explorer is pure: what
+it does is a function of its arguments."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -19,5 +19,7 @@ class Explorer(Protocol):
     def widen(self, plan: Plan) -> Plan:
         """The plan with the prompts and samples that the explorer chooses among."""
 
-    def choose(self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator) -> list[Question]:
+    def choose(
+        self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
+    ) -> list[Question]:
         """One question for each group it asks about; an unaskable one goes to the oracle "none"."""

@@ -1,5 +1,5 @@
-"""What an explorer's needs, plans and questions have to keep: held against every call of a user's (`oat.build.explorers`), and by
-`check_explorer`."""
+"""What an explorer's needs, plans and questions have to keep: held against every call of a user's
+(`oat.build.explorers`), and by `check_explorer`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,7 +28,9 @@ def plan_faults(plan: Any) -> Iterator[str]:
         yield f"returned {plan}; prompts, samples and questions are whole numbers above 0"
 
 
-def question_faults(chosen: Any, group_of: Mapping[Key, Group], kind: Kind, needs: frozenset[str]) -> Iterator[str]:
+def question_faults(
+    chosen: Any, group_of: Mapping[Key, Group], kind: Kind, needs: frozenset[str]
+) -> Iterator[str]:
     """What is wrong with what `choose` returned for these groups."""
     if not isinstance(chosen, list) or not all(isinstance(question, Question) for question in chosen):
         yield f"returned {shown(chosen)}; return a list of questions"
@@ -36,7 +38,10 @@ def question_faults(chosen: Any, group_of: Mapping[Key, Group], kind: Kind, need
     asked: set[Key] = set()
     for question in chosen:
         if question.key not in group_of:
-            yield f"asks with the key {question.key}, which it was not given; use the group's own, keys[i] for groups[i]"
+            yield (
+                f"asks with the key {question.key}, which it was not given; use the group's own, keys[i] "
+                "for groups[i]"
+            )
             return
         if question.key in asked:
             yield f"asks more than one question with the key {question.key}; ask one a group"
@@ -50,16 +55,29 @@ def _faults(question: Question, group: Group, kind: Kind, needs: frozenset[str])
     if question.kind != kind:
         yield f"is of the kind {shown(question.kind)}, and {kind!r} is wanted; pass on the kind of __init__"
     if not question.picks or not all(isinstance(pick, int) and 0 <= pick < size for pick in question.picks):
-        yield f"picks {shown(question.picks)} of {size} responses; pick places from 0 to {size - 1}, as plain int"
+        yield (
+            f"picks {shown(question.picks)} of {size} responses; pick places from 0 to {size - 1}, as "
+            "plain int"
+        )
         return
     texts = tuple(group.trajectories[pick].text for pick in question.picks)
     if texts != question.candidates:
-        yield f"has the candidates {shown(question.candidates)}, and its picks are {shown(texts)}; use Question.about"
-    if (question.messages, question.reference, question.columns) != (prompt.messages, prompt.reference, prompt.columns):
+        yield (
+            f"has the candidates {shown(question.candidates)}, and its picks are {shown(texts)}; use "
+            "Question.about"
+        )
+    if (question.messages, question.reference, question.columns) != (
+        prompt.messages,
+        prompt.reference,
+        prompt.columns,
+    ):
         yield "speaks of another prompt than its group; use Question.about(group, key, ...)"
     if kind == "compare" and len(texts) != 2:
         yield f"compares {len(texts)} responses; pick 2"
     if question.oracle == ENSEMBLE and not (ENSEMBLE in needs and len(question.known) == len(texts)):
-        yield f"is for the ensemble; put {ENSEMBLE!r} in `needs`, and its belief, one value a candidate, in `known`"
+        yield (
+            f"is for the ensemble; put {ENSEMBLE!r} in `needs`, and its belief, one value a candidate, in "
+            "`known`"
+        )
     if question.features is not None and np.shape(question.features)[:1] != (len(texts),):
         yield f"has features of shape {np.shape(question.features)}; give one row a candidate"

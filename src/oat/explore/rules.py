@@ -12,11 +12,12 @@ from oat.types import UNASKED, Group, Key, Kind, Plan, Question, Trajectory
 class NoExploration:
     """Asks about what was sampled: every sample's score, or which of the two samples is better.
 
-    Two equal responses have no better one; that question goes to the oracle "none" and costs nothing. They are equal when all their tokens are; two
-    samples, to an oracle that reads, also when their texts are.
+    Two equal responses have no better one; that question goes to the oracle "none" and costs nothing. They
+    are equal when all their tokens are; two samples, to an oracle that reads, also when their texts are.
 
     Args:
-        reads_text: whether the oracle reads texts; otherwise their worth is known: recorded, or the reward of the whole episode.
+        reads_text: whether the oracle reads texts; otherwise their worth is known: recorded, or the reward of
+        the whole episode.
     """
 
     needs: frozenset[str] = frozenset()
@@ -28,7 +29,9 @@ class NoExploration:
     def widen(self, plan: Plan) -> Plan:
         return plan
 
-    def choose(self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator) -> list[Question]:
+    def choose(
+        self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
+    ) -> list[Question]:
         """One question a group, about all of its samples, in their order.
 
         Raises:
@@ -39,7 +42,10 @@ class NoExploration:
     def _ask(self, group: Group, key: Key) -> Question:
         size = len(group.trajectories)
         if self.kind == "compare" and size != 2:
-            raise ConfigError(f"a comparison without an explorer needs 2 samples a prompt, not {size}; set 2 samples, or choose an explorer")
+            raise ConfigError(
+                f"a comparison without an explorer needs 2 samples a prompt, not {size}; set 2 samples, "
+                "or choose an explorer"
+            )
         unaskable = self.kind == "compare" and self._is_same(*group.trajectories)
         return Question.about(group, key, self.kind, tuple(range(size)), oracle=UNASKED if unaskable else "")
 

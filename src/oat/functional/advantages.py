@@ -21,13 +21,15 @@ def group_advantages(
 
     A_n = (r_n - mean of the group) / (std of the group + eps),   std unbiased
 
-    Statistics go by group id, so the order of the rows does not matter. A group with one valid sample, or whose rewards are all equal, gives
-    exactly 0. The rewards are constants of the loss: the gradient of a group without spread is undefined.
+    Statistics go by group id, so the order of the rows does not matter. A group with one valid sample, or
+    whose rewards are all equal, gives exactly 0. The rewards are constants of the loss: the gradient of a
+    group without spread is undefined.
 
     Args:
         rewards_N: one a sample, any unit; may be NaN where not valid.
         group_of_N: group of each sample, in [0, num_groups).
-        valid_N: False where the reward is missing: left out of the statistics, advantage 0. None means all are there.
+        valid_N: False where the reward is missing: left out of the statistics, advantage 0. None means all
+        are there.
         normalise: False leaves out the division (Dr. GRPO, arXiv:2503.20783).
         eps: in units of reward.
     Returns:
@@ -40,7 +42,9 @@ def group_advantages(
     check_same_shape(rewards_N=rewards_N, group_of_N=group_of_N, valid_N=valid_N)
     # Measured from the lowest reward of the group, equal rewards are exact zeros whatever their rounding.
     present_N = rewards_N.detach().masked_fill(~valid_N, torch.inf)
-    lowest_G = rewards_N.new_full((num_groups,), torch.inf).scatter_reduce(0, group_of_N.long(), present_N, "amin")
+    lowest_G = rewards_N.new_full((num_groups,), torch.inf).scatter_reduce(
+        0, group_of_N.long(), present_N, "amin"
+    )
     above_N = torch.where(valid_N, rewards_N - lowest_G[group_of_N], 0.0)
     counts_G = segment_sum(valid_N.to(rewards_N.dtype), group_of_N, num_groups)
     mean_G = segment_sum(above_N, group_of_N, num_groups) / counts_G.clamp(min=1)

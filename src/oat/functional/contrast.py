@@ -1,7 +1,7 @@
 """Losses of pairs beyond the margin over the reference, and of responses that are judged one by one.
 
-Most take the log-ratios of a pair's two responses, log-probability under the policy minus that under the reference; two have no reference. All are
-elementwise over pairs, or over responses; `U` is their axis.
+Most take the log-ratios of a pair's two responses, log-probability under the policy minus that under the
+reference; two have no reference. All are elementwise over pairs, or over responses; `U` is their axis.
 """
 
 import math
@@ -19,11 +19,13 @@ ORPO_EPS = 1e-6
 
 
 def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float) -> Float[Tensor, " U"]:
-    """EXO on pairs, EXO-pref (arXiv:2402.00856, Eq. 16): the reverse KL from the policy's choice between two responses to the smoothed label.
+    """EXO on pairs, EXO-pref (arXiv:2402.00856, Eq. 16): the reverse KL from the policy's choice between two
+    responses to the smoothed label.
 
     term = q log(q / (1 - label_smoothing)) + (1 - q) log((1 - q) / label_smoothing),   q = sigmoid(beta h)
 
-    Least, and 0, at beta h = log((1 - label_smoothing) / label_smoothing); without gradient where the policy is certain, on either side.
+    Least, and 0, at beta h = log((1 - label_smoothing) / label_smoothing); without gradient where the policy
+    is certain, on either side.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
@@ -34,13 +36,19 @@ def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: flo
     """
     logits = beta * margin_U
     chosen, rejected = logsigmoid(logits), logsigmoid(-logits)
-    return chosen.exp() * (chosen - math.log1p(-label_smoothing)) + rejected.exp() * (rejected - math.log(label_smoothing))
+    return chosen.exp() * (chosen - math.log1p(-label_smoothing)) + rejected.exp() * (
+        rejected - math.log(label_smoothing)
+    )
 
 
-def nca_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
-    """Noise contrastive alignment on pairs, NCA-preference (arXiv:2402.05369): each response against what the reference would have said.
+def nca_loss(
+    chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
+) -> Float[Tensor, " U"]:
+    """Noise contrastive alignment on pairs, NCA-preference (arXiv:2402.05369): each response against what the
+    reference would have said.
 
-    term = - log sigmoid(r_chosen) - log sigmoid(-r_chosen) / 2 - log sigmoid(-r_rejected) / 2,   r = beta times the log-ratio
+    term = - log sigmoid(r_chosen) - log sigmoid(-r_chosen) / 2 - log sigmoid(-r_rejected) / 2,   r = beta
+    times the log-ratio
 
     Args:
         chosen_U, rejected_U: log-ratios of the two responses of each pair, nats, with grad.
@@ -56,8 +64,11 @@ def nca_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, 
     return -logsigmoid(chosen) - 0.5 * logsigmoid(-chosen) - 0.5 * logsigmoid(-rejected)
 
 
-def apo_zero_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
-    """Anchored preference optimisation, APO-zero (arXiv:2408.06266, Eq. 7): the chosen response up, the rejected one down.
+def apo_zero_loss(
+    chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
+) -> Float[Tensor, " U"]:
+    """Anchored preference optimisation, APO-zero (arXiv:2408.06266, Eq. 7): the chosen response up, the
+    rejected one down.
 
     term = 1 - sigmoid(r_chosen) + sigmoid(r_rejected),   r = beta times the log-ratio
 
@@ -67,8 +78,11 @@ def apo_zero_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]
     return torch.sigmoid(-beta * chosen_U) + torch.sigmoid(beta * rejected_U)
 
 
-def apo_down_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
-    """Anchored preference optimisation, APO-down (arXiv:2408.06266, Eq. 8): both responses down, the rejected one further.
+def apo_down_loss(
+    chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
+) -> Float[Tensor, " U"]:
+    """Anchored preference optimisation, APO-down (arXiv:2408.06266, Eq. 8): both responses down, the rejected
+    one further.
 
     term = sigmoid(r_chosen) + 1 - sigmoid(r_chosen - r_rejected),   r = beta times the log-ratio
 
@@ -78,8 +92,11 @@ def apo_down_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]
     return torch.sigmoid(beta * chosen_U) + torch.sigmoid(-beta * (chosen_U - rejected_U))
 
 
-def sppo_hard_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
-    """Self-play preference optimisation with hard labels (SPPO, arXiv:2405.00675, Eq. 4.7 with win probabilities 1 and 0).
+def sppo_hard_loss(
+    chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
+) -> Float[Tensor, " U"]:
+    """Self-play preference optimisation with hard labels (SPPO, arXiv:2405.00675, Eq. 4.7 with win
+    probabilities 1 and 0).
 
     term = (log-ratio of the chosen - 1 / (2 beta))^2 + (log-ratio of the rejected + 1 / (2 beta))^2
 
@@ -91,17 +108,19 @@ def sppo_hard_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"
 
 
 def discopop_loss(margin_U: Float[Tensor, " U"], *, beta: float, tau: float) -> Float[Tensor, " U"]:
-    """DiscoPOP, the log-ratio modulated loss (arXiv:2406.08414, Eq. 5): logistic where the margin is negative, exponential where it is positive.
+    """DiscoPOP, the log-ratio modulated loss (arXiv:2406.08414, Eq. 5): logistic where the margin is
+    negative, exponential where it is positive.
 
     term = - (1 - m) log sigmoid(beta h) + m exp(-beta h),   m = sigmoid(beta h / tau)
 
-    Not convex: below a tau of about 0.1 the term rises with h at h = 0. The second part is computed as one exponential, since m and exp(-beta h)
-    alone leave float32, and 0 times infinity is no number.
+    Not convex: below a tau of about 0.1 the term rises with h at h = 0. The second part is computed as one
+    exponential, since m and exp(-beta h) alone leave float32, and 0 times infinity is no number.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
         beta: positive.
-        tau: width of the change from one part to the other, in (0, 1]; beyond 1 the second part would be exponential at negative margins too.
+        tau: width of the change from one part to the other, in (0, 1]; beyond 1 the second part would be
+        exponential at negative margins too.
     Returns:
         Unreduced terms, nats.
     """
@@ -112,11 +131,13 @@ def discopop_loss(margin_U: Float[Tensor, " U"], *, beta: float, tau: float) -> 
 def orpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
     """The odds ratio term of ORPO (arXiv:2403.07691, Eqs. 4 and 7), which has no reference.
 
-    term = - log sigmoid(log odds(chosen) - log odds(rejected)),   odds = p / (1 - p),   log p the mean log-probability a token
+    term = - log sigmoid(log odds(chosen) - log odds(rejected)),   odds = p / (1 - p),   log p the mean
+    log-probability a token
 
     Args:
-        chosen_U, rejected_U: mean log-probabilities a token of the two responses of each pair under the policy, nats, with grad; above
-            -`ORPO_EPS` they count as that, without gradient; at -`ORPO_EPS` they have it.
+        chosen_U, rejected_U: mean log-probabilities a token of the two responses of each pair under the
+            policy, nats, with grad; above -`ORPO_EPS` they count as that, without gradient; at -`ORPO_EPS`
+            they have it.
     Returns:
         Unreduced terms, nats.
 
@@ -129,13 +150,16 @@ def orpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) ->
     return -logsigmoid(chosen - rejected - others)
 
 
-def cpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
+def cpo_loss(
+    chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
+) -> Float[Tensor, " U"]:
     """The preference term of CPO (arXiv:2401.08417, Eq. 3): that of DPO with a uniform reference.
 
     term = - log sigmoid(beta (chosen - rejected))
 
     Args:
-        chosen_U, rejected_U: summed log-probabilities of the two responses of each pair under the policy, nats, with grad.
+        chosen_U, rejected_U: summed log-probabilities of the two responses of each pair under the policy,
+        nats, with grad.
         beta: positive.
     Returns:
         Unreduced terms, nats.
@@ -148,11 +172,16 @@ def cpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, 
 
 
 def kto_loss(
-    ratio_U: Float[Tensor, " U"], is_desirable_U: Bool[Tensor, " U"], baseline_U: Float[Tensor, " U"], *, beta: float
+    ratio_U: Float[Tensor, " U"],
+    is_desirable_U: Bool[Tensor, " U"],
+    baseline_U: Float[Tensor, " U"],
+    *,
+    beta: float,
 ) -> Float[Tensor, " U"]:
     """KTO (arXiv:2402.01306, Eq. 7) of single responses, before its weights.
 
-    term = 1 - sigmoid(beta (ratio - baseline)) of a desirable response, 1 - sigmoid(beta (baseline - ratio)) of another
+    term = 1 - sigmoid(beta (ratio - baseline)) of a desirable response, 1 - sigmoid(beta (baseline - ratio))
+    of another
 
     Args:
         ratio_U: log-ratio of each response, nats, with grad.
@@ -167,14 +196,16 @@ def kto_loss(
     """
     check_same_shape(ratio_U=ratio_U, is_desirable_U=is_desirable_U, baseline_U=baseline_U)
     above = beta * (ratio_U - baseline_U)
-    return torch.sigmoid(torch.where(is_desirable_U, -above, above)) + 0.0 * above  # an infinite ratio is no number, and not a term of 0 or 1
+    # an infinite ratio is no number, and not a term of 0 or 1
+    return torch.sigmoid(torch.where(is_desirable_U, -above, above)) + 0.0 * above
 
 
 def rank_matches(first_U: Float[Tensor, " U"], second_U: Float[Tensor, " U"]) -> Int[Tensor, " U"]:
-    """Which value of `second_U` has the rank of each value of `first_U`: how AOT sorts (arXiv:2406.05882, Section 3).
+    """Which value of `second_U` has the rank of each value of `first_U`: how AOT sorts (arXiv:2406.05882,
+    Section 3).
 
-    Its loss compares the k-th smallest of two sets of numbers, which is their optimal transport. With the k-th found beforehand, what is left is
-    DPO's loss for each k. Equal values keep their order.
+    Its loss compares the k-th smallest of two sets of numbers, which is their optimal transport. With the
+    k-th found beforehand, what is left is DPO's loss for each k. Equal values keep their order.
 
     Returns:
         (U,) places in `second_U`, each once.

@@ -1,8 +1,8 @@
 """Functionals of the logits of a linear head, so that neither the logits nor their gradient is ever whole.
 
-The forward pass keeps one number a token, its logsumexp, and the last chunk of logits; the backward pass begins with that, makes the others again,
-turns each in place into the chunk's gradient, and adds to the gradients of the head. Gradients of the raw log-probability and of the entropy are
-written out:
+The forward pass keeps one number a token, its logsumexp, and the last chunk of logits; the backward pass
+begins with that, makes the others again, turns each in place into the chunk's gradient, and adds to the
+gradients of the head. Gradients of the raw log-probability and of the entropy are written out:
 
     d logp(y) / d logits = onehot(y) - p,    d H / d logits = - p (log p + H)
 """
@@ -39,35 +39,60 @@ def linear_functionals(
         ids_K: in [0, V).
         chunk: most tokens at a time.
         entropy: whether it is wanted.
-        others: by name, a function of (C, V) logits and the slice of the K tokens they belong to, giving (C,); differentiated by autograd.
+        others: by name, a function of (C, V) logits and the slice of the K tokens they belong to, giving
+        (C,); differentiated by autograd.
         dtype: of the matrix products; None: that of the weights.
     Returns:
-        "raw": (K,) log-probability of each id, nats; "entropy": (K,), nats, with 0 log 0 = 0; and (K,) for each of the others.
+        "raw": (K,) log-probability of each id, nats; "entropy": (K,), nats, with 0 log 0 = 0; and (K,) for
+        each of the others.
 
     Raises:
         ShapeError: shapes disagree.
         ConfigError: chunk is below 1.
     """
-    if hidden_KD.ndim != 2 or weight_VD.ndim != 2 or hidden_KD.shape[1] != weight_VD.shape[1] or ids_K.shape != hidden_KD.shape[:1]:
+    if (
+        hidden_KD.ndim != 2
+        or weight_VD.ndim != 2
+        or hidden_KD.shape[1] != weight_VD.shape[1]
+        or ids_K.shape != hidden_KD.shape[:1]
+    ):
         raise ShapeError(
-            f"hidden_KD has shape {tuple(hidden_KD.shape)}, weight_VD {tuple(weight_VD.shape)} and ids_K {tuple(ids_K.shape)}; "
+            f"hidden_KD has shape {tuple(hidden_KD.shape)}, weight_VD {tuple(weight_VD.shape)} and ids_K "
+            f"{tuple(ids_K.shape)}; "
             "give (K, D), (V, D) and (K,)"
         )
     if chunk < 1:
-        raise ConfigError(f"chunk is {chunk}; give the number of tokens whose logits fit in memory, at least 1")
+        raise ConfigError(
+            f"chunk is {chunk}; give the number of tokens whose logits fit in memory, at least 1"
+        )
     others = others or {}
-    values = _LinearFunctionals.apply(hidden_KD, weight_VD, bias_V, ids_K, chunk, entropy, list(others.values()), dtype or weight_VD.dtype)
+    values = _LinearFunctionals.apply(
+        hidden_KD, weight_VD, bias_V, ids_K, chunk, entropy, list(others.values()), dtype or weight_VD.dtype
+    )
     return dict(zip(("raw", *(("entropy",) if entropy else ()), *others), values, strict=True))
 
 
 class _LinearFunctionals(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, chunk: int, entropy: bool, others: list[Any], dtype: torch.dtype
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        ids: Tensor,
+        chunk: int,
+        entropy: bool,
+        others: list[Any],
+        dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.chunk, ctx.entropy, ctx.others, ctx.dtype = chunk, entropy, others, dtype
-        wide = torch.promote_types(hidden.dtype if hidden.dtype == weight.dtype else torch.float32, torch.float32)
+        ctx.chunk = chunk
+        ctx.entropy = entropy
+        ctx.others = others
+        ctx.dtype = dtype
+        wide = torch.promote_types(
+            hidden.dtype if hidden.dtype == weight.dtype else torch.float32, torch.float32
+        )
         columns = [hidden.new_empty(len(hidden), dtype=wide) for _ in range(1 + entropy + len(others))]
         total = hidden.new_empty(len(hidden), dtype=wide)
         narrow = weight.to(dtype)
@@ -98,7 +123,11 @@ class _LinearFunctionals(torch.autograd.Function):
         of_others = gradients[1 + ctx.entropy :]
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         to_hidden = torch.empty_like(hidden) if needs_hidden else None
-        to_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32)) if needs_weight else None
+        to_weight = (
+            torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+            if needs_weight
+            else None
+        )
         to_bias = torch.zeros_like(bias) if needs_bias else None
         narrow = weight.to(ctx.dtype)
 
@@ -107,7 +136,12 @@ class _LinearFunctionals(torch.autograd.Function):
             slopes = _slopes_of_others(logits, span, ctx.others, of_others)
             for rows in _blocks(logits):
                 place = slice(span.start + rows.start, span.start + rows.stop)
-                _turn_into_slope(logits[rows], ids[place], total[place], *(None if g is None else g[place] for g in (raw, of_entropy, *entropies)))
+                _turn_into_slope(
+                    logits[rows],
+                    ids[place],
+                    total[place],
+                    *(None if g is None else g[place] for g in (raw, of_entropy, *entropies)),
+                )
             if slopes is not None:
                 logits += slopes
             if to_bias is not None:
@@ -120,7 +154,16 @@ class _LinearFunctionals(torch.autograd.Function):
 
         for span in reversed(_spans(len(hidden), ctx.chunk)):
             spread(span)
-        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), to_bias, None, None, None, None, None
+        return (
+            to_hidden,
+            None if to_weight is None else to_weight.to(weight.dtype),
+            to_bias,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def _normalised(logits: Tensor, mean: bool) -> tuple[Tensor, Tensor | None]:
@@ -133,7 +176,12 @@ def _normalised(logits: Tensor, mean: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _turn_into_slope(
-    logits: Tensor, ids: Tensor, total: Tensor, of_raw: Tensor | None, of_entropy: Tensor | None, entropies: Tensor | None = None
+    logits: Tensor,
+    ids: Tensor,
+    total: Tensor,
+    of_raw: Tensor | None,
+    of_entropy: Tensor | None,
+    entropies: Tensor | None = None,
 ) -> None:
     """The gradient of the logits, in their place, from those of their log-probabilities and entropies."""
     scores = logits.sub_(total[:, None])
@@ -168,9 +216,15 @@ def _logits(hidden: Tensor, narrow: Tensor, bias: Tensor | None) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _slopes_of_others(logits: Tensor, span: slice, others: list[Any], gradients: tuple[Tensor | None, ...]) -> Tensor | None:
+def _slopes_of_others(
+    logits: Tensor, span: slice, others: list[Any], gradients: tuple[Tensor | None, ...]
+) -> Tensor | None:
     """What the functionals that autograd differentiates add to the gradient of a chunk's logits."""
-    wanted = [(other, gradient[span]) for other, gradient in zip(others, gradients, strict=True) if gradient is not None]
+    wanted = [
+        (other, gradient[span])
+        for other, gradient in zip(others, gradients, strict=True)
+        if gradient is not None
+    ]
     if not wanted:
         return None
     with torch.enable_grad():

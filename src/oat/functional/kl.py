@@ -1,5 +1,6 @@
-"""Estimators of the divergence KL(policy || reference) from tokens that the policy sampled (J. Schulman, "Approximating KL divergence",
-http://joschu.net/blog/kl-approx.html). With d = logps - reference_logps, the expectation of each under the policy:
+"""Estimators of the divergence KL(policy || reference) from tokens that the policy sampled (J. Schulman,
+"Approximating KL divergence", http://joschu.net/blog/kl-approx.html). With d = logps - reference_logps, the
+expectation of each under the policy:
 
     k1 = d               the divergence; single terms may be negative
     k2 = d^2 / 2         biased, small when the two are close
@@ -7,7 +8,8 @@ http://joschu.net/blog/kl-approx.html). With d = logps - reference_logps, the ex
 
 `adapted_coef` is what holds a penalty on such a divergence near a target.
 
-None is clamped: e^-d overflows to infinity past 88 nats in float32. Elementwise; any common shape, usually (K,) trained tokens.
+None is clamped: e^-d overflows to infinity past 88 nats in float32. Elementwise; any common shape, usually
+(K,) trained tokens.
 """
 
 import math
@@ -19,7 +21,9 @@ from torch import Tensor
 from oat.functional._checks import check_same_shape
 
 
-def kl_k1(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def kl_k1(
+    logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
     """The estimator k1: logps - reference_logps.
 
     Args:
@@ -35,12 +39,16 @@ def kl_k1(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape
     return logps - reference_logps
 
 
-def kl_k2(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def kl_k2(
+    logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
     """The estimator k2: half the square of k1. Arguments, units and errors as in `kl_k1`."""
     return 0.5 * kl_k1(logps, reference_logps).square()
 
 
-def kl_k3(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def kl_k3(
+    logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
     """The estimator k3: e^-d - 1 + d with d = k1. Arguments, units and errors as in `kl_k1`."""
     difference = kl_k1(logps, reference_logps)
     return torch.expm1(-difference) + difference
@@ -51,12 +59,14 @@ MOST_ERROR = 0.2
 
 
 def adapted_coef(coef: float, divergence: float, *, target: float, samples: int, horizon: int) -> float:
-    """The coefficient of a KL penalty, moved towards a target by a proportional controller in log space (arXiv:1909.08593, Section 2.2).
+    """The coefficient of a KL penalty, moved towards a target by a proportional controller in log space
+    (arXiv:1909.08593, Section 2.2).
 
     coef * (1 + samples / horizon * e),   e = clip((divergence - target) / target, -0.2, 0.2)
 
-    The paper has a constant K = 0.1 where this has samples / horizon, as its code does, so that the same number of responses moves the coefficient
-    equally far in steps of any size. All of it are numbers, so the bounds of the clip are no kinks of a loss.
+    The paper has a constant K = 0.1 where this has samples / horizon, as its code does, so that the same
+    number of responses moves the coefficient equally far in steps of any size. All of it are numbers, so the
+    bounds of the clip are no kinks of a loss.
 
     Args:
         divergence: KL(policy || reference) now, nats; not a number: the coefficient stays.

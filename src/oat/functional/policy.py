@@ -7,9 +7,11 @@ from torch import Tensor
 from oat.functional._checks import check_same_shape
 
 
-def log_ratio(logps: Float[Tensor, "*shape"], old_logps: Float[Tensor, "*shape"], *, max_log_ratio: float = 20.0) -> Float[Tensor, "*shape"]:
-    """logps - old_logps, clamped to [-max_log_ratio, max_log_ratio] so that its exponential stays finite. No gradient flows past the
-    clamp; at exactly +-max_log_ratio it does.
+def log_ratio(
+    logps: Float[Tensor, "*shape"], old_logps: Float[Tensor, "*shape"], *, max_log_ratio: float = 20.0
+) -> Float[Tensor, "*shape"]:
+    """logps - old_logps, clamped to [-max_log_ratio, max_log_ratio] so that its exponential stays finite. No
+    gradient flows past the clamp; at exactly +-max_log_ratio it does.
 
     Elementwise; any common shape.
 
@@ -34,14 +36,16 @@ def clipped_policy_loss(
     clip_high: float,
     max_log_ratio: float = 20.0,
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-    """Clipped surrogate of PPO (arXiv:1707.06347, Eq. 7) with separate bounds (DAPO, arXiv:2503.14476, Eq. 10).
+    """Clipped surrogate of PPO (arXiv:1707.06347, Eq. 7) with separate bounds (DAPO, arXiv:2503.14476, Eq.
+    10).
 
     term = - min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A),   r = exp(logps - old_logps)
 
     A ratio that is exactly at a bound is within it: it has its whole gradient, and does not count as clipped.
 
-    Elementwise; any common shape, usually (K,) trained tokens. The learner masks, weights and reduces. Departure: the log-ratio is clamped as
-    in `log_ratio`. There is no second bound for negative advantages (dual clip).
+    Elementwise; any common shape, usually (K,) trained tokens. The learner masks, weights and reduces.
+    Departure: the log-ratio is clamped as in `log_ratio`. There is no second bound for negative advantages
+    (dual clip).
 
     Args:
         logps: log-probabilities of the taken tokens under the policy, nats, with grad.
@@ -50,7 +54,8 @@ def clipped_policy_loss(
         clip_low, clip_high: how far the ratio may fall below and rise above 1 before its gradient stops.
         max_log_ratio: see `log_ratio`.
     Returns:
-        Unreduced terms, and 1 where the clipped branch is the larger loss, else 0 (also where both are equal).
+        Unreduced terms, and 1 where the clipped branch is the larger loss, else 0 (also where both are
+        equal).
 
     Raises:
         ShapeError: shapes disagree.

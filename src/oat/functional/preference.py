@@ -1,7 +1,7 @@
 """Losses and probabilities of pairs.
 
-A direct loss is made of a margin h, a few changes to it, and a function that punishes a small one. All are elementwise over pairs; `U` is their
-axis. `chosen` and `rejected` are the two responses of a pair.
+A direct loss is made of a margin h, a few changes to it, and a function that punishes a small one. All are
+elementwise over pairs; `U` is their axis. `chosen` and `rejected` are the two responses of a pair.
 """
 
 import torch
@@ -21,13 +21,14 @@ def dpo_margin(
     reference_chosen_U: Float[Tensor, " U"],
     reference_rejected_U: Float[Tensor, " U"],
 ) -> Float[Tensor, " U"]:
-    """The margin h of direct losses: how much more than the reference the policy prefers the chosen response (arXiv:2305.18290, Eq. 7).
+    """The margin h of direct losses: how much more than the reference the policy prefers the chosen response
+    (arXiv:2305.18290, Eq. 7).
 
     h = (policy_chosen - policy_rejected) - (reference_chosen - reference_rejected)
 
     Args:
-        policy_chosen_U, policy_rejected_U: log-probabilities of the two responses of each pair under the policy, nats, with grad; sums or
-            means over tokens, as the loss wants.
+        policy_chosen_U, policy_rejected_U: log-probabilities of the two responses of each pair under the
+            policy, nats, with grad; sums or means over tokens, as the loss wants.
         reference_chosen_U, reference_rejected_U: the same under the reference, no grad.
     Returns:
         (U,) nats.
@@ -45,11 +46,18 @@ def dpo_margin(
 
 
 def length_margin(
-    margin_U: Float[Tensor, " U"], chosen_length_U: Float[Tensor, " U"], rejected_length_U: Float[Tensor, " U"], *, alpha: float, beta: float
+    margin_U: Float[Tensor, " U"],
+    chosen_length_U: Float[Tensor, " U"],
+    rejected_length_U: Float[Tensor, " U"],
+    *,
+    alpha: float,
+    beta: float,
 ) -> Float[Tensor, " U"]:
-    """The margin of DPO against a reward that pays `alpha` less a token (length-regularised DPO, arXiv:2403.19159, Eq. 9).
+    """The margin of DPO against a reward that pays `alpha` less a token (length-regularised DPO,
+    arXiv:2403.19159, Eq. 9).
 
-    h' = h + (alpha / beta) (chosen_length - rejected_length),   so that beta h' = beta h + alpha (chosen_length - rejected_length)
+    h' = h + (alpha / beta) (chosen_length - rejected_length),   so that beta h' = beta h + alpha
+    (chosen_length - rejected_length)
 
     A longer chosen response starts ahead, and is pushed less.
 
@@ -74,16 +82,19 @@ def positive_margin(
     weight: float,
     rounding_U: Float[Tensor, " U"] | None = None,
 ) -> Float[Tensor, " U"]:
-    """The margin of DPO-Positive (arXiv:2402.13228, Eq. 3): less where the chosen response has become less probable than under the reference.
+    """The margin of DPO-Positive (arXiv:2402.13228, Eq. 3): less where the chosen response has become less
+    probable than under the reference.
 
     h' = h - weight max(0, reference_chosen - policy_chosen)
 
-    Where the two are equal, as at the start of every run, the second term has no gradient: only a chosen response that has fallen below the reference
-    is pulled back. Departure: a fall of at most `rounding_U` is none, since two passes of the same weights differ by rounding.
+    Where the two are equal, as at the start of every run, the second term has no gradient: only a chosen
+    response that has fallen below the reference is pulled back. Departure: a fall of at most `rounding_U` is
+    none, since two passes of the same weights differ by rounding.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
-        policy_chosen_U, reference_chosen_U: log-probabilities of the chosen responses as `dpo_margin` got them, nats.
+        policy_chosen_U, reference_chosen_U: log-probabilities of the chosen responses as `dpo_margin` got
+        them, nats.
         weight: the paper's lambda, at least 0.
         rounding_U: how far the two may be apart by rounding, nats; None: 0.
 
@@ -91,18 +102,26 @@ def positive_margin(
         ShapeError: shapes disagree.
     """
     rounding_U = torch.zeros_like(policy_chosen_U) if rounding_U is None else rounding_U
-    check_same_shape(margin_U=margin_U, policy_chosen_U=policy_chosen_U, reference_chosen_U=reference_chosen_U, rounding_U=rounding_U)
+    check_same_shape(
+        margin_U=margin_U,
+        policy_chosen_U=policy_chosen_U,
+        reference_chosen_U=reference_chosen_U,
+        rounding_U=rounding_U,
+    )
     fallen_U = reference_chosen_U - policy_chosen_U
     return margin_U - weight * torch.where(fallen_U > rounding_U, fallen_U, 0.0)
 
 
-def simpo_margin(policy_chosen_U: Float[Tensor, " U"], policy_rejected_U: Float[Tensor, " U"], *, gamma_beta_ratio: float) -> Float[Tensor, " U"]:
+def simpo_margin(
+    policy_chosen_U: Float[Tensor, " U"], policy_rejected_U: Float[Tensor, " U"], *, gamma_beta_ratio: float
+) -> Float[Tensor, " U"]:
     """The margin of SimPO, which has no reference (arXiv:2405.14734, Eq. 6, divided by beta).
 
     h = policy_chosen - policy_rejected - gamma_beta_ratio
 
     Args:
-        policy_chosen_U, policy_rejected_U: mean log-probabilities a token of the responses under the policy, nats, with grad.
+        policy_chosen_U, policy_rejected_U: mean log-probabilities a token of the responses under the policy,
+        nats, with grad.
         gamma_beta_ratio: the paper's target margin gamma over beta, nats.
 
     Raises:
@@ -112,8 +131,11 @@ def simpo_margin(policy_chosen_U: Float[Tensor, " U"], policy_rejected_U: Float[
     return policy_chosen_U - policy_rejected_U - gamma_beta_ratio
 
 
-def dpo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float = 0.0) -> Float[Tensor, " U"]:
-    """DPO (arXiv:2305.18290, Eq. 7) with smoothed labels (cDPO, E. Mitchell, ericmitchell.ai/cdpo.pdf); with `simpo_margin`, SimPO.
+def dpo_loss(
+    margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float = 0.0
+) -> Float[Tensor, " U"]:
+    """DPO (arXiv:2305.18290, Eq. 7) with smoothed labels (cDPO, E. Mitchell, ericmitchell.ai/cdpo.pdf); with
+    `simpo_margin`, SimPO.
 
     term = - (1 - label_smoothing) log sigmoid(beta h) - label_smoothing log sigmoid(-beta h)
 
@@ -128,15 +150,21 @@ def dpo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: flo
     return -(1.0 - label_smoothing) * logsigmoid(logits) - label_smoothing * logsigmoid(-logits)
 
 
-def robust_dpo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float) -> Float[Tensor, " U"]:
-    """Robust DPO (arXiv:2403.00409): its mean over labels flipped with probability `label_smoothing` is the loss of DPO on the right labels.
+def robust_dpo_loss(
+    margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float
+) -> Float[Tensor, " U"]:
+    """Robust DPO (arXiv:2403.00409): its mean over labels flipped with probability `label_smoothing` is the
+    loss of DPO on the right labels.
 
-    term = (- (1 - label_smoothing) log sigmoid(beta h) + label_smoothing log sigmoid(-beta h)) / (1 - 2 label_smoothing)
+    term = (- (1 - label_smoothing) log sigmoid(beta h) + label_smoothing log sigmoid(-beta h)) / (1 - 2
+    label_smoothing)
 
     Arguments and units as in `dpo_loss`. Not bounded below as soon as label_smoothing is positive.
     """
     logits = beta * margin_U
-    return (-(1.0 - label_smoothing) * logsigmoid(logits) + label_smoothing * logsigmoid(-logits)) / (1.0 - 2.0 * label_smoothing)
+    return (-(1.0 - label_smoothing) * logsigmoid(logits) + label_smoothing * logsigmoid(-logits)) / (
+        1.0 - 2.0 * label_smoothing
+    )
 
 
 def ipo_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
@@ -154,12 +182,13 @@ def ipo_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U
 
 
 def hinge_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
-    """The hinge of SLiC (SLiC-HF, arXiv:2305.10425, its calibration term) on a margin times beta; 0, and without gradient, as soon as beta h
-    reaches 1.
+    """The hinge of SLiC (SLiC-HF, arXiv:2305.10425, its calibration term) on a margin times beta; 0, and
+    without gradient, as soon as beta h reaches 1.
 
     term = max(0, 1 - beta h)
 
-    Departure: the margin is corrected by the reference, as in RSO (arXiv:2309.06657, Section 3); SLiC-HF's own is not.
+    Departure: the margin is corrected by the reference, as in RSO (arXiv:2309.06657, Section 3); SLiC-HF's
+    own is not.
 
     Args:
         margin_U: h of `dpo_margin` or `simpo_margin`, nats.
@@ -170,20 +199,23 @@ def hinge_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, "
     return relu(1.0 - beta * margin_U)
 
 
-def bnf_scores(logps_K: Float[Tensor, " K"], reference_logps_K: Float[Tensor, " K"], entropy_K: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
+def bnf_scores(
+    logps_K: Float[Tensor, " K"], reference_logps_K: Float[Tensor, " K"], entropy_K: Float[Tensor, " K"]
+) -> Float[Tensor, " K"]:
     """Score of each token in the bidirectional negative feedback loss (arXiv:2410.04834).
 
-    With p = exp(logps), q = exp(reference_logps), pi_v the policy's probability of token v, and sg for a stopped gradient:
+    With p = exp(logps), q = exp(reference_logps), pi_v the policy's probability of token v, and sg for a
+    stopped gradient:
 
-        tau   = sg(min(1, p / (q + eps)))                    the target of the sampled token
-        omega = sg((1 - tau + eps) / (1 - p + eps))          the target of every other token, in units of its own probability
-        rest  = sum over v of sg(pi_v) log pi_v - sg(p) log p
-        score = tau log p + omega rest,   eps = 1e-6
+        tau   = sg(min(1, p / (q + eps)))                    the target of the sampled token omega = sg((1 -
+        tau + eps) / (1 - p + eps))          the target of every other token, in units of its own probability
+        rest  = sum over v of sg(pi_v) log pi_v - sg(p) log p score = tau log p + omega rest,   eps = 1e-6
 
-    The sum over v has no gradient: sum of sg(pi_v) grad log pi_v = grad of the sum of pi_v = 0. Its value is minus the entropy, so that is all
-    that is asked of the vocabulary, and the gradient of a score is (tau - omega p) grad log p. Past the reference, p >= q, that is the gradient
-    of the log-likelihood; below, it falls as p / q (1 - q) / (1 - p), which is 1 at p = q too: the feedback on a rejected token dies out as the
-    token does, and the gradient has no jump.
+    The sum over v has no gradient: sum of sg(pi_v) grad log pi_v = grad of the sum of pi_v = 0. Its value is
+    minus the entropy, so that is all that is asked of the vocabulary, and the gradient of a score is (tau -
+    omega p) grad log p. Past the reference, p >= q, that is the gradient of the log-likelihood; below, it
+    falls as p / q (1 - q) / (1 - p), which is 1 at p = q too: the feedback on a rejected token dies out as
+    the token does, and the gradient has no jump.
 
     Args:
         logps_K: raw log-probabilities of the trained tokens under the policy, nats, with grad.
@@ -225,14 +257,22 @@ def bnf_loss(
     Raises:
         ShapeError: shapes disagree.
     """
-    check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U, chosen_length_U=chosen_length_U, rejected_length_U=rejected_length_U)
+    check_same_shape(
+        chosen_U=chosen_U,
+        rejected_U=rejected_U,
+        chosen_length_U=chosen_length_U,
+        rejected_length_U=rejected_length_U,
+    )
     shorter_U = torch.minimum(chosen_length_U, rejected_length_U)
-    chosen_by_U, rejected_by_U = (chosen_length_U, rejected_length_U) if own_length else (shorter_U, shorter_U)
+    chosen_by_U, rejected_by_U = (
+        (chosen_length_U, rejected_length_U) if own_length else (shorter_U, shorter_U)
+    )
     return rejected_U / rejected_by_U.clamp(min=1) - chosen_U / chosen_by_U.clamp(min=1)
 
 
 def bradley_terry(difference: Float[Tensor, "*shape"], *, scale: float = 1.0) -> Float[Tensor, "*shape"]:
-    """Probability that the first of two wins: sigmoid((score_first - score_second) / scale) (Bradley and Terry, Biometrika 39, 1952).
+    """Probability that the first of two wins: sigmoid((score_first - score_second) / scale) (Bradley and
+    Terry, Biometrika 39, 1952).
 
     Args:
         difference: score of the first minus score of the second; any shape.

@@ -1,13 +1,14 @@
 """Matrix products in float32 on a CPU, by oneDNN where MKL is the slower one.
 
-torch hands products in float32 to MKL, and MKL does not use the 512-bit instructions of a processor that is not Intel's. oneDNN, which torch has
-along for half precision, uses them: twice the operations a second on a Zen 5, at 1.4 to 2.6 times the rounding error (docs/performance.md).
+torch hands products in float32 to MKL, and MKL does not use the 512-bit instructions of a processor that is
+not Intel's. oneDNN, which torch has along for half precision, uses them: twice the operations a second on a
+Zen 5, at 1.4 to 2.6 times the rounding error (docs/performance.md).
 
-1. Which of the two computes depends on the processor, the precision and the size of the product, never on a measurement, so that a run that goes on
-   is rounded as before.
-2. oneDNN makes a kernel for every shape, of half precision too, in half a millisecond and half a megabyte, and 1,024 are kept. Here 16 are, unless
-   the environment says otherwise: as many as a pass goes over again and again. Whoever meets a new shape at every turn, as the engine does, rounds
-   up.
+1. Which of the two computes depends on the processor, the precision and the size of the product, never on a
+   measurement, so that a run that goes on is rounded as before.
+2. oneDNN makes a kernel for every shape, of half precision too, in half a millisecond and half a megabyte,
+   and 1,024 are kept. Here 16 are, unless the environment says otherwise: as many as a pass goes over again
+   and again. Whoever meets a new shape at every turn, as the engine does, rounds up.
 """
 
 import functools
@@ -21,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # oneDNN's own, and torch's on top of it
+# oneDNN's own, and torch's on top of it
+for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_cache, "16")
 
 _LEAST = 2**21
@@ -41,7 +43,9 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
     Returns:
         (..., O).
     """
-    is_plain = x.ndim > 1 and (bias_O is None or (bias_O.dtype == torch.float32 and bias_O.shape == weight_OI.shape[:1]))
+    is_plain = x.ndim > 1 and (
+        bias_O is None or (bias_O.dtype == torch.float32 and bias_O.shape == weight_OI.shape[:1])
+    )
     if not (is_plain and _by_onednn(x, weight_OI)):
         return F.linear(x, weight_OI, bias_O)
     tensors = (x, weight_OI) if bias_O is None else (x, weight_OI, bias_O)
@@ -98,7 +102,9 @@ def _of_weight(slope_NO: Tensor, x_NI: Tensor) -> Tensor:
 
 
 def _onednn(a_NI: Tensor, b_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(a_NI, b_OI, None if bias_O is None else bias_O.contiguous(), "none", [], "")
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(
+        a_NI, b_OI, None if bias_O is None else bias_O.contiguous(), "none", [], ""
+    )
     return made
 
 
@@ -119,7 +125,11 @@ def _by_onednn(a: Tensor, b_OI: Tensor) -> bool:
 @functools.cache
 def _is_faster() -> bool:
     """Whether MKL computes, on a processor with 512-bit instructions that it does not use."""
-    return torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512" and "GenuineIntel" not in _vendor()
+    return (
+        torch.backends.mkl.is_available()
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and "GenuineIntel" not in _vendor()
+    )
 
 
 def _vendor() -> str:

@@ -1,4 +1,5 @@
-"""The loss of a reward model, and how well its scores say how sure they may be. All elementwise over pairs; `U` is their axis."""
+"""The loss of a reward model, and how well its scores say how sure they may be. All elementwise over pairs;
+`U` is their axis."""
 
 import torch
 from jaxtyping import Float
@@ -8,8 +9,13 @@ from torch.nn.functional import logsigmoid
 from oat.functional._checks import check_same_shape
 
 
-def reward_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], margin_U: Float[Tensor, " U"] | None = None) -> Float[Tensor, " U"]:
-    """The negative log-likelihood of Bradley and Terry (1952) of the chosen response (Stiennon et al., arXiv:2009.01325, Section 3.4).
+def reward_loss(
+    chosen_U: Float[Tensor, " U"],
+    rejected_U: Float[Tensor, " U"],
+    margin_U: Float[Tensor, " U"] | None = None,
+) -> Float[Tensor, " U"]:
+    """The negative log-likelihood of Bradley and Terry (1952) of the chosen response (Stiennon et al.,
+    arXiv:2009.01325, Section 3.4).
 
     term = - log sigmoid(chosen - rejected - margin)
 
@@ -22,13 +28,16 @@ def reward_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], 
     Raises:
         ShapeError: shapes disagree.
     """
-    check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U, margin_U=rejected_U if margin_U is None else margin_U)
+    check_same_shape(
+        chosen_U=chosen_U, rejected_U=rejected_U, margin_U=rejected_U if margin_U is None else margin_U
+    )
     difference_U = chosen_U - rejected_U
     return -logsigmoid(difference_U if margin_U is None else difference_U - margin_U)
 
 
 def centring(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """What holds scores around 0, which the loss of differences leaves free (Eisenstein et al., arXiv:2312.09244).
+    """What holds scores around 0, which the loss of differences leaves free (Eisenstein et al.,
+    arXiv:2312.09244).
 
     term = (chosen + rejected)^2
 
@@ -45,7 +54,8 @@ def centring(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> 
 
 
 def brier_score(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """The squared error of the probability that the chosen response wins (Brier, 1950): 0 where it is sure and right, 1/4 where it knows nothing.
+    """The squared error of the probability that the chosen response wins (Brier, 1950): 0 where it is sure
+    and right, 1/4 where it knows nothing.
 
     term = (1 - sigmoid(chosen - rejected))^2
 
@@ -57,7 +67,8 @@ def brier_score(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) 
 
 
 def confidence(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """The probability, at least 1/2, of the response that scores higher. Its mean is the accuracy of a model that is calibrated on average.
+    """The probability, at least 1/2, of the response that scores higher. Its mean is the accuracy of a model
+    that is calibrated on average.
 
     term = sigmoid(|chosen - rejected|)
 

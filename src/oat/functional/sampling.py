@@ -19,11 +19,13 @@ def truncated_logits(
     top_p_R: Float[Tensor, " R"],
     min_p_R: Float[Tensor, " R"],
 ) -> Float[Tensor, "R V"]:
-    """Logits over temperature, with the tokens that cannot be drawn at -inf: the softmax of a row is what that row samples from.
+    """Logits over temperature, with the tokens that cannot be drawn at -inf: the softmax of a row is what
+    that row samples from.
 
-    In this order, each over what the one before it left: top-k keeps the k most probable tokens; top-p (arXiv:1904.09751, Sec. 3.1) the
-    smallest set of most probable tokens whose renormalised mass reaches p, at least one; min-p (arXiv:2407.01082, Sec. 3) the tokens at least
-    min_p times as probable as the most probable one. Among equal logits the lower id counts as more probable.
+    In this order, each over what the one before it left: top-k keeps the k most probable tokens; top-p
+    (arXiv:1904.09751, Sec. 3.1) the smallest set of most probable tokens whose renormalised mass reaches p,
+    at least one; min-p (arXiv:2407.01082, Sec. 3) the tokens at least min_p times as probable as the most
+    probable one. Among equal logits the lower id counts as more probable.
 
     Args:
         logits_RV: raw logits of R rows; -inf for a token that must not be drawn, at least one finite a row.
@@ -39,9 +41,17 @@ def truncated_logits(
     """
     if logits_RV.ndim != 2:
         raise ShapeError(f"logits_RV has shape {tuple(logits_RV.shape)}; give a (rows, vocabulary) matrix")
-    for name, setting_R in {"temperature_R": temperature_R, "top_k_R": top_k_R, "top_p_R": top_p_R, "min_p_R": min_p_R}.items():
+    for name, setting_R in {
+        "temperature_R": temperature_R,
+        "top_k_R": top_k_R,
+        "top_p_R": top_p_R,
+        "min_p_R": min_p_R,
+    }.items():
         if setting_R.shape != logits_RV.shape[:1]:
-            raise ShapeError(f"{name} has shape {tuple(setting_R.shape)} and logits_RV {tuple(logits_RV.shape)}; give one setting a row")
+            raise ShapeError(
+                f"{name} has shape {tuple(setting_R.shape)} and logits_RV {tuple(logits_RV.shape)}; give "
+                "one setting a row"
+            )
     vocabulary = logits_RV.shape[1]
     greedy_R = temperature_R == 0
     scaled_RV = logits_RV.float() / temperature_R.float().masked_fill(greedy_R, 1.0)[:, None]
@@ -58,9 +68,11 @@ def truncated_logits(
 
 
 def inverse_cdf(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
-    """The token of each row at which the cumulative distribution, in id order and in float64, first exceeds the row's uniform number.
+    """The token of each row at which the cumulative distribution, in id order and in float64, first exceeds
+    the row's uniform number.
 
-    A token with a logit of -inf is never returned; at 1, which rounding may make of a number below it, the last other token is.
+    A token with a logit of -inf is never returned; at 1, which rounding may make of a number below it, the
+    last other token is.
 
     Args:
         logits_RV: at least one finite a row.
@@ -72,7 +84,10 @@ def inverse_cdf(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, " R"]
         ShapeError: not one uniform number a row of logits.
     """
     if logits_RV.ndim != 2 or uniforms_R.shape != logits_RV.shape[:1]:
-        raise ShapeError(f"uniforms_R has shape {tuple(uniforms_R.shape)} and logits_RV {tuple(logits_RV.shape)}; give one number a row of logits")
+        raise ShapeError(
+            f"uniforms_R has shape {tuple(uniforms_R.shape)} and logits_RV {tuple(logits_RV.shape)}; give "
+            "one number a row of logits"
+        )
     cumulative_RV = (logits_RV.double() - logits_RV.amax(-1, keepdim=True)).exp_().cumsum_(-1)
     bounds_R1 = uniforms_R.double()[:, None] * cumulative_RV[:, -1:]
     ids_R1 = torch.searchsorted(cumulative_RV, bounds_R1, right=True).clamp_(max=logits_RV.shape[1] - 1)
@@ -97,7 +112,8 @@ def _some(which_R: Tensor) -> list[Tensor]:
 
 
 def _most_probable(logits_RV: Tensor, size_R: Tensor, top_p_R: Tensor) -> Tensor:
-    """The logits with all but the `size` most probable tokens of a row, and of these all but the smallest set of mass p, at -inf."""
+    """The logits with all but the `size` most probable tokens of a row, and of these all but the smallest set
+    of mass p, at -inf."""
     vocabulary = logits_RV.shape[1]
     is_whole_R = size_R == vocabulary
     first_width = int(size_R.masked_fill(is_whole_R, _NUCLEUS_WIDTH).max())
@@ -113,7 +129,9 @@ def _most_probable(logits_RV: Tensor, size_R: Tensor, top_p_R: Tensor) -> Tensor
         if ((reached_RW[:, -1] >= top_p_R) | ~is_whole_R).all():
             break
     kept_RW = left_RW & ((reached_RW - mass_RW < top_p_R[:, None]) | (top_p_R[:, None] >= 1))
-    return torch.full_like(logits_RV, -math.inf).scatter(1, ids_RW, values_RW.masked_fill(~kept_RW, -math.inf))
+    return torch.full_like(logits_RV, -math.inf).scatter(
+        1, ids_RW, values_RW.masked_fill(~kept_RW, -math.inf)
+    )
 
 
 def _ranked(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -125,7 +143,9 @@ def _ranked(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
     if ((logits_RV >= least_R1).sum(-1) > width).any():
         above_RV, equal_RV = logits_RV > least_R1, logits_RV == least_R1
         room_R1 = width - above_RV.sum(-1, keepdim=True)
-        ids_RW = (above_RV | (equal_RV & (equal_RV.cumsum(-1) <= room_R1))).to(torch.uint8).topk(width).indices
+        ids_RW = (
+            (above_RV | (equal_RV & (equal_RV.cumsum(-1) <= room_R1))).to(torch.uint8).topk(width).indices
+        )
     ids_RW = ids_RW.sort(dim=-1).values
     values_RW, order_RW = logits_RV.gather(1, ids_RW).sort(dim=-1, descending=True, stable=True)
     return values_RW, ids_RW.gather(1, order_RW)

@@ -7,7 +7,9 @@ from torch import Tensor
 from oat.errors import ShapeError
 
 
-def segment_sum(values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int) -> Float[Tensor, " N"]:
+def segment_sum(
+    values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int
+) -> Float[Tensor, " N"]:
     """Sum of the values of each row.
 
     out_n = sum of values_k over the k with row_of_k = n.
@@ -21,11 +23,16 @@ def segment_sum(values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_
         ShapeError: the two first arguments differ in shape.
     """
     if values_K.shape != row_of_K.shape:
-        raise ShapeError(f"values_K has shape {tuple(values_K.shape)} and row_of_K {tuple(row_of_K.shape)}; give one row index a value")
+        raise ShapeError(
+            f"values_K has shape {tuple(values_K.shape)} and row_of_K {tuple(row_of_K.shape)}; give one "
+            "row index a value"
+        )
     return values_K.new_zeros(num_rows).index_add(0, row_of_K, values_K)
 
 
-def segment_mean(values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int) -> Float[Tensor, " N"]:
+def segment_mean(
+    values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int
+) -> Float[Tensor, " N"]:
     """Mean of the values of each row; 0 for a row without values.
 
     Raises:

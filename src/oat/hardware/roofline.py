@@ -1,17 +1,22 @@
-"""What share of this machine's limits a computation reached: the roofline model (Williams, Waterman, Patterson 2009, doi:10.1145/1498765.1498785).
+"""What share of this machine's limits a computation reached: the roofline model (Williams, Waterman,
+Patterson 2009, doi:10.1145/1498765.1498785).
 
-A pass through a model takes no less than the bytes it must read over the bandwidth, and no less than its operations over the rate of matrix products.
-The least time of many passes is the sum of each one's larger bound; the share reached is that over the time they took.
+A pass through a model takes no less than the bytes it must read over the bandwidth, and no less than its
+operations over the rate of matrix products. The least time of many passes is the sum of each one's larger
+bound; the share reached is that over the time they took.
 
-1. Bandwidth is that of summing a float32 tensor again and again: bytes read over seconds, nothing is written. The tensor is as large as the model's
-   weights, up to 256 MiB, because weights that fit into a cache are read from there. The matrix rate is 2 n^3 over the seconds of a product of two
-   n x n matrices, n doubled until a product takes 2 ms. Both are the best of several rounds: whatever disturbs a round only slows it.
-2. Operations counted: 2 a token and element of every matrix that the token is multiplied with; 4 x head width for every head, layer, token and token
-   that it sees. Bytes counted: matrices, and keys and values that a step sees, each once however many rows share it. Of a mixture of experts the
-   share of the experts that a token goes through counts.
-3. Not counted: embeddings that are looked up, norms, activations, softmax, sampling, what is written, padding, the optimiser; and what is computed a
-   second time in the backward pass. So a share can be below 1 where nothing is left to gain, but not above it, except where the machine was busier
-   when it was measured than later.
+1. Bandwidth is that of summing a float32 tensor again and again: bytes read over seconds, nothing is written.
+   The tensor is as large as the model's weights, up to 256 MiB, because weights that fit into a cache are
+   read from there. The matrix rate is 2 n^3 over the seconds of a product of two n x n matrices, n doubled
+   until a product takes 2 ms. Both are the best of several rounds: whatever disturbs a round only slows it.
+2. Operations counted: 2 a token and element of every matrix that the token is multiplied with; 4 x head width
+   for every head, layer, token and token that it sees. Bytes counted: matrices, and keys and values that a
+   step sees, each once however many rows share it. Of a mixture of experts the share of the experts that a
+   token goes through counts.
+3. Not counted: embeddings that are looked up, norms, activations, softmax, sampling, what is written,
+   padding, the optimiser; and what is computed a second time in the backward pass. So a share can be below 1
+   where nothing is left to gain, but not above it, except where the machine was busier when it was measured
+   than later.
 """
 
 import functools
@@ -52,8 +57,8 @@ class Rates:
 
 @functools.cache
 def bandwidth(device: str, threads: int, size: int = LARGEST) -> float:
-    """Bytes a second that so many threads read from a tensor of `size` bytes; measured once a process, in about a tenth of a second and the time
-    to make the tensor."""
+    """Bytes a second that so many threads read from a tensor of `size` bytes; measured once a process, in
+    about a tenth of a second and the time to make the tensor."""
     with on_threads(threads):
         tensor = torch.ones(size // 4, device=device)
         return tensor.nbytes / _least_s(tensor.sum, device)
@@ -61,10 +66,12 @@ def bandwidth(device: str, threads: int, size: int = LARGEST) -> float:
 
 @functools.cache
 def matrix_rate(device: str, threads: int, dtype: torch.dtype) -> float:
-    """Operations a second of so many threads in products of matrices, with the settings that torch has now; measured once a process, in about a
-    tenth of a second."""
+    """Operations a second of so many threads in products of matrices, with the settings that torch has now;
+    measured once a process, in about a tenth of a second."""
     with on_threads(threads):
-        width, seconds, best = 256, 0.0, 0.0
+        width = 256
+        seconds = 0.0
+        best = 0.0
         while seconds < _PRODUCT_S and width < _WIDEST:
             width *= 2
             matrix = torch.linspace(-1, 1, width * width, device=device).view(width, width).to(dtype)
@@ -120,8 +127,8 @@ class Cost:
             tokens: that go through the backbone.
             pairs: of a token and one that it sees, itself included.
             heads: tokens that go through the head.
-            learning: with the backward pass. The gradient of what a matrix was given takes as much as the forward pass; that of the matrix as much
-                again, where learning changes it.
+            learning: with the backward pass. The gradient of what a matrix was given takes as much as the
+                forward pass; that of the matrix as much again, where learning changes it.
         """
         matrices, attention = 2 * (self.backbone * tokens + self.head * heads), self.attention * pairs
         if not learning:
@@ -137,8 +144,12 @@ def cost_of(lm: CausalLM) -> Cost:
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     experts_share = config.num_experts_per_tok / experts if experts else 1.0
     of_head = set(map(id, lm.module.get_output_embeddings().parameters()))
-    looked_up = {id(module.weight) for module in lm.module.modules() if isinstance(module, torch.nn.Embedding)} - of_head
-    in_head, elements, numbers = set(), {}, count(lm)
+    looked_up = {
+        id(module.weight) for module in lm.module.modules() if isinstance(module, torch.nn.Embedding)
+    } - of_head
+    in_head = set()
+    elements = {}
+    numbers = count(lm)
     for name, parameter in lm.module.named_parameters():
         if parameter.ndim > 1 and id(parameter) not in looked_up and not (lm.is_base and is_adapter(name)):
             elements[name] = round(numbers[name] * (experts_share if ".experts." in name else 1.0))
@@ -175,7 +186,9 @@ class Meter:
     """
 
     def __init__(self, lm: CausalLM, key_bytes: float):
-        self.cost, self.key_bytes, self.device = cost_of(lm), key_bytes, lm.device
+        self.cost = cost_of(lm)
+        self.key_bytes = key_bytes
+        self.device = lm.device
         self.rates: Rates | None = None
         self._done = Work()
 
@@ -185,8 +198,12 @@ class Meter:
         return self._done
 
     def backbone(self, tokens: int, pairs: int, *, seen: int = 0, keys: int = 0) -> None:
-        """A pass through the backbone, in which rows see so many cached keys, of `keys` that it computes with; the rest as in `Cost.flops`."""
-        self._add(self.cost.backbone * self.cost.dtype.itemsize + seen * self.key_bytes, self.cost.flops(tokens, pairs, 0))
+        """A pass through the backbone, in which rows see so many cached keys, of `keys` that it computes
+        with; the rest as in `Cost.flops`."""
+        self._add(
+            self.cost.backbone * self.cost.dtype.itemsize + seen * self.key_bytes,
+            self.cost.flops(tokens, pairs, 0),
+        )
         self._count(Work(keys=keys, padded_keys=keys - seen))
 
     def head(self, tokens: int) -> None:
@@ -217,11 +234,14 @@ class WorkCounter:
     """
 
     def __init__(self, lm: CausalLM, *, autocast: bool):
-        self.cost, self.device, self.flops = cost_of(lm), lm.device, 0
+        self.cost = cost_of(lm)
+        self.device = lm.device
+        self.flops = 0
         self.dtype = torch.bfloat16 if autocast else self.cost.dtype
 
     def add(self, places: Sequence[np.ndarray], heads: int) -> None:
-        """A pass over sequences whose tokens lie at these places; a token that several have in common lies at one.
+        """A pass over sequences whose tokens lie at these places; a token that several have in common lies at
+        one.
 
         Args:
             heads: tokens that go through the head.
@@ -229,7 +249,9 @@ class WorkCounter:
         seen_T = np.zeros(1 + max(int(place[-1]) for place in places), dtype=np.int64)
         for place in places:
             seen_T[place] = np.arange(1, len(place) + 1)
-        self.flops += self.cost.flops(int(np.count_nonzero(seen_T)), int(seen_T.sum()), heads, learning=torch.is_grad_enabled())
+        self.flops += self.cost.flops(
+            int(np.count_nonzero(seen_T)), int(seen_T.sum()), heads, learning=torch.is_grad_enabled()
+        )
 
 
 class Stopwatch:
@@ -250,7 +272,9 @@ class Stopwatch:
         self._seconds += time.perf_counter() - self._begin
         for work_counter in self.work_counters:
             if work_counter.flops:
-                self._least_s += work_counter.flops / matrix_rate(str(work_counter.device), torch.get_num_threads(), work_counter.dtype)
+                self._least_s += work_counter.flops / matrix_rate(
+                    str(work_counter.device), torch.get_num_threads(), work_counter.dtype
+                )
 
     def end(self) -> float | None:
         """The share of the machine's limit that was reached; None: no pass was counted."""

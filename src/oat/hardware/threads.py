@@ -1,5 +1,6 @@
-"""How many threads to compute with. For small models one thread beats two, and many times over on a busy machine, where threads wait for each
-other; so the number is measured once, when a run is created, and kept with it, since some results are rounded by it."""
+"""How many threads to compute with. For small models one thread beats two, and many times over on a busy
+machine, where threads wait for each other; so the number is measured once, when a run is created, and kept
+with it, since some results are rounded by it."""
 
 import os
 import statistics
@@ -30,16 +31,19 @@ def on_threads(count: int | None) -> Iterator[None]:
 
 
 def candidates(parameters: int) -> list[int]:
-    """Powers of two up to the number of threads that torch would use now, and that number; of a large model only the latter, as it is never the
-    slower one and a measurement would take long."""
+    """Powers of two up to the number of threads that torch would use now, and that number; of a large model
+    only the latter, as it is never the slower one and a measurement would take long."""
     most = min(torch.get_num_threads(), os.cpu_count() or 1)
     if parameters > LARGE:
         return [most]
     return sorted({*(1 << power for power in range(most.bit_length()) if 1 << power <= most), most})
 
 
-def fastest(work: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter) -> int:
-    """The number of threads on which the work is done soonest: the median of three rounds that take turns, after one to warm up.
+def fastest(
+    work: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
+) -> int:
+    """The number of threads on which the work is done soonest: the median of three rounds that take turns,
+    after one to warm up.
 
     Args:
         counts: ascending; of near times the lower one wins.

@@ -10,7 +10,8 @@ from oat.types import Batch
 
 
 def fault_of(batch: Batch) -> str | None:
-    """What is wrong with a batch, and what to do: rows, units, groups and columns that do not agree; None where nothing is."""
+    """What is wrong with a batch, and what to do: rows, units, groups and columns that do not agree; None
+    where nothing is."""
     features = None if batch.rows else batch.columns.get("features_N")
     count = batch.size
     if np.shape(batch.unit_of_N) != np.shape(batch.group_of_N):
@@ -20,8 +21,15 @@ def fault_of(batch: Batch) -> str | None:
     for name, numbers in (("unit_of_N", batch.unit_of_N), ("group_of_N", batch.group_of_N)):
         is_array = isinstance(numbers, np.ndarray) and numbers.shape == (count,)
         if not is_array or {*numbers.tolist()} != {*range(len({*numbers.tolist()}))}:
-            return f"{name} is {str(numbers)[:60]}; give one whole number a row, from 0 upward, none left out (N is {count})"
-    sizes = {"N": batch.size, "U": len(set(batch.unit_of_N.tolist())), "K": sum(int(row.trained.sum()) for row in batch.rows)}
+            return (
+                f"{name} is {str(numbers)[:60]}; give one whole number a row, from 0 upward, none left "
+                f"out (N is {count})"
+            )
+    sizes = {
+        "N": batch.size,
+        "U": len(set(batch.unit_of_N.tolist())),
+        "K": sum(int(row.trained.sum()) for row in batch.rows),
+    }
     for name, values in batch.columns.items():
         axis = name[-1]
         if not isinstance(values, torch.Tensor):
@@ -29,15 +37,22 @@ def fault_of(batch: Batch) -> str | None:
         if values.requires_grad:
             return f"the column {name} carries a gradient; what `prepare` makes is constant: detach it"
         if axis not in sizes:
-            return f"the column {name} has no axis; end its name in _N (one value a row), _K (a trained token) or _U (a unit)"
+            return (
+                f"the column {name} has no axis; end its name in _N (one value a row), _K (a trained "
+                "token) or _U (a unit)"
+            )
         if values.ndim < 1 or len(values) != sizes[axis]:
             shape = tuple(values.shape)
-            return f"the column {name} has shape {shape}; its axis {axis} has {sizes[axis]} places (N rows, K trained tokens, U units)"
+            return (
+                f"the column {name} has shape {shape}; its axis {axis} has {sizes[axis]} places (N rows, "
+                "K trained tokens, U units)"
+            )
     return None
 
 
 def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
-    """The batch of some rows, in the given order; units and groups are numbered anew, in order of their old numbers.
+    """The batch of some rows, in the given order; units and groups are numbered anew, in order of their old
+    numbers.
 
     Args:
         rows: (n,) row numbers; whole units, each in its own order.
@@ -65,7 +80,8 @@ def view_of(batch: Batch) -> View:
 
 
 def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndarray]:
-    """Row numbers of `parts` nearly equal shares of the units, taken in `order`; shares without a unit are left out."""
+    """Row numbers of `parts` nearly equal shares of the units, taken in `order`; shares without a unit are
+    left out."""
     rows_of_unit = _rows_of_units(batch)
     for units in np.array_split(order, parts):
         if len(units):
@@ -73,7 +89,8 @@ def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndar
 
 
 def micro_batches(batch: Batch, size: int | None, tokens: int | None = None) -> Iterator[np.ndarray]:
-    """Row numbers of consecutive whole units, at most `size` rows and `tokens` tokens together; or one unit where that has more. None: no limit."""
+    """Row numbers of consecutive whole units, at most `size` rows and `tokens` tokens together; or one unit
+    where that has more. None: no limit."""
     pending: list[np.ndarray] = []
     count = length = 0
     for rows in _rows_of_units(batch):
@@ -81,7 +98,9 @@ def micro_batches(batch: Batch, size: int | None, tokens: int | None = None) -> 
         count, length = count + len(rows), length + more
         if pending and ((size is not None and count > size) or (tokens is not None and length > tokens)):
             yield np.concatenate(pending)
-            pending, count, length = [], len(rows), more
+            pending = []
+            count = len(rows)
+            length = more
         pending.append(rows)
     yield np.concatenate(pending)
 

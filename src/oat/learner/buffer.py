@@ -1,8 +1,9 @@
 """The buffer: what a step learns from beside its own take.
 
-It is a view of the ledger and has no state: the newest `questions` that the steps so far took, in the order they took them, none from before it was
-last cleared. So what a step learns from is a function of the recorded takes and the settings, and a run that is killed, replayed, forked or rolled
-back learns from the same. What an older take weighs now (log-probabilities under the reference, baselines) is computed anew in `prepare`.
+It is a view of the ledger and has no state: the newest `questions` that the steps so far took, in the order
+they took them, none from before it was last cleared. So what a step learns from is a function of the recorded
+takes and the settings, and a run that is killed, replayed, forked or rolled back learns from the same. What
+an older take weighs now (log-probabilities under the reference, baselines) is computed anew in `prepare`.
 """
 
 import math
@@ -35,24 +36,31 @@ class Buffer:
     """
 
     def __init__(self, takes: Takes, config: BufferConfig | None, questions: int):
-        self.takes, self.config, self.questions = takes, config, questions
+        self.takes = takes
+        self.config = config
+        self.questions = questions
 
     def fill(self, feedback: Feedback) -> Feedback:
         """A step's take with those before it that the buffer still has."""
         if self.config is None:
             return feedback
         older: list[Item] = []
-        room, first, step = self.config.questions - len(feedback.items), self._cleared(feedback.step), feedback.step
+        room = self.config.questions - len(feedback.items)
+        first = self._cleared(feedback.step)
+        step = feedback.step
         while room > len(older) and step > first:
             step -= 1
             older = [*self.takes.taken(step), *older]
         return replace(feedback, older=tuple(older[len(older) - room :] if len(older) > room else older))
 
     def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
-        """An objective's batch of a filled buffer, with so many mini-batches a pass that none is larger than it would be without older takes."""
+        """An objective's batch of a filled buffer, with so many mini-batches a pass that none is larger than
+        it would be without older takes."""
         if not feedback.older or not objective.reuses:
             return batch
-        return replace(batch, minibatches=minibatches(batch.minibatches, len(feedback.learned), self.questions))
+        return replace(
+            batch, minibatches=minibatches(batch.minibatches, len(feedback.learned), self.questions)
+        )
 
     def metrics(self, feedback: Feedback) -> dict[str, float]:
         """Of a filled buffer: its questions, and the mean of the steps since they were asked."""
@@ -65,7 +73,9 @@ class Buffer:
         """The first step whose take is read by this step, or by a later one."""
         if self.config is None:
             return step
-        found, first, reached = 0, self._cleared(step), step
+        found = 0
+        first = self._cleared(step)
+        reached = step
         while found < self.config.questions and reached > first:
             reached -= 1
             found += self.takes.num_taken(reached)
@@ -82,8 +92,11 @@ def minibatches(of_a_step: int, questions: int, questions_of_a_step: int) -> int
     return math.ceil(of_a_step * questions / questions_of_a_step)
 
 
-def optimiser_steps(steps: int, *, questions: int, epochs: int, of_a_step: int, config: BufferConfig | None, most: int | None) -> int:
-    """Of the first so many steps together, as planned: every step takes its questions, and no share of them is empty.
+def optimiser_steps(
+    steps: int, *, questions: int, epochs: int, of_a_step: int, config: BufferConfig | None, most: int | None
+) -> int:
+    """Of the first so many steps together, as planned: every step takes its questions, and no share of them
+    is empty.
 
     Args:
         questions: of a step.

@@ -1,8 +1,9 @@
-"""A reference that follows the policy: theta_ref <- mix * theta + (1 - mix) * theta_ref, every so many steps (TR-DPO, arXiv:2404.09656).
+"""A reference that follows the policy: theta_ref <- mix * theta + (1 - mix) * theta_ref, every so many steps
+(TR-DPO, arXiv:2404.09656).
 
-With mix 1 it is set to the policy (the paper's hard update), with a small mix at every step it is the policy's moving average. Of a model with an
-adapter the adapter's matrices are mixed, A with A and B with B: the paper's formula for what is trained, whose product is the mean of the products
-with mix 1 only.
+With mix 1 it is set to the policy (the paper's hard update), with a small mix at every step it is the
+policy's moving average. Of a model with an adapter the adapter's matrices are mixed, A with A and B with B:
+the paper's formula for what is trained, whose product is the mean of the products with mix 1 only.
 """
 
 from typing import Any
@@ -51,8 +52,10 @@ class Following:
         wrong = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
         if wrong:
             raise ConfigError(
-                f"model.reference_update mixes the policy into the reference, and {len(wrong)} of their tensors do not correspond, for example "
-                f"`{wrong[0]}`; give a model.reference of the policy's shape (leave it out: then it is the policy's start)"
+                f"model.reference_update mixes the policy into the reference, and {len(wrong)} of their "
+                "tensors do not correspond, for example "
+                f"`{wrong[0]}`; give a model.reference of the policy's shape (leave it out: then it is "
+                "the policy's start)"
             )
 
     @property

@@ -1,8 +1,10 @@
-"""The guard: a number that is not finite is found before the optimiser moves, wherever it stands, and the batch that it came from can be kept.
+"""The guard: a number that is not finite is found before the optimiser moves, wherever it stands, and the
+batch that it came from can be kept.
 
-Looked at are the columns of the batch, what the models gave, the parts of the loss, and the norms of the gradients. The loss alone would not do: the
-clamp of a ratio and a saturated sigmoid make a harmless number of an infinite log-probability. Places that a mask takes out are not looked at; what
-reaches the gradient from there is.
+Looked at are the columns of the batch, what the models gave, the parts of the loss, and the norms of the
+gradients. The loss alone would not do: the clamp of a ratio and a saturated sigmoid make a harmless number of
+an infinite log-probability. Places that a mask takes out are not looked at; what reaches the gradient from
+there is.
 """
 
 import math
@@ -17,12 +19,17 @@ from oat.types import Batch
 
 
 def nonfinite_inputs(outputs: Outputs, view: View) -> list[str]:
-    """What a forward pass got that counts in a loss and is not finite: columns of the batch, and outputs of the models.
+    """What a forward pass got that counts in a loss and is not finite: columns of the batch, and outputs of
+    the models.
 
     Returns:
         For example "old_logps_K = nan at 1 of 17 places".
     """
-    counted = {axis: view.columns[name] > 0 for axis, name in (("K", "mask_K"), ("U", "mask_U")) if name in view.columns}
+    counted = {
+        axis: view.columns[name] > 0
+        for axis, name in (("K", "mask_K"), ("U", "mask_U"))
+        if name in view.columns
+    }
     found = []
     for name, values in view.columns.items():
         if name[-1] in counted and not name.startswith("mask_"):
@@ -44,7 +51,8 @@ def nonfinite_results(values: Mapping[str, float], norms: Mapping[str, float]) -
 
 
 def keep_batch(folder: Path, update: int, batch: Batch) -> Path:
-    """Write the batch of an optimiser step for people to look at; `oat.wire.decode` of the file's bytes gives it back."""
+    """Write the batch of an optimiser step for people to look at; `oat.wire.decode` of the file's bytes gives
+    it back."""
     folder.mkdir(exist_ok=True)
     file = folder / f"update_{update:08d}.batch"
     file.write_bytes(wire.encode(batch))

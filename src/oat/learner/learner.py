@@ -1,7 +1,8 @@
 """The learner: models, optimisers, and the update.
 
-One update runs an objective's batch for its epochs and mini-batches. Each mini-batch is one optimiser step: its micro-batches are reduced
-under denominators known beforehand, then every number is checked, then the gradient is clipped, then the optimiser moves.
+One update runs an objective's batch for its epochs and mini-batches. Each mini-batch is one optimiser step:
+its micro-batches are reduced under denominators known beforehand, then every number is checked, then the
+gradient is clipped, then the optimiser moves.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -45,9 +46,11 @@ class Learner:
         optimisers: of the models that are trained; the others are frozen.
         micro_batch_size: most rows of one forward pass.
         micro_batch_tokens: most tokens of one forward pass, a common prompt counted with every row.
-        gradient_checkpointing: the trained models learn in training mode, in which they compute layers again in the backward pass.
+        gradient_checkpointing: the trained models learn in training mode, in which they compute layers again
+        in the backward pass.
         max_updates: most optimiser steps of an update, but for those of an ensemble; None: no limit.
-        max_skips: most optimiser steps in a row that are left out because a number is not finite; 0 stops at the first.
+        max_skips: most optimiser steps in a row that are left out because a number is not finite; 0 stops at
+        the first.
         following: how the reference follows the policy; None: it is frozen.
         keep: folder for the batch that stops the run; None keeps none.
     """
@@ -67,9 +70,16 @@ class Learner:
         seeds: Seeds,
     ):
         self.models, self.seeds = dict(models), seeds
-        self.micro_batch_size, self.micro_batch_tokens, self.gradient_checkpointing = micro_batch_size, micro_batch_tokens, gradient_checkpointing
-        self.max_updates, self.max_skips, self.following, self.keep = max_updates, max_skips, following, keep
-        self.stopwatch = Stopwatch([model.work_counter for model in self.models.values() if model.work_counter is not None])
+        self.micro_batch_size = micro_batch_size
+        self.micro_batch_tokens = micro_batch_tokens
+        self.gradient_checkpointing = gradient_checkpointing
+        self.max_updates = max_updates
+        self.max_skips = max_skips
+        self.following = following
+        self.keep = keep
+        self.stopwatch = Stopwatch(
+            [model.work_counter for model in self.models.values() if model.work_counter is not None]
+        )
         self.updates = 0
         self.steps = dict.fromkeys(optimisers, 0)
         self.skipped = self.skipped_in_row = 0
@@ -97,11 +107,13 @@ class Learner:
         """Learn from a batch; a batch without rows changes nothing.
 
         Returns:
-            The batch's own metrics, the means over its optimiser steps, and "roofline/update" of all passes since the update before.
+            The batch's own metrics, the means over its optimiser steps, and "roofline/update" of all passes
+            since the update before.
 
         Raises:
             ContractError: rows, units, groups and columns do not agree.
-            NonFiniteError: a number that counts is NaN or infinite, once more than `max_skips` in a row; that optimiser step moved no weight.
+            NonFiniteError: a number that counts is NaN or infinite, once more than `max_skips` in a row; that
+            optimiser step moved no weight.
         """
         fault = fault_of(batch)
         if fault is not None:
@@ -112,19 +124,26 @@ class Learner:
         reports = []
         if batch.size:
             with self.stopwatch:
-                reports = [self._step(objective, select_rows(batch, rows)) for rows in islice(_shares(batch, generator), most)]
+                reports = [
+                    self._step(objective, select_rows(batch, rows))
+                    for rows in islice(_shares(batch, generator), most)
+                ]
         reached = self.stopwatch.end()
         moved = {}
         if self.following is not None and "policy" in objective.wants:
             self.following.step(self.models["policy"], self.models["reference"])
             moved = {"reference/updates": float(self.following.updates)}
-        counts = {"optim/steps": float(self.steps.get(_main(self.steps), 0)), "optim/skipped": float(self.skipped)}
+        counts = {
+            "optim/steps": float(self.steps.get(_main(self.steps), 0)),
+            "optim/skipped": float(self.skipped),
+        }
         share = {} if reached is None else {"roofline/update": reached}
         return {**batch.metrics, **_joined(reports), **counts, **share, **moved}
 
     @torch.no_grad()
     def measure(self, objective: Objective, batch: Batch) -> dict[str, float]:
-        """The losses and metrics of an objective over a whole batch, under the weights as they are; nothing is learned."""
+        """The losses and metrics of an objective over a whole batch, under the weights as they are; nothing
+        is learned."""
         report = _Report()
         for outputs, view, losses in self._passes(objective, batch):
             report.add(losses, objective.metrics(outputs, view), view)
@@ -152,7 +171,10 @@ class Learner:
             for outputs, view, losses in self._passes(objective, step):
                 total = losses[_total_name(objective)]
                 if not total.requires_grad:
-                    raise ContractError(f"the losses of {objective.name} carry no gradient: compute them from `outputs`, with gradients left on")
+                    raise ContractError(
+                        f"the losses of {objective.name} carry no gradient: compute them from `outputs`, "
+                        "with gradients left on"
+                    )
                 total.backward()
                 nonfinite += nonfinite_inputs(outputs, view)
                 report.add(losses, objective.metrics(outputs, view), view)
@@ -171,23 +193,35 @@ class Learner:
             values |= {f"{prefix}grad_norm": norm, f"{prefix}learning_rate": learning_rates[name]}
         return values
 
-    def _passes(self, objective: Objective, step: Batch) -> Iterator[tuple[Outputs, View, dict[str, torch.Tensor]]]:
+    def _passes(
+        self, objective: Objective, step: Batch
+    ) -> Iterator[tuple[Outputs, View, dict[str, torch.Tensor]]]:
         """By micro-batch: outputs, view, and its share of each reduced part of the loss and of their sum."""
         reduction = Reduction(step)
         for number, rows in enumerate(micro_batches(step, self.micro_batch_size, self.micro_batch_tokens)):
             micro = select_rows(step, rows)
             view, groups = view_of(micro), torch.from_numpy(step.group_of_N[rows])
-            outputs = {name: self.trained[name].model.outputs(micro.rows, micro.columns, wants) for name, wants in objective.wants.items()}
+            outputs = {
+                name: self.trained[name].model.outputs(micro.rows, micro.columns, wants)
+                for name, wants in objective.wants.items()
+            }
             with torch.set_grad_enabled(torch.is_grad_enabled()):
                 losses = objective.losses(outputs, view)
-            reduced = {name: reduction(loss, view, groups, first=number == 0) for name, loss in losses.items()}
+            reduced = {
+                name: reduction(loss, view, groups, first=number == 0) for name, loss in losses.items()
+            }
             total = torch.stack([losses[name].coef * value for name, value in reduced.items()]).sum()
             yield outputs, view, {**reduced, _total_name(objective): total}
 
     @contextmanager
     def learning(self, objective: Objective) -> Iterator[None]:
-        """The models that an objective trains, in the mode they learn in; gradients are recorded, whatever anybody's code has left."""
-        modules = [self.trained[name].model.module for name in objective.wants] if self.gradient_checkpointing else []
+        """The models that an objective trains, in the mode they learn in; gradients are recorded, whatever
+        anybody's code has left."""
+        modules = (
+            [self.trained[name].model.module for name in objective.wants]
+            if self.gradient_checkpointing
+            else []
+        )
         for module in modules:
             module.train()
         try:
@@ -210,15 +244,25 @@ class Learner:
         return float(torch.nn.utils.clip_grad_norm_(parameters, part.settings.max_grad_norm))
 
     def _leave_out(self, objective: Objective, step: Batch, nonfinite: Sequence[str]) -> dict[str, float]:
-        """Nothing moves; what was found is said, and counted or raised. There is nothing else to report of such a step."""
+        """Nothing moves; what was found is said, and counted or raised. There is nothing else to report of
+        such a step."""
         for name in objective.wants:
             self.trained[name].optimiser.zero_grad(set_to_none=True)
-        what = f"update {self.updates} of {objective.name}: {'; '.join(nonfinite[:5])}; no weight was moved by it"
+        what = (
+            f"update {self.updates} of {objective.name}: {'; '.join(nonfinite[:5])}; no weight was moved "
+            "by it"
+        )
         if self.skipped_in_row >= self.max_skips:
-            kept = "" if self.keep is None else f" The batch is in {keep_batch(self.keep, self.updates, step)} (docs/learner.md)."
+            kept = (
+                ""
+                if self.keep is None
+                else f" The batch is in {keep_batch(self.keep, self.updates, step)} (docs/learner.md)."
+            )
             again = f", after {self.max_skips} in a row that were left out" if self.max_skips else ""
             instead = "" if self.max_skips else ", or set learner.on_nonfinite: skip"
-            raise NonFiniteError(f"{what}{again}.{kept} See the rewards in samples.jsonl; lower learner.learning_rate{instead}")
+            raise NonFiniteError(
+                f"{what}{again}.{kept} See the rewards in samples.jsonl; lower learner.learning_rate{instead}"
+            )
         self.skipped, self.skipped_in_row = self.skipped + 1, self.skipped_in_row + 1
         warn(f"{what}, and it is left out (learner.on_nonfinite: skip)")
         return {}
@@ -236,16 +280,23 @@ class Learner:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Everything that decides the future: "model/weights/name", "model/moments/key/name", counters, and checksums of what is frozen."""
+        """Everything that decides the future: "model/weights/name", "model/moments/key/name", counters, and
+        checksums of what is frozen."""
         state: dict[str, Any] = {"updates": self.updates, "steps": dict(self.steps), "frozen": self.frozen}
         state |= {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
         if self.following is not None:
             state["following"] = self.following.state
         for model in self._moving:
-            state |= {f"{model}/weights/{name}": parameter.detach() for name, parameter in self.models[model].trainable().items()}
+            state |= {
+                f"{model}/weights/{name}": parameter.detach()
+                for name, parameter in self.models[model].trainable().items()
+            }
         for model, part in self.trained.items():
             for name, parameter in part.model.trainable().items():
-                state |= {f"{model}/moments/{key}/{name}": value for key, value in part.optimiser.state.get(parameter, {}).items()}
+                state |= {
+                    f"{model}/moments/{key}/{name}": value
+                    for key, value in part.optimiser.state.get(parameter, {}).items()
+                }
         return state
 
     @torch.no_grad()
@@ -258,12 +309,16 @@ class Learner:
         """Take up a state.
 
         Raises:
-            CheckpointError: weights that learning never changes are others than those the state was made with.
+            CheckpointError: weights that learning never changes are others than those the state was made
+            with.
         """
-        changed = sorted(name for name, value in self.frozen.items() if state["frozen"].get(name, value) != value)
+        changed = sorted(
+            name for name, value in self.frozen.items() if state["frozen"].get(name, value) != value
+        )
         if changed:
             raise CheckpointError(
-                f"what is frozen in the {', '.join(changed)} is not what this run began with; put the files of model.path and model.reference back "
+                f"what is frozen in the {', '.join(changed)} is not what this run began with; put the "
+                "files of model.path and model.reference back "
                 "as they were, or begin a new run"
             )
         self.updates, self.steps = state["updates"], dict(state["steps"])
@@ -272,14 +327,22 @@ class Learner:
             self.following.load_state(state["following"])
         for model in self._moving:
             prefix = f"{model}/weights/"
-            self.load_weights(model, {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)})
+            self.load_weights(
+                model,
+                {
+                    name.removeprefix(prefix): tensor
+                    for name, tensor in state.items()
+                    if name.startswith(prefix)
+                },
+            )
         for model, part in self.trained.items():
             part.optimiser.state.clear()
             for name, parameter in part.model.trainable().items():
                 moments = {key: f"{model}/moments/{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
                 if moments["step"] in state:
                     part.optimiser.state[parameter] = {  # Adam has its count of steps on the CPU
-                        key: state[place].to("cpu" if key == "step" else parameter.device, copy=True) for key, place in moments.items()
+                        key: state[place].to("cpu" if key == "step" else parameter.device, copy=True)
+                        for key, place in moments.items()
                     }
 
 
@@ -301,14 +364,17 @@ def _total_name(objective: Objective) -> str:
 
 
 class _Report:
-    """Sums of one optimiser step: losses add up over micro-batches, metrics are averaged over what they count."""
+    """Sums of one optimiser step: losses add up over micro-batches, metrics are averaged over what they
+    count."""
 
     def __init__(self) -> None:
         self.losses: dict[str, float] = {}
         self.sums: dict[str, tuple[float, int]] = {}
         self.extremes: dict[str, float] = {}
 
-    def add(self, losses: Mapping[str, torch.Tensor], metrics: Mapping[str, tuple[torch.Tensor, str]], view: View) -> None:
+    def add(
+        self, losses: Mapping[str, torch.Tensor], metrics: Mapping[str, tuple[torch.Tensor, str]], view: View
+    ) -> None:
         for name, value in losses.items():
             self.losses[name] = self.losses.get(name, 0.0) + float(value.detach())
         for name, (values, how) in metrics.items():
@@ -324,7 +390,11 @@ class _Report:
                 self.sums[name] = (total + float(values.sum()), count + len(values))
 
     def values(self) -> dict[str, float]:
-        return {**self.losses, **self.extremes, **{name: total / count for name, (total, count) in self.sums.items()}}
+        return {
+            **self.losses,
+            **self.extremes,
+            **{name: total / count for name, (total, count) in self.sums.items()},
+        }
 
 
 def _joined(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:

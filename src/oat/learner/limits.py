@@ -1,11 +1,11 @@
 """How many tokens of a forward and backward pass fit in memory: `learner.micro_batch_tokens: auto`.
 
-Found once, when a run is created, and kept in its configuration. What is counted are the bytes of tensors that are alive at once, not those of the
-process: the same on every machine and at every attempt. Two small passes give the bytes a row takes, which gives the number of rows; a pass of that
-many proves it.
+Found once, when a run is created, and kept in its configuration. What is counted are the bytes of tensors
+that are alive at once, not those of the process: the same on every machine and at every attempt. Two small
+passes give the bytes a row takes, which gives the number of rows; a pass of that many proves it.
 
-Not counted: the interpreter and its libraries (about half a gigabyte), the engine's cache (which lives at other times), scratch memory within an
-operation.
+Not counted: the interpreter and its libraries (about half a gigabyte), the engine's cache (which lives at
+other times), scratch memory within an operation.
 """
 
 import weakref
@@ -31,8 +31,8 @@ _MEASURED_TOKENS, _MEASURED_ROWS = 32, 8
 
 
 class LiveBytes(TorchDispatchMode):
-    """Within it, counts the bytes of tensors that are made and not yet freed, also of those without memory (`oat.models.loading.outlines`), of
-    whose values every single one that Python asks for is 1.
+    """Within it, counts the bytes of tensors that are made and not yet freed, also of those without memory
+    (`oat.models.loading.outlines`), of whose values every single one that Python asks for is 1.
 
     Attributes:
         peak: the most at once, since it was last set.
@@ -43,7 +43,9 @@ class LiveBytes(TorchDispatchMode):
         self.live = self.peak = 0
         self._sizes: dict[int, int] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 1.0
         made = func(*args, **(kwargs or {}))
@@ -61,11 +63,13 @@ class LiveBytes(TorchDispatchMode):
         self.live -= self._sizes.pop(place)
 
 
-def measure_tokens(learner: Learner, objective: Objective, config: Config, sampling: Sampling, num_tokens: int) -> int:
+def measure_tokens(
+    learner: Learner, objective: Objective, config: Config, sampling: Sampling, num_tokens: int
+) -> int:
     """Most tokens of one pass of an objective within `compute.memory_gb`.
 
-    Rows are as long as the longest prompt allowed (or, without `prompts.max_tokens`, as a response) and a response together; more of them than a
-    step has are not tried.
+    Rows are as long as the longest prompt allowed (or, without `prompts.max_tokens`, as a response) and a
+    response together; more of them than a step has are not tried.
 
     Args:
         sampling: what a row has of it, its temperature and kept sets, counts too.
@@ -87,13 +91,18 @@ def measure_tokens(learner: Learner, objective: Objective, config: Config, sampl
     most_kept = min(sampling.top_k or KEPT_LIMIT, KEPT_LIMIT, num_tokens) if sampling.keep_sets else 0
 
     def attempt(rows: int) -> int:
-        return _pass_bytes(learner, objective, [row_of(width, trained, number, sampling.temperature, most_kept) for number in range(rows)])
+        return _pass_bytes(
+            learner,
+            objective,
+            [row_of(width, trained, number, sampling.temperature, most_kept) for number in range(rows)],
+        )
 
     rows = most_within(attempt, most_rows, budget)
     if rows == 0:
         needed = (attempt(1) + _held(learner)) / GB
         raise ConfigError(
-            f"compute.memory_gb is {config.compute.memory_gb:g}, and one row of {width} tokens takes {needed:.3g} GB with weights and optimiser; "
+            f"compute.memory_gb is {config.compute.memory_gb:g}, and one row of {width} tokens takes "
+            f"{needed:.3g} GB with weights and optimiser; "
             "raise it, or set learner.gradient_checkpointing, model.lora or a lower learner.logits_chunk"
         )
     return rows * width
@@ -102,7 +111,9 @@ def measure_tokens(learner: Learner, objective: Objective, config: Config, sampl
 def choose_threads(learner: Learner, objective: Objective) -> int:
     """The number of threads on which a small pass, forward and backward, is soonest done."""
     rows = [row_of(_MEASURED_TOKENS, _MEASURED_TOKENS // 2, number) for number in range(_MEASURED_ROWS)]
-    parameters = sum(parameter.numel() for part in learner.trained.values() for parameter in part.model.module.parameters())
+    parameters = sum(
+        parameter.numel() for part in learner.trained.values() for parameter in part.model.module.parameters()
+    )
     return fastest(lambda: _pass(learner, objective, rows), candidates(parameters))
 
 
@@ -134,7 +145,9 @@ def _pass_bytes(learner: Learner, objective: Objective, rows: list[Trajectory]) 
 def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> None:
     """One forward and backward pass; nothing moves."""
     with learner.learning(objective):
-        outputs = [learner.trained[name].model.outputs(rows, {}, wants) for name, wants in objective.wants.items()]
+        outputs = [
+            learner.trained[name].model.outputs(rows, {}, wants) for name, wants in objective.wants.items()
+        ]
         torch.stack([values.sum() for output in outputs for values in output.values()]).sum().backward()
     for name in objective.wants:
         learner.trained[name].optimiser.zero_grad(set_to_none=True)
@@ -142,22 +155,36 @@ def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> Non
 
 def _held(learner: Learner) -> int:
     """Bytes of all models, each tensor once, and of the two moments of everything that is trained."""
-    tensors = [tensor for model in learner.models.values() for tensor in (*model.module.parameters(), *model.module.buffers())]
-    weights = {storage._cdata: storage.nbytes() for storage in _storages(tensors)}  # without memory all addresses are 0
-    moments = [parameter.nbytes for part in learner.trained.values() for parameter in part.model.trainable().values()]
+    tensors = [
+        tensor
+        for model in learner.models.values()
+        for tensor in (*model.module.parameters(), *model.module.buffers())
+    ]
+    # without memory all addresses are 0
+    weights = {storage._cdata: storage.nbytes() for storage in _storages(tensors)}
+    moments = [
+        parameter.nbytes for part in learner.trained.values() for parameter in part.model.trainable().values()
+    ]
     return sum(weights.values()) + 2 * sum(moments)
 
 
 def row_of(width: int, trained: int, number: int, temperature: float = 1.0, kept: int = 0) -> Trajectory:
-    """A row of so many tokens, the last of them trained; rows of different numbers have different prompts; ids 0 and 1.
+    """A row of so many tokens, the last of them trained; rows of different numbers have different prompts;
+    ids 0 and 1.
 
     Args:
         kept: ids in the kept set of each token; 0: none are recorded.
     """
     prompt = np.array([number >> min(place, 62) & 1 for place in range(width - trained)], dtype=np.int32)
     ids, zeros = np.zeros(trained, dtype=np.int32), np.zeros(trained, dtype=np.float32)
-    sets = KeptSets(np.tile(np.arange(kept, dtype=np.int32), trained), np.arange(trained + 1) * kept) if kept else None
-    response = Segment("model", ids, np.ones(trained, dtype=bool), np.zeros(trained, dtype=np.int32), zeros, zeros, sets)
+    sets = (
+        KeptSets(np.tile(np.arange(kept, dtype=np.int32), trained), np.arange(trained + 1) * kept)
+        if kept
+        else None
+    )
+    response = Segment(
+        "model", ids, np.ones(trained, dtype=bool), np.zeros(trained, dtype=np.int32), zeros, zeros, sets
+    )
     return Trajectory("sampler", (Segment("context", prompt), response), "length", "", temperature)
 
 

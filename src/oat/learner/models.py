@@ -16,7 +16,8 @@ from oat.models.causal_lm import CausalLM
 from oat.types import Trajectory
 
 _SHARE_FROM = 1.2
-"""A prompt that rows have in common is computed once where the rows have this many times the tokens that are left then."""
+"""A prompt that rows have in common is computed once where the rows have this many times the tokens that are
+left then."""
 
 CHUNK_LOGITS = 2**26
 """Enough that a chunk costs little more than its products; 0.27 GB."""
@@ -39,13 +40,17 @@ class Model(Protocol):
     def tensors(self) -> dict[str, torch.Tensor]:
         """Its weights by name, in the form that those who answer with it load."""
 
-    def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
-        """What is wanted of the rows: (K,) each for the trained tokens, or (N,) of a reward model, on the CPU whatever the model lives on, so
-        that objectives and reduction know no devices. A model of features reads its input from the rows' columns."""
+    def outputs(
+        self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
+    ) -> dict[str, torch.Tensor]:
+        """What is wanted of the rows: (K,) each for the trained tokens, or (N,) of a reward model, on the CPU
+        whatever the model lives on, so that objectives and reduction know no devices. A model of features
+        reads its input from the rows' columns."""
 
 
 class LanguageModel:
-    """A causal language model. Gives "raw" and "sampled" log-probabilities and the "entropy" at temperature 1, nats.
+    """A causal language model. Gives "raw" and "sampled" log-probabilities and the "entropy" at temperature
+    1, nats.
 
     Args:
         num_tokens: size of the tokenizer; logit rows beyond it are never sampled.
@@ -54,7 +59,9 @@ class LanguageModel:
     """
 
     def __init__(self, lm: CausalLM, *, num_tokens: int, chunk: int | None = None, autocast: bool = False):
-        self.lm, self.num_tokens, self.autocast = lm, num_tokens, autocast
+        self.lm = lm
+        self.num_tokens = num_tokens
+        self.autocast = autocast
         self.chunk = max(1, CHUNK_LOGITS // lm.vocab_rows) if chunk is None else chunk
         self.work_counter = WorkCounter(lm, autocast=autocast)
 
@@ -68,8 +75,12 @@ class LanguageModel:
     def tensors(self) -> dict[str, torch.Tensor]:
         return self.lm.tensors()
 
-    def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
-        assert wants <= {"raw", "sampled", "entropy"}, f"a language model gives raw, sampled and entropy, not {wants}"
+    def outputs(
+        self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
+    ) -> dict[str, torch.Tensor]:
+        assert wants <= {"raw", "sampled", "entropy"}, (
+            f"a language model gives raw, sampled and entropy, not {wants}"
+        )
         ids, hidden, places = trained_hidden(self.lm, rows, autocast=self.autocast)
         self.work_counter.add(places, heads=len(ids))
         sampled_is_raw = self.num_tokens == self.lm.vocab_rows and not any(_truncated(row) for row in rows)
@@ -77,10 +88,14 @@ class LanguageModel:
         head = self.lm.linear_head()
         if head is not None:
             dtype = torch.bfloat16 if self.autocast else None
-            values = linear_functionals(hidden, *head, ids, self.chunk, entropy="entropy" in wants, others=others, dtype=dtype)
+            values = linear_functionals(
+                hidden, *head, ids, self.chunk, entropy="entropy" in wants, others=others, dtype=dtype
+            )
         else:
             raw: Functional = lambda logits, tokens: token_logps(logits, ids[tokens])  # noqa: E731
-            entropy: dict[str, Functional] = {"entropy": lambda logits, tokens: token_entropy(logits)} if "entropy" in wants else {}
+            entropy: dict[str, Functional] = (
+                {"entropy": lambda logits, tokens: token_entropy(logits)} if "entropy" in wants else {}
+            )
             values = chunked_head(hidden, self._head, {"raw": raw, **entropy, **others}, self.chunk)
         return {want: values["raw" if want == "sampled" and sampled_is_raw else want].cpu() for want in wants}
 
@@ -89,7 +104,9 @@ class LanguageModel:
             return self.lm.head(hidden)
 
     def _sampled(self, rows: Sequence[Trajectory], ids: torch.Tensor) -> Functional:
-        temperatures = torch.cat([torch.full((int(row.trained.sum()),), row.temperature, device=ids.device) for row in rows])
+        temperatures = torch.cat(
+            [torch.full((int(row.trained.sum()),), row.temperature, device=ids.device) for row in rows]
+        )
         kept_ids, bounds = kept_sets(rows)
         kept, counts = torch.from_numpy(kept_ids).to(ids.device), np.diff(bounds)
 
@@ -105,9 +122,11 @@ class LanguageModel:
 
 
 class Critic(torch.nn.Module):
-    """A language model's backbone with a scalar head; gives the "value" of the state before each trained token.
+    """A language model's backbone with a scalar head; gives the "value" of the state before each trained
+    token.
 
-    The head starts as normal(0, 1 / (hidden + 1)), without bias; it is trained whole also where the backbone has an adapter.
+    The head starts as normal(0, 1 / (hidden + 1)), without bias; it is trained whole also where the backbone
+    has an adapter.
 
     Args:
         autocast: the backbone's matrix products in bfloat16; values stay float32.
@@ -129,12 +148,18 @@ class Critic(torch.nn.Module):
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         backbone = {id(parameter) for parameter in self.lm.trainable().values()}
-        return {name: parameter for name, parameter in self.named_parameters() if id(parameter) in backbone or name.startswith("score.")}
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if id(parameter) in backbone or name.startswith("score.")
+        }
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return dict(self.named_parameters())
 
-    def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
+    def outputs(
+        self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
+    ) -> dict[str, torch.Tensor]:
         assert wants == {"value"}, f"a critic gives value, not {wants}"
         _, hidden, places = trained_hidden(self.lm, rows, autocast=self.autocast)
         self.work_counter.add(places, heads=0)
@@ -145,27 +170,39 @@ class RewardModel(Critic):
     """A language model's backbone with a scalar head; gives the "score" of each row, (N,), at its last token.
 
     Args:
-        trailing: ids that the chat template writes behind a response, so that a row is what `Renderer.whole` gives.
+        trailing: ids that the chat template writes behind a response, so that a row is what `Renderer.whole`
+        gives.
         generator, autocast: as `Critic`.
     """
 
-    def __init__(self, lm: CausalLM, generator: np.random.Generator, *, trailing: np.ndarray, autocast: bool = False):
+    def __init__(
+        self, lm: CausalLM, generator: np.random.Generator, *, trailing: np.ndarray, autocast: bool = False
+    ):
         super().__init__(lm, generator, autocast=autocast)
         self.trailing = trailing.astype(np.int32)
 
-    def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
+    def outputs(
+        self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
+    ) -> dict[str, torch.Tensor]:
         assert wants == {"score"}, f"a reward model gives score, not {wants}"
         with in_bfloat16(self.lm, self.autocast):
-            hidden_TD, places = self.lm.hidden_of([np.concatenate([row.ids, self.trailing]) for row in rows], _prefixes(rows))
+            hidden_TD, places = self.lm.hidden_of(
+                [np.concatenate([row.ids, self.trailing]) for row in rows], _prefixes(rows)
+            )
         self.work_counter.add(places, heads=0)
         hidden_ND = hidden_TD[torch.tensor([place[-1] for place in places], device=hidden_TD.device)]
         return {"score": self.score(hidden_ND.to(self.score.weight.dtype)).squeeze(-1).cpu()}
 
 
 def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> int:
-    """CRC-32 of everything in a module but the moving tensors: it tells which base an adapter belongs to, and which reference a run."""
+    """CRC-32 of everything in a module but the moving tensors: it tells which base an adapter belongs to, and
+    which reference a run."""
     moves = set(map(id, moving))
-    sums = [(name, checksum(tensor)) for name, tensor in sorted(module.state_dict(keep_vars=True).items()) if id(tensor) not in moves]
+    sums = [
+        (name, checksum(tensor))
+        for name, tensor in sorted(module.state_dict(keep_vars=True).items())
+        if id(tensor) not in moves
+    ]
     return zlib.crc32(json.dumps(sums).encode())
 
 
@@ -174,19 +211,27 @@ def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
     return torch.autocast(lm.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
-def trained_hidden(lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
-    """The ids of the trained tokens (K,), the last hidden states (K, D) that predict them, and where the tokens of each row lie in the pass."""
+def trained_hidden(
+    lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
+    """The ids of the trained tokens (K,), the last hidden states (K, D) that predict them, and where the
+    tokens of each row lie in the pass."""
     with in_bfloat16(lm, autocast):
         hidden_TD, places = lm.hidden_of([row.ids for row in rows], _prefixes(rows))
     trained = [np.flatnonzero(row.trained) for row in rows]
     before_K = np.concatenate([place[tokens - 1] for place, tokens in zip(places, trained, strict=True)])
-    ids_K = np.concatenate([row.ids[tokens] for row, tokens in zip(rows, trained, strict=True)]).astype(np.int64)
+    ids_K = np.concatenate([row.ids[tokens] for row, tokens in zip(rows, trained, strict=True)]).astype(
+        np.int64
+    )
     return torch.from_numpy(ids_K).to(lm.device), hidden_TD[torch.from_numpy(before_K).to(lm.device)], places
 
 
 def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
     """The length of each row's prompt, if computing a common one once saves enough; otherwise None."""
-    prompts = [row.segments[0].ids if row.segments[0].author == "context" and len(row.segments) > 1 else row.ids[:0] for row in rows]
+    prompts = [
+        row.segments[0].ids if row.segments[0].author == "context" and len(row.segments) > 1 else row.ids[:0]
+        for row in rows
+    ]
     saved = sum(map(len, prompts)) - sum(map(len, {ids.tobytes(): ids for ids in prompts}.values()))
     total = sum(len(row.ids) for row in rows)
     return [len(ids) for ids in prompts] if total > _SHARE_FROM * (total - saved) else None
@@ -198,7 +243,8 @@ def _truncated(row: Trajectory) -> bool:
 
 
 def kept_sets(rows: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
-    """The kept ids of all K trained tokens, flat, and the K + 1 bounds between tokens; a token without a recorded set has none."""
+    """The kept ids of all K trained tokens, flat, and the K + 1 bounds between tokens; a token without a
+    recorded set has none."""
     ids: list[np.ndarray] = []
     counts: list[int] = []
     for row in rows:
@@ -208,7 +254,11 @@ def kept_sets(rows: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
             start += len(segment.ids)
             for token in trained:
                 kept = segment.kept
-                chosen = kept.ids[kept.offsets[token] : kept.offsets[token + 1]] if kept is not None else np.zeros(0, np.int32)
+                chosen = (
+                    kept.ids[kept.offsets[token] : kept.offsets[token + 1]]
+                    if kept is not None
+                    else np.zeros(0, np.int32)
+                )
                 ids.append(chosen)
                 counts.append(len(chosen))
     flat = np.concatenate(ids).astype(np.int64) if ids else np.zeros(0, np.int64)

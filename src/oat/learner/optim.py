@@ -21,8 +21,8 @@ class OptimiserSettings:
 
     Attributes:
         learning_rate: at the top of the schedule.
-        decoupled: AdamW, which shrinks matrices (Loshchilov and Hutter, arXiv:1711.05101); otherwise Adam, where the decay of every parameter is
-            part of its gradient (L2).
+        decoupled: AdamW, which shrinks matrices (Loshchilov and Hutter, arXiv:1711.05101); otherwise Adam,
+            where the decay of every parameter is part of its gradient (L2).
         max_grad_norm: its gradient is scaled down to this norm.
         schedule_steps: optimiser steps until a falling schedule ends.
     """
@@ -39,21 +39,33 @@ class OptimiserSettings:
 
     def rate(self, step: int) -> float:
         """The learning rate of optimiser step `step`, from 0."""
-        return self.learning_rate * learning_rate_factor(self.schedule, step, warmup=self.warmup_steps, total=self.schedule_steps)
+        return self.learning_rate * learning_rate_factor(
+            self.schedule, step, warmup=self.warmup_steps, total=self.schedule_steps
+        )
 
 
-def build_optimiser(parameters: Iterable[torch.nn.Parameter], settings: OptimiserSettings) -> torch.optim.Adam:
-    """AdamW, under which matrices decay and vectors (biases, norms) do not; or Adam. On the CPU one kernel does all of a step, without temporary
-    tensors.
+def build_optimiser(
+    parameters: Iterable[torch.nn.Parameter], settings: OptimiserSettings
+) -> torch.optim.Adam:
+    """AdamW, under which matrices decay and vectors (biases, norms) do not; or Adam. On the CPU one kernel
+    does all of a step, without temporary tensors.
 
     Raises:
         ModelError: parameters of less than float32, in which most steps round to nothing.
     """
     trainable = list(parameters)
     if any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in trainable):
-        raise ModelError("AdamW on bfloat16 weights loses most of its steps; load them as float32 and set learner.autocast: bfloat16")
+        raise ModelError(
+            "AdamW on bfloat16 weights loses most of its steps; load them as float32 and set "
+            "learner.autocast: bfloat16"
+        )
     fused = all(parameter.device.type == "cpu" for parameter in trainable) or None
-    common: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps, "fused": fused}
+    common: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "betas": settings.betas,
+        "eps": settings.eps,
+        "fused": fused,
+    }
     if not settings.decoupled:
         return torch.optim.Adam(trainable, weight_decay=settings.weight_decay, **common)
     groups = [
@@ -66,7 +78,8 @@ def build_optimiser(parameters: Iterable[torch.nn.Parameter], settings: Optimise
 def learning_rate_factor(schedule: Schedule, step: int, *, warmup: int, total: int) -> float:
     """Share of the top learning rate at optimiser step `step` (from 0).
 
-    Rises linearly to 1 over the first `warmup` steps; then stays, or falls along a line or half a cosine to a tenth at step `total`, and stays there.
+    Rises linearly to 1 over the first `warmup` steps; then stays, or falls along a line or half a cosine to a
+    tenth at step `total`, and stays there.
     """
     if step < warmup:
         return (step + 1) / warmup

@@ -1,7 +1,7 @@
 """The reduction of losses over one whole optimiser step.
 
-Masks m (1 counts, 0 does not) and weights w are columns of the batch, so every denominator is known before the first forward pass, and the
-number of micro-batches changes the gradient by rounding only.
+Masks m (1 counts, 0 does not) and weights w are columns of the batch, so every denominator is known before
+the first forward pass, and the number of micro-batches changes the gradient by rounding only.
 
 | per | numerator | denominator |
 | --- | --- | --- |
@@ -49,16 +49,25 @@ class Reduction:
             return loss.terms if first else torch.zeros_like(loss.terms)
         if loss.per == "pair":
             kept_U = _column(view, "mask_U", view.num_units)
-            return (_masked(loss.terms, kept_U) * _column(view, "weight_U", view.num_units)).sum() / max(1.0, self.pairs)
-        mask_K, weight_N = _column(view, "mask_K", len(view.row_of_K)), _column(view, "weight_N", view.num_rows)
+            return (_masked(loss.terms, kept_U) * _column(view, "weight_U", view.num_units)).sum() / max(
+                1.0, self.pairs
+            )
+        mask_K, weight_N = (
+            _column(view, "mask_K", len(view.row_of_K)),
+            _column(view, "weight_N", view.num_rows),
+        )
         terms_K = _masked(loss.terms, mask_K)
         if loss.per == "sequence":
-            return (weight_N * view.row_sum(terms_K) / view.row_sum(mask_K).clamp(min=1)).sum() / max(1, self.rows)
+            return (weight_N * view.row_sum(terms_K) / view.row_sum(mask_K).clamp(min=1)).sum() / max(
+                1, self.rows
+            )
         if loss.per == "sequence_sum":
             return (weight_N * view.row_sum(terms_K)).sum() / max(1, self.rows)
         weighted_K = terms_K * weight_N[view.row_of_K]
         if loss.per == "prompt":
-            return (weighted_K / self.tokens_of_group[groups[view.row_of_K]].clamp(min=1)).sum() / max(1, self.groups)
+            return (weighted_K / self.tokens_of_group[groups[view.row_of_K]].clamp(min=1)).sum() / max(
+                1, self.groups
+            )
         if loss.per == "constant":
             assert loss.constant is not None, 'per="constant" needs Loss.constant'
             return weighted_K.sum() / max(1.0, self.rows * loss.constant)

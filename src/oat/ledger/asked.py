@@ -1,6 +1,8 @@
-"""A question as the ledger has it: what of its answer is known before anyone is asked, what is sent, and how its answer is put together.
+"""A question as the ledger has it: what of its answer is known before anyone is asked, what is sent, and how
+its answer is put together.
 
-A value of an answer is `Known` from an earlier one, or `Awaited` from an equal question that is being asked, or asked for.
+A value of an answer is `Known` from an earlier one, or `Awaited` from an equal question that is being asked,
+or asked for.
 """
 
 import hashlib
@@ -117,7 +119,13 @@ def rest(question: Question, cached: Sequence[Value]) -> Question:
     return replace(q, candidates=of(q.candidates), picks=of(q.picks), known=of(q.known), ids=of(q.ids))
 
 
-def whole(asked: Asked, answer: Answer, brought: Mapping[Key, Sequence[Known]] | None = None, *, missing: str = AWAITED) -> Answer:
+def whole(
+    asked: Asked,
+    answer: Answer,
+    brought: Mapping[Key, Sequence[Known]] | None = None,
+    *,
+    missing: str = AWAITED,
+) -> Answer:
     """The answer to all of a question.
 
     Args:
@@ -138,11 +146,18 @@ def whole(asked: Asked, answer: Answer, brought: Mapping[Key, Sequence[Known]] |
         value = _brought(cached, found) if isinstance(cached, Awaited) else cached or own[place]
         values.append(value or Known(0.5, cast(Mark, missing)))
     scores = values[0].scores if asked.question.kind == "compare" else ()
-    return replace(answer, values=tuple(value.value for value in values), marks=tuple(value.mark for value in values), scores=scores)
+    return replace(
+        answer,
+        values=tuple(value.value for value in values),
+        marks=tuple(value.mark for value in values),
+        scores=scores,
+    )
 
 
 def values_of(answer: Answer) -> list[Known]:
-    return [Known(value, mark, answer.scores) for value, mark in zip(answer.values, answer.marks, strict=True)]
+    return [
+        Known(value, mark, answer.scores) for value, mark in zip(answer.values, answer.marks, strict=True)
+    ]
 
 
 def mean(answers: Sequence[Known]) -> Known:
@@ -166,7 +181,11 @@ def cached_values(text: str, purpose: str) -> tuple[Value, ...]:
 def prompt_text(question: Question) -> str:
     """What is asked about, but for the candidates, in canonical form."""
     messages = [message.parts for message in question.messages]
-    content: dict[str, Any] = {"messages": messages, "reference": question.reference, "columns": question.columns}
+    content: dict[str, Any] = {
+        "messages": messages,
+        "reference": question.reference,
+        "columns": question.columns,
+    }
     content |= {"is_chat": True} if question.is_chat else {}
     return json.dumps(content, ensure_ascii=False, sort_keys=True)
 
@@ -176,7 +195,8 @@ def text_name(text: str) -> str:
 
 
 def _brought(awaited: Awaited, found: Mapping[Key, Sequence[Known | None]]) -> Known | None:
-    """The mean of what was known and of what has been answered since; where none of it is a value, the mark of the first. None: some are missing."""
+    """The mean of what was known and of what has been answered since; where none of it is a value, the mark
+    of the first. None: some are missing."""
     values = list(awaited.known)
     for key, place, is_turned in awaited.sources:
         value = found[key][place] if key in found else None
@@ -193,14 +213,19 @@ def _mean(values: Sequence[float]) -> float:
 
 def _plain(value: Value) -> Any:
     if isinstance(value, Awaited):
-        sources = [(s.key.step, s.key.round, s.key.occurrence, s.key.index, s.place, s.is_turned) for s in value.sources]
+        sources = [
+            (s.key.step, s.key.round, s.key.occurrence, s.key.index, s.place, s.is_turned)
+            for s in value.sources
+        ]
         return {"of": sources, "known": [_plain(known) for known in value.known]}
     return value and (value if value.scores else value[:2])
 
 
 def _lifted(value: Any, purpose: str) -> Value:
     if isinstance(value, dict):
-        sources = tuple(Source(Key(purpose, *address), place, is_turned) for *address, place, is_turned in value["of"])
+        sources = tuple(
+            Source(Key(purpose, *address), place, is_turned) for *address, place, is_turned in value["of"]
+        )
         return Awaited(sources, tuple(_known(known) for known in value["known"]))
     return value and _known(value)
 

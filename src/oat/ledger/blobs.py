@@ -1,4 +1,5 @@
-"""The trajectories of a round as bytes, column by column: a value by itself costs more than all of its numbers."""
+"""The trajectories of a round as bytes, column by column: a value by itself costs more than all of its
+numbers."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -11,7 +12,13 @@ from oat import wire
 from oat.errors import WireError
 from oat.types import Group, KeptSets, Message, Prompt, Segment, Trajectory
 
-_COLUMNS = {"ids": np.int32, "mask": np.bool_, "versions": np.int32, "raw_logps": np.float32, "sampled_logps": np.float32}
+_COLUMNS = {
+    "ids": np.int32,
+    "mask": np.bool_,
+    "versions": np.int32,
+    "raw_logps": np.float32,
+    "sampled_logps": np.float32,
+}
 """Arrays of a segment, one value a token; all but the first may be missing."""
 
 
@@ -21,25 +28,39 @@ def pack(groups: Sequence[Group]) -> bytes:
     Raises:
         WireError: something in it does not travel; see `oat.wire`.
     """
-    prompts, trajectories = [group.prompt for group in groups], [t for group in groups for t in group.trajectories]
+    prompts, trajectories = (
+        [group.prompt for group in groups],
+        [t for group in groups for t in group.trajectories],
+    )
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
     parts: tuple[list[np.ndarray], ...] = tuple([] for _ in _COLUMNS)
     there = [_sort(segment, parts) for segment in segments]
     kept = [segment.kept for segment in segments if segment.kept is not None]
     plain = {
-        "prompts": [(p.row, p.occurrence, [m.parts for m in p.messages], p.reference, *[True] * p.is_chat) for p in prompts],
+        "prompts": [
+            (p.row, p.occurrence, [m.parts for m in p.messages], p.reference, *[True] * p.is_chat)
+            for p in prompts
+        ],
         "groups": [len(group.trajectories) for group in groups],
-        "trajectories": [(t.slot, t.finish_reason, t.text, t.temperature, t.reward, len(t.segments)) for t in trajectories],
+        "trajectories": [
+            (t.slot, t.finish_reason, t.text, t.temperature, t.reward, len(t.segments)) for t in trajectories
+        ],
         "segments": [(s.author, len(s.ids), bits) for s, bits in zip(segments, there, strict=True)],
         "kept": [len(sets.ids) for sets in kept],
     }
     try:
         text = msgspec.msgpack.encode(plain)
     except (TypeError, ValueError, OverflowError) as error:
-        raise WireError(f"a round does not travel ({error}); send 64-bit numbers and Unicode strings") from error
-    arrays = {name: _end_to_end(each, dtype) for (name, dtype), each in zip(_COLUMNS.items(), parts, strict=True)}
+        raise WireError(
+            f"a round does not travel ({error}); send 64-bit numbers and Unicode strings"
+        ) from error
+    arrays = {
+        name: _end_to_end(each, dtype) for (name, dtype), each in zip(_COLUMNS.items(), parts, strict=True)
+    }
     arrays["kept_ids"] = _end_to_end([sets.ids.astype(np.int32, copy=False) for sets in kept], np.int32)
-    arrays["kept_offsets"] = _end_to_end([sets.offsets.astype(np.int64, copy=False) for sets in kept], np.int64)
+    arrays["kept_offsets"] = _end_to_end(
+        [sets.offsets.astype(np.int64, copy=False) for sets in kept], np.int64
+    )
     return wire.encode({"plain": text, "columns": [prompt.columns for prompt in prompts], "arrays": arrays})
 
 
@@ -55,18 +76,38 @@ def unpack(data: bytes) -> list[Group]:
     try:
         plain, arrays = msgspec.msgpack.decode(found["plain"]), found["arrays"]
         segments = _segments(plain, arrays)
-        trajectories = iter([Trajectory(slot, _next(segments, n), why, text, temp, r) for slot, why, text, temp, r, n in plain["trajectories"]])
+        trajectories = iter(
+            [
+                Trajectory(slot, _next(segments, n), why, text, temp, r)
+                for slot, why, text, temp, r, n in plain["trajectories"]
+            ]
+        )
         prompts = [
-            Prompt(row, occurrence, tuple(Message(*message) for message in messages), reference, columns, *is_chat)
-            for (row, occurrence, messages, reference, *is_chat), columns in zip(plain["prompts"], found["columns"], strict=True)
+            Prompt(
+                row,
+                occurrence,
+                tuple(Message(*message) for message in messages),
+                reference,
+                columns,
+                *is_chat,
+            )
+            for (row, occurrence, messages, reference, *is_chat), columns in zip(
+                plain["prompts"], found["columns"], strict=True
+            )
         ]
-        return [Group(prompt, _next(trajectories, number)) for prompt, number in zip(prompts, plain["groups"], strict=True)]
+        return [
+            Group(prompt, _next(trajectories, number))
+            for prompt, number in zip(prompts, plain["groups"], strict=True)
+        ]
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise WireError(f"these bytes are no round of trajectories ({error}); they were cut or made by another program") from error
+        raise WireError(
+            f"these bytes are no round of trajectories ({error}); they were cut or made by another program"
+        ) from error
 
 
 def _sort(s: Segment, parts: tuple[list[np.ndarray], ...]) -> int:
-    """Add the arrays of a segment to their columns; returns a bit for each that it has, in the order of the columns, and one for its kept sets."""
+    """Add the arrays of a segment to their columns; returns a bit for each that it has, in the order of the
+    columns, and one for its kept sets."""
     bits = 0 if s.kept is None else 1 << len(_COLUMNS)
     for bit, part in enumerate((s.ids, s.mask, s.versions, s.raw_logps, s.sampled_logps)):
         if part is not None:
@@ -81,7 +122,9 @@ def _end_to_end(parts: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
     except (TypeError, ValueError):
         whole = None
     if whole is None or whole.ndim != 1:
-        raise WireError(f"a round has an array that is not flat {np.dtype(dtype).name}; make it as oat.types says")
+        raise WireError(
+            f"a round has an array that is not flat {np.dtype(dtype).name}; make it as oat.types says"
+        )
     return whole
 
 
@@ -96,8 +139,14 @@ def _segments(plain: dict[str, Any], arrays: dict[str, np.ndarray]) -> Iterator[
         return arrays[name][ends[name] - size : ends[name]]
 
     for author, size, there in plain["segments"]:
-        values: dict[str, Any] = {name: cut(name, size) if there & 1 << bit else None for bit, name in enumerate(_COLUMNS)}
-        kept = KeptSets(cut("kept_ids", next(kept_sizes)), cut("kept_offsets", size + 1)) if there & 1 << len(_COLUMNS) else None
+        values: dict[str, Any] = {
+            name: cut(name, size) if there & 1 << bit else None for bit, name in enumerate(_COLUMNS)
+        }
+        kept = (
+            KeptSets(cut("kept_ids", next(kept_sizes)), cut("kept_offsets", size + 1))
+            if there & 1 << len(_COLUMNS)
+            else None
+        )
         yield Segment(author, kept=kept, **values)
 
 

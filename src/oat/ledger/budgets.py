@@ -1,8 +1,10 @@
-"""What questions cost, what of it can be paid, and what is left: the budgets of a ledger's purposes beside what is on record.
+"""What questions cost, what of it can be paid, and what is left: the budgets of a ledger's purposes beside
+what is on record.
 
-Whether a question can be paid is decided when it is recorded, beside the most that everything that waits may cost; or, where it is asked in a wave,
-when its turn comes. Whether anything more can be bought follows from takes and rounds before a step, and not from what has come since: so a run that
-is continued asks, and ends, where the unbroken one does.
+Whether a question can be paid is decided when it is recorded, beside the most that everything that waits may
+cost; or, where it is asked in a wave, when its turn comes. Whether anything more can be bought follows from
+takes and rounds before a step, and not from what has come since: so a run that is continued asks, and ends,
+where the unbroken one does.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,26 +21,43 @@ from oat.types.budget import Budget
 
 
 class Spending:
-    """What one ledger may spend, by purpose: what questions cost at most, and which of them the budgets allow.
+    """What one ledger may spend, by purpose: what questions cost at most, and which of them the budgets
+    allow.
 
     Args:
         oracle: by its address.
         row: a question by its number.
     """
 
-    def __init__(self, store: Store, waves: Waves, oracle: Callable[[str], Oracle], cache: Cache | None, row: Callable[[int], Asked]):
-        self.store, self.waves, self.budgets = store, waves, waves.budgets
-        self._oracle, self._cache, self._row = oracle, cache, row
+    def __init__(
+        self,
+        store: Store,
+        waves: Waves,
+        oracle: Callable[[str], Oracle],
+        cache: Cache | None,
+        row: Callable[[int], Asked],
+    ):
+        self.store = store
+        self.waves = waves
+        self.budgets = waves.budgets
+        self._oracle = oracle
+        self._cache = cache
+        self._row = row
         self._warned = set[str]()
 
     def quotes(self, purpose: str, questions: Sequence[Question]) -> tuple[list[Quote], list[bool]]:
-        """For each question what is known and what the rest may cost, and whether the budget allows it; in waves, that is decided later."""
+        """For each question what is known and what the rest may cost, and whether the budget allows it; in
+        waves, that is decided later."""
         budget = Budget() if purpose in self.waves.limited else self.budgets.get(purpose, Budget())
-        quotes, paid, committed = [], [], self.store.committed(purpose)
+        quotes = []
+        paid = []
+        committed = self.store.committed(purpose)
         asking = {} if self._cache is None else self._cache.asking
         for question in questions:
             quote, own = self._quote(question, asking)
-            paid.append(not budget.is_limited or quote.price == Price() or budget.allows(committed + quote.price))
+            paid.append(
+                not budget.is_limited or quote.price == Price() or budget.allows(committed + quote.price)
+            )
             if not paid[-1]:
                 self.say_unpaid(question, quote.price, committed)
             asking.update(own if paid[-1] else {})
@@ -63,7 +82,8 @@ class Spending:
         """Whether training could buy nothing more when the step before had taken its answers.
 
         Args:
-            ahead: of questions that the step itself does not need; nor then, if what waits may take all that is left.
+            ahead: of questions that the step itself does not need; nor then, if what waits may take all that
+            is left.
         """
         spent = self.spent_before(step)
         if "train" in self.waves.limited and not self.store.has_take("train", step):
@@ -74,28 +94,41 @@ class Spending:
         return self.budgets.get("train", Budget()).used_up(spent) is not None
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
-        """What was spent when the step before had taken its answers. Where this step has asked or taken, the run went on: nothing is used up then.
+        """What was spent when the step before had taken its answers. Where this step has asked or taken, the
+        run went on: nothing is used up then.
 
-        Answers that have come since change none of it, so a run that is continued ends where the unbroken one does.
+        Answers that have come since change none of it, so a run that is continued ends where the unbroken one
+        does.
         """
-        if not self.store.has_take(purpose, step - 1) or self.store.has_round(purpose, step, 0) or self.store.has_take(purpose, step):
+        if (
+            not self.store.has_take(purpose, step - 1)
+            or self.store.has_round(purpose, step, 0)
+            or self.store.has_take(purpose, step)
+        ):
             return Spent()
         if purpose in self.waves.limited:
             return self._outlook(step, purpose)
         unpaid = [self._price_of(self._row(id)) for id in self.store.unpaid_ids(purpose)]
         prices = [*filter(None, [self.store.take_refused(purpose, step - 1)]), *unpaid]
-        return Spent(self.store.committed(purpose), min(prices, key=in_order, default=None), self.store.num_open(purpose))
+        return Spent(
+            self.store.committed(purpose),
+            min(prices, key=in_order, default=None),
+            self.store.num_open(purpose),
+        )
 
     def say_unpaid(self, question: Question, price: Price, spent: Price) -> None:
         """Warn of the first question that is not paid; later ones are counted."""
         purpose = question.key.purpose
         if purpose not in self._warned:
             self._warned.add(purpose)
-            beside = self.budgets[purpose].beside(spent, price, "stop" if purpose == "train" else "evaluation")
+            beside = self.budgets[purpose].beside(
+                spent, price, "stop" if purpose == "train" else "evaluation"
+            )
             step = question.key.step
             where = f"step {step + 1}" if purpose == "train" else f"the evaluation after {step} steps"
             warn(
-                f"{where}: a question is not asked, since it may take {beside}. Nothing is learned from it; such questions are counted "
+                f"{where}: a question is not asked, since it may take {beside}. Nothing is learned from "
+                "it; such questions are counted "
                 "(answers/unpaid_frac)"
             )
 
@@ -103,7 +136,8 @@ class Spending:
         return self.waves.outlook(purpose, step, self.store.take_refused(purpose, step - 1), self._row)
 
     def _quote(self, question: Question, asking: Asking) -> tuple[Quote, Asking]:
-        """What is known of a question, and what the rest may cost; and who asks for its items, if it is asked."""
+        """What is known of a question, and what the rest may cost; and who asks for its items, if it is
+        asked."""
         if question.oracle == UNASKED:
             return Quote(), {}
         oracle = self._oracle(question.oracle)
@@ -111,7 +145,10 @@ class Spending:
         own: Asking = {}
         if self._cache is not None and is_cacheable(oracle):
             cached, own = self._cache.find(question, asking)
-        return Quote(cached if any(cached) else (), price_of(oracle, rest(question, cached)) if None in cached else Price()), own
+        return Quote(
+            cached if any(cached) else (),
+            price_of(oracle, rest(question, cached)) if None in cached else Price(),
+        ), own
 
     def _price_of(self, row: Asked) -> Price:
         return self.waves.price_of(self.waves.as_asked(row))

@@ -1,14 +1,17 @@
-"""Answers that are used again: what an oracle said once about a text, or a pair of texts, it need not be paid to say twice.
+"""Answers that are used again: what an oracle said once about a text, or a pair of texts, it need not be paid
+to say twice.
 
-An item is one priced thing under its canonical name: the purpose, the oracle and its version, the prompt with everything the oracle sees of it, and
-a candidate, or two in either order. What is kept is the value, a score or the probability that the first of the two wins (of the other order one
-minus it), and never a label: labels are drawn anew for each question. An item may be asked several times before its answers are used again
+An item is one priced thing under its canonical name: the purpose, the oracle and its version, the prompt with
+everything the oracle sees of it, and a candidate, or two in either order. What is kept is the value, a score
+or the probability that the first of the two wins (of the other order one minus it), and never a label: labels
+are drawn anew for each question. An item may be asked several times before its answers are used again
 (`repeats`); what is known of it then is their mean.
 
-An item becomes known when a step takes its answer, not when the answer comes; until then its equals await that answer, and are not asked either. So
-what is known or awaited at a round depends on recorded rounds and steps only, and a run that is continued decides as the unbroken one; besides, the
-decision is stored with the question. Purposes share nothing: an evaluation costs what it costs, and training never finds its answers. An oracle whose
-answers are no function of the question says `cacheable = False`.
+An item becomes known when a step takes its answer, not when the answer comes; until then its equals await
+that answer, and are not asked either. So what is known or awaited at a round depends on recorded rounds and
+steps only, and a run that is continued decides as the unbroken one; besides, the decision is stored with the
+question. Purposes share nothing: an evaluation costs what it costs, and training never finds its answers. An
+oracle whose answers are no function of the question says `cacheable = False`.
 """
 
 import hashlib
@@ -34,7 +37,9 @@ class Cache:
     """
 
     def __init__(self, store: Store, repeats: int, versions: Mapping[str, str]):
-        self.store, self.repeats, self.versions = store, repeats, versions
+        self.store = store
+        self.repeats = repeats
+        self.versions = versions
         self.asking: Asking = {}
 
     def find(self, question: Question, asking: Asking) -> tuple[tuple[Value, ...], Asking]:
@@ -46,7 +51,9 @@ class Cache:
             if len(known) >= self.repeats:
                 found.append(mean(known).turned(is_turned))
             elif len(known) + len(sources) >= self.repeats:
-                awaited = tuple(source._replace(is_turned=source.is_turned != is_turned) for source in sources)
+                awaited = tuple(
+                    source._replace(is_turned=source.is_turned != is_turned) for source in sources
+                )
                 found.append(Awaited(awaited, tuple(each.turned(is_turned) for each in known)))
             else:
                 found.append(None)
@@ -59,17 +66,26 @@ class Cache:
             cached = row.cached or (None,) * row.question.size
             for place, (item, is_turned) in enumerate(self._items(row.question)):
                 if cached[place] is None:
-                    self.asking[item] = (*self.asking.get(item, ()), Source(row.question.key, place, is_turned))
+                    self.asking[item] = (
+                        *self.asking.get(item, ()),
+                        Source(row.question.key, place, is_turned),
+                    )
 
     def forget(self, taken: Collection[Key]) -> None:
         """These questions ask no more."""
-        left = {item: tuple(source for source in sources if source.key not in taken) for item, sources in self.asking.items()}
+        left = {
+            item: tuple(source for source in sources if source.key not in taken)
+            for item, sources in self.asking.items()
+        }
         self.asking = {item: sources for item, sources in left.items() if sources}
 
     def keep(self, asked: Asked, answer: Answer, step: int) -> None:
-        """Remember the values that were asked for, as of the step that took them; the caller holds the transaction."""
+        """Remember the values that were asked for, as of the step that took them; the caller holds the
+        transaction."""
         fresh = asked.cached or (None,) * asked.question.size
-        for (item, is_turned), before, known in zip(self._items(asked.question), fresh, values_of(answer), strict=True):
+        for (item, is_turned), before, known in zip(
+            self._items(asked.question), fresh, values_of(answer), strict=True
+        ):
             number = len(self.store.cached(*item))
             if before is None and known.mark in ("ok", "tie") and number < self.repeats:
                 self.store.add_cached(*item, number, known.turned(is_turned), step)

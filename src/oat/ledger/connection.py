@@ -1,4 +1,5 @@
-"""The file of a ledger: opened, brought to this schema version, written in transactions, and read though it may be damaged."""
+"""The file of a ledger: opened, brought to this schema version, written in transactions, and read though it
+may be damaged."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -35,12 +36,15 @@ class Connection:
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             is_denied = isinstance(error, sqlite3.OperationalError)
             hint = "make room or mend what is wrong there" if is_denied else "restore it from a copy"
-            raise LedgerError(f"{path}: the ledger cannot be opened ({error}); {hint}, or start a new run directory") from error
+            raise LedgerError(
+                f"{path}: the ledger cannot be opened ({error}); {hint}, or start a new run directory"
+            ) from error
 
         found = self._version()
         if found != schema.VERSION:
             raise LedgerError(
-                f"{self.path}: schema version {found or 'unknown'}, this program writes {schema.VERSION}; continue the run with the version that "
+                f"{self.path}: schema version {found or 'unknown'}, this program writes {schema.VERSION}; "
+                "continue the run with the version that "
                 "made it"
             )
 
@@ -78,7 +82,8 @@ class Connection:
         """Begin a transaction; an error within it undoes all of it.
 
         Raises:
-            LedgerError: the file cannot be written, now or within, is no longer the one that was opened, or another process writes to it too.
+            LedgerError: the file cannot be written, now or within, is no longer the one that was opened, or
+            another process writes to it too.
         """
         self.standing.refuse_lost(LedgerError)
         try:
@@ -114,7 +119,10 @@ class Connection:
             raise self._damaged(f"a row ({type(error).__name__}: {error})") from error
 
     def _damaged(self, what: str) -> LedgerError:
-        hint = "`oat ledger RUN --check` says what else is wrong: restore the file from a copy, or begin anew in another run_dir"
+        hint = (
+            "`oat ledger RUN --check` says what else is wrong: restore the file from a copy, or begin "
+            "anew in another run_dir"
+        )
         return LedgerError(f"{self.path}: {what} is not what was written there; {hint}")
 
     def _each(self, sql: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -125,4 +133,6 @@ class Connection:
 
 
 def _connect(address: str) -> sqlite3.Connection:
-    return sqlite3.connect(address, uri=address.startswith("file:"), isolation_level=None, timeout=30.0, check_same_thread=False)
+    return sqlite3.connect(
+        address, uri=address.startswith("file:"), isolation_level=None, timeout=30.0, check_same_thread=False
+    )

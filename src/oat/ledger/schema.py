@@ -1,4 +1,5 @@
-"""The schema of a run's ledger: its tables, what brings older files to it, and rows that a sound one does not have."""
+"""The schema of a run's ledger: its tables, what brings older files to it, and rows that a sound one does not
+have."""
 
 from typing import get_args
 
@@ -48,14 +49,20 @@ CREATE TABLE waves (
     purpose TEXT, number INTEGER, first INTEGER NOT NULL, last INTEGER NOT NULL, queries INTEGER, tokens INTEGER, cost REAL,
     PRIMARY KEY (purpose, number));
 """
-"""`waiting` has every question that no step has taken, with the most that its answer may cost, so that nothing here grows slower with a run's age;
-`answered` is 1 with an answer, 2 where nobody was asked since it could not be paid, and -1 where values are awaited that equal questions bring;
-`purses` has running sums over answers and over what was taken. A question of `taken` at a position below 0 came too late to be learned from. `waves`
-has runs of question ids that were asked together, and what all answers before them had taken; NULL where nothing was waited for."""
+"""`waiting` has every question that no step has taken, with the most that its answer may cost, so that
+nothing here grows slower with a run's age; `answered` is 1 with an answer, 2 where nobody was asked since it
+could not be paid, and -1 where values are awaited that equal questions bring; `purses` has running sums over
+answers and over what was taken. A question of `taken` at a position below 0 came too late to be learned from.
+`waves` has runs of question ids that were asked together, and what all answers before them had taken; NULL
+where nothing was waited for."""
 
 
 def _table(name: str) -> str:
-    return next(statement for statement in TABLES.split(";\n") if statement.startswith((f"CREATE TABLE {name} ", f"CREATE INDEX {name} ")))
+    return next(
+        statement
+        for statement in TABLES.split(";\n")
+        if statement.startswith((f"CREATE TABLE {name} ", f"CREATE INDEX {name} "))
+    )
 
 
 RECOUNTS = (
@@ -68,8 +75,8 @@ RECOUNTS = (
         COALESCE(SUM(CASE WHEN t.question IS NOT NULL THEN a.cost END), 0.0)
         FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id GROUP BY q.purpose""",
 )
-"""What fills `waiting` and `purses` from the other tables. The price of an unanswered question that is not waiting yet is taken as a query a
-candidate."""
+"""What fills `waiting` and `purses` from the other tables. The price of an unanswered question that is not
+waiting yet is taken as a query a candidate."""
 
 MIGRATIONS = {
     2: ("ALTER TABLE questions ADD COLUMN again INTEGER NOT NULL DEFAULT 0",),
@@ -90,7 +97,9 @@ MIGRATIONS = {
             PRIMARY KEY (purpose, oracle, item, number)) WITHOUT ROWID""",
         *RECOUNTS,
     ),
-    4: tuple(f"ALTER TABLE {table} ADD COLUMN scores TEXT NOT NULL DEFAULT '[]'" for table in ("answers", "cache")),
+    4: tuple(
+        f"ALTER TABLE {table} ADD COLUMN scores TEXT NOT NULL DEFAULT '[]'" for table in ("answers", "cache")
+    ),
     5: (_table("waves"),),
 }
 """What brings a ledger from a schema version to the next one."""
@@ -127,19 +136,24 @@ CONTRADICTIONS = {
     ),
     """SELECT r.purpose, r.step, r.round FROM rounds r LEFT JOIN questions q ON (q.purpose, q.step, q.round) = (r.purpose, r.step, r.round)
         GROUP BY r.purpose, r.step, r.round HAVING COUNT(q.id) != r.questions""": "a round has more or fewer questions than were asked",
-    "SELECT r.purpose, r.step, r.round FROM rounds r LEFT JOIN blobs b ON b.hash = r.groups WHERE r.kept = 1 AND b.hash IS NULL": (
-        "the trajectories of a round are missing"
-    ),
-    "SELECT t.purpose, t.step, t.position FROM taken t LEFT JOIN answers a ON a.question = t.question WHERE a.question IS NULL": (
-        "a step learned from a question without an answer"
-    ),
+    (
+        "SELECT r.purpose, r.step, r.round FROM rounds r LEFT JOIN blobs b ON b.hash = r.groups WHERE r.kept "
+        "= 1 AND b.hash IS NULL"
+    ): ("the trajectories of a round are missing"),
+    (
+        "SELECT t.purpose, t.step, t.position FROM taken t LEFT JOIN answers a ON a.question = t.question "
+        "WHERE a.question IS NULL"
+    ): ("a step learned from a question without an answer"),
     "SELECT q.id FROM questions q LEFT JOIN texts x ON x.hash = q.prompt WHERE x.hash IS NULL": "the prompt of a question is missing",
-    "SELECT q.id FROM questions q, json_each(q.candidates) c LEFT JOIN texts x ON x.hash = c.value WHERE x.hash IS NULL": (
-        "a candidate of a question is missing"
-    ),
-    "SELECT t.purpose, t.step FROM taken t LEFT JOIN takes k ON (k.purpose, k.step) = (t.purpose, t.step) WHERE k.step IS NULL": (
-        "a step learned from questions and has no record"
-    ),
+    (
+        "SELECT q.id FROM questions q, json_each(q.candidates) c LEFT JOIN texts x ON x.hash = c.value WHERE "
+        "x.hash IS NULL"
+    ): ("a candidate of a question is missing"),
+    (
+        "SELECT t.purpose, t.step FROM taken t LEFT JOIN takes k ON (k.purpose, k.step) = (t.purpose, "
+        "t.step) "
+        "WHERE k.step IS NULL"
+    ): ("a step learned from questions and has no record"),
     """SELECT q.id FROM questions q LEFT JOIN taken t ON t.question = q.id LEFT JOIN waiting w ON w.question = q.id
         WHERE (t.question IS NULL) = (w.question IS NULL)""": "a question is neither waiting nor taken, or both",
     """SELECT w.question FROM waiting w LEFT JOIN answers a ON a.question = w.question
@@ -161,15 +175,22 @@ CONTRADICTIONS = {
 }
 """Rows that a sound ledger does not have, and what they mean."""
 
-_TAKEN = "answers a JOIN questions q ON q.id = a.question LEFT JOIN waiting w ON w.question = q.id WHERE w.question IS NULL"
+_TAKEN = (
+    "answers a JOIN questions q ON q.id = a.question LEFT JOIN waiting w ON w.question = q.id WHERE "
+    "w.question IS NULL"
+)
 
 CANONICAL = (
     "SELECT purpose, step, round, questions, groups FROM rounds ORDER BY purpose, step, round",
     f"""SELECT {KEY}, q.position, q.member, q.kind, q.oracle, q.prompt, q.candidates, q.picks, q.known, hex(q.features), q.cached
         FROM questions q ORDER BY {KEY}""",
     f"SELECT {KEY}, a.vals, a.marks, a.label, a.queries, a.cost, a.tokens FROM {_TAKEN} ORDER BY {KEY}",
-    f"SELECT t.purpose, t.step, t.position, {KEY} FROM taken t JOIN questions q ON q.id = t.question ORDER BY 1, 2, 3",
+    (
+        f"SELECT t.purpose, t.step, t.position, {KEY} FROM taken t JOIN questions q ON q.id = t.question "
+        "ORDER BY 1, 2, 3"
+    ),
     "SELECT purpose, step, queries, tokens, cost, refused FROM takes ORDER BY purpose, step",
     f"SELECT {KEY}, a.scores FROM {_TAKEN} AND a.scores != '[]' ORDER BY {KEY}",
 )
-"""What a digest is of: no row numbers, tickets or clock times; and no answer that has come before a step took it, which nothing reads until then."""
+"""What a digest is of: no row numbers, tickets or clock times; and no answer that has come before a step took
+it, which nothing reads until then."""

@@ -1,10 +1,13 @@
-"""Attention without padding, for engine and learner: sequences of any lengths lie end to end in one row of tokens.
+"""Attention without padding, for engine and learner: sequences of any lengths lie end to end in one row of
+tokens.
 
-A model of transformers finds `attention` under the name `oat`. Called with a `layout`, it lets the layout say who sees whom; without one it is
-scaled dot-product attention as it was. Two layouts exist: `Packed`, below, and the step of a cache (`engines/kv.py`).
+A model of transformers finds `attention` under the name `oat`. Called with a `layout`, it lets the layout say
+who sees whom; without one it is scaled dot-product attention as it was. Two layouts exist: `Packed`, below,
+and the step of a cache (`engines/kv.py`).
 
-`Packed` takes spans of nearly one length together. On a GPU in half precision one kernel of variable-length attention takes all spans, if its values
-and gradients are those of the other way; that is tried once for every shape of heads.
+`Packed` takes spans of nearly one length together. On a GPU in half precision one kernel of variable-length
+attention takes all spans, if its values and gradients are those of the other way; that is tried once for
+every shape of heads.
 """
 
 from collections.abc import Sequence
@@ -24,7 +27,8 @@ from oat.errors import ModelError
 
 NAME = "oat"
 _NEAR_UP_TO = 512
-"""Tokens that a query sees, up to which spans of nearly one length attend together; beyond, those of exactly one."""
+"""Tokens that a query sees, up to which spans of nearly one length attend together; beyond, those of exactly
+one."""
 _AGREEMENT = 5e-2
 """Most that a kernel in half precision may differ from the buckets, relative to the largest number."""
 
@@ -32,7 +36,9 @@ _AGREEMENT = 5e-2
 class Layout(Protocol):
     """Who sees whom in one forward pass."""
 
-    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
         """One layer's attention.
 
         Args:
@@ -57,11 +63,13 @@ class Span:
 
 
 class Bounds(NamedTuple):
-    """Spans as a kernel of variable-length attention reads them: S sequences of queries and of keys, end to end.
+    """Spans as a kernel of variable-length attention reads them: S sequences of queries and of keys, end to
+    end.
 
     Attributes:
         queries, keys: (S + 1,) int32, where each sequence begins, and the end.
-        tokens: the token of each key, those of a common prefix once for every span that sees it; None: each token is a key once, in order.
+        tokens: the token of each key, those of a common prefix once for every span that sees it; None: each
+        token is a key once, in order.
     """
 
     queries: Tensor
@@ -73,7 +81,8 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Bucket:
-    """Spans of nearly one length, which attend in one call: so many of them, their queries and keys, and who sees whom; None: causally."""
+    """Spans of nearly one length, which attend in one call: so many of them, their queries and keys, and who
+    sees whom; None: causally."""
 
     count: int
     queries: int
@@ -84,28 +93,34 @@ class _Bucket:
 class Packed:
     """Spans of one row of tokens, in order and disjoint; what tokens between them get means nothing.
 
-    Spans of nearly one length attend together, as rows of a matrix: a call a span would cost more than it computes. Rows are filled up by the last
-    token of a span, which nobody in it sees.
+    Spans of nearly one length attend together, as rows of a matrix: a call a span would cost more than it
+    computes. Rows are filled up by the last token of a span, which nobody in it sees.
 
     Args:
-        width: all spans attend together, in rows of so many tokens; None: by length, which differs by an eighth at most, and not at all where
-            spans are long.
+        width: all spans attend together, in rows of so many tokens; None: by length, which differs by an
+            eighth at most, and not at all where spans are long.
 
     Attributes:
         uses: layers that have asked it.
     """
 
     def __init__(self, spans: Sequence[Span], *, width: int | None = None):
-        self.spans, self.width, self.uses = spans, width, 0
+        self.spans = spans
+        self.width = width
+        self.uses = 0
         self._plan: tuple[list[_Bucket], Rows, Rows, Rows] | None = None
         self._bounds: Bounds | None = None
 
-    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
         self.uses += 1
         dtype = half_dtype(query)
         if dtype is None or sum(map(_length, self.spans)) < query.shape[2]:
             return self.in_buckets(query, key, value, scale)
-        if not kernel_agrees(query.device, dtype, query.shape[1], key.shape[1], query.shape[3], value.shape[3]):
+        if not kernel_agrees(
+            query.device, dtype, query.shape[1], key.shape[1], query.shape[3], value.shape[3]
+        ):
             return self.in_buckets(query, key, value, scale)
         return self.at_once(query.to(dtype), key.to(dtype), value.to(dtype), scale)
 
@@ -122,8 +137,14 @@ class Packed:
     def bounds(self, device: torch.device) -> Bounds:
         """The spans for a kernel that takes queries to stand at the end of their keys."""
         own = [np.arange(span.start, span.stop) for span in self.spans]
-        keys = [ids if span.prefix is None else np.concatenate([own[span.prefix], ids]) for ids, span in zip(own, self.spans, strict=True)]
-        of_queries, of_keys = (torch.from_numpy(np.cumsum([0, *map(len, parts)]).astype(np.int32)).to(device) for parts in (own, keys))
+        keys = [
+            ids if span.prefix is None else np.concatenate([own[span.prefix], ids])
+            for ids, span in zip(own, self.spans, strict=True)
+        ]
+        of_queries, of_keys = (
+            torch.from_numpy(np.cumsum([0, *map(len, parts)]).astype(np.int32)).to(device)
+            for parts in (own, keys)
+        )
         is_shared = any(span.prefix is not None for span in self.spans)
         tokens = torch.from_numpy(np.concatenate(keys)).to(device) if is_shared else None
         return Bounds(of_queries, of_keys, max(map(len, own)), max(map(len, keys)), tokens)
@@ -134,23 +155,37 @@ class Packed:
             self._plan = self._planned(query)
         buckets, of_queries, of_keys, back = self._plan
         queries, keys, values = (
-            of.take(tensor[0].transpose(0, 1)).split([bucket.count * getattr(bucket, width) for bucket in buckets])
-            for tensor, of, width in ((query, of_queries, "queries"), (key, of_keys, "keys"), (value, of_keys, "keys"))
+            of.take(tensor[0].transpose(0, 1)).split(
+                [bucket.count * getattr(bucket, width) for bucket in buckets]
+            )
+            for tensor, of, width in (
+                (query, of_queries, "queries"),
+                (key, of_keys, "keys"),
+                (value, of_keys, "keys"),
+            )
         )
-        seen = [_attend(bucket, *parts, scale) for bucket, parts in zip(buckets, zip(queries, keys, values, strict=True), strict=True)]
+        seen = [
+            _attend(bucket, *parts, scale)
+            for bucket, parts in zip(buckets, zip(queries, keys, values, strict=True), strict=True)
+        ]
         return back.take(torch.cat(seen))[None]
 
     def _planned(self, like: Tensor) -> tuple[list[_Bucket], "Rows", "Rows", "Rows"]:
-        """The buckets; where their queries and keys are found among the tokens, and each token among what the buckets give."""
+        """The buckets; where their queries and keys are found among the tokens, and each token among what the
+        buckets give."""
         groups: dict[tuple[int, int], list[int]] = {}
         before = [0 if span.prefix is None else _length(self.spans[span.prefix]) for span in self.spans]
         for number, span in enumerate(self.spans):
             if _length(span):
                 groups.setdefault(self._shape(before[number], _length(span)), []).append(number)
-        buckets, of_queries, of_keys = [], [], []
+        buckets = []
+        of_queries = []
+        of_keys = []
         back_T, place = np.zeros(like.shape[2], dtype=np.int64), 0
         for (ahead, own), numbers in groups.items():
-            starts, lengths = (np.array([get(self.spans[number]) for number in numbers]) for get in (_start, _length))
+            starts, lengths = (
+                np.array([get(self.spans[number]) for number in numbers]) for get in (_start, _length)
+            )
             columns_nL = starts[:, None] + np.minimum(np.arange(own), lengths[:, None] - 1)
             real_nL = np.arange(own) < lengths[:, None]
             back_T[columns_nL[real_nL]] = place + np.flatnonzero(real_nL)
@@ -158,9 +193,15 @@ class Packed:
             firsts = np.array([_start(self.spans[self.spans[number].prefix or 0]) for number in numbers])
             left_nP = np.arange(ahead) - (ahead - np.array([before[number] for number in numbers]))[:, None]
             of_queries.append(columns_nL.ravel())
-            of_keys.append(np.concatenate([firsts[:, None] + np.maximum(left_nP, 0), columns_nL], axis=1).ravel())
-            buckets.append(_Bucket(len(numbers), own, ahead + own, _mask(left_nP >= 0, own, like) if ahead else None))
-        queries, keys = (Rows(np.concatenate(numbers), like.shape[2], like.device) for numbers in (of_queries, of_keys))
+            of_keys.append(
+                np.concatenate([firsts[:, None] + np.maximum(left_nP, 0), columns_nL], axis=1).ravel()
+            )
+            buckets.append(
+                _Bucket(len(numbers), own, ahead + own, _mask(left_nP >= 0, own, like) if ahead else None)
+            )
+        queries, keys = (
+            Rows(np.concatenate(numbers), like.shape[2], like.device) for numbers in (of_queries, of_keys)
+        )
         return buckets, queries, keys, Rows(back_T, place, like.device)
 
     def _shape(self, before: int, own: int) -> tuple[int, int]:
@@ -170,7 +211,8 @@ class Packed:
 
 
 class Rows:
-    """Rows of a matrix by number, some of them several times; the gradient of a row is the sum of those of its copies."""
+    """Rows of a matrix by number, some of them several times; the gradient of a row is the sum of those of
+    its copies."""
 
     def __init__(self, numbers: np.ndarray, count: int, device: torch.device):
         self.is_every = np.array_equal(numbers, np.arange(count))
@@ -197,7 +239,9 @@ class _Take(torch.autograd.Function):
         return F.embedding_bag(ctx.rows.copies, gradient, ctx.rows.starts, mode="sum"), None
 
 
-def pack(sequences: Sequence[np.ndarray], device: torch.device, *, width: int | None = None, rows: int = 0) -> tuple[Tensor, Tensor, list[Span]]:
+def pack(
+    sequences: Sequence[np.ndarray], device: torch.device, *, width: int | None = None, rows: int = 0
+) -> tuple[Tensor, Tensor, list[Span]]:
     """Sequences end to end.
 
     Args:
@@ -241,35 +285,65 @@ def pack_groups(
             add(ids[:length])
         prefix = number_of[common] if length else None
         add(ids[length:], prefix)
-        before = np.arange(spans[prefix].start, spans[prefix].stop) if prefix is not None else np.zeros(0, dtype=np.int64)
+        before = (
+            np.arange(spans[prefix].start, spans[prefix].stop)
+            if prefix is not None
+            else np.zeros(0, dtype=np.int64)
+        )
         places.append(np.concatenate([before, np.arange(spans[-1].start, spans[-1].stop)]))
     return *_lay(pieces, spans, spans[-1].stop, device), spans, places
 
 
-def _lay(pieces: Sequence[np.ndarray], spans: Sequence[Span], total: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _lay(
+    pieces: Sequence[np.ndarray], spans: Sequence[Span], total: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
     for span, ids in zip(spans, pieces, strict=True):
         before = 0 if span.prefix is None else spans[span.prefix].stop - spans[span.prefix].start
-        tokens[span.start : span.stop], positions[span.start : span.stop] = ids, np.arange(before, before + len(ids))
+        tokens[span.start : span.stop], positions[span.start : span.stop] = (
+            ids,
+            np.arange(before, before + len(ids)),
+        )
     return torch.from_numpy(tokens)[None].to(device), torch.from_numpy(positions)[None].to(device)
 
 
 def _attend(bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """(rows, heads, width); heads that share a key are batched beside each other, so that no key is copied for them."""
+    """(rows, heads, width); heads that share a key are batched beside each other, so that no key is copied
+    for them."""
     heads, key_heads = query.shape[1], key.shape[1]
-    query = query.view(bucket.count, bucket.queries, key_heads, heads // key_heads, -1).permute(0, 2, 3, 1, 4).flatten(0, 1)
-    key, value = (tensor.view(bucket.count, bucket.keys, key_heads, -1).transpose(1, 2).flatten(0, 1)[:, None] for tensor in (key, value))
+    query = (
+        query.view(bucket.count, bucket.queries, key_heads, heads // key_heads, -1)
+        .permute(0, 2, 3, 1, 4)
+        .flatten(0, 1)
+    )
+    key, value = (
+        tensor.view(bucket.count, bucket.keys, key_heads, -1).transpose(1, 2).flatten(0, 1)[:, None]
+        for tensor in (key, value)
+    )
     key, value = (tensor.expand(-1, heads // key_heads, -1, -1) for tensor in (key, value))
-    mask = bucket.mask if bucket.mask is None or len(bucket.mask) == 1 else bucket.mask.repeat_interleave(key_heads, 0)
-    seen = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
-    return seen.unflatten(0, (bucket.count, key_heads)).permute(0, 3, 1, 2, 4).reshape(bucket.count * bucket.queries, heads, -1)
+    mask = (
+        bucket.mask
+        if bucket.mask is None or len(bucket.mask) == 1
+        else bucket.mask.repeat_interleave(key_heads, 0)
+    )
+    seen = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
+    )
+    return (
+        seen.unflatten(0, (bucket.count, key_heads))
+        .permute(0, 3, 1, 2, 4)
+        .reshape(bucket.count * bucket.queries, heads, -1)
+    )
 
 
 def _mask(sees_nP: np.ndarray, own: int, like: Tensor) -> Tensor:
-    """(n, 1, L, P + L), or n = 1 where all are equal: 0 where a query may look, at the prefix that it has and causally at its own, -inf elsewhere."""
+    """(n, 1, L, P + L), or n = 1 where all are equal: 0 where a query may look, at the prefix that it has and
+    causally at its own, -inf elsewhere."""
     sees_nP = sees_nP[:1] if sees_nP.all() else sees_nP
     causal = np.tril(np.ones((own, own), dtype=bool))
-    sees = np.concatenate([np.repeat(sees_nP[:, None], own, axis=1), np.broadcast_to(causal, (len(sees_nP), own, own))], axis=2)
+    sees = np.concatenate(
+        [np.repeat(sees_nP[:, None], own, axis=1), np.broadcast_to(causal, (len(sees_nP), own, own))], axis=2
+    )
     hidden = torch.from_numpy(~sees[:, None]).to(like.device)
     return like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
 
@@ -289,26 +363,34 @@ def _near(length: int) -> int:
 
 
 def half_dtype(like: Tensor) -> torch.dtype | None:
-    """The half precision that attention of such a tensor is computed in on a GPU; None on a CPU, and in more than half precision."""
+    """The half precision that attention of such a tensor is computed in on a GPU; None on a CPU, and in more
+    than half precision."""
     if not like.is_cuda:
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else like.dtype
     return dtype if dtype in (torch.float16, torch.bfloat16) else None
 
 
-def variable_length(query_THd: Tensor, key_SHd: Tensor, value_SHd: Tensor, bounds: Bounds, scale: float) -> Tensor:
-    """torch's kernel: causal attention within each sequence, whose queries stand at the end of its keys; (T, heads, width)."""
+def variable_length(
+    query_THd: Tensor, key_SHd: Tensor, value_SHd: Tensor, bounds: Bounds, scale: float
+) -> Tensor:
+    """torch's kernel: causal attention within each sequence, whose queries stand at the end of its keys; (T,
+    heads, width)."""
     from torch.nn.attention.varlen import varlen_attn
 
-    causal: dict[str, Any] = {"window_size": (-1, 0), "enable_gqa": True}  # aligned at the lower right, as flash attention is since 2.1
+    # aligned at the lower right, as flash attention is since 2.1
+    causal: dict[str, Any] = {"window_size": (-1, 0), "enable_gqa": True}
     seen = varlen_attn(query_THd, key_SHd, value_SHd, *bounds[:4], scale=scale, **causal)
     assert isinstance(seen, Tensor)
     return seen
 
 
 @cache
-def kernel_agrees(device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, value_width: int) -> bool:
-    """Whether values and gradients of the kernel are those of the buckets, for spans with a prefix and without; False where there is none.
+def kernel_agrees(
+    device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, value_width: int
+) -> bool:
+    """Whether values and gradients of the kernel are those of the buckets, for spans with a prefix and
+    without; False where there is none.
 
     What it computes shows in no graph and in no hook around it.
     """
@@ -316,8 +398,16 @@ def kernel_agrees(device: torch.device, dtype: torch.dtype, heads: int, key_head
     unseen = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False), unseen:
         query, key, value = (
-            torch.arange(20 * count * size, device=device).mul(1.7 + turn).sin().view(1, 20, count, size).transpose(1, 2).to(dtype).requires_grad_()
-            for turn, (count, size) in enumerate(((heads, width), (key_heads, width), (key_heads, value_width)))
+            torch.arange(20 * count * size, device=device)
+            .mul(1.7 + turn)
+            .sin()
+            .view(1, 20, count, size)
+            .transpose(1, 2)
+            .to(dtype)
+            .requires_grad_()
+            for turn, (count, size) in enumerate(
+                ((heads, width), (key_heads, width), (key_heads, value_width))
+            )
         )
         found = []
         try:
@@ -326,7 +416,10 @@ def kernel_agrees(device: torch.device, dtype: torch.dtype, heads: int, key_head
                 found.append([seen, *torch.autograd.grad(seen.float().square().sum(), (query, key, value))])
         except (RuntimeError, TypeError, ValueError, ImportError):
             return False
-        return all(bool((one - other).abs().max() <= _AGREEMENT * other.abs().max()) for one, other in zip(*found, strict=True))
+        return all(
+            bool((one - other).abs().max() <= _AGREEMENT * other.abs().max())
+            for one, other in zip(*found, strict=True)
+        )
 
 
 def attention(
@@ -343,14 +436,19 @@ def attention(
     """What transformers calls in every layer.
 
     Raises:
-        ModelError: with a layout, the layer wants more than scaled dot products: soft caps, sinks, a bias of positions.
+        ModelError: with a layout, the layer wants more than scaled dot products: soft caps, sinks, a bias of
+        positions.
     """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
-            raise ModelError(f"its attention has `{name}`, which is not done here; give a plain attention model")
-    return layout.attend(module, query, key, value, scaling if scaling is not None else query.shape[-1] ** -0.5), None
+            raise ModelError(
+                f"its attention has `{name}`, which is not done here; give a plain attention model"
+            )
+    return layout.attend(
+        module, query, key, value, scaling if scaling is not None else query.shape[-1] ** -0.5
+    ), None
 
 
 AttentionInterface.register(NAME, attention)

@@ -1,4 +1,5 @@
-"""Whether a model of transformers can be followed: its logits are its head applied to its hidden states, and its attention may be ours."""
+"""Whether a model of transformers can be followed: its logits are its head applied to its hidden states, and
+its attention may be ours."""
 
 from typing import Any
 
@@ -11,7 +12,16 @@ from oat.errors import ModelError
 from oat.models.attention import NAME, Packed, pack
 from oat.models.causal_lm import CausalLM
 
-LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
+LIBRARY_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+)
 """What transformers, and what it calls, may raise over a model."""
 _HEAD_TOLERANCE, _HALF_TOLERANCE = 1e-4, 5e-2
 
@@ -24,7 +34,9 @@ def check_head(lm: CausalLM, path: str) -> None:
     try:
         difference = (lm.head(lm.hidden(ids)) - lm.module(input_ids=ids).logits).abs().max().item()
     except LIBRARY_ERRORS as error:
-        raise ModelError(f"a `{lm.model_type}` cannot be followed ({error}); give a plain causal language model") from error
+        raise ModelError(
+            f"a `{lm.model_type}` cannot be followed ({error}); give a plain causal language model"
+        ) from error
     _refuse_other_logits(lm, path, difference)
 
 
@@ -56,27 +68,35 @@ def check_outlined_head(lm: CausalLM, path: str) -> None:
 
 def _check_has_head(lm: CausalLM, path: str) -> None:
     if lm.module.get_output_embeddings() is None:
-        raise ModelError(f"{path} is a `{lm.model_type}` without output embeddings; give a model that generates text")
+        raise ModelError(
+            f"{path} is a `{lm.model_type}` without output embeddings; give a model that generates text"
+        )
 
 
 def _refuse_other_logits(lm: CausalLM, path: str, difference: float) -> None:
     if not difference <= _HEAD_TOLERANCE:
         raise ModelError(
-            f"the logits of a `{lm.model_type}` are not its head applied to its last hidden states (they differ by {difference:.3g}): it scales "
+            f"the logits of a `{lm.model_type}` are not its head applied to its last hidden states (they "
+            f"differ by {difference:.3g}): it scales "
             f"or caps them, or its weights are not finite; give another model than {path}"
         )
 
 
 @torch.no_grad()
 def give_layouts(lm: CausalLM) -> None:
-    """Our own attention, if the model's code lets it in and two sequences then do not see each other; otherwise the one it has."""
+    """Our own attention, if the model's code lets it in and two sequences then do not see each other;
+    otherwise the one it has."""
     sequences = [np.arange(count) % lm.vocab_rows for count in (5, 3)]
     ids_1T, positions_1T, spans = pack(sequences, lm.device)
     plain = torch.cat([lm.hidden(torch.from_numpy(ids)[None].to(lm.device))[0] for ids in sequences])
     lm.module.set_attn_implementation(NAME)
     try:
-        difference = (lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0] - plain).abs().max() / plain.abs().max().clamp(min=1e-6)
-        lm.takes_layouts = bool(difference <= (_HEAD_TOLERANCE if plain.dtype == torch.float32 else _HALF_TOLERANCE))
+        difference = (
+            lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0] - plain
+        ).abs().max() / plain.abs().max().clamp(min=1e-6)
+        lm.takes_layouts = bool(
+            difference <= (_HEAD_TOLERANCE if plain.dtype == torch.float32 else _HALF_TOLERANCE)
+        )
     except (*LIBRARY_ERRORS, ModelError):
         lm.takes_layouts = False
     if not lm.takes_layouts:

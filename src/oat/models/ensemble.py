@@ -1,7 +1,9 @@
-"""The ensemble: M small reward networks on frozen features, evaluated together (SEA, arXiv:2411.01493; EE4LLM, arXiv:2402.00396).
+"""The ensemble: M small reward networks on frozen features, evaluated together (SEA, arXiv:2411.01493;
+EE4LLM, arXiv:2402.00396).
 
-Each member is x -> act(W1 x + b1) -> act(W2 x + b2) -> W3 x + b3, a scalar. Members differ by their start: weights truncated normal with standard
-deviation 1 / (2 sqrt(inputs)), cut at two of them, biases 0. The start stays as an anchor, towards which the prior pulls.
+Each member is x -> act(W1 x + b1) -> act(W2 x + b2) -> W3 x + b3, a scalar. Members differ by their start:
+weights truncated normal with standard deviation 1 / (2 sqrt(inputs)), cut at two of them, biases 0. The start
+stays as an anchor, towards which the prior pulls.
 """
 
 import math
@@ -18,16 +20,27 @@ _ACTIVATIONS = {"relu": torch.relu, "swish": torch.nn.functional.silu}
 
 
 class Ensemble(torch.nn.Module):
-    """M networks on D features. As a learner's model it reads the column `features_N`, (N, D), and gives "rewards", (N, M), and "prior", ().
+    """M networks on D features. As a learner's model it reads the column `features_N`, (N, D), and gives
+    "rewards", (N, M), and "prior", ().
 
     Args:
         generator: of the start.
     """
 
-    def __init__(self, *, features: int, members: int, hidden: int, activation: Activation, generator: np.random.Generator):
+    def __init__(
+        self,
+        *,
+        features: int,
+        members: int,
+        hidden: int,
+        activation: Activation,
+        generator: np.random.Generator,
+    ):
         super().__init__()
         self.activation = _ACTIVATIONS[activation]
-        for layer, (inputs, outputs) in enumerate(((features, hidden), (hidden, hidden), (hidden, 1)), start=1):
+        for layer, (inputs, outputs) in enumerate(
+            ((features, hidden), (hidden, hidden), (hidden, 1)), start=1
+        ):
             start = _truncated_normal(generator, (members, inputs, outputs), 1 / (2 * math.sqrt(inputs)))
             self.register_parameter(f"weight{layer}", torch.nn.Parameter(start))
             self.register_parameter(f"bias{layer}", torch.nn.Parameter(torch.zeros(members, 1, outputs)))
@@ -58,10 +71,15 @@ class Ensemble(torch.nn.Module):
 
     def prior(self) -> torch.Tensor:
         """Mean over all parameters of all members of the squared distance to their start."""
-        moved = [(parameter - getattr(self, f"anchor_{name}")).square().flatten() for name, parameter in self.named_parameters()]
+        moved = [
+            (parameter - getattr(self, f"anchor_{name}")).square().flatten()
+            for name, parameter in self.named_parameters()
+        ]
         return torch.cat(moved).mean()
 
-    def outputs(self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]) -> dict[str, torch.Tensor]:
+    def outputs(
+        self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
+    ) -> dict[str, torch.Tensor]:
         available = {"rewards": lambda: self(columns["features_N"]), "prior": self.prior}
         assert wants <= set(available), f"an ensemble gives rewards and prior, not {wants}"
         return {want: available[want]() for want in sorted(wants)}

@@ -1,5 +1,5 @@
-"""What a model and its text are, by what is read of their files: the same where another program has saved them again, another where a field has
-changed that decides what is computed.
+"""What a model and its text are, by what is read of their files: the same where another program has saved
+them again, another where a field has changed that decides what is computed.
 
 | section | what it has |
 | --- | --- |
@@ -32,8 +32,25 @@ Identity = dict[str, dict[str, Any]]
 """Plain values by section and field."""
 
 _SAYS_NOTHING = {
-    *("transformers_version", "architectures", "dtype", "torch_dtype", "use_cache", "return_dict", "output_attentions", "output_hidden_states"),
-    *("initializer_range", "id2label", "label2id", "problem_type", "tokenizer_class", "bos_token_id", "eos_token_id"),
+    *(
+        "transformers_version",
+        "architectures",
+        "dtype",
+        "torch_dtype",
+        "use_cache",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+    ),
+    *(
+        "initializer_range",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "tokenizer_class",
+        "bos_token_id",
+        "eos_token_id",
+    ),
 }
 """Fields of a configuration; the ids that end a text have a section of their own."""
 _ROPE = re.compile(r"^rope_(parameters|scaling)\.")
@@ -53,15 +70,24 @@ def model_identity(config: Any) -> Identity:
         config: of transformers, as the model is made of it.
     """
     fields = {_ROPE.sub("", name): value for name, value in _flat(_plain(config.to_dict()))}
-    return {"config.json": {name: value for name, value in sorted(fields.items()) if not _says_nothing(name.split("."), value)}}
+    return {
+        "config.json": {
+            name: value for name, value in sorted(fields.items()) if not _says_nothing(name.split("."), value)
+        }
+    }
 
 
 def tokenizer_identity(tokenizer: Any) -> Identity:
     """Of a tokenizer; one without a backend of the library `tokenizers` is its vocabulary."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts: dict[str, Any] = json.loads(backend.to_str()) if backend is not None else {"model": {"vocab": tokenizer.get_vocab()}}
+    parts: dict[str, Any] = (
+        json.loads(backend.to_str()) if backend is not None else {"model": {"vocab": tokenizer.get_vocab()}}
+    )
     parts["added_tokens"] = {str(token.pop("content")): token for token in parts.get("added_tokens", [])}
-    special = {**tokenizer.special_tokens_map, "split_special_tokens": getattr(tokenizer, "split_special_tokens", False)}
+    special = {
+        **tokenizer.special_tokens_map,
+        "split_special_tokens": getattr(tokenizer, "split_special_tokens", False),
+    }
     return {
         "tokenizer.json": dict(_flat({name: parts[name] for name in _PARTS if name in parts})),
         "tokenizer_config.json": dict(_flat(_plain(special))),
@@ -69,7 +95,8 @@ def tokenizer_identity(tokenizer: Any) -> Identity:
 
 
 def weights_identity(path: str) -> Identity:
-    """Of the weights of a model or an adapter in a directory, or of a hub model as far as they lie in the cache; nothing where there are none."""
+    """Of the weights of a model or an adapter in a directory, or of a hub model as far as they lie in the
+    cache; nothing where there are none."""
     sums: dict[str, int] = {}
     for name, found in sorted(found for file in _weight_files(path) for found in _tensors(file)):
         group = re.sub(r"\d+", "*", name)
@@ -84,7 +111,9 @@ def adapter_identity(path: str) -> Identity:
         ModelError: as `described_adapter`.
     """
     config, _ = described_adapter(path)
-    return {"adapter_config.json": {"rank": config.rank, "alpha": config.alpha, "targets": _plain(config.targets)}}
+    return {
+        "adapter_config.json": {"rank": config.rank, "alpha": config.alpha, "targets": _plain(config.targets)}
+    }
 
 
 def readers() -> dict[str, str]:
@@ -92,12 +121,18 @@ def readers() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("transformers", "tokenizers")}
 
 
-def differences(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], *, same_readers: bool = True) -> list[str]:
-    """The fields in which two identities differ, with both values. Of weights only names that both have are held against each other: a program may
-    leave out tensors that nobody reads.
+def differences(
+    before: Mapping[str, Mapping[str, Any]],
+    now: Mapping[str, Mapping[str, Any]],
+    *,
+    same_readers: bool = True,
+) -> list[str]:
+    """The fields in which two identities differ, with both values. Of weights only names that both have are
+    held against each other: a program may leave out tensors that nobody reads.
 
     Args:
-        same_readers: False: a field that one of them lacks is passed over, since one version of a library may not know it.
+        same_readers: False: a field that one of them lacks is passed over, since one version of a library may
+        not know it.
     """
     lines = []
     for section in [name for name in before if name in now]:
@@ -107,7 +142,11 @@ def differences(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mappi
         changed = [name for name in sorted(names) if old.get(name) != new.get(name)]
         if is_sampled:
             changed = changed or ([] if names else ["every tensor"])
-            lines += [f"weights: {', '.join(changed[:3])}{', ...' if len(changed) > 3 else ''} changed"] if changed else []
+            lines += (
+                [f"weights: {', '.join(changed[:3])}{', ...' if len(changed) > 3 else ''} changed"]
+                if changed
+                else []
+            )
         else:
             lines += [f"{section}: {_said(old, new, name)}" for name in changed]
     return lines
@@ -124,7 +163,8 @@ def hash_of(text: str) -> str:
 
 
 def _says_nothing(name: Sequence[str], value: Any) -> bool:
-    is_noise = isinstance(value, float) and ("drop" in name[-1] or "jitter" in name[-1])  # which `oat.models.causal_lm` takes out of every model
+    # which `oat.models.causal_lm` takes out of every model
+    is_noise = isinstance(value, float) and ("drop" in name[-1] or "jitter" in name[-1])
     return is_noise or bool(_SAYS_NOTHING & set(name)) or name[-1].startswith("_")
 
 
@@ -134,7 +174,9 @@ def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict) and 0 < len(value) <= _MOST_ENTRIES:
             yield from _flat(value, f"{prefix}{name}.")
         elif len(text := json.dumps(value, sort_keys=True)) > _MOST_CHARACTERS:
-            size = f"{len(value):,} entries" if isinstance(value, list | dict) else f"{len(text):,} characters"
+            size = (
+                f"{len(value):,} entries" if isinstance(value, list | dict) else f"{len(text):,} characters"
+            )
             yield f"{prefix}{name}", f"{size}, {hash_of(text)}"
         else:
             yield f"{prefix}{name}", value
@@ -166,12 +208,16 @@ def _weight_files(path: str) -> list[Path]:
     single, index = find("model.safetensors"), find("model.safetensors.index.json")
     if single is not None or index is None:
         return [single] if single is not None else []
-    files = [find(name) for name in sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))]
+    files = [
+        find(name)
+        for name in sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    ]
     return [file for file in files if file is not None] if None not in files else []
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, int]]:
-    """The name of each tensor of a file, and a checksum of its shape and samples; nothing of a file that is damaged, which whoever loads it says."""
+    """The name of each tensor of a file, and a checksum of its shape and samples; nothing of a file that is
+    damaged, which whoever loads it says."""
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -184,14 +230,17 @@ def _tensors(file: Path) -> Iterator[tuple[str, int]]:
                 total = zlib.crc32(str(tensor["shape"]).encode())
                 for first in sorted({0, max(0, count // 2), max(0, count - _SAMPLE)}):
                     stream.seek(8 + size + begin + first * width)
-                    total = zlib.crc32(_in_float32(stream.read(min(_SAMPLE, count - first) * width), tensor["dtype"]), total)
+                    total = zlib.crc32(
+                        _in_float32(stream.read(min(_SAMPLE, count - first) * width), tensor["dtype"]), total
+                    )
                 yield name, total
     except (OSError, ValueError, KeyError, TypeError):
         return
 
 
 def _in_float32(data: bytes, kind: str) -> bytes:
-    """Numbers of a floating kind as float32, so that a model that is saved in a wider one stays the same; others as they are."""
+    """Numbers of a floating kind as float32, so that a model that is saved in a wider one stays the same;
+    others as they are."""
     if kind == "BF16":
         return (np.frombuffer(data, "<u2").astype("<u4") << 16).tobytes()
     return np.frombuffer(data, _FLOATS[kind]).astype("<f4").tobytes() if kind in _FLOATS else data

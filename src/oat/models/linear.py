@@ -1,4 +1,5 @@
-"""Linear layers of a model that compute with our products (`functional/products.py`); nothing else of them changes."""
+"""Linear layers of a model that compute with our products (`functional/products.py`); nothing else of them
+changes."""
 
 import torch
 from torch import Tensor

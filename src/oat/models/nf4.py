@@ -1,11 +1,15 @@
-"""Frozen linear layers in four bits (QLoRA, arXiv:2305.14314, Section 3): NF4 in blocks of 64, and the blocks' scales in eight bits ("double
-quantisation"), 4.13 bits a weight. bitsandbytes packs and unpacks; the product is ours, of weights that exist only while it is computed, forwards and
-backwards, in the precision of what comes in.
+"""Frozen linear layers in four bits (QLoRA, arXiv:2305.14314, Section 3): NF4 in blocks of 64, and the
+blocks' scales in eight bits ("double quantisation"), 4.13 bits a weight. bitsandbytes packs and unpacks; the
+product is ours, of weights that exist only while it is computed, forwards and backwards, in the precision of
+what comes in.
 
 Departures:
-1. The head and the embeddings stay as they are, as in the paper's code; so do layers that are not plainly linear.
-2. Weights are unpacked before every product, also of one row: there is no kernel of its own for decoding, which would round otherwise than learning.
-3. A model is read whole and packed on the CPU, before it moves to its device; the mean of the scales is rounded once.
+1. The head and the embeddings stay as they are, as in the paper's code; so do layers that are not plainly
+   linear.
+2. Weights are unpacked before every product, also of one row: there is no kernel of its own for decoding,
+   which would round otherwise than learning.
+3. A model is read whole and packed on the CPU, before it moves to its device; the mean of the scales is
+   rounded once.
 """
 
 import logging
@@ -27,7 +31,8 @@ _BLOCK, _SCALES = 64, 256
 
 
 class Nf4Linear(torch.nn.Linear):
-    """A linear layer whose weight is packed: `weight` are two numbers a byte, (n / 2, 1), and the other parameters its scales. All are frozen."""
+    """A linear layer whose weight is packed: `weight` are two numbers a byte, (n / 2, 1), and the other
+    parameters its scales. All are frozen."""
 
     scales: torch.nn.Parameter
     scale_scales: torch.nn.Parameter
@@ -37,7 +42,9 @@ class Nf4Linear(torch.nn.Linear):
 
     def __init__(self, layer: torch.nn.Linear):
         torch.nn.Module.__init__(self)
-        self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, layer.weight.dtype
+        self.in_features = layer.in_features
+        self.out_features = layer.out_features
+        self.dtype = layer.weight.dtype
         packed, codes = _outlined(layer.weight) if is_outlined() else _packed(layer.weight.detach())
         for name, tensor in packed.items():
             self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
@@ -50,9 +57,17 @@ class Nf4Linear(torch.nn.Linear):
         if is_outlined():
             return self.scale_scales.new_empty(self.out_features, self.in_features, dtype=dtype)
         functional = functional_of_bitsandbytes()
-        of_scales = functional.QuantState(self.scale_scales, code=self.scale_code, blocksize=_SCALES, dtype=torch.float32)
+        of_scales = functional.QuantState(
+            self.scale_scales, code=self.scale_code, blocksize=_SCALES, dtype=torch.float32
+        )
         shape = torch.Size((self.out_features, self.in_features))
-        options = {"shape": shape, "code": self.code, "blocksize": _BLOCK, "quant_type": "nf4", "dtype": dtype}
+        options = {
+            "shape": shape,
+            "code": self.code,
+            "blocksize": _BLOCK,
+            "quant_type": "nf4",
+            "dtype": dtype,
+        }
         weight_OI: Tensor = functional.dequantize_4bit(
             self.weight, functional.QuantState(self.scales, offset=self.offset, state2=of_scales, **options)
         )
@@ -74,22 +89,39 @@ class Nf4Linear(torch.nn.Linear):
 
 
 def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A weight's packed parts, and the tables that they are looked up in. The scales' mean does not depend on the number of threads."""
+    """A weight's packed parts, and the tables that they are looked up in. The scales' mean does not depend on
+    the number of threads."""
     functional = functional_of_bitsandbytes()
-    packed, found = functional.quantize_4bit(weight_OI, blocksize=_BLOCK, compress_statistics=False, quant_type="nf4")
+    packed, found = functional.quantize_4bit(
+        weight_OI, blocksize=_BLOCK, compress_statistics=False, quant_type="nf4"
+    )
     offset = found.absmax.new_tensor([math.fsum(found.absmax.tolist()) / found.absmax.numel()])
     scales, second = functional.quantize_blockwise(found.absmax - offset, blocksize=_SCALES)
-    return {"weight": packed, "scales": scales, "scale_scales": second.absmax, "offset": offset}, {"code": found.code, "scale_code": second.code}
+    return {"weight": packed, "scales": scales, "scale_scales": second.absmax, "offset": offset}, {
+        "code": found.code,
+        "scale_code": second.code,
+    }
 
 
 def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The same of a weight that has no memory."""
     functional_of_bitsandbytes()
     scales = -(-weight_OI.numel() // _BLOCK)
-    shapes = {"weight": (-(-weight_OI.numel() // 2), 1), "scales": (scales,), "scale_scales": (-(-scales // _SCALES),), "offset": (1,)}
+    shapes = {
+        "weight": (-(-weight_OI.numel() // 2), 1),
+        "scales": (scales,),
+        "scale_scales": (-(-scales // _SCALES),),
+        "offset": (1,),
+    }
     dtypes = {"weight": torch.uint8, "scales": torch.uint8}
-    parts = {name: weight_OI.new_empty(shape, dtype=dtypes.get(name, torch.float32)) for name, shape in shapes.items()}
-    return parts, {name: weight_OI.new_empty(size, dtype=torch.float32) for name, size in {"code": 16, "scale_code": 256}.items()}
+    parts = {
+        name: weight_OI.new_empty(shape, dtype=dtypes.get(name, torch.float32))
+        for name, shape in shapes.items()
+    }
+    return parts, {
+        name: weight_OI.new_empty(size, dtype=torch.float32)
+        for name, size in {"code": 16, "scale_code": 256}.items()
+    }
 
 
 class _Product(torch.autograd.Function):
@@ -107,23 +139,29 @@ class _Product(torch.autograd.Function):
 
 
 def pack(lm: CausalLM, device: torch.device | str) -> None:
-    """Pack every linear layer but the head, one after the other, and bring the model to a device. It is packed on the CPU, so that an export, or a
-    continued run, on another device packs the same.
+    """Pack every linear layer but the head, one after the other, and bring the model to a device. It is
+    packed on the CPU, so that an export, or a continued run, on another device packs the same.
 
     Raises:
         ConfigError: bitsandbytes is not installed, or cannot do that here; or the model has no linear layer.
     """
     head = lm.module.get_output_embeddings()
-    places = [(parent, name) for parent, name in _places(lm.module, Linear) if getattr(parent, name) is not head]
+    places = [
+        (parent, name) for parent, name in _places(lm.module, Linear) if getattr(parent, name) is not head
+    ]
     if not places:
-        raise ConfigError(f"model.quantize: a {lm.model_type} has no linear layer besides its head; leave it out")
+        raise ConfigError(
+            f"model.quantize: a {lm.model_type} has no linear layer besides its head; leave it out"
+        )
     try:
         for parent, name in places:
             setattr(parent, name, Nf4Linear(getattr(parent, name)))
         lm.module.to(device)
     except (RuntimeError, NotImplementedError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"model.quantize is nf4, and bitsandbytes cannot pack weights here ({reason}); leave it out") from error
+        raise ConfigError(
+            f"model.quantize is nf4, and bitsandbytes cannot pack weights here ({reason}); leave it out"
+        ) from error
 
 
 def unpack(lm: CausalLM) -> None:
@@ -133,11 +171,16 @@ def unpack(lm: CausalLM) -> None:
 
 
 def count(lm: CausalLM) -> dict[str, int]:
-    """How many numbers of the model each parameter stands for, by name: a packed weight for as many as it was packed of, its scales for none."""
+    """How many numbers of the model each parameter stands for, by name: a packed weight for as many as it was
+    packed of, its scales for none."""
     packed = [module for module in lm.module.modules() if isinstance(module, Nf4Linear)]
-    stands = {id(scale): 0 for module in packed for scale in (module.scales, module.scale_scales, module.offset)}
+    stands = {
+        id(scale): 0 for module in packed for scale in (module.scales, module.scale_scales, module.offset)
+    }
     stands |= {id(module.weight): module.in_features * module.out_features for module in packed}
-    return {name: stands.get(id(parameter), parameter.numel()) for name, parameter in lm.module.named_parameters()}
+    return {
+        name: stands.get(id(parameter), parameter.numel()) for name, parameter in lm.module.named_parameters()
+    }
 
 
 def shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
@@ -153,13 +196,19 @@ def shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
 
 def _places(module: torch.nn.Module, kind: type[torch.nn.Module]) -> list[tuple[torch.nn.Module, str]]:
     """Where layers of exactly a kind are: the module that has each, and its name there."""
-    return [(parent, name) for parent in module.modules() for name, child in parent.named_children() if type(child) is kind]
+    return [
+        (parent, name)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if type(child) is kind
+    ]
 
 
 def functional_of_bitsandbytes() -> Any:
     """Its module `functional`.
 
-    On some processors it fetches compiled code from the hub when it is imported, where a package `kernels` is there to do so; it is not let.
+    On some processors it fetches compiled code from the hub when it is imported, where a package `kernels` is
+    there to do so; it is not let.
 
     Raises:
         ConfigError: it is not installed, or cannot be imported.
@@ -172,7 +221,10 @@ def functional_of_bitsandbytes() -> Any:
             import bitsandbytes  # noqa: F401
         except (ImportError, OSError, RuntimeError) as error:
             sys.modules.pop("bitsandbytes", None)
-            raise ConfigError(f"model.quantize needs bitsandbytes ({error}): pip install 'oat-align[quantize]', or leave it out") from None
+            raise ConfigError(
+                f"model.quantize needs bitsandbytes ({error}): pip install 'oat-align[quantize]', or "
+                "leave it out"
+            ) from None
         finally:
             del sys.modules["kernels"]
             if fetcher is not None:

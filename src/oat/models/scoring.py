@@ -1,15 +1,20 @@
-"""Scores of responses by a sequence-classification model of transformers: what the oracle `reward_model` and a reward server share.
+"""Scores of responses by a sequence-classification model of transformers: what the oracle `reward_model` and
+a reward server share.
 
-The conversation is rendered by the chat template of the model's own tokenizer, to its end, and control tokens in its content are text
-(`oat.text.renderer`). Without a template a decoder reads prompt, response and end-of-text, and an encoder the two texts as its tokenizer pairs them.
+The conversation is rendered by the chat template of the model's own tokenizer, to its end, and control tokens
+in its content are text (`oat.text.renderer`). Without a template a decoder reads prompt, response and
+end-of-text, and an encoder the two texts as its tokenizer pairs them.
 
 Departures from transformers:
-1. The score of a decoder stands at the last attended token, by the mask. Transformers looks for the right-most id that is not the pad id, which is
-   another one where the end of a text pads too, and refuses batches where there is no pad id. An encoder's logits are those of its own code.
-2. That both agree where nothing is padded, and that padding changes nothing, is found out when a model is loaded.
+1. The score of a decoder stands at the last attended token, by the mask. Transformers looks for the
+   right-most id that is not the pad id, which is another one where the end of a text pads too, and refuses
+   batches where there is no pad id. An encoder's logits are those of its own code.
+2. That both agree where nothing is padded, and that padding changes nothing, is found out when a model is
+   loaded.
 3. A rendered template begins with what it writes: no second begin-of-text.
 
-Not handled: encoders with a decoder (BART, T5), which are refused; models whose code comes with them; several labels mixed into one score.
+Not handled: encoders with a decoder (BART, T5), which are refused; models whose code comes with them; several
+labels mixed into one score.
 """
 
 import datetime
@@ -38,11 +43,22 @@ from oat.text.vocabulary import check_vocabulary
 from oat.types import Message
 
 DATE = datetime.date(2024, 7, 26)
-"""What a template that writes the day gets, so that a score does not change overnight; Llama 3.1's has it where it knows no clock."""
+"""What a template that writes the day gets, so that a score does not change overnight; Llama 3.1's has it
+where it knows no clock."""
 
 _TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
 """Relative to a score, above 1 in absolute value."""
-_BEHIND_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "data2vec-text", "xmod", "longformer", "mpnet")
+_BEHIND_PADDING = (
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "roberta-prelayernorm",
+    "camembert",
+    "data2vec-text",
+    "xmod",
+    "longformer",
+    "mpnet",
+)
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _CHUNK = 2**20
 _MOST = 10**6
@@ -63,7 +79,8 @@ class Encoded:
 
 
 class Scorer:
-    """A reward model. Its configuration and tokenizer are read at once, its weights when they are first needed.
+    """A reward model. Its configuration and tokenizer are read at once, its weights when they are first
+    needed.
 
     Args:
         path: a directory, or `org/name`.
@@ -74,7 +91,8 @@ class Scorer:
         max_tokens: a longer row has no score; None: what the model can read.
 
     Raises:
-        ModelError: there is no such model or tokenizer, it is of another kind, or the tokenizer is another model's.
+        ModelError: there is no such model or tokenizer, it is of another kind, or the tokenizer is another
+        model's.
         ConfigError: a label that it lacks, or more tokens than it can read.
     """
 
@@ -88,17 +106,23 @@ class Scorer:
         batch_tokens: int = 16384,
         max_tokens: int | None = None,
     ):
-        self.path, self.dtype, self.batch_tokens = path, dtype, batch_tokens
+        self.path = path
+        self.dtype = dtype
+        self.batch_tokens = batch_tokens
         self.is_spread, first = device == "auto", "cuda:0" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(first if self.is_spread else device)
         if dtype not in _TOLERANCES:
             raise ConfigError(f"the dtype of the reward model {path} is {dtype!r}; give float32 or bfloat16")
         self.config, self.tokenizer = load_config(path), load_tokenizer(path)
         if type(self.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-            raise ModelError(f"{path} is a `{self.config.model_type}`, which is no reward model; give a sequence-classification model")
+            raise ModelError(
+                f"{path} is a `{self.config.model_type}`, which is no reward model; give a "
+                "sequence-classification model"
+            )
         if self.config.is_encoder_decoder:
             raise ModelError(
-                f"{path} is a `{self.config.model_type}`, an encoder with a decoder, which is not supported; give a decoder, or an encoder, with a "
+                f"{path} is a `{self.config.model_type}`, an encoder with a decoder, which is not "
+                "supported; give a decoder, or an encoder, with a "
                 "classification head"
             )
         check_vocabulary(self.tokenizer, self.config.get_text_config().vocab_size, f"the tokenizer of {path}")
@@ -114,39 +138,62 @@ class Scorer:
         if self._renderer is not None:
             return Encoded(self._renderer.whole(messages, response))
         if len(messages) != 1:
-            raise TemplateError(f"the reward model {self.path} has no chat template, and reads one text as a prompt, not {len(messages)} messages")
+            raise TemplateError(
+                f"the reward model {self.path} has no chat template, and reads one text as a prompt, not "
+                f"{len(messages)} messages"
+            )
         # Content cannot write the control tokens that stand between the texts.
-        pair = self.tokenizer(messages[0].content, response, split_special_tokens=True, return_token_type_ids=True, verbose=False)
+        pair = self.tokenizer(
+            messages[0].content,
+            response,
+            split_special_tokens=True,
+            return_token_type_ids=True,
+            verbose=False,
+        )
         ids, types = (np.array(pair[name], dtype=np.int32) for name in ("input_ids", "token_type_ids"))
         return Encoded(ids, types if "token_type_ids" in self._parameters else None)
 
     def score(self, rows: Sequence[Encoded]) -> list[float | None]:
-        """One score a row, in order; None for one that is longer than the limit. Which rows are given together changes rounding only.
+        """One score a row, in order; None for one that is longer than the limit. Which rows are given
+        together changes rounding only.
 
         Raises:
             OracleError: a score is not finite.
             ModelError: the model cannot be loaded, or cannot be followed.
         """
         scores: list[float | None] = [None] * len(rows)
-        fitting = [place for place, row in enumerate(rows) if self.limit is None or len(row.ids) <= self.limit]
+        fitting = [
+            place for place, row in enumerate(rows) if self.limit is None or len(row.ids) <= self.limit
+        ]
         for batch in batches([len(rows[place].ids) for place in fitting], self.batch_tokens):
             places = [fitting[number] for number in batch]
-            for place, value in zip(places, self.scores(*self._padded([rows[place] for place in places])).tolist(), strict=True):
+            for place, value in zip(
+                places, self.scores(*self._padded([rows[place] for place in places])).tolist(), strict=True
+            ):
                 if not np.isfinite(value):
-                    raise OracleError(f"the reward model {self.path} gives {value} as a score; use another one, or dtype: float32")
+                    raise OracleError(
+                        f"the reward model {self.path} gives {value} as a score; use another one, or "
+                        "dtype: float32"
+                    )
                 scores[place] = value
         return scores
 
     @torch.no_grad()
-    def scores(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+    def scores(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> Tensor:
         """The scores of padded rows, (N,) float32 on the CPU.
 
         Args:
-            input_ids: (N, T); what stands where the mask is 0 does not matter to a decoder, on whichever side.
+            input_ids: (N, T); what stands where the mask is 0 does not matter to a decoder, on whichever
+            side.
             attention_mask: (N, T), 1 for tokens and 0 for padding; at least one token a row.
             token_type_ids: (N, T), where the model is told.
         """
-        asked: dict[str, Any] = {"input_ids": input_ids.to(self.device), "attention_mask": attention_mask.to(self.device)}
+        asked: dict[str, Any] = {
+            "input_ids": input_ids.to(self.device),
+            "attention_mask": attention_mask.to(self.device),
+        }
         if token_type_ids is not None:
             asked["token_type_ids"] = token_type_ids.to(self.device)
         if not self._is_decoder:
@@ -156,7 +203,10 @@ class Scorer:
         hidden_NTD = self._module.base_model(**asked, use_cache=False).last_hidden_state
         hidden_ND = hidden_NTD[torch.arange(len(hidden_NTD)), last_attended(attention_mask)].float()
         head = self._module.score
-        weight_D, bias = head.weight[self.label].float(), None if head.bias is None else head.bias[self.label].float()
+        weight_D, bias = (
+            head.weight[self.label].float(),
+            None if head.bias is None else head.bias[self.label].float(),
+        )
         scores_N = hidden_ND.to(weight_D.device) @ weight_D
         return (scores_N if bias is None else scores_N + bias).cpu()
 
@@ -193,26 +243,36 @@ class Scorer:
             return None
         date = DATE if template is not None and reads_date(template, self.tokenizer) else None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OatWarning)  # of histories that a template rewrites: nothing is appended to these
+            # of histories that a template rewrites: nothing is appended to these
+            warnings.simplefilter("ignore", OatWarning)
             return Renderer(self.tokenizer, template=template, date=date)
 
     @property
     def _is_decoder(self) -> bool:
-        """Whether it has a linear head on hidden states; encoders classify by more than that, from the first token."""
+        """Whether it has a linear head on hidden states; encoders classify by more than that, from the first
+        token."""
         return isinstance(getattr(self._module, "score", None), torch.nn.Linear)
 
     @cached_property
     def _parameters(self) -> set[str]:
-        return set(inspect.signature((self._module.base_model if self._is_decoder else self._module).forward).parameters)
+        return set(
+            inspect.signature(
+                (self._module.base_model if self._is_decoder else self._module).forward
+            ).parameters
+        )
 
     @property
     def _pad_id(self) -> int:
-        return next((id for id in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if id is not None), 0)
+        return next(
+            (id for id in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if id is not None), 0
+        )
 
     def _padded(self, rows: Sequence[Encoded]) -> tuple[Tensor, ...]:
         """Padded on the right: ids, mask, and types where there are any."""
         width = max(len(row.ids) for row in rows)
-        ids, mask, types = (torch.full((len(rows), width), fill, dtype=torch.long) for fill in (self._pad_id, 0, 0))
+        ids, mask, types = (
+            torch.full((len(rows), width), fill, dtype=torch.long) for fill in (self._pad_id, 0, 0)
+        )
         for number, row in enumerate(rows):
             ids[number, : len(row.ids)] = torch.from_numpy(row.ids)
             mask[number, : len(row.ids)] = 1
@@ -226,12 +286,24 @@ class Scorer:
         count = self._module.get_input_embeddings().num_embeddings
         usable = [id for id in range(min(count, 16)) if id != self._pad_id]
         rows = [Encoded(np.array(usable[:size], dtype=np.int32)) for size in (7, 4)]
-        own = torch.cat([self._module(input_ids=self._padded([row])[0].to(self.device)).logits[:, self.label].float().cpu() for row in rows])
-        for found in (torch.cat([self.scores(*self._padded([row])) for row in rows]), self.scores(*self._padded(rows))):
+        own = torch.cat(
+            [
+                self._module(input_ids=self._padded([row])[0].to(self.device))
+                .logits[:, self.label]
+                .float()
+                .cpu()
+                for row in rows
+            ]
+        )
+        for found in (
+            torch.cat([self.scores(*self._padded([row])) for row in rows]),
+            self.scores(*self._padded(rows)),
+        ):
             difference = ((found - own).abs() / own.abs().clamp(min=1)).max().item()
             if not difference <= _TOLERANCES[self.dtype]:
                 raise ModelError(
-                    f"a `{self.config.model_type}` does not score as this code does (they differ by {difference:.3g}), or its weights are not "
+                    f"a `{self.config.model_type}` does not score as this code does (they differ by "
+                    f"{difference:.3g}), or its weights are not "
                     f"finite; give another reward model than {self.path}"
                 )
 
@@ -241,7 +313,9 @@ def _spread(module: Any) -> Any:
     try:
         from accelerate import dispatch_model, infer_auto_device_map
     except ImportError as error:
-        raise ModelError(f"one model over several devices needs accelerate ({error}); install it, or name one device") from error
+        raise ModelError(
+            f"one model over several devices needs accelerate ({error}); install it, or name one device"
+        ) from error
     places = infer_auto_device_map(module, no_split_module_classes=list(module._no_split_modules or ()))
     return dispatch_model(module, places)
 
@@ -252,7 +326,8 @@ def last_attended(mask_NT: Tensor) -> Tensor:
 
 
 def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Numbers of rows that go into a forward pass together: the longest first, at most so many tokens with padding, or one row."""
+    """Numbers of rows that go into a forward pass together: the longest first, at most so many tokens with
+    padding, or one row."""
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         if batch and (len(batch) + 1) * lengths[batch[0]] > tokens:
@@ -264,15 +339,24 @@ def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
 
 
 def hash_of_files(path: str) -> str:
-    """What changes when a model's files do, 16 hexadecimal digits: a hash of those of a directory; of a hub model the commit that they are of.
+    """What changes when a model's files do, 16 hexadecimal digits: a hash of those of a directory; of a hub
+    model the commit that they are of.
 
     Raises:
         ModelError: there is nothing to read.
     """
     if not seen(path).is_dir():
-        found = cached_file(path, "config.json", _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
+        found = cached_file(
+            path,
+            "config.json",
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
         if found is None:
-            raise ModelError(f"the files of {path} cannot be had from the hub; give a local directory, or set HF_HOME to where they were downloaded")
+            raise ModelError(
+                f"the files of {path} cannot be had from the hub; give a local directory, or set HF_HOME "
+                "to where they were downloaded"
+            )
         return Path(found).parent.name[:16]
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted({file for pattern in _FILES for file in seen(path).glob(pattern)}):
@@ -287,19 +371,27 @@ def _label(path: str, config: Any, label: int | None) -> int:
     count = config.num_labels
     named = ", ".join(f"{number} ({name})" for number, name in sorted(config.id2label.items()))
     if label is None and count != 1:
-        raise ConfigError(f"the model {path} has {count} labels, {named}; say by `label` which of them is the score")
+        raise ConfigError(
+            f"the model {path} has {count} labels, {named}; say by `label` which of them is the score"
+        )
     if label is not None and not 0 <= label < count:
         raise ConfigError(f"the model {path} has no label {label}; give one of {named}")
     return label or 0
 
 
 def _limit(path: str, config: Any, tokenizer: Any, given: int | None) -> int | None:
-    """Most tokens of a row. Positions of a DeBERTa are relative, so that what its tokenizer says may be passed; those of a RoBERTa begin behind the
-    one of its padding."""
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None) if getattr(config, "position_biased_input", True) else None
+    """Most tokens of a row. Positions of a DeBERTa are relative, so that what its tokenizer says may be
+    passed; those of a RoBERTa begin behind the one of its padding."""
+    positions = (
+        getattr(config.get_text_config(), "max_position_embeddings", None)
+        if getattr(config, "position_biased_input", True)
+        else None
+    )
     if positions is not None and config.model_type in _BEHIND_PADDING:
         positions -= config.pad_token_id + 1
     stated = [tokenizer.model_max_length] if tokenizer.model_max_length < _MOST else []
     if given is not None and positions is not None and given > positions:
-        raise ConfigError(f"max_tokens is {given}, and the model {path} has {positions} positions; set as much or less")
+        raise ConfigError(
+            f"max_tokens is {given}, and the model {path} has {positions} positions; set as much or less"
+        )
     return given or min([*stated, *([positions] if positions is not None else [])], default=None)

@@ -28,16 +28,26 @@ def check_backbone(lm: CausalLM) -> None:
             module = cls(_config(lm))
         names = {name: shape for name, shape in shapes(lm.module.base_model).items() if "lora_" not in name}
         like = {name.replace(".base_layer.", "."): shape for name, shape in names.items()}
-        if isinstance(getattr(module, "score", None), torch.nn.Linear) and module.score.bias is None and like == shapes(module.base_model):
+        if (
+            isinstance(getattr(module, "score", None), torch.nn.Linear)
+            and module.score.bias is None
+            and like == shapes(module.base_model)
+        ):
             return
-    raise ModelError(f"a `{lm.model_type}` has no sequence-classification form that a reward model could be saved in; give another model")
+    raise ModelError(
+        f"a `{lm.model_type}` has no sequence-classification form that a reward model could be saved in; "
+        "give another model"
+    )
 
 
-def save_classifier(lm: CausalLM, weight: torch.Tensor, tokenizer: Any, renderer: Renderer, out: Path) -> None:
-    """Write a model that `AutoModelForSequenceClassification` and the oracle `reward_model` load, with the template that it has learned with.
+def save_classifier(
+    lm: CausalLM, weight: torch.Tensor, tokenizer: Any, renderer: Renderer, out: Path
+) -> None:
+    """Write a model that `AutoModelForSequenceClassification` and the oracle `reward_model` load, with the
+    template that it has learned with.
 
-    Where a row ends with the id that pads, the model is left without a pad id: transformers would look for its score one token too early, and now
-    refuses batches instead.
+    Where a row ends with the id that pads, the model is left without a pad id: transformers would look for
+    its score one token too early, and now refuses batches instead.
 
     Args:
         weight: (1, D), of the score.
@@ -46,7 +56,9 @@ def save_classifier(lm: CausalLM, weight: torch.Tensor, tokenizer: Any, renderer
     config = _config(lm)
     ends = {*renderer.stop_ids, *renderer.trailing.tolist()}
     config.pad_token_id = None if tokenizer.pad_token_id in ends else tokenizer.pad_token_id
-    module = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)](config).to(next(lm.module.parameters()).dtype)
+    module = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)](config).to(
+        next(lm.module.parameters()).dtype
+    )
     module.base_model.load_state_dict(lm.module.base_model.state_dict())
     with torch.no_grad():
         module.score.weight.copy_(weight)

@@ -13,7 +13,8 @@ _LARGEST_HEAD = 10**8
 
 
 def described(path: str) -> dict[str, Tensor]:
-    """What the safetensors files of a directory hold, as tensors without memory; only the heads of the files are read.
+    """What the safetensors files of a directory hold, as tensors without memory; only the heads of the files
+    are read.
 
     Raises:
         ModelError: there are none, or one is damaged.
@@ -23,7 +24,11 @@ def described(path: str) -> dict[str, Tensor]:
     file, found = single, dict[str, Tensor]()
     try:
         has_index = index.exists() and not single.exists()
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if has_index else [single.name]
+        names = (
+            sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            if has_index
+            else [single.name]
+        )
         for file in (folder / name for name in names):
             with file.open("rb") as stream:
                 size = int.from_bytes(stream.read(8), "little")
@@ -36,6 +41,7 @@ def described(path: str) -> dict[str, Tensor]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ModelError(
-            f"the weights of {path} cannot be read ({file.name}: {reason}); give safetensors files as `save_pretrained` writes them"
+            f"the weights of {path} cannot be read ({file.name}: {reason}); give safetensors files as "
+            "`save_pretrained` writes them"
         ) from error
     return found

@@ -1,4 +1,5 @@
-"""The answer in a response, by name: what responses vote for when the majority is asked (`evaluation.answers`)."""
+"""The answer in a response, by name: what responses vote for when the majority is asked
+(`evaluation.answers`)."""
 
 from collections.abc import Callable, Hashable
 
@@ -9,27 +10,45 @@ from oat.plugins.calls import guarded
 from oat.plugins.loading import load_symbol
 
 Answers = Callable[[str], Hashable | None]
-"""From the text of a response to its answer, or None where it has none. Responses that give equal answers vote for the same."""
+"""From the text of a response to its answer, or None where it has none. Responses that give equal answers
+vote for the same."""
 
-_NAMED: dict[str, Answers] = {"last_number": last_number, "marked_number": marked_number, "tagged_answer": tagged_answer}
+_NAMED: dict[str, Answers] = {
+    "last_number": last_number,
+    "marked_number": marked_number,
+    "tagged_answer": tagged_answer,
+}
 
 
 def load_answers(name: str) -> Answers:
-    """The function of this name: one of ours, or a user's as `path/to/file.py:function` or `package.module:function`.
+    """The function of this name: one of ours, or a user's as `path/to/file.py:function` or
+    `package.module:function`.
 
     Raises:
-        ConfigError: an unknown name, no function, or code that cannot be loaded. The function itself raises OracleError where a user's fails.
+        ConfigError: an unknown name, no function, or code that cannot be loaded. The function itself raises
+        OracleError where a user's fails.
     """
     if name not in _NAMED and ":" not in name:
-        raise ConfigError(f"no answers are called {name!r}; {did_you_mean(name, _NAMED)}, or your own as path/to/file.py:function")
+        raise ConfigError(
+            f"no answers are called {name!r}; {did_you_mean(name, _NAMED)}, or your own as "
+            "path/to/file.py:function"
+        )
     if name in _NAMED:
         return _NAMED[name]
     function = load_symbol(name)
     if not callable(function):
-        raise ConfigError(f"{name} is {type(function).__name__}, no function; name one that takes a text and returns its answer, or None")
+        raise ConfigError(
+            f"{name} is {type(function).__name__}, no function; name one that takes a text and returns "
+            "its answer, or None"
+        )
 
     def answer(text: str) -> Hashable | None:
-        with guarded(name, lambda what: OracleError(f"{name} {what}, asked for the answer in {shown(text)}; repair the function")):
+        with guarded(
+            name,
+            lambda what: OracleError(
+                f"{name} {what}, asked for the answer in {shown(text)}; repair the function"
+            ),
+        ):
             found: Hashable | None = function(text)
             hash(found)
         return found

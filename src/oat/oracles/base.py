@@ -14,23 +14,25 @@ class Oracle(Protocol):
 
     Attributes:
         answers: the kind of question it takes.
-        durable: it keeps its tickets when this process dies, so that they are attached again and not asked again.
+        durable: it keeps its tickets when this process dies, so that they are attached again and not asked
+        again.
 
     Eight members are optional:
-        cacheable: bool, True where it is missing: its answers are functions of what a question says in text (messages, reference, columns, and each
-            candidate), so that they may be used again. One that also reads `ids` or `known` says False: turns before the last differ in them alone.
-        price(question) -> Price: the most that the question can cost, for budgets. Where it is missing, that is a query for each value; a budget
-            in tokens or money needs it.
-        names_cost: bool, True where it is missing: its prices have money.
-        bind(): hear, before the first question, that a budget in tokens or money limits it, so that nothing it may have to pay goes uncounted.
-        version: str, "" where it is missing: answers of another version are not used again. A user's function or class without one has the hash of
-            the file it stands in (`registry.py`).
-        made_of: plain values by file and field, empty where it is missing: what is read of the files that the version is about. Where all of it is
-            what it was, answers of before stay known, whatever the version says; where a file has changed, a run goes on only when that is
-            accepted. The section `options` has what else the version is about.
-        metrics: numbers by name (`oat.metrics`), as they stand now; every step's row has them.
-        close(): end what it holds (threads, processes, connections). A run calls it at its end, but for an object that was given from Python, which
-            is its giver's.
+        cacheable: bool, True where it is missing: its answers are functions of what a question says in text
+            (messages, reference, columns, and each candidate), so that they may be used again. One that also
+            reads `ids` or `known` says False: turns before the last differ in them alone. price(question) ->
+            Price: the most that the question can cost, for budgets. Where it is missing, that is a query for
+            each value; a budget in tokens or money needs it. names_cost: bool, True where it is missing: its
+            prices have money. bind(): hear, before the first question, that a budget in tokens or money
+            limits it, so that nothing it may have to pay goes uncounted. version: str, "" where it is
+            missing: answers of another version are not used again. A user's function or class without one has
+            the hash of the file it stands in (`registry.py`). made_of: plain values by file and field, empty
+            where it is missing: what is read of the files that the version is about. Where all of it is what
+            it was, answers of before stay known, whatever the version says; where a file has changed, a run
+            goes on only when that is accepted. The section `options` has what else the version is about.
+            metrics: numbers by name (`oat.metrics`), as they stand now; every step's row has them. close():
+            end what it holds (threads, processes, connections). A run calls it at its end, but for an object
+            that was given from Python, which is its giver's.
     """
 
     answers: Kind
@@ -40,10 +42,12 @@ class Oracle(Protocol):
         """Take questions; returns one ticket each. Must not wait for answers."""
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers that are there, or arrive within `seconds`, for some of the tickets, each with its ticket.
+        """The answers that are there, or arrive within `seconds`, for some of the tickets, each with its
+        ticket.
 
-        Returns as soon as there is at least one. An answered ticket is not returned again in the same process; a durable oracle returns it
-        again after a restart, since the kill may have fallen between the answer and its record.
+        Returns as soon as there is at least one. An answered ticket is not returned again in the same
+        process; a durable oracle returns it again after a restart, since the kill may have fallen between the
+        answer and its record.
         """
 
 
@@ -64,7 +68,8 @@ def is_cacheable(oracle: Oracle) -> bool:
 
 
 def is_relative(oracle: Oracle) -> bool:
-    """Whether its scores only order the candidates that are asked about together, so that their mean says nothing."""
+    """Whether its scores only order the candidates that are asked about together, so that their mean says
+    nothing."""
     return bool(_member(oracle, "is_relative", False))
 
 
@@ -86,12 +91,20 @@ def _member(oracle: Oracle, name: str, default: Any) -> Any:
     Raises:
         OracleError: its code raises.
     """
-    with raising(lambda what: OracleError(f"`{name}` of oracle {type(oracle).__name__} {what}; give a value, or leave it out")):
+    with raising(
+        lambda what: OracleError(
+            f"`{name}` of oracle {type(oracle).__name__} {what}; give a value, or leave it out"
+        )
+    ):
         return getattr(oracle, name, default)
 
 
 def metrics_of(oracle: Oracle) -> dict[str, float]:
-    with raising(lambda what: OracleError(f"`metrics` of oracle {type(oracle).__name__} {what}; give numbers by name, or leave it out")):
+    with raising(
+        lambda what: OracleError(
+            f"`metrics` of oracle {type(oracle).__name__} {what}; give numbers by name, or leave it out"
+        )
+    ):
         return dict(getattr(oracle, "metrics", {}))
 
 
@@ -105,7 +118,9 @@ def close_oracle(oracle: Oracle) -> None:
             close()
     except OatError as error:
         name = getattr(oracle, "name", None)
-        warn(f"oracle {name if isinstance(name, str) else type(oracle).__name__} could not be closed: {error}")
+        warn(
+            f"oracle {name if isinstance(name, str) else type(oracle).__name__} could not be closed: {error}"
+        )
 
 
 def outage_of(oracle: Oracle) -> float | None:
@@ -118,7 +133,11 @@ def bind(oracle: Oracle) -> None:
     """Tell an oracle that a budget in tokens or money limits it."""
     tell = _member(oracle, "bind", None)
     if tell is not None:
-        with raising(lambda what: OracleError(f"`bind` of oracle {type(oracle).__name__} {what}; repair it, and run the same command again")):
+        with raising(
+            lambda what: OracleError(
+                f"`bind` of oracle {type(oracle).__name__} {what}; repair it, and run the same command again"
+            )
+        ):
             tell()
 
 
@@ -143,10 +162,15 @@ def price_of(oracle: Oracle, question: Question) -> Price:
         return Price(question.size)
 
     def refuse(what: str) -> OracleError:
-        return OracleError(f"`price` of oracle {question.oracle} {what}, asked about {question.key}; repair it, and run the same command again")
+        return OracleError(
+            f"`price` of oracle {question.oracle} {what}, asked about {question.key}; repair it, and run "
+            "the same command again"
+        )
 
     with raising(refuse):
         price: Price = own(question)
     if not isinstance(price, Price):
-        raise OracleError(f"`price` of oracle {question.oracle} returned {shown(price)}; return an oat.types.Price")
+        raise OracleError(
+            f"`price` of oracle {question.oracle} returned {shown(price)}; return an oat.types.Price"
+        )
     return price

@@ -1,7 +1,7 @@
 """Oracles that ask nobody: the value is known when the question is asked.
 
-`environment`: the reward of the sample's own episode. `recorded`: the order, or the score, that the data give. `ensemble`: the belief of the
-ensemble that chose the pair. None of them costs a query.
+`environment`: the reward of the sample's own episode. `recorded`: the order, or the score, that the data
+give. `ensemble`: the belief of the ensemble that chose the pair. None of them costs a query.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,8 @@ class KnownOracle:
         known = question.known
         if len(known) != len(question.candidates):
             raise OracleError(
-                f"the oracle {self.name} was asked about a sample without a known value (question {question.key}); it answers only about samples "
+                f"the oracle {self.name} was asked about a sample without a known value (question "
+                f"{question.key}); it answers only about samples "
                 "of an environment, of recorded data, or chosen by an ensemble"
             )
         if question.kind == "score":
@@ -43,4 +44,11 @@ class KnownOracle:
             return Answer(question.key, known, (fine,) * len(known), queries=0, by=self.name)
         mark: Mark = "tie" if known[0] == known[1] else "ok"
         scores = known if self.name == "environment" else ()
-        return Answer(question.key, (0.5 if mark == "tie" else float(known[0] > known[1]),), (mark,), queries=0, by=self.name, scores=scores)
+        return Answer(
+            question.key,
+            (0.5 if mark == "tie" else float(known[0] > known[1]),),
+            (mark,),
+            queries=0,
+            by=self.name,
+            scores=scores,
+        )

@@ -2,9 +2,10 @@
 
 Departures from TRL:
 1. NaN is an error. "No reward" is None.
-2. `completion_ids` are passed to functions that name them, and not within **kwargs: their answers are no function of the text, and are never used
-   again for another response.
-3. `trainer_state`, `log_extra`, `log_metric` and `environments` are not passed: a reward is a function of responses and data.
+2. `completion_ids` are passed to functions that name them, and not within **kwargs: their answers are no
+   function of the text, and are never used again for another response.
+3. `trainer_state`, `log_extra`, `log_metric` and `environments` are not passed: a reward is a function of
+   responses and data.
 4. `reference` holds the configured reference, beside the column it comes from.
 """
 
@@ -29,13 +30,15 @@ from oat.types import Answer, Kind, Mark, Question
 
 
 class CallableOracle:
-    """A function `reward(prompts, completions, **columns) -> list[float | None]`, sync or async, as an oracle of scores.
+    """A function `reward(prompts, completions, **columns) -> list[float | None]`, sync or async, as an oracle
+    of scores.
 
-    All candidates of all questions that are collected together go into one call, question by question. A prompt that the data give as text is a
-    string, and so are its completions; one that they give as messages is a list of {"role", "content"} and each completion a list of one assistant
-    message. Columns are lists with one entry a completion (None where a record has no such field); the function gets those that it names, or
-    all when it takes **kwargs. `completion_ids`, if it names them, are lists of token ids, the end of turn included. None in what it returns is no
-    reward ("abstain").
+    All candidates of all questions that are collected together go into one call, question by question. A
+    prompt that the data give as text is a string, and so are its completions; one that they give as messages
+    is a list of {"role", "content"} and each completion a list of one assistant message. Columns are lists
+    with one entry a completion (None where a record has no such field); the function gets those that it
+    names, or all when it takes **kwargs. `completion_ids`, if it names them, are lists of token ids, the end
+    of turn included. None in what it returns is no reward ("abstain").
 
     Args:
         name: stands in messages and in `Answer.by`.
@@ -58,18 +61,21 @@ class CallableOracle:
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
         now, tickets = time.monotonic(), [str(question.key) for question in questions]
-        self._pending.update({ticket: (question, now) for ticket, question in zip(tickets, questions, strict=True)})
+        self._pending.update(
+            {ticket: (question, now) for ticket, question in zip(tickets, questions, strict=True)}
+        )
         if tickets and self._is_async:
             self._begin(tickets)
         return tickets
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers to all tickets that are open. A plain function runs here and is waited for, however long it takes; an async one has run in a
-        thread of its own since `submit`, and what has not come within `seconds` is waited for at the next call.
+        """The answers to all tickets that are open. A plain function runs here and is waited for, however
+        long it takes; an async one has run in a thread of its own since `submit`, and what has not come
+        within `seconds` is waited for at the next call.
 
         Raises:
-            OracleError: the function raises, lacks a column it needs, or returns anything but one finite number or None a completion. The
-                questions stay open.
+            OracleError: the function raises, lacks a column it needs, or returns anything but one finite
+                number or None a completion. The questions stay open.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._pending]
         if not due:
@@ -103,8 +109,8 @@ class CallableOracle:
         return self.given
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
-        """Wait for the first call that ends; what one failed to answer is called for again. What a call says of others than these is kept for
-        them."""
+        """Wait for the first call that ends; what one failed to answer is called for again. What a call says
+        of others than these is kept for them."""
         begun = {ticket for tickets, _ in self._calls for ticket in tickets} | self._ready.keys()
         if new := [ticket for ticket in due if ticket not in begun]:
             self._begin(new)
@@ -122,7 +128,16 @@ class CallableOracle:
             own = list(islice(values, self._items(question)))
             marks: tuple[Mark, ...] = tuple("abstain" if value is None else "ok" for value in own)
             numbers_ = tuple(0.0 if value is None else value for value in own)
-            answers.append(Answer(question.key, numbers_, marks, queries=len(own), by=self.name, seconds=time.monotonic() - since))
+            answers.append(
+                Answer(
+                    question.key,
+                    numbers_,
+                    marks,
+                    queries=len(own),
+                    by=self.name,
+                    seconds=time.monotonic() - since,
+                )
+            )
         return answers
 
     def _items(self, question: Question) -> int:
@@ -132,26 +147,50 @@ class CallableOracle:
         asked = [question for question in questions for _ in question.candidates]
         texts = [text for question in questions for text in question.candidates]
         completions = [_completion(question, text) for question, text in zip(asked, texts, strict=True)]
-        ids = {} if self.cacheable else {"completion_ids": [ids.tolist() for question in questions for ids in question.ids]}
+        ids = (
+            {}
+            if self.cacheable
+            else {"completion_ids": [ids.tolist() for question in questions for ids in question.ids]}
+        )
         return self._call(asked, {"completions": completions, **ids})
 
     def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]]) -> list[float | None]:
         """One value for each of `asked`, whose candidates are given under the function's own names."""
         nothing = {name: [None] * len(asked) for name in self._known}
-        offered = {**nothing, **_columns(asked), "prompts": [_prompt(question) for question in asked], **candidates}
+        offered = {
+            **nothing,
+            **_columns(asked),
+            "prompts": [_prompt(question) for question in asked],
+            **candidates,
+        }
         arguments = self._accepted(offered)
         with guarded(self.name, self._refused, partial(_line, function=self.function)):
             returned = self.function(**arguments)
             if inspect.isawaitable(returned):
                 returned = _awaited(returned)
             returned = self._unwrapped(returned)
-            is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | bytearray | Mapping | Set)
+            is_list = isinstance(returned, Iterable) and not isinstance(
+                returned, str | bytes | bytearray | Mapping | Set
+            )
             values = list(islice(returned, len(asked) + 1)) if is_list else []
             if len(values) != len(asked):
-                count = len(returned) if isinstance(returned, Sized) else f"more than {len(asked)}" if len(values) > len(asked) else len(values)
+                count = (
+                    len(returned)
+                    if isinstance(returned, Sized)
+                    else f"more than {len(asked)}"
+                    if len(values) > len(asked)
+                    else len(values)
+                )
                 has_order = not isinstance(returned, Mapping | Set)
-                got = f"{count} values" if values else shown(returned) + ("" if has_order else ", whose values have no order,")
-                raise OracleError(f"{self.name} returned {got} for {len(asked)} entries; return a list with one number or None for each, in order")
+                got = (
+                    f"{count} values"
+                    if values
+                    else shown(returned) + ("" if has_order else ", whose values have no order,")
+                )
+                raise OracleError(
+                    f"{self.name} returned {got} for {len(asked)} entries; return a list with one number "
+                    "or None for each, in order"
+                )
             return [self._number(value, place) for place, value in enumerate(values)]
 
     def _refused(self, what: str) -> OracleError:
@@ -169,18 +208,27 @@ class CallableOracle:
         missing = [name for name in self.needed if name not in offered]
         if missing:
             raise OracleError(
-                f"{self.name} needs `{missing[0]}`, which is neither a column of the data nor a configured reference; "
+                f"{self.name} needs `{missing[0]}`, which is neither a column of the data nor a "
+                "configured reference; "
                 f"it may have {shortened(', '.join(sorted(offered)), 1000)}"
             )
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             return offered
-        return {p.name: offered[p.name] for p in parameters if p.name in offered and p.kind is not p.VAR_POSITIONAL}
+        return {
+            p.name: offered[p.name]
+            for p in parameters
+            if p.name in offered and p.kind is not p.VAR_POSITIONAL
+        }
 
     @property
     def needed(self) -> list[str]:
         """Parameters without which the function cannot be called."""
         parameters = (_parameters(self.function) or {}).values()
-        return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        return [
+            p.name
+            for p in parameters
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
 
     def _number(self, value: Any, place: int) -> float | None:
         if value is None:
@@ -191,15 +239,19 @@ class CallableOracle:
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            raise OracleError(f"{self.name} returned {shown(value)} as value {place}; return a finite number, or None for no answer")
+            raise OracleError(
+                f"{self.name} returned {shown(value)} as value {place}; return a finite number, or None "
+                "for no answer"
+            )
         return number
 
 
 class CallableComparison(CallableOracle):
-    """A function `compare(prompts, first, second, **columns) -> list[float | None]`, sync or async, as an oracle of comparisons.
+    """A function `compare(prompts, first, second, **columns) -> list[float | None]`, sync or async, as an
+    oracle of comparisons.
 
-    It returns for each pair the probability that the first wins; True and False are certainty, None is no answer ("abstain"). Everything
-    else is as in `CallableOracle`.
+    It returns for each pair the probability that the first wins; True and False are certainty, None is no
+    answer ("abstain"). Everything else is as in `CallableOracle`.
     """
 
     answers: Kind = "compare"
@@ -210,14 +262,18 @@ class CallableComparison(CallableOracle):
 
     def _values(self, questions: Sequence[Question]) -> list[float | None]:
         pairs = {
-            name: [_completion(question, question.candidates[place]) for question in questions] for place, name in enumerate(("first", "second"))
+            name: [_completion(question, question.candidates[place]) for question in questions]
+            for place, name in enumerate(("first", "second"))
         }
         return self._call(questions, pairs)
 
     def _number(self, value: Any, place: int) -> float | None:
         number = super()._number(value, place)
         if number is not None and not 0.0 <= number <= 1.0:
-            raise OracleError(f"{self.name} returned {shown(value)} as value {place}; return the probability that the first wins, from 0 to 1")
+            raise OracleError(
+                f"{self.name} returned {shown(value)} as value {place}; return the probability that the "
+                "first wins, from 0 to 1"
+            )
         return number
 
 
@@ -230,11 +286,14 @@ def check_needed(needed: Collection[str], offered: Collection[str]) -> None:
     missing = [name for name in needed if name not in offered]
     if missing:
         raise ConfigError(
-            f"its parameter `{missing[0]}` is neither a column of the data nor a configured reference; {did_you_mean(missing[0], offered)}"
+            f"its parameter `{missing[0]}` is neither a column of the data nor a configured reference; "
+            f"{did_you_mean(missing[0], offered)}"
         )
 
 
-def _fulfil(future: "Future[list[Answer]]", answers: Callable[[Sequence[str]], list[Answer]], tickets: Sequence[str]) -> None:
+def _fulfil(
+    future: "Future[list[Answer]]", answers: Callable[[Sequence[str]], list[Answer]], tickets: Sequence[str]
+) -> None:
     try:
         future.set_result(answers(tickets))
     except BaseException as error:

@@ -1,5 +1,5 @@
-"""What the ledger takes from an oracle: whatever a user's oracle raises, or says that nobody can use, is an error of that oracle. `check_oracle` and
-preferences made of scores ask here too."""
+"""What the ledger takes from an oracle: whatever a user's oracle raises, or says that nobody can use, is an
+error of that oracle. `check_oracle` and preferences made of scores ask here too."""
 
 import sys
 from collections.abc import Callable, Collection
@@ -26,7 +26,10 @@ _MOST = 2**53
 
 def calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
     """What a method of an oracle returns; whatever it raises is an error of that oracle."""
-    with guarded(f"oracle {name}", lambda what: OracleError(f"oracle {name} {what}; repair it, and run the same command again")):
+    with guarded(
+        f"oracle {name}",
+        lambda what: OracleError(f"oracle {name} {what}; repair it, and run the same command again"),
+    ):
         return method(*arguments)
 
 
@@ -42,7 +45,8 @@ def tickets_of(returned: Any, count: int, name: str, known: Collection[str] = ()
     is_list = isinstance(returned, list | tuple) and all(isinstance(ticket, str) for ticket in returned)
     if not is_list or len(returned) != count or len({*returned} - {*known}) != count:
         raise OracleError(
-            f"oracle {name}: submit returned {shown(returned)} for {count} questions; return a list with one string a question, each different from "
+            f"oracle {name}: submit returned {shown(returned)} for {count} questions; return a list with "
+            "one string a question, each different from "
             "all others that are open"
         )
     return list(returned)
@@ -55,9 +59,22 @@ def pairs_of(returned: Any, name: str) -> list[tuple[str, Any]]:
         OracleError: no list of pairs.
     """
     is_list = isinstance(returned, list | tuple)
-    if not is_list or not all(isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str) for pair in returned):
-        wrong = returned if not is_list else next(p for p in returned if not (isinstance(p, tuple | list) and len(p) == 2 and isinstance(p[0], str)))
-        raise OracleError(f"oracle {name}: collect returned {shown(wrong)}; return a list of (ticket, Answer) pairs, empty where nothing is there")
+    if not is_list or not all(
+        isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str) for pair in returned
+    ):
+        wrong = (
+            returned
+            if not is_list
+            else next(
+                p
+                for p in returned
+                if not (isinstance(p, tuple | list) and len(p) == 2 and isinstance(p[0], str))
+            )
+        )
+        raise OracleError(
+            f"oracle {name}: collect returned {shown(wrong)}; return a list of (ticket, Answer) pairs, "
+            "empty where nothing is there"
+        )
     return [(ticket, answer) for ticket, answer in returned]
 
 
@@ -73,11 +90,15 @@ def checked(answer: Any, question: Question, name: str, most: Budget) -> Answer:
     plain = plain_answer(answer, question.kind, question.size, name, in_words(question))
     if plain.key != question.key:
         key = shortened(str(plain.key)) if isinstance(plain.key, Key | str) else shown(plain.key)
-        raise OracleError(f"oracle {name}: the answer to {in_words(question)} has the key {key}; copy the question's, {question.key}")
+        raise OracleError(
+            f"oracle {name}: the answer to {in_words(question)} has the key {key}; copy the question's, "
+            f"{question.key}"
+        )
     took = Price(plain.queries, plain.tokens, plain.cost)
     if not most.allows(took):
         raise OracleError(
-            f"oracle {name} took {took} for {in_words(question)}, which may take at most {most}: what its method `price` says, or else a query "
+            f"oracle {name} took {took} for {in_words(question)}, which may take at most {most}: what its "
+            "method `price` says, or else a query "
             "for each value; name there the most that a question can take, or no budget would hold"
         )
     return plain
@@ -104,26 +125,50 @@ def plain_answer(answer: Any, kind: Kind, size: int, name: str, where: str) -> A
         is_list = isinstance(given, tuple | list) or (isinstance(given, np.ndarray) and given.ndim == 1)
         require(is_list, f"`{field}` of the answer to {where} is {shown(given)}; give a tuple")
     sizes = len(lists["values"]), len(lists["marks"])
-    require(sizes == (size, size), f"the answer to {where} has {sizes[0]} values and {sizes[1]} marks; give {size} of each, in order")
+    require(
+        sizes == (size, size),
+        f"the answer to {where} has {sizes[0]} values and {sizes[1]} marks; give {size} of each, in order",
+    )
     unknown = [mark for mark in lists["marks"] if not (isinstance(mark, str) and mark in MARKS)]
-    require(not unknown, f"the answer to {where} has the marks {', '.join(map(shown, unknown[:3]))}; an oracle may give {', '.join(MARKS)}")
+    require(
+        not unknown,
+        (
+            f"the answer to {where} has the marks {', '.join(map(shown, unknown[:3]))}; an oracle may give "
+            f"{', '.join(MARKS)}"
+        ),
+    )
     marks = tuple(str(mark) for mark in lists["marks"])
     values = tuple(_number(value, kind) for value in lists["values"])
     for value, given, mark in zip(values, lists["values"], marks, strict=True):
         meaning = "a probability from 0 to 1" if kind == "compare" else "a finite number"
-        require(mark != "ok" or value is not None, f"the answer to {where} is {shown(given)}; give {meaning}, or mark it abstain")
+        require(
+            mark != "ok" or value is not None,
+            f"the answer to {where} is {shown(given)}; give {meaning}, or mark it abstain",
+        )
     scores = tuple(_number(score, "score") for score in lists["scores"])
     lacks = any(score is None for score in scores) and {*marks} & {"ok", "tie"}
     is_pair = kind == "compare" and len(scores) == 2 and not lacks
-    require(not scores or is_pair, f"the answer to {where} has the scores {shown(lists['scores'])}; give the pair's two, finite, or none")
+    require(
+        not scores or is_pair,
+        (
+            f"the answer to {where} has the scores {shown(lists['scores'])}; give the pair's two, finite, or "
+            "none"
+        ),
+    )
     for field in ("queries", "tokens"):
         count = getattr(answer, field)
         is_count = isinstance(count, Integral) and 0 <= int(count) < _MOST
         require(is_count, f"`{field}` of the answer to {where} is {shown(count)}; give a whole number from 0")
     for field in ("cost", "seconds"):
         amount = _number(getattr(answer, field), "score")
-        require(amount is not None and amount >= 0, f"`{field}` of the answer to {where} is {shown(getattr(answer, field))}; give a number from 0")
-    require(isinstance(answer.by, str), f"`by` of the answer to {where} is {shown(answer.by)}; give the name of who answered")
+        require(
+            amount is not None and amount >= 0,
+            f"`{field}` of the answer to {where} is {shown(getattr(answer, field))}; give a number from 0",
+        )
+    require(
+        isinstance(answer.by, str),
+        f"`by` of the answer to {where} is {shown(answer.by)}; give the name of who answered",
+    )
     neutral = tuple(_NEUTRAL if value is None else value for value in values)
     counts = {field: int(getattr(answer, field)) for field in ("queries", "tokens")}
     amounts = {field: float(getattr(answer, field)) for field in ("cost", "seconds")}
@@ -146,4 +191,6 @@ def in_words(question: Question) -> str:
 
 def nothing(question: Question, mark: Mark, by: str, seconds: float = 0.0) -> Answer:
     """An answer without a value."""
-    return Answer(question.key, (0.5,) * question.size, (mark,) * question.size, queries=0, by=by, seconds=seconds)
+    return Answer(
+        question.key, (0.5,) * question.size, (mark,) * question.size, queries=0, by=by, seconds=seconds
+    )

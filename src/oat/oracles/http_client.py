@@ -1,16 +1,20 @@
 """Requests over HTTP to a service that may be slow, overloaded or away.
 
-A call is one question to the service: tries, one after the other, until one is answered, on an event loop in a thread of its own. Tries are repeated
-after transient faults only:
+A call is one question to the service: tries, one after the other, until one is answered, on an event loop in
+a thread of its own. Tries are repeated after transient faults only:
 
-1. of the way: no connection, 429, 502, 503, 504. They say nothing of the question and are tried again until the call's deadline;
-2. of this try: a timeout, 408, 409, 425, another 5xx, a reply that is cut, too large or not what was to come. The question may be the reason, so
-   they are tried again `max_tries` times. So may 502 and 504 be, where every try that may have been paid has to count.
+1. of the way: no connection, 429, 502, 503, 504. They say nothing of the question and are tried again until
+   the call's deadline;
+2. of this try: a timeout, 408, 409, 425, another 5xx, a reply that is cut, too large or not what was to come.
+   The question may be the reason, so they are tried again `max_tries` times. So may 502 and 504 be, where
+   every try that may have been paid has to count.
 
-Back-off is exponential with full jitter (https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter). An URL that failed
-often in a row rests, and one call then finds out whether it is back; an URL whose reply has `Retry-After` rests as long, for every call. An URL that
-says 429 has not failed, but gives no answer either, so an outage begins and goes on under it. Every other status is an answer: 2xx is read, the rest
-is a refusal. Redirects are not followed, and replies are not decompressed.
+Back-off is exponential with full jitter
+(https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter). An URL that failed often
+in a row rests, and one call then finds out whether it is back; an URL whose reply has `Retry-After` rests as
+long, for every call. An URL that says 429 has not failed, but gives no answer either, so an outage begins and
+goes on under it. Every other status is an answer: 2xx is read, the rest is a refusal. Redirects are not
+followed, and replies are not decompressed.
 
 Not handled: HTTP/2, streamed replies, credentials other than a bearer token.
 """
@@ -86,16 +90,18 @@ class _Url:
 class HttpClient:
     """Posts bodies to a service behind one or several URLs.
 
-    Each try goes to the URL with the fewest tries under way, of several to the one that failed least; but first to one that has rested. TLS,
-    proxies and their environment variables are as httpx has them.
+    Each try goes to the URL with the fewest tries under way, of several to the one that failed least; but
+    first to one that has rested. TLS, proxies and their environment variables are as httpx has them.
 
     Args:
         urls: bases, without credentials, query or fragment; the path of a call is appended.
-        token: sent as `Authorization: Bearer`, and nowhere else: no message has it, also where the service sends it back.
+        token: sent as `Authorization: Bearer`, and nowhere else: no message has it, also where the service
+        sends it back.
         token_from: where the token is from, or would be, for messages: variables of the environment.
         timeout_s: seconds of one try, from connecting to the last byte of its reply.
         max_tries: as above.
-        max_outage_s: seconds without any answer, since the first failure or 429, after which calls end with OutageError.
+        max_outage_s: seconds without any answer, since the first failure or 429, after which calls end with
+        OutageError.
         concurrency: calls under way together; others wait.
         max_reply_bytes: most bytes of a reply.
         rest_after: failures in a row after which an URL rests.
@@ -130,20 +136,33 @@ class HttpClient:
             raise ConfigError("an HTTP client needs at least one URL; give one, or a list")
         if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
             named = f" in {token_from}" if token_from else ""
-            raise ConfigError(f"the token{named} is empty, or has blanks or characters that no header can hold; give the token alone")
+            raise ConfigError(
+                f"the token{named} is empty, or has blanks or characters that no header can hold; give "
+                "the token alone"
+            )
         self._token, self._token_from = token, token_from
-        self._timeout_s, self._max_tries, self._max_outage_s = timeout_s, max_tries, max_outage_s
-        self._concurrency, self._max_reply_bytes, self._rest_after, self._rest_s = concurrency, max_reply_bytes, rest_after, rest_s
-        self._backoff_s, self._max_backoff_s, self._jitter = backoff_s, max_backoff_s, jitter or random.Random()
+        self._timeout_s = timeout_s
+        self._max_tries = max_tries
+        self._max_outage_s = max_outage_s
+        self._concurrency = concurrency
+        self._max_reply_bytes = max_reply_bytes
+        self._rest_after = rest_after
+        self._rest_s = rest_s
+        self._backoff_s = backoff_s
+        self._max_backoff_s = max_backoff_s
+        self._jitter = jitter or random.Random()
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open, self._down_since = 0, math.inf
-        self._calls, self._retries, self._outages, self._seconds = 0, 0, 0, 0.0
+        self._calls = 0
+        self._retries = 0
+        self._outages = 0
+        self._seconds = 0.0
 
     @property
     def counts(self) -> dict[str, float]:
-        """Since it was made: `calls` that were answered, `retries`, `outages` (times that an URL began to rest), and `latency_s`, the mean seconds of
-        an answered call from its first try on."""
+        """Since it was made: `calls` that were answered, `retries`, `outages` (times that an URL began to
+        rest), and `latency_s`, the mean seconds of an answered call from its first try on."""
         return {
             "calls": self._calls,
             "retries": self._retries,
@@ -167,13 +186,15 @@ class HttpClient:
         """Ask; returns at once.
 
         Args:
-            read: makes the result of a reply's body, on the client's thread; a ValueError is a fault of this try.
+            read: makes the result of a reply's body, on the client's thread; a ValueError is a fault of this
+            try.
             deadline_s: seconds for the call, from the moment that it is one of the `concurrency`.
             headers: further ones; nothing secret.
             max_tries: of this call, where it has a number of its own.
-            has_failed: called on the client's thread for each fault of a try, behind which may be work that the service did, and charges for.
-            counts_gateways: 502 and 504 are such faults too, of which there are `max_tries`: a gateway says them, and a model behind it may have
-                worked. By default they are of the way.
+            has_failed: called on the client's thread for each fault of a try, behind which may be work that
+            the service did, and charges for.
+            counts_gateways: 502 and 504 are such faults too, of which there are `max_tries`: a gateway says
+                them, and a model behind it may have worked. By default they are of the way.
 
         Returns:
             A future of the result. Cancelling it ends the call.
@@ -201,12 +222,16 @@ class HttpClient:
         with self._starting:
             if self._loop is None:
                 limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self._concurrency)
-                fixed = {"accept-encoding": "identity", **({} if self._token is None else {"authorization": f"Bearer {self._token}"})}
+                fixed = {
+                    "accept-encoding": "identity",
+                    **({} if self._token is None else {"authorization": f"Bearer {self._token}"}),
+                }
                 try:
                     self._client = httpx2.AsyncClient(headers=fixed, timeout=None, limits=limits)
                 except OSError as error:
                     raise ConfigError(
-                        f"the certificates that encrypted calls are checked with cannot be read ({error}); correct SSL_CERT_FILE or SSL_CERT_DIR"
+                        "the certificates that encrypted calls are checked with cannot be read "
+                        f"({error}); correct SSL_CERT_FILE or SSL_CERT_DIR"
                     ) from error
                 self._places = asyncio.Semaphore(self._concurrency)
                 self._loop = asyncio.new_event_loop()
@@ -233,7 +258,9 @@ class HttpClient:
                     self._down_since = math.inf
 
     async def _tries(self, request: _Request, read: Callable[[bytes], T], until: float) -> T:
-        began, tries, counted = time.monotonic(), 0, 0
+        began = time.monotonic()
+        tries = 0
+        counted = 0
         last = ""
         while True:
             url = await self._turn(until, last)
@@ -247,31 +274,50 @@ class HttpClient:
                     counted += 1
                     request.has_failed()
                 if counted >= request.max_tries:
-                    raise NoReplyError(f"{last}, after {tries} {'tries' if tries > 1 else 'try'}; look at the service's own log") from None
-                await asyncio.sleep(self._jitter.uniform(0.0, min(self._max_backoff_s, self._backoff_s * 2.0 ** min(tries - 1, 32))))
+                    raise NoReplyError(
+                        f"{last}, after {tries} {'tries' if tries > 1 else 'try'}; look at the service's "
+                        "own log"
+                    ) from None
+                await asyncio.sleep(
+                    self._jitter.uniform(
+                        0.0, min(self._max_backoff_s, self._backoff_s * 2.0 ** min(tries - 1, 32))
+                    )
+                )
             else:
                 self._calls += 1
                 self._seconds += time.monotonic() - began
                 return result
 
     async def _turn(self, until: float, last: str) -> _Url:
-        """The URL of the next try, once there is one that does not rest. One that failed often is asked by one call at a time.
+        """The URL of the next try, once there is one that does not rest. One that failed often is asked by
+        one call at a time.
 
         Args:
-            last: how the call's last try failed; "" before its first one, which is made whatever happened to others.
+            last: how the call's last try failed; "" before its first one, which is made whatever happened to
+            others.
         """
         while True:
             now = time.monotonic()
             if last and now - self._down_since > self._max_outage_s:
                 raise OutageError(
-                    f"no answer for {now - self._down_since:.0f} s ({last}); bring the service back, and run the same command again: what is "
+                    f"no answer for {now - self._down_since:.0f} s ({last}); bring the service back, and "
+                    "run the same command again: what is "
                     "unanswered is asked again"
                 )
             if now >= until:
-                raise NoReplyError(f"no answer within the deadline ({last or 'every URL rests'}); look at the service, or allow more time")
-            ready = [url for url in self._urls if now >= url.rests_until and not (url.failures >= self._rest_after and url.outstanding)]
+                raise NoReplyError(
+                    f"no answer within the deadline ({last or 'every URL rests'}); look at the service, "
+                    "or allow more time"
+                )
+            ready = [
+                url
+                for url in self._urls
+                if now >= url.rests_until and not (url.failures >= self._rest_after and url.outstanding)
+            ]
             if ready:
-                return min(ready, key=lambda url: (url.failures < self._rest_after, url.outstanding, url.failures))
+                return min(
+                    ready, key=lambda url: (url.failures < self._rest_after, url.outstanding, url.failures)
+                )
             await asyncio.sleep(_TICK_S)
 
     async def _try(self, url: _Url, request: _Request, read: Callable[[bytes], T], until: float) -> T:
@@ -279,13 +325,17 @@ class HttpClient:
         url.outstanding += 1
         try:
             async with asyncio.timeout(min(self._timeout_s, until - time.monotonic())):
-                status, reply, rest_s = await self._exchange(url.address + request.path, request.body, request.headers)
+                status, reply, rest_s = await self._exchange(
+                    url.address + request.path, request.body, request.headers
+                )
             result = self._result(url, request.path, status, reply, read)
         except RefusalError:
             self._is_back(url)
             raise
         except (_Fault, TimeoutError) as error:
-            fault = error if isinstance(error, _Fault) else _Fault(f"no whole reply within {self._timeout_s:g} s")
+            fault = (
+                error if isinstance(error, _Fault) else _Fault(f"no whole reply within {self._timeout_s:g} s")
+            )
             if fault.status == 429:
                 url.failures, self._down_since = 0, min(self._down_since, time.monotonic())
             else:
@@ -298,7 +348,9 @@ class HttpClient:
         self._is_back(url)
         return result
 
-    async def _exchange(self, address: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes, float]:
+    async def _exchange(
+        self, address: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes, float]:
         """Status and body of the reply, and the seconds that it asks to be left alone."""
         parts, size = [], 0
         try:
@@ -321,16 +373,29 @@ class HttpClient:
             said = self._excerpt(reply)
             if status in (401, 403):
                 said = Hider({}).text(said) + self._of_token()
-            raise RefusalError(f"{url.address}{path} refused with status {status}{said}; mend the request, or look at the service", status, said)
+            raise RefusalError(
+                (
+                    f"{url.address}{path} refused with status {status}{said}; mend the request, or look at "
+                    "the service"
+                ),
+                status,
+                said,
+            )
         try:
             return read(reply)
         except ValueError as error:
-            raise _Fault(f"a reply that cannot be used{self._excerpt(str(error).encode('utf-8', 'replace'))}") from None
+            raise _Fault(
+                f"a reply that cannot be used{self._excerpt(str(error).encode('utf-8', 'replace'))}"
+            ) from None
 
     def _of_token(self) -> str:
         """What to look at where the service does not let us in."""
         if self._token is None:
-            return f"; no token was sent, since the environment has no {self._token_from}" if self._token_from else "; no token was sent"
+            return (
+                f"; no token was sent, since the environment has no {self._token_from}"
+                if self._token_from
+                else "; no token was sent"
+            )
         return f"; is the token{f' in {self._token_from}' if self._token_from else ''} right?"
 
     def _excerpt(self, reply: bytes) -> str:
@@ -349,7 +414,10 @@ class HttpClient:
         self._down_since = min(self._down_since, now)
         if url.failures >= self._rest_after:
             self._outages += url.failures == self._rest_after
-            rest_s = min(max(self._max_backoff_s, self._rest_s), self._rest_s * 2.0 ** min(url.failures - self._rest_after, 32))
+            rest_s = min(
+                max(self._max_backoff_s, self._rest_s),
+                self._rest_s * 2.0 ** min(url.failures - self._rest_after, 32),
+            )
             url.rests_until = max(url.rests_until, now + rest_s)
 
 
@@ -365,8 +433,15 @@ def _base(url: Any) -> str:
     with contextlib.suppress(TypeError, httpx2.InvalidURL):
         found = httpx2.URL(url)
         if found.userinfo or found.query or found.fragment:
-            raise ConfigError(f"the URL of {found.host} has credentials, a query or a fragment; give scheme, host, port and path alone")
-        if found.scheme in ("http", "https") and found.host and (found.port is None or 0 < found.port < 1 << 16):
+            raise ConfigError(
+                f"the URL of {found.host} has credentials, a query or a fragment; give scheme, host, port "
+                "and path alone"
+            )
+        if (
+            found.scheme in ("http", "https")
+            and found.host
+            and (found.port is None or 0 < found.port < 1 << 16)
+        ):
             return str(url).rstrip("/")
     raise ConfigError(f"{str(url)[:80]!r} is no URL of a service; give one such as http://127.0.0.1:8000")
 

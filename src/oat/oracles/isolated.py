@@ -1,10 +1,13 @@
-"""A user's reward function in processes that may be killed: what hangs, crashes or fills the memory costs one response its score, and not the run.
+"""A user's reward function in processes that may be killed: what hangs, crashes or fills the memory costs one
+response its score, and not the run.
 
-The function gets one response, or pair, a call, so that a hostile one takes no other down with it; a function that compares the responses of a batch
-belongs outside. Whatever else is true of functions is true here, since each worker asks a `CallableOracle` of its own.
+The function gets one response, or pair, a call, so that a hostile one takes no other down with it; a function
+that compares the responses of a batch belongs outside. Whatever else is true of functions is true here, since
+each worker asks a `CallableOracle` of its own.
 
-A response whose call runs past `timeout_s`, takes more than `memory_gb`, exits or crashes is marked "failed": it is counted, and nobody learns from
-it. An exception of the function ends the run, as it does outside: that is a mistake in the function, and not in the response.
+A response whose call runs past `timeout_s`, takes more than `memory_gb`, exits or crashes is marked "failed":
+it is counted, and nobody learns from it. An exception of the function ends the run, as it does outside: that
+is a mistake in the function, and not in the response.
 """
 
 import sys
@@ -37,7 +40,8 @@ class Isolated:
     """The oracle `isolated`: a function of a file or a module, called in workers.
 
     Args:
-        function: `path/to/file.py:Name` or `package.module:Name` of a reward function or a comparison, as `oracle.name` would give it.
+        function: `path/to/file.py:Name` or `package.module:Name` of a reward function or a comparison, as
+        `oracle.name` would give it.
         timeout_s: seconds for one response, or pair.
         memory_gb: most that a worker may address, 10^9 bytes; a function that imports torch needs several.
         workers: processes.
@@ -50,9 +54,14 @@ class Isolated:
 
     def __init__(self, function: str, timeout_s: float = 5.0, memory_gb: float = 8.0, workers: int = 1):
         if not isinstance(function, str) or ":" not in function or function.startswith("python:"):
-            raise ConfigError(f"`function` of the oracle isolated is {function!r}; name a function as path/to/file.py:Name or package.module:Name")
+            raise ConfigError(
+                f"`function` of the oracle isolated is {function!r}; name a function as "
+                "path/to/file.py:Name or package.module:Name"
+            )
         self.name = function
-        self._workers = Workers(f"{__name__}:serve", [function], count=workers, timeout_s=timeout_s, memory_gb=memory_gb)
+        self._workers = Workers(
+            f"{__name__}:serve", [function], count=workers, timeout_s=timeout_s, memory_gb=memory_gb
+        )
         about = self._workers.about
         self.answers: Kind = about["answers"]
         self.cacheable, self.version = bool(about["cacheable"]), str(about["version"])
@@ -119,15 +128,27 @@ class Isolated:
         failed: Mark = "failed"
         values = tuple(answer.values[0] if answer else 0.0 for answer in found)
         marks = tuple(answer.marks[0] if answer else failed for answer in found)
-        return Answer(asked.question.key, values, marks, queries=len(found), by=self.name, seconds=time.monotonic() - asked.since)
+        return Answer(
+            asked.question.key,
+            values,
+            marks,
+            queries=len(found),
+            by=self.name,
+            seconds=time.monotonic() - asked.since,
+        )
 
 
 class _Served:
-    """What a worker does: one question of one item in, its answer out, both as bytes, and with it the user's files that were imported meanwhile."""
+    """What a worker does: one question of one item in, its answer out, both as bytes, and with it the user's
+    files that were imported meanwhile."""
 
     def __init__(self, oracle: CallableOracle):
         self._oracle, self._modules = oracle, len(sys.modules)
-        self.about: dict[str, Any] = {"answers": oracle.answers, "cacheable": oracle.cacheable, "version": version_of(oracle)}
+        self.about: dict[str, Any] = {
+            "answers": oracle.answers,
+            "cacheable": oracle.cacheable,
+            "version": version_of(oracle),
+        }
         self.about |= {"made_of": made_of(oracle), "own_files": plugins.own_files(start())}
         self.about |= {"needed": list(oracle.needed), "given": list(oracle.given)}
 
@@ -147,7 +168,10 @@ def serve(function: str) -> Callable[[bytes], tuple[bytes, dict[str, str]]]:
     """
     oracle: Any = build_oracle(function, {})
     if not isinstance(oracle, CallableOracle):
-        raise ConfigError(f"{function} is a class, and the oracle isolated takes functions; write a function, or name the class as oracle.name")
+        raise ConfigError(
+            f"{function} is a class, and the oracle isolated takes functions; write a function, or name "
+            "the class as oracle.name"
+        )
     return _Served(oracle)
 
 
@@ -157,6 +181,13 @@ def _items(question: Question) -> list[Question]:
         return [question]
     ids = question.ids or (None,) * len(question.candidates)
     return [
-        replace(question, candidates=(text,), picks=(pick,), ids=() if own is None else (own,), known=(), features=None)
+        replace(
+            question,
+            candidates=(text,),
+            picks=(pick,),
+            ids=() if own is None else (own,),
+            known=(),
+            features=None,
+        )
         for text, pick, own in zip(question.candidates, question.picks, ids, strict=True)
     ]

@@ -1,17 +1,22 @@
-"""A language model as the oracle, behind any endpoint that speaks OpenAI's chat completions (POST {url}/chat/completions).
+"""A language model as the oracle, behind any endpoint that speaks OpenAI's chat completions (POST
+{url}/chat/completions).
 
-`mode: compare` asks which of two responses is better, `mode: score` for a number of each response by a rubric. Both are read from the
-log-probabilities of the first token where the endpoint gives them, and from the text where it gives none (judge_replies.py). What is asked stands in
-judge_prompts.py. docs/oracles/judge.md.
+`mode: compare` asks which of two responses is better, `mode: score` for a number of each response by a
+rubric. Both are read from the log-probabilities of the first token where the endpoint gives them, and from
+the text where it gives none (judge_replies.py). What is asked stands in judge_prompts.py.
+docs/oracles/judge.md.
 
-A reply without a verdict is never a random one: it is asked for again, or the question abstains, or is a tie, as `invalid` says.
+A reply without a verdict is never a random one: it is asked for again, or the question abstains, or is a tie,
+as `invalid` says.
 
-What a question can cost at most is set aside: each of its calls can take `tries` tries, each try as many prompt tokens as its texts have bytes (no
-token is made of less than one), `template_tokens` for what the endpoint puts around them, and `max_tokens`. It is settled by the usage that replies
-report. A try whose reply is lost, or does not say what it took, counts at its most, since it may have been paid.
+What a question can cost at most is set aside: each of its calls can take `tries` tries, each try as many
+prompt tokens as its texts have bytes (no token is made of less than one), `template_tokens` for what the
+endpoint puts around them, and `max_tokens`. It is settled by the usage that replies report. A try whose reply
+is lost, or does not say what it took, counts at its most, since it may have been paid.
 
-Trusted: the configuration and the endpoint's owner, with the texts. Not trusted: what is judged, and every reply. The key is read from the
-environment, sent in one header, and stands in nothing that is written or said.
+Trusted: the configuration and the endpoint's owner, with the texts. Not trusted: what is judged, and every
+reply. The key is read from the environment, sent in one header, and stands in nothing that is written or
+said.
 
 Not handled: streamed replies; what a killed process had under way, which is asked, and may be paid, again.
 """
@@ -46,12 +51,14 @@ class _Call:
     """One request to the judge, until it has a verdict.
 
     Attributes:
-        order: the places of the candidates in the order in which the judge sees them; of a score its candidate's alone.
+        order: the places of the candidates in the order in which the judge sees them; of a score its
+        candidate's alone.
         messages: as they are sent.
         bound: most prompt tokens of a try.
         prompt_tokens, completion_tokens: what its tries took.
         said: the beginning of its newest reply.
-        value: the probability that the response shown first wins, or the score; None as long as there is none.
+        value: the probability that the response shown first wins, or the score; None as long as there is
+        none.
         tie: the probability of the verdict that neither is better.
         error: why there will be none.
     """
@@ -111,22 +118,35 @@ class Judge:
         key, source = key_of(c.key_env)
         urls = c.url or os.environ.get("OAI_URL") or ()
         if not urls:
-            raise ConfigError("the oracle judge has no `url`; give the base of an endpoint, such as http://127.0.0.1:8000/v1, or set OAI_URL")
+            raise ConfigError(
+                "the oracle judge has no `url`; give the base of an endpoint, such as "
+                "http://127.0.0.1:8000/v1, or set OAI_URL"
+            )
         bases = [url.rstrip("/").removesuffix(_PATH) for url in ([urls] if isinstance(urls, str) else urls)]
-        limits: dict[str, Any] = {"timeout_s": c.timeout_s, "max_outage_s": c.max_outage_s, "concurrency": c.concurrency}
+        limits: dict[str, Any] = {
+            "timeout_s": c.timeout_s,
+            "max_outage_s": c.max_outage_s,
+            "concurrency": c.concurrency,
+        }
         self._client = HttpClient(bases, token=key, token_from=source, **limits)
         self._shown = lambda text: (text.replace(key, "[key]") if key else text)[:_SHOWN]
         self._has_logprobs: bool | None = False if c.reads == "text" else None
         self._changed = threading.Condition()
         self._open: dict[str, _Open] = {}
         self._under_way = 0
-        self._is_bound, self._has_answered, self._warned = False, False, set[str]()
-        self._replies, self._invalid, self._pairs, self._bias = 0, 0, 0, 0.0
+        self._is_bound = False
+        self._has_answered = False
+        self._warned = set[str]()
+        self._replies = 0
+        self._invalid = 0
+        self._pairs = 0
+        self._bias = 0.0
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the client counted, the share of replies without a verdict, and the bias for the place: how much more probable than one half it is
-        that the response shown first wins, as a mean over pairs that were shown in both orders."""
+        """What the client counted, the share of replies without a verdict, and the bias for the place: how
+        much more probable than one half it is that the response shown first wins, as a mean over pairs that
+        were shown in both orders."""
         found = {f"oracle/{name}": self._client.counts[name] for name in ("latency_s", "outages", "retries")}
         if self._replies:
             found["oracle/invalid_frac"] = self._invalid / self._replies
@@ -135,16 +155,22 @@ class Judge:
         return found
 
     def bind(self) -> None:
-        """Hear that a budget in tokens or money limits it: tries that end with 502 or 504 then count, at their most."""
+        """Hear that a budget in tokens or money limits it: tries that end with 502 or 504 then count, at
+        their most."""
         self._is_bound = True
 
     def price(self, question: Question) -> Price:
-        """The most that a question can cost: every call takes all its tries, and every try the most tokens."""
+        """The most that a question can cost: every call takes all its tries, and every try the most
+        tokens."""
         c, calls = self.config, self._calls(question)
-        return self._price(question.size, c.tries * sum(call.bound for call in calls), c.tries * c.max_tokens * len(calls))
+        return self._price(
+            question.size, c.tries * sum(call.bound for call in calls), c.tries * c.max_tokens * len(calls)
+        )
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
-        asked = [_Open(question, calls, len(calls)) for question in questions for calls in [self._calls(question)]]
+        asked = [
+            _Open(question, calls, len(calls)) for question in questions for calls in [self._calls(question)]
+        ]
         with self._changed:
             self._open |= {str(opened.question.key): opened for opened in asked}
             self._under_way += sum(opened.left for opened in asked)
@@ -158,13 +184,18 @@ class Judge:
 
         Raises:
             OutageError: nobody has answered for `max_outage_s`.
-            OracleError: the endpoint refuses what every question needs (the key, the model, the route), or a request although it has never answered
-                one, and nothing is under way that it might answer. What has been answered is returned before.
+            OracleError: the endpoint refuses what every question needs (the key, the model, the route), or a
+                request although it has never answered one, and nothing is under way that it might answer.
+                What has been answered is returned before.
         """
         with self._changed:
             self._changed.wait_for(lambda: any(self._is_there(ticket) for ticket in tickets), timeout=seconds)
             there = {ticket: self._open[ticket] for ticket in tickets if self._is_there(ticket)}
-            fatal = {ticket: error for ticket, opened in there.items() if (error := self._fatal(opened)) is not None}
+            fatal = {
+                ticket: error
+                for ticket, opened in there.items()
+                if (error := self._fatal(opened)) is not None
+            }
             if fatal and len(fatal) == len(there):
                 raise next(iter(fatal.values()))
             answered = [ticket for ticket in there if ticket not in fatal]
@@ -177,26 +208,42 @@ class Judge:
         self._client.close()
 
     def _is_there(self, ticket: str) -> bool:
-        """Whether a question has ended, and what its end means is known: a refusal before the first answer may be one of every question."""
+        """Whether a question has ended, and what its end means is known: a refusal before the first answer
+        may be one of every question."""
         if ticket not in self._open or self._open[ticket].left:
             return False
-        is_refused = any(isinstance(call.error, RefusalError) and call.error.status not in _OF_ALL for call in self._open[ticket].calls)
+        is_refused = any(
+            isinstance(call.error, RefusalError) and call.error.status not in _OF_ALL
+            for call in self._open[ticket].calls
+        )
         return self._has_answered or not is_refused or not self._under_way
 
     def _calls(self, question: Question) -> list[_Call]:
         c, calls = self.config, list[_Call]()
-        common: dict[str, Any] = {"rubric": c.rubric, "has_reference": c.reference and question.reference is not None}
+        common: dict[str, Any] = {
+            "rubric": c.rubric,
+            "has_reference": c.reference and question.reference is not None,
+        }
         asked: list[tuple[tuple[int, ...], tuple[str, str]]]
         if c.mode == "score":
             common |= {"low": c.range[0], "high": c.range[1]}
-            asked = [((place,), scoring(question, text, **common)) for place, text in enumerate(question.candidates)]
+            asked = [
+                ((place,), scoring(question, text, **common))
+                for place, text in enumerate(question.candidates)
+            ]
         else:
             orders = {"both": [(0, 1), (1, 0)], "one": [(0, 1)], "random": [self._drawn(question)]}[c.orders]
             asked = [(order, comparison(question, order, ties=c.ties, **common)) for order in orders]
         for order, (instructions, material) in asked:
-            texts = {"system": instructions, "user": material} if c.instructions == "system" else {"user": f"{instructions}\n\n{material}"}
+            texts = (
+                {"system": instructions, "user": material}
+                if c.instructions == "system"
+                else {"user": f"{instructions}\n\n{material}"}
+            )
             bound = c.template_tokens + sum(len(text.encode()) for text in texts.values())
-            calls.append(_Call(order, [{"role": role, "content": text} for role, text in texts.items()], bound))
+            calls.append(
+                _Call(order, [{"role": role, "content": text} for role, text in texts.items()], bound)
+            )
         return calls
 
     def _drawn(self, question: Question) -> tuple[int, int]:
@@ -209,11 +256,19 @@ class Judge:
         """Send a call.
 
         Args:
-            has_logprobs: whether log-probabilities are asked for; by default unless the endpoint is known to have none.
+            has_logprobs: whether log-probabilities are asked for; by default unless the endpoint is known to
+            have none.
         """
         c, wants = self.config, self._has_logprobs is not False if has_logprobs is None else has_logprobs
         logprobs = {"logprobs": True, "top_logprobs": 5 if c.mode == "compare" else 20} if wants else {}
-        body = {"model": c.model, "messages": call.messages, c.tokens_field: c.max_tokens, "temperature": 0, **logprobs, **c.extra}
+        body = {
+            "model": c.model,
+            "messages": call.messages,
+            c.tokens_field: c.max_tokens,
+            "temperature": 0,
+            **logprobs,
+            **c.extra,
+        }
         sent = json.dumps({name: value for name, value in body.items() if value is not None}).encode()
         future = self._client.post(
             _PATH,
@@ -233,12 +288,27 @@ class Judge:
         error = future.exception()
         if error is None:
             self._hear(call, future.result(), wanted)
-            if call.value is None and call.error is None and self.config.invalid == "retry" and call.tries < self.config.tries:
+            if (
+                call.value is None
+                and call.error is None
+                and self.config.invalid == "retry"
+                and call.tries < self.config.tries
+            ):
                 return self._ask(opened, call)
-        elif isinstance(error, RefusalError) and error.status in (400, 422) and wanted and self.config.reads == "auto" and not self._has_logprobs:
+        elif (
+            isinstance(error, RefusalError)
+            and error.status in (400, 422)
+            and wanted
+            and self.config.reads == "auto"
+            and not self._has_logprobs
+        ):
             return self._ask(opened, call, has_logprobs=False)
         else:
-            call.error = error if isinstance(error, OatError) else OracleError(f"the judge's client failed: {type(error).__name__}")
+            call.error = (
+                error
+                if isinstance(error, OatError)
+                else OracleError(f"the judge's client failed: {type(error).__name__}")
+            )
         with self._changed:
             opened.left -= 1
             self._under_way -= 1
@@ -251,7 +321,10 @@ class Judge:
         call.took(*(reply.usage or (call.bound, c.max_tokens)))
         is_without = reply.logps is None and not self._has_logprobs and (reply.text or not wanted)
         if is_without and wanted and c.reads == "logprobs":
-            call.error = OracleError(f"{c.model} gives no log-probabilities; set oracle.reads to text or auto, or ask an endpoint that has them")
+            call.error = OracleError(
+                f"{c.model} gives no log-probabilities; set oracle.reads to text or auto, or ask an "
+                "endpoint that has them"
+            )
             return
         if is_without or reply.logps is not None:
             self._has_logprobs = reply.logps is not None
@@ -280,7 +353,11 @@ class Judge:
         if reply.logps is None or self.config.reads == "text" or not is_of_digits(low, high):
             return score_in(reply.text, low, high)
         found = probabilities(reply.logps, [str(score) for score in range(low, high + 1)])
-        return None if found is None else math.fsum(int(score) * probability for score, probability in found.items())
+        return (
+            None
+            if found is None
+            else math.fsum(int(score) * probability for score, probability in found.items())
+        )
 
     def _fatal(self, opened: _Open) -> OatError | None:
         """An error of a question that every other would meet as well."""
@@ -296,22 +373,38 @@ class Judge:
         question, calls = opened.question, opened.calls
         self._warn_of(calls)
         values, marks = self._scores(calls) if question.kind == "score" else self._comparison(calls)
-        spent = self._price(question.size, sum(call.prompt_tokens for call in calls), sum(call.completion_tokens for call in calls))
+        spent = self._price(
+            question.size,
+            sum(call.prompt_tokens for call in calls),
+            sum(call.completion_tokens for call in calls),
+        )
         seconds = time.monotonic() - opened.since
-        return Answer(question.key, values, marks, spent.queries, spent.cost, by="judge", seconds=seconds, tokens=spent.tokens)
+        return Answer(
+            question.key,
+            values,
+            marks,
+            spent.queries,
+            spent.cost,
+            by="judge",
+            seconds=seconds,
+            tokens=spent.tokens,
+        )
 
     def _scores(self, calls: Sequence[_Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
         return tuple(call.value or 0.0 for call in calls), tuple(self._mark(call) for call in calls)
 
     def _comparison(self, calls: Sequence[_Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
-        """The probability that the first candidate wins, over the orders; where one has no verdict, there is none."""
+        """The probability that the first candidate wins, over the orders; where one has no verdict, there is
+        none."""
         if amiss := [mark for call in calls if (mark := self._mark(call)) != "ok"]:
             return (0.5,), (amiss[0],)
         shown = [call.value for call in calls if call.value is not None]
         if len(calls) == 2:
             self._pairs += 1
             self._bias += sum(shown) / 2 - 0.5
-        p = sum(value if call.order == (0, 1) else 1 - value for call, value in zip(calls, shown, strict=True)) / len(calls)
+        p = sum(
+            value if call.order == (0, 1) else 1 - value for call, value in zip(calls, shown, strict=True)
+        ) / len(calls)
         tie = sum(call.tie for call in calls) / len(calls)
         is_tie = abs(p - 0.5) <= self.config.tie_width or tie >= max(p, 1 - p) - tie / 2
         return ((0.5,), ("tie",)) if is_tie else ((min(max(p, 0.0), 1.0),), ("ok",))
@@ -335,16 +428,30 @@ class Judge:
             if call.error is not None:
                 found["failed"] = f"{name} gave no answer, and the question counts as failed: {call.error}"
             elif call.value is None:
-                found["invalid"] = f"{name} said {call.said!r}, which is no verdict; what becomes of the question is said by `invalid`"
-            if call.prompt_tokens > call.tries * call.bound or call.completion_tokens > call.tries * self.config.max_tokens:
-                found["bound"] = f"{name} took more tokens than were set aside, so a budget would not hold; raise template_tokens, or max_tokens"
+                found["invalid"] = (
+                    f"{name} said {call.said!r}, which is no verdict; what becomes of the question is "
+                    "said by `invalid`"
+                )
+            if (
+                call.prompt_tokens > call.tries * call.bound
+                or call.completion_tokens > call.tries * self.config.max_tokens
+            ):
+                found["bound"] = (
+                    f"{name} took more tokens than were set aside, so a budget would not hold; raise "
+                    "template_tokens, or max_tokens"
+                )
         for kind in found.keys() - self._warned:
             self._warned.add(kind)
             warn(found[kind])
 
     def _version(self) -> str:
-        """The hash of the model, of all texts that it is shown beside the material, and of the options that change an answer."""
-        asked = Question(Key("", 0, 0, 0), self.config.mode, (Message("user", ""),), ("", ""), (0, 1), reference="")
+        """The hash of the model, of all texts that it is shown beside the material, and of the options that
+        change an answer."""
+        asked = Question(
+            Key("", 0, 0, 0), self.config.mode, (Message("user", ""),), ("", ""), (0, 1), reference=""
+        )
         texts = [call.messages for call in self._calls(asked)]
-        options = {f.name: getattr(self.config, f.name) for f in fields(self.config) if f.name not in OPERATION}
+        options = {
+            f.name: getattr(self.config, f.name) for f in fields(self.config) if f.name not in OPERATION
+        }
         return hashlib.sha256(json.dumps([options, texts], sort_keys=True).encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
 """What a chat completion says: the verdict or the score in it, and what it took.
 
-The verdict is read from the log-probabilities of the first generated token: alternatives that are the same verdict but for blanks are added up, and a
-verdict that is not among the alternatives has none. Where there are no log-probabilities it is read from the text. What stands before `</think>` is
-not read.
+The verdict is read from the log-probabilities of the first generated token: alternatives that are the same
+verdict but for blanks are added up, and a verdict that is not among the alternatives has none. Where there
+are no log-probabilities it is read from the text. What stands before `</think>` is not read.
 """
 
 import math
@@ -15,7 +15,8 @@ _END_OF_THOUGHT = "</think>"
 _SCORE = re.compile(r"[^\w-]*(?:(?:score|rating)\b[^\w-]*)?(-?\d+(?:\.\d+)?)(?![\w.,]*\d)", re.IGNORECASE)
 _MOST_TOKENS = 2**31
 _MOST_CHARACTERS = 1000
-"""Of a text: a verdict stands at its beginning, and looking for one may take a time that grows with the square of its length."""
+"""Of a text: a verdict stands at its beginning, and looking for one may take a time that grows with the
+square of its length."""
 
 
 class _Alternative(msgspec.Struct):
@@ -57,7 +58,8 @@ class Reply(msgspec.Struct, frozen=True):
 
     Attributes:
         text: the beginning of what stands behind the thought, without blanks around it.
-        logps: of the first token that is not blank, and of its alternatives, by token without blanks around it, nats; None where there are none.
+        logps: of the first token that is not blank, and of its alternatives, by token without blanks around
+        it, nats; None where there are none.
         usage: tokens of the prompt and of the completion; None where the service does not say.
     """
 
@@ -82,13 +84,16 @@ def read_reply(body: bytes) -> Reply:
     tokens = choice.logprobs.content if choice.logprobs is not None else None
     text = (choice.message.content or "").rpartition(_END_OF_THOUGHT)[2].strip()[:_MOST_CHARACTERS]
     logps = _first_logps(tokens) if tokens else None
-    if usage is None or not (0 <= usage.prompt_tokens < _MOST_TOKENS and 0 <= usage.completion_tokens < _MOST_TOKENS):
+    if usage is None or not (
+        0 <= usage.prompt_tokens < _MOST_TOKENS and 0 <= usage.completion_tokens < _MOST_TOKENS
+    ):
         return Reply(text, logps)
     return Reply(text, logps, (usage.prompt_tokens, usage.completion_tokens))
 
 
 def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str, float] | None:
-    """The probabilities of verdicts, given that it is one of them: softmax over those that have a log-probability. None: none of them has."""
+    """The probabilities of verdicts, given that it is one of them: softmax over those that have a
+    log-probability. None: none of them has."""
     known = {verdict: logps.get(verdict, -math.inf) for verdict in verdicts}
     top = max(known.values())
     if top == -math.inf:
@@ -99,13 +104,15 @@ def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str,
 
 
 def verdict_in(text: str, verdicts: Sequence[str]) -> str | None:
-    """The verdict that a text begins with, marks and quotation marks before it aside. None: there is none, or it is part of something longer."""
+    """The verdict that a text begins with, marks and quotation marks before it aside. None: there is none, or
+    it is part of something longer."""
     found = re.match(rf"\W*({'|'.join(map(re.escape, verdicts))})\b(?!\W?\d)", text)
     return found[1] if found else None
 
 
 def score_in(text: str, low: float, high: float) -> float | None:
-    """The number that a text begins with ("7", "Score: 7", "**7.5** / 10"). None: there is none, or it is out of range."""
+    """The number that a text begins with ("7", "Score: 7", "**7.5** / 10"). None: there is none, or it is out
+    of range."""
     found = _SCORE.match(text)
     score = float(found[1]) if found else math.nan
     return score if low <= score <= high else None
@@ -117,7 +124,9 @@ def _first_logps(tokens: Sequence[_Token]) -> dict[str, float] | None:
     first = next((token for token in behind if token.token.strip()), None)
     if first is None:
         return {}
-    alternatives = {each.token: each.logprob for each in first.top_logprobs or ()} | {first.token: first.logprob}
+    alternatives = {each.token: each.logprob for each in first.top_logprobs or ()} | {
+        first.token: first.logprob
+    }
     logps: dict[str, float] = {}
     for token, logp in alternatives.items():
         name = token.strip()

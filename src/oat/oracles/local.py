@@ -10,7 +10,8 @@ Values = Sequence[Sequence[float | None]]
 
 
 class LocalOracle:
-    """Answers everything that is open in one go when it is collected, and is waited for, however long that takes.
+    """Answers everything that is open in one go when it is collected, and is waited for, however long that
+    takes.
 
     A subclass says by `values` what it thinks.
 
@@ -42,9 +43,14 @@ class LocalOracle:
         found = self.values([question for question, _ in asked])
         for ticket in due:
             del self._pending[ticket]
-        return [(ticket, self._answer(*asked_, own)) for ticket, asked_, own in zip(due, asked, found, strict=True)]
+        return [
+            (ticket, self._answer(*asked_, own))
+            for ticket, asked_, own in zip(due, asked, found, strict=True)
+        ]
 
     def _answer(self, question: Question, since: float, values: Sequence[float | None]) -> Answer:
         marks: tuple[Mark, ...] = tuple("abstain" if value is None else "ok" for value in values)
         numbers = tuple(0.0 if value is None else value for value in values)
-        return Answer(question.key, numbers, marks, queries=len(values), by=self.name, seconds=time.monotonic() - since)
+        return Answer(
+            question.key, numbers, marks, queries=len(values), by=self.name, seconds=time.monotonic() - since
+        )

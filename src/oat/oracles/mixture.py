@@ -1,4 +1,5 @@
-"""Several scoring oracles as one: the weighted sum of what they say, each brought to a scale of its own, and chosen by what a row is about.
+"""Several scoring oracles as one: the weighted sum of what they say, each brought to a scale of its own, and
+chosen by what a row is about.
 
     value of a candidate = sum over the sources of its row of weight * normalised score
 
@@ -9,17 +10,18 @@
 | `group` | (r - mean) / (std + 1e-4) over the candidates of its question, std unbiased; 0 for one alone |
 | `batch` | the same over all candidates of its round, or of its wave, of rows that this source was asked about |
 
-All of them are functions of recorded questions. A round, or a wave of one, is asked at once and answered at once: its answers come together when the
-last one is there, so they are recorded in one transaction, and a killed run asks for it again whole, or not at all. What depends on other candidates
-is no function of the text alone, so with `group` and `batch` no answer is used again (`cacheable`), and an evaluation by it, whose mean would be 0
-whatever the model does, is refused (`is_relative`).
+All of them are functions of recorded questions. A round, or a wave of one, is asked at once and answered at
+once: its answers come together when the last one is there, so they are recorded in one transaction, and a
+killed run asks for it again whole, or not at all. What depends on other candidates is no function of the text
+alone, so with `group` and `batch` no answer is used again (`cacheable`), and an evaluation by it, whose mean
+would be 0 whatever the model does, is refused (`is_relative`).
 
-A running mean over the whole run is left out: it is a state, and neither the ledger, which keeps the sum only, nor a checkpoint, after which recorded
-answers are not asked for again, could bring it back. `fixed` is the same where the numbers are known, such as those of a reward model on the start's
-responses.
+A running mean over the whole run is left out: it is a state, and neither the ledger, which keeps the sum
+only, nor a checkpoint, after which recorded answers are not asked for again, could bring it back. `fixed` is
+the same where the numbers are known, such as those of a reward model on the start's responses.
 
-A source that abstains about a candidate is left out of its sum; where all do, so does the mixture. Where one fails, the candidate has failed: the
-sum of the others would be on another scale.
+A source that abstains about a candidate is left out of its sum; where all do, so does the mixture. Where one
+fails, the candidate has failed: the sum of the others would be on another scale.
 """
 
 import hashlib
@@ -93,40 +95,70 @@ class Mixture:
     """The oracle `mixture`.
 
     Args:
-        sources: of each the `name` of an oracle, its `weight` (1.0), `normalise` (none), with `fixed` also `mean` and `std`, a `label` where the name
-            is not enough to tell it from others; further fields are the oracle's own options.
+        sources: of each the `name` of an oracle, its `weight` (1.0), `normalise` (none), with `fixed` also
+            `mean` and `std`, a `label` where the name is not enough to tell it from others; further fields
+            are the oracle's own options.
         by: a column of the data whose value chooses the sources of a row.
-        recipe: for each value of that column, as text, the labels of its sources, or labels with weights; `default` is for any other value. Without
-            a recipe, every source is asked about every row.
-        device: where sources that compute do so, unless they say otherwise; by default that of `compute.profile`.
+        recipe: for each value of that column, as text, the labels of its sources, or labels with weights;
+            `default` is for any other value. Without a recipe, every source is asked about every row.
+        device: where sources that compute do so, unless they say otherwise; by default that of
+        `compute.profile`.
 
     Raises:
-        ConfigError: a source cannot be made, or compares; a field that nothing reads; a recipe that names what there is not.
+        ConfigError: a source cannot be made, or compares; a field that nothing reads; a recipe that names
+        what there is not.
     """
 
     answers: Kind = "score"
     durable = False
 
-    def __init__(self, sources: Sequence[Mapping[str, Any]], by: str | None = None, recipe: Mapping[str, Any] | None = None, device: str = "cpu"):
-        if not isinstance(sources, list | tuple) or not sources or not all(isinstance(source, Mapping) for source in sources):
-            raise ConfigError("`sources` of the oracle mixture is a list of {name, weight, normalise, ...}; give at least one")
+    def __init__(
+        self,
+        sources: Sequence[Mapping[str, Any]],
+        by: str | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+    ):
+        if (
+            not isinstance(sources, list | tuple)
+            or not sources
+            or not all(isinstance(source, Mapping) for source in sources)
+        ):
+            raise ConfigError(
+                "`sources` of the oracle mixture is a list of {name, weight, normalise, ...}; give at "
+                "least one"
+            )
         if (by is None) != (recipe is None):
-            raise ConfigError("`by` of the oracle mixture names a column, and `recipe` what each of its values asks; give both, or neither")
+            raise ConfigError(
+                "`by` of the oracle mixture names a column, and `recipe` what each of its values asks; "
+                "give both, or neither"
+            )
         self._sources = {source.label: source for source in (_source(given, device) for given in sources)}
         if len(self._sources) < len(sources):
-            raise ConfigError("two sources of the oracle mixture have one label; give each a `label` of its own")
-        self._by, self._recipe = by, {str(value): self._weights(value, entry) for value, entry in (recipe or {}).items()}
+            raise ConfigError(
+                "two sources of the oracle mixture have one label; give each a `label` of its own"
+            )
+        self._by, self._recipe = (
+            by,
+            {str(value): self._weights(value, entry) for value, entry in (recipe or {}).items()},
+        )
         self._all = {label: source.weight for label, source in self._sources.items()}
         oracles = [source.oracle for source in self._sources.values()]
-        self.is_relative = any(source.normalise in ("group", "batch") for source in self._sources.values()) or any(map(is_relative, oracles))
+        self.is_relative = any(
+            source.normalise in ("group", "batch") for source in self._sources.values()
+        ) or any(map(is_relative, oracles))
         self.cacheable = all(map(is_cacheable, oracles)) and not self.is_relative
         self.names_price, self.names_cost = any(map(names_price, oracles)), any(map(names_cost, oracles))
-        self.max_outage_s = max((seconds for seconds in map(outage_of, oracles) if seconds is not None), default=None)
+        self.max_outage_s = max(
+            (seconds for seconds in map(outage_of, oracles) if seconds is not None), default=None
+        )
         said = json.dumps([list(map(version_of, oracles)), list(sources), by, recipe], default=str)
         self.version = hashlib.sha256(said.encode()).hexdigest()[:16]
         declared = [version_of(oracle) for oracle in oracles if not made_of(oracle)]
         options = json.dumps([declared, list(sources), by, recipe], default=str)
-        self.made_of: dict[str, dict[str, Any]] = {"options": {"mixture": hashlib.sha256(options.encode()).hexdigest()[:16]}}
+        self.made_of: dict[str, dict[str, Any]] = {
+            "options": {"mixture": hashlib.sha256(options.encode()).hexdigest()[:16]}
+        }
         for label, source in self._sources.items():
             for place, fields in made_of(source.oracle).items():
                 if place == "options":
@@ -140,8 +172,13 @@ class Mixture:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Those of its sources, of several that report the same the first's; and the mean of each source's plain scores."""
-        return {name: value for source in [*self._sources.values()][::-1] for name, value in metrics_of(source.oracle).items()} | self._means
+        """Those of its sources, of several that report the same the first's; and the mean of each source's
+        plain scores."""
+        return {
+            name: value
+            for source in [*self._sources.values()][::-1]
+            for name, value in metrics_of(source.oracle).items()
+        } | self._means
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
         """The column that chooses, and those of the sources that every row asks.
@@ -150,13 +187,17 @@ class Mixture:
             ConfigError: the data lack one.
         """
         if self._by is not None and self._by not in columns:
-            raise ConfigError(f"`by` of the oracle mixture names the column `{self._by}`, which the data lack; {did_you_mean(self._by, columns)}")
+            raise ConfigError(
+                f"`by` of the oracle mixture names the column `{self._by}`, which the data lack; "
+                f"{did_you_mean(self._by, columns)}"
+            )
         for source in self._sources.values():
             if isinstance(source.oracle, ChecksColumns):
                 source.oracle.check_columns(columns, has_reference)
 
     def price(self, question: Question) -> Price:
-        """The most that all sources of its row together can cost; those that do not say it cost a query for each value."""
+        """The most that all sources of its row together can cost; those that do not say it cost a query for
+        each value."""
         total = Price()
         for label in self._chosen(question):
             total = total + price_of(self._sources[label].oracle, question)
@@ -174,7 +215,12 @@ class Mixture:
                 mine.open += 1
         for label, own in asked.items():
             tickets = self._sources[label].oracle.submit([question for question, _ in own])
-            self._open[label].update({ticket: (mine, str(question.key)) for ticket, (question, mine) in zip(tickets, own, strict=True)})
+            self._open[label].update(
+                {
+                    ticket: (mine, str(question.key))
+                    for ticket, (question, mine) in zip(tickets, own, strict=True)
+                }
+            )
         self._rounds += rounds.values()
         return [str(question.key) for question in questions]
 
@@ -188,14 +234,19 @@ class Mixture:
         while not self._ready.keys() & set(tickets) and self._rounds:
             waiting = {label: list(own) for label, own in self._open.items() if own}
             for label, own in waiting.items():
-                self._hear(label, self._sources[label].oracle.collect(own, max(0.0, end - time.monotonic()) / len(waiting)))
+                self._hear(
+                    label,
+                    self._sources[label].oracle.collect(own, max(0.0, end - time.monotonic()) / len(waiting)),
+                )
             for each in [each for each in self._rounds if not each.open]:
                 self._rounds.remove(each)
                 self._watch(each)
                 self._ready.update(self._mixed(each))
             if time.monotonic() >= end:
                 break
-        return [(ticket, self._ready.pop(ticket)) for ticket in dict.fromkeys(tickets) if ticket in self._ready]
+        return [
+            (ticket, self._ready.pop(ticket)) for ticket in dict.fromkeys(tickets) if ticket in self._ready
+        ]
 
     def bind(self) -> None:
         """Tell its sources."""
@@ -210,16 +261,30 @@ class Mixture:
     def _hear(self, label: str, answers: Sequence[tuple[str, Answer]]) -> None:
         for ticket, answer in pairs_of(answers, label):
             if ticket not in self._open[label]:
-                raise OracleError(f"oracle {label}: collect returned the ticket {ticket[:80]!r}, which is not open; return those it was given")
+                raise OracleError(
+                    f"oracle {label}: collect returned the ticket {ticket[:80]!r}, which is not open; "
+                    "return those it was given"
+                )
             mine, own = self._open[label].pop(ticket)
-            mine.said[own][label] = plain_answer(answer, "score", mine.questions[own].size, label, f"question {own}")
+            mine.said[own][label] = plain_answer(
+                answer, "score", mine.questions[own].size, label, f"question {own}"
+            )
             mine.open -= 1
 
     def _watch(self, round: _Round) -> None:
         """Remember what the sources said, where they were asked for training."""
         for label in self._sources:
-            answers = [said[label] for key, said in round.said.items() if label in said and round.questions[key].key.purpose == "train"]
-            values = [value for answer in answers for value, mark in zip(answer.values, answer.marks, strict=True) if mark == "ok"]
+            answers = [
+                said[label]
+                for key, said in round.said.items()
+                if label in said and round.questions[key].key.purpose == "train"
+            ]
+            values = [
+                value
+                for answer in answers
+                for value, mark in zip(answer.values, answer.marks, strict=True)
+                if mark == "ok"
+            ]
             if values:
                 self._means[f"oracle/source/{label}"] = statistics.fmean(values)
 
@@ -230,7 +295,8 @@ class Mixture:
         value = str(question.columns.get(self._by))
         if value not in self._recipe and "default" not in self._recipe:
             raise OracleError(
-                f"the recipe of the oracle mixture has no sources for {value[:80]!r}, the {self._by} of question {question.key}; add it, or `default`"
+                f"the recipe of the oracle mixture has no sources for {value[:80]!r}, the {self._by} of "
+                f"question {question.key}; add it, or `default`"
             )
         return self._recipe.get(value, self._recipe.get("default", {}))
 
@@ -242,23 +308,43 @@ class Mixture:
             values, marks = list[float](), list[Mark]()
             for place in range(question.size):
                 own = {label: said[label].marks[place] for label in weights}
-                value = math.fsum(weight * scaled[label][ticket][place] for label, weight in weights.items() if own[label] == "ok")
-                marks.append("failed" if "failed" in own.values() else "ok" if "ok" in own.values() else "abstain")
+                value = math.fsum(
+                    weight * scaled[label][ticket][place]
+                    for label, weight in weights.items()
+                    if own[label] == "ok"
+                )
+                marks.append(
+                    "failed" if "failed" in own.values() else "ok" if "ok" in own.values() else "abstain"
+                )
                 values.append(value if marks[-1] == "ok" else 0.0)
-            queries, tokens, cost = (sum(getattr(answer, name) for answer in said.values()) for name in ("queries", "tokens", "cost"))
-            took: dict[str, Any] = {"queries": queries, "tokens": tokens, "cost": float(cost), "seconds": time.monotonic() - round.since}
+            queries, tokens, cost = (
+                sum(getattr(answer, name) for answer in said.values())
+                for name in ("queries", "tokens", "cost")
+            )
+            took: dict[str, Any] = {
+                "queries": queries,
+                "tokens": tokens,
+                "cost": float(cost),
+                "seconds": time.monotonic() - round.since,
+            }
             found[ticket] = Answer(question.key, tuple(values), tuple(marks), by="mixture", **took)
         return found
 
     def _scaled(self, source: _Source, round: _Round) -> dict[str, list[float]]:
         """The normalised scores of a source, by ticket; those without a value are 0."""
         raw = {ticket: said[source.label] for ticket, said in round.said.items() if source.label in said}
-        sound = {ticket: [value for value, mark in zip(own.values, own.marks, strict=True) if mark == "ok"] for ticket, own in raw.items()}
+        sound = {
+            ticket: [value for value, mark in zip(own.values, own.marks, strict=True) if mark == "ok"]
+            for ticket, own in raw.items()
+        }
         together = [value for values in sound.values() for value in values]
         found = {}
         for ticket, own in raw.items():
             mean, std = self._scale(source, sound[ticket], together)
-            found[ticket] = [(value - mean) / std if mark == "ok" else 0.0 for value, mark in zip(own.values, own.marks, strict=True)]
+            found[ticket] = [
+                (value - mean) / std if mark == "ok" else 0.0
+                for value, mark in zip(own.values, own.marks, strict=True)
+            ]
         return found
 
     def _scale(self, source: _Source, group: Sequence[float], batch: Sequence[float]) -> tuple[float, float]:
@@ -271,13 +357,28 @@ class Mixture:
 
     def _weights(self, value: object, entry: Any) -> dict[str, float]:
         """An entry of the recipe: labels, or labels with weights."""
-        given = entry if isinstance(entry, Mapping) else {label: None for label in entry} if isinstance(entry, list | tuple) else {}
+        given = (
+            entry
+            if isinstance(entry, Mapping)
+            else {label: None for label in entry}
+            if isinstance(entry, list | tuple)
+            else {}
+        )
         if not given:
-            raise ConfigError(f"the recipe of the oracle mixture for {value!r} is {entry!r}; give a list of labels, or labels with weights")
+            raise ConfigError(
+                f"the recipe of the oracle mixture for {value!r} is {entry!r}; give a list of labels, or "
+                "labels with weights"
+            )
         for label in given:
             if label not in self._sources:
-                raise ConfigError(f"the recipe of the oracle mixture for {value!r} names {label!r}; {did_you_mean(str(label), self._sources)}")
-        return {label: self._sources[label].weight if own is None else _finite(own, f"weight of {label}") for label, own in given.items()}
+                raise ConfigError(
+                    f"the recipe of the oracle mixture for {value!r} names {label!r}; "
+                    f"{did_you_mean(str(label), self._sources)}"
+                )
+        return {
+            label: self._sources[label].weight if own is None else _finite(own, f"weight of {label}")
+            for label, own in given.items()
+        }
 
 
 def _source(given: Mapping[str, Any], device: str) -> _Source:
@@ -285,16 +386,33 @@ def _source(given: Mapping[str, Any], device: str) -> _Source:
     if not isinstance(name, str):
         raise ConfigError(f"a source of the oracle mixture is {dict(given)!r}; give the `name` of an oracle")
     if normalise not in get_args(Normalise):
-        raise ConfigError(f"`normalise` of {name} is {normalise!r}; {did_you_mean(str(normalise), get_args(Normalise))}")
+        raise ConfigError(
+            f"`normalise` of {name} is {normalise!r}; {did_you_mean(str(normalise), get_args(Normalise))}"
+        )
     if (normalise == "fixed") != ("mean" in given or "std" in given):
-        raise ConfigError(f"`mean` and `std` of {name} are what `normalise: fixed` reads, and nothing else does; give both with it, or neither")
-    mean, std = (_finite(given.get(field, default), f"{field} of {name}") for field, default in (("mean", 0.0), ("std", 1.0)))
+        raise ConfigError(
+            f"`mean` and `std` of {name} are what `normalise: fixed` reads, and nothing else does; give "
+            "both with it, or neither"
+        )
+    mean, std = (
+        _finite(given.get(field, default), f"{field} of {name}")
+        for field, default in (("mean", 0.0), ("std", 1.0))
+    )
     if std <= 0:
         raise ConfigError(f"`std` of {name} in the oracle mixture is {std}; give a number above 0")
     oracle = build_oracle(name, {field: value for field, value in given.items() if field not in _OWN}, device)
     if oracle.answers != "score":
-        raise ConfigError(f"{name} compares pairs, and the oracle mixture is a sum of scores; name one that scores")
-    return _Source(oracle, str(given.get("label", name)), _finite(given.get("weight", 1.0), f"weight of {name}"), normalise, mean, std)
+        raise ConfigError(
+            f"{name} compares pairs, and the oracle mixture is a sum of scores; name one that scores"
+        )
+    return _Source(
+        oracle,
+        str(given.get("label", name)),
+        _finite(given.get("weight", 1.0), f"weight of {name}"),
+        normalise,
+        mean,
+        std,
+    )
 
 
 def _finite(value: Any, what: str) -> float:

@@ -1,18 +1,23 @@
-"""The oracle `pairrm`: a DeBERTa that reads a prompt with two responses at once says which is better (LLM-Blender, arXiv:2306.02561, Section 4).
+"""The oracle `pairrm`: a DeBERTa that reads a prompt with two responses at once says which is better
+(LLM-Blender, arXiv:2306.02561, Section 4).
 
-The format is that of `llm-blender/PairRM-hf`, from its model card and the class `DebertaV2PairRM` of yuchenlin/LLM-Blender: one row of three pieces
+The format is that of `llm-blender/PairRM-hf`, from its model card and the class `DebertaV2PairRM` of
+yuchenlin/LLM-Blender: one row of three pieces
 
     [CLS] <|source|> prompt [SEP]  [CLS] <|candidate1|> first [SEP]  [CLS] <|candidate2|> second [SEP]
 
-of at most 1,224 tokens for the prompt's and half of what is left of 2,048 for each response's, cut on the right. The hidden states of the source's
-marker and of a candidate's go together through two linear layers with a tanh between them; the difference of the two candidates, in the mean over
-the model's tasks, is the log-odds that the first wins.
+of at most 1,224 tokens for the prompt's and half of what is left of 2,048 for each response's, cut on the
+right. The hidden states of the source's marker and of a candidate's go together through two linear layers
+with a tanh between them; the difference of the two candidates, in the mean over the model's tasks, is the
+log-odds that the first wins.
 
 Departures:
-1. Both orders are asked, and the mean of the two probabilities is the answer, so that compare(A, B) + compare(B, A) = 1.
+1. Both orders are asked, and the mean of the two probabilities is the answer, so that compare(A, B) +
+   compare(B, A) = 1.
 2. A special token in a text is broken by a blank, so that no text brings a marker of its own.
 
-Not handled: conversations of several messages, for which the format has one text only; the older `llm-blender/PairRM`, which has no safetensors.
+Not handled: conversations of several messages, for which the format has one text only; the older
+`llm-blender/PairRM`, which has no safetensors.
 """
 
 from collections.abc import Sequence
@@ -34,7 +39,11 @@ from oat.models.scoring import batches, hash_of_files
 from oat.oracles.local import LocalOracle, Values
 from oat.types import Kind, Question
 
-MARKERS = {"source_prefix_id": "<|source|>", "cand1_prefix_id": "<|candidate1|>", "cand2_prefix_id": "<|candidate2|>"}
+MARKERS = {
+    "source_prefix_id": "<|source|>",
+    "cand1_prefix_id": "<|candidate1|>",
+    "cand2_prefix_id": "<|candidate2|>",
+}
 """By field of the configuration, what the id stands for."""
 SOURCE_TOKENS, CANDIDATE_TOKENS = 1224, 412
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -68,21 +77,34 @@ class PairRM(LocalOracle):
         device: str = "cpu",
     ):
         super().__init__("pairrm")
-        for option, value in {"batch_tokens": batch_tokens, "source_tokens": source_tokens, "candidate_tokens": candidate_tokens}.items():
+        for option, value in {
+            "batch_tokens": batch_tokens,
+            "source_tokens": source_tokens,
+            "candidate_tokens": candidate_tokens,
+        }.items():
             if not isinstance(value, int) or value < 4:
                 raise ConfigError(f"{option} is {value!r}; give a whole number, at least 4")
         if dtype not in DTYPES:
             raise ConfigError(f"dtype is {dtype!r}; give float32 or bfloat16")
-        self.path, self.dtype, self.batch_tokens, self.device = path, dtype, batch_tokens, torch.device(device)
+        self.path = path
+        self.dtype = dtype
+        self.batch_tokens = batch_tokens
+        self.device = torch.device(device)
         self.source_tokens, self.candidate_tokens = source_tokens, candidate_tokens
         self.config, self.tokenizer = load_config(path), load_tokenizer(path)
-        if not isinstance(self.config, DebertaV2Config) or not all(hasattr(self.config, name) for name in (*MARKERS, "n_tasks")):
+        if not isinstance(self.config, DebertaV2Config) or not all(
+            hasattr(self.config, name) for name in (*MARKERS, "n_tasks")
+        ):
             raise ModelError(
-                f"{path} is no PairRM (config.json has no {', '.join(MARKERS)} and n_tasks); give one in the layout of llm-blender/PairRM-hf"
+                f"{path} is no PairRM (config.json has no {', '.join(MARKERS)} and n_tasks); give one in "
+                "the layout of llm-blender/PairRM-hf"
             )
         for name, marker in MARKERS.items():
             if self.tokenizer.convert_tokens_to_ids(marker) != getattr(self.config, name):
-                raise ModelError(f"the tokenizer of {path} does not give {marker} the id of config.json's {name}; give the one that belongs to it")
+                raise ModelError(
+                    f"the tokenizer of {path} does not give {marker} the id of config.json's {name}; give "
+                    "the one that belongs to it"
+                )
 
     @cached_property
     def version(self) -> str:
@@ -91,15 +113,28 @@ class PairRM(LocalOracle):
 
     @cached_property
     def made_of(self) -> Identity:
-        limits = {"dtype": self.dtype, "source_tokens": self.source_tokens, "candidate_tokens": self.candidate_tokens}
-        return {**model_identity(self.config), **tokenizer_identity(self.tokenizer), **weights_identity(self.path), "options": limits}
+        limits = {
+            "dtype": self.dtype,
+            "source_tokens": self.source_tokens,
+            "candidate_tokens": self.candidate_tokens,
+        }
+        return {
+            **model_identity(self.config),
+            **tokenizer_identity(self.tokenizer),
+            **weights_identity(self.path),
+            "options": limits,
+        }
 
     def encode(self, source: str, first: str, second: str) -> list[int]:
         """The ids of a prompt with two responses."""
         most = self.source_tokens + 2 * self.candidate_tokens
         ids = self._piece("source_prefix_id", source, self.source_tokens)
         room = (most - len(ids)) // 2
-        return [*ids, *self._piece("cand1_prefix_id", first, room), *self._piece("cand2_prefix_id", second, room)]
+        return [
+            *ids,
+            *self._piece("cand1_prefix_id", first, room),
+            *self._piece("cand2_prefix_id", second, room),
+        ]
 
     def values(self, questions: Sequence[Question]) -> Values:
         """The probability that the first candidate wins, of each pair.
@@ -111,7 +146,8 @@ class PairRM(LocalOracle):
         for question in questions:
             if len(question.messages) != 1:
                 raise OracleError(
-                    f"pairrm reads one text as the prompt, and question {question.key} has {len(question.messages)} messages; use another oracle"
+                    f"pairrm reads one text as the prompt, and question {question.key} has "
+                    f"{len(question.messages)} messages; use another oracle"
                 )
             source, (first, second) = question.messages[0].content, question.candidates
             rows += [self.encode(source, first, second), self.encode(source, second, first)]
@@ -119,26 +155,37 @@ class PairRM(LocalOracle):
         for batch in batches([len(row) for row in rows], self.batch_tokens):
             logits[batch] = self._logits([rows[number] for number in batch])
         if not logits.isfinite().all():
-            raise OracleError(f"{self.path} gives a score that is not finite; use another model, or dtype: float32")
+            raise OracleError(
+                f"{self.path} gives a score that is not finite; use another model, or dtype: float32"
+            )
         found = ((logits[0::2].sigmoid() + (-logits[1::2]).sigmoid()) / 2).tolist()
         return [[value] for value in found]
 
     def _piece(self, marker: str, text: str, most: int) -> list[int]:
         for token in sorted(self.tokenizer.all_special_tokens, key=len, reverse=True):
             text = text.replace(token, f"{token[0]} {token[1:]}")
-        ids: list[int] = self.tokenizer.encode(MARKERS[marker] + text, max_length=most, truncation=True, verbose=False)
+        ids: list[int] = self.tokenizer.encode(
+            MARKERS[marker] + text, max_length=most, truncation=True, verbose=False
+        )
         return ids
 
     @torch.no_grad()
     def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """(N,) log-odds that the first candidate wins, float32 on the CPU."""
         width = max(map(len, rows))
-        ids_NT = torch.tensor([[*row, *[self.tokenizer.pad_token_id or 0] * (width - len(row))] for row in rows], device=self.device)
-        mask_NT = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self.device)
+        ids_NT = torch.tensor(
+            [[*row, *[self.tokenizer.pad_token_id or 0] * (width - len(row))] for row in rows],
+            device=self.device,
+        )
+        mask_NT = torch.tensor(
+            [[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self.device
+        )
         backbone, head = self._model
         hidden_NTD = backbone(input_ids=ids_NT, attention_mask=mask_NT).last_hidden_state.float()
         every_N = torch.arange(len(rows), device=self.device)
-        source, first, second = (hidden_NTD[every_N, (ids_NT == getattr(self.config, name)).int().argmax(-1)] for name in MARKERS)
+        source, first, second = (
+            hidden_NTD[every_N, (ids_NT == getattr(self.config, name)).int().argmax(-1)] for name in MARKERS
+        )
         difference = head(torch.cat([source, first], -1)) - head(torch.cat([source, second], -1))
         return difference.mean(-1).cpu()
 
@@ -149,18 +196,33 @@ class PairRM(LocalOracle):
         with torch.device("meta"):
             backbone = DebertaV2Model(config)
             # The places of the layers are those of the published names; dropout stands at 0 and 3.
-            parts = [torch.nn.Identity(), torch.nn.Linear(2 * width, width), torch.nn.Tanh(), torch.nn.Identity()]
+            parts = [
+                torch.nn.Identity(),
+                torch.nn.Linear(2 * width, width),
+                torch.nn.Tanh(),
+                torch.nn.Identity(),
+            ]
             head = torch.nn.Sequential(*parts, torch.nn.Linear(width, config.n_tasks))
         tensors = self._tensors()
         for module, prefix in ((backbone, "pretrained_model."), (head, "head_layer.")):
-            own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            missing = sorted(name for name, tensor in module.state_dict().items() if name not in own or own[name].shape != tensor.shape)
+            own = {
+                name.removeprefix(prefix): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(prefix)
+            }
+            missing = sorted(
+                name
+                for name, tensor in module.state_dict().items()
+                if name not in own or own[name].shape != tensor.shape
+            )
             if missing:
                 raise ModelError(
-                    f"the weights of {self.path} lack `{prefix}{missing[0]}`, or have it in another shape; give a checkpoint of the whole model"
+                    f"the weights of {self.path} lack `{prefix}{missing[0]}`, or have it in another "
+                    "shape; give a checkpoint of the whole model"
                 )
             module.load_state_dict(own, strict=False, assign=True)
-        backbone.embeddings.position_ids = torch.arange(config.max_position_embeddings)[None]  # the one tensor that files do not have
+        # the one tensor that files do not have
+        backbone.embeddings.position_ids = torch.arange(config.max_position_embeddings)[None]
         return backbone.to(self.device, DTYPES[self.dtype]).eval(), head.to(self.device, torch.float32).eval()
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -168,10 +230,20 @@ class PairRM(LocalOracle):
         if seen(self.path).is_dir():
             found = str(seen(self.path) / name) if (seen(self.path) / name).exists() else None
         else:
-            found = cached_file(self.path, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
+            found = cached_file(
+                self.path,
+                name,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
         if found is None:
-            raise ModelError(f"{self.path} has no {name} that can be had; give a directory with one, or a hub id where there is a network")
+            raise ModelError(
+                f"{self.path} has no {name} that can be had; give a directory with one, or a hub id where "
+                "there is a network"
+            )
         try:
             return load_file(found)
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"the weights of {self.path} cannot be read ({error}); download them again") from error
+            raise ModelError(
+                f"the weights of {self.path} cannot be read ({error}); download them again"
+            ) from error

@@ -1,11 +1,12 @@
-"""Reward functions of LightRFT and OpenRLHF, unmodified: `reward_func(queries, prompts)` and `reward_func(queries, prompts, labels)`.
+"""Reward functions of LightRFT and OpenRLHF, unmodified: `reward_func(queries, prompts)` and
+`reward_func(queries, prompts, labels)`.
 
-A function is one of these when its first two parameters have these names. It gets texts only: a prompt, and as query the same text with the response
-behind it, so that `query[len(prompt):]` is the response.
+A function is one of these when its first two parameters have these names. It gets texts only: a prompt, and
+as query the same text with the response behind it, so that `query[len(prompt):]` is the response.
 
 Departures from both:
-1. A prompt is what the data give and not what the chat template makes of it: the contents of its messages, a line break after each where there are
-   several. A function that looks for a template's tokens finds none.
+1. A prompt is what the data give and not what the chat template makes of it: the contents of its messages, a
+   line break after each where there are several. A function that looks for a template's tokens finds none.
 2. `labels` are the column `labels`, or `label`, or else the reference.
 3. Of a dictionary that is returned, `rewards` are the values; `scores` and `extra_logs` are not read.
 """
@@ -20,27 +21,37 @@ from oat.types import Question
 class QueryReward(CallableOracle):
     """A function `reward_func(queries, prompts, ...)` as an oracle of scores.
 
-    It may return a tensor, an array or a list of numbers, one a query, each also as a tensor of one element. Everything else is as in
-    `CallableOracle`.
+    It may return a tensor, an array or a list of numbers, one a query, each also as a tensor of one element.
+    Everything else is as in `CallableOracle`.
     """
 
     given = ("queries", "prompts", "labels")
 
     def _beside(self, columns: Collection[str]) -> Collection[str]:
         """Labels need a column, or a reference."""
-        return [name for name in self.given if name != "labels" or {"label", "labels", "reference"} & {*columns}]
+        return [
+            name for name in self.given if name != "labels" or {"label", "labels", "reference"} & {*columns}
+        ]
 
     def _values(self, questions: Sequence[Question]) -> list[float | None]:
         asked = [(question, text) for question in questions for text in question.candidates]
         prompts = [_prompt(question) for question, _ in asked]
-        offered = {"prompts": prompts, "queries": [prompt + text for prompt, (_, text) in zip(prompts, asked, strict=True)]}
-        return self._call([question for question, _ in asked], {**offered, "labels": [_label(question) for question, _ in asked]})
+        offered = {
+            "prompts": prompts,
+            "queries": [prompt + text for prompt, (_, text) in zip(prompts, asked, strict=True)],
+        }
+        return self._call(
+            [question for question, _ in asked],
+            {**offered, "labels": [_label(question) for question, _ in asked]},
+        )
 
     def _unwrapped(self, returned: Any) -> Any:
         return returned["rewards"] if isinstance(returned, Mapping) and "rewards" in returned else returned
 
     def _number(self, value: Any, place: int) -> float | None:
-        return super()._number(value[0] if getattr(value, "ndim", 0) == 1 and len(value) == 1 else value, place)
+        return super()._number(
+            value[0] if getattr(value, "ndim", 0) == 1 and len(value) == 1 else value, place
+        )
 
 
 def _prompt(question: Question) -> str:

@@ -32,7 +32,8 @@ _NAMED = {
     "reward_model": "oat.oracles.reward_model:RewardModelOracle",
     "pairrm": "oat.oracles.pairrm:PairRM",
 }
-"""Imported when they are named: a worker of `isolated` starts in a fraction of the time that transformers takes to import."""
+"""Imported when they are named: a worker of `isolated` starts in a fraction of the time that transformers
+takes to import."""
 
 
 def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> Oracle:
@@ -69,31 +70,44 @@ def name_source(oracle: Oracle, code: Any, name: str) -> None:
 def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
     """The oracle that a function or a class is.
 
-    A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, a `QueryReward` when its first two are
-    queries, prompts, else a `CallableOracle`. A class that implements the `Oracle` protocol is constructed with the options as keywords.
+    A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, a
+    `QueryReward` when its first two are queries, prompts, else a `CallableOracle`. A class that implements
+    the `Oracle` protocol is constructed with the options as keywords.
 
     Args:
         name: stands in messages and in `Answer.by`.
 
     Raises:
-        ConfigError: neither a function nor a class, a class that is no oracle, or an option that it does not take or misses.
+        ConfigError: neither a function nor a class, a class that is no oracle, or an option that it does not
+        take or misses.
     """
     if inspect.isclass(found):
         return _construct(found, name, options)
     if hasattr(found, "submit"):
         return _sound(found, name)
     if not callable(found):
-        raise ConfigError(f"the oracle {name} is {type(found).__name__}, neither a function nor a class; name a reward function or an oracle class")
+        raise ConfigError(
+            f"the oracle {name} is {type(found).__name__}, neither a function nor a class; name a reward "
+            "function or an oracle class"
+        )
     if options:
-        raise ConfigError(f"the oracle {name} is a function and takes no options; remove {', '.join(options)}, or make it a class")
+        raise ConfigError(
+            f"the oracle {name} is a function and takes no options; remove {', '.join(options)}, or make "
+            "it a class"
+        )
     first = _parameters(found)[:3]
     if first[:2] == ["queries", "prompts"]:
         return QueryReward(found, name)
-    return CallableComparison(found, name) if first == ["prompts", "first", "second"] else CallableOracle(found, name)
+    return (
+        CallableComparison(found, name)
+        if first == ["prompts", "first", "second"]
+        else CallableOracle(found, name)
+    )
 
 
 def oracle_options(name: str) -> set[str] | None:
-    """The options that an oracle takes: none for a function, its constructor's keywords for a class; None where it takes any.
+    """The options that an oracle takes: none for a function, its constructor's keywords for a class; None
+    where it takes any.
 
     Raises:
         ConfigError: an unknown name, or code that cannot be loaded.
@@ -103,8 +117,9 @@ def oracle_options(name: str) -> set[str] | None:
 
 
 def _source(found: Any, name: str) -> tuple[str, str, str]:
-    """The file that a function or a class stands in, for people, its hash, and a hash of what it does; of what was given from Python its name and its
-    own lines, and for a lambda, whose lines others share, what it does is its code. The hashes are "" where there are none."""
+    """The file that a function or a class stands in, for people, its hash, and a hash of what it does; of
+    what was given from Python its name and its own lines, and for a lambda, whose lines others share, what it
+    does is its code. The hashes are "" where there are none."""
     try:
         if name.startswith("python:"):
             place, source = name, inspect.getsource(found).encode()
@@ -114,12 +129,21 @@ def _source(found: Any, name: str) -> tuple[str, str, str]:
     except (OSError, TypeError):
         return name, "", ""
     is_lambda = getattr(found, "__name__", "") == "<lambda>"
-    return place, _hash(source), _hash(repr(_plain_code(found.__code__)).encode()) if is_lambda else _hash(source)
+    return (
+        place,
+        _hash(source),
+        _hash(repr(_plain_code(found.__code__)).encode()) if is_lambda else _hash(source),
+    )
 
 
 def _plain_code(code: Any) -> Any:
     """What a code object does, wherever it stands."""
-    return code.co_code, code.co_names, code.co_varnames, [_plain_code(each) if inspect.iscode(each) else each for each in code.co_consts]
+    return (
+        code.co_code,
+        code.co_names,
+        code.co_varnames,
+        [_plain_code(each) if inspect.iscode(each) else each for each in code.co_consts],
+    )
 
 
 def _hash(source: bytes) -> str:
@@ -128,7 +152,9 @@ def _hash(source: bytes) -> str:
 
 def _found(name: str) -> Any:
     if name not in _NAMED and ":" not in name:
-        raise ConfigError(f"no oracle is called {name!r}; {did_you_mean(name, _NAMED)}, or your own as path/to/file.py:Name")
+        raise ConfigError(
+            f"no oracle is called {name!r}; {did_you_mean(name, _NAMED)}, or your own as path/to/file.py:Name"
+        )
     return load_symbol(_NAMED.get(name, name))
 
 
@@ -148,8 +174,15 @@ def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
     try:
         signature.bind(**options)
     except TypeError as error:
-        raise ConfigError(f"the oracle {name} cannot be built: {error}; give it among the oracle's options") from error
-    with guarded(name, lambda what: ConfigError(f"the oracle {name} cannot be made: {bare(what)}; repair its constructor, or its options")):
+        raise ConfigError(
+            f"the oracle {name} cannot be built: {error}; give it among the oracle's options"
+        ) from error
+    with guarded(
+        name,
+        lambda what: ConfigError(
+            f"the oracle {name} cannot be made: {bare(what)}; repair its constructor, or its options"
+        ),
+    ):
         oracle = cls(**options)
     return _sound(oracle, name)
 
@@ -157,13 +190,20 @@ def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
 def _check_methods(oracle: Any, name: str) -> None:
     missing = [method for method in ("submit", "collect") if not callable(getattr(oracle, method, None))]
     if missing:
-        raise ConfigError(f"the oracle {name} lacks {' and '.join(missing)}; see the Oracle protocol in oat/oracles/base.py")
+        raise ConfigError(
+            f"the oracle {name} lacks {' and '.join(missing)}; see the Oracle protocol in oat/oracles/base.py"
+        )
 
 
 def _sound(oracle: Any, name: str) -> Oracle:
     _check_methods(oracle, name)
-    if getattr(oracle, "answers", None) not in ("compare", "score") or not isinstance(getattr(oracle, "durable", None), bool):
-        raise ConfigError(f'the oracle {name} must have `answers`, "compare" or "score", and `durable`, true or false; see oat/oracles/base.py')
+    if getattr(oracle, "answers", None) not in ("compare", "score") or not isinstance(
+        getattr(oracle, "durable", None), bool
+    ):
+        raise ConfigError(
+            f'the oracle {name} must have `answers`, "compare" or "score", and `durable`, true or false; '
+            "see oat/oracles/base.py"
+        )
     return oracle
 
 

@@ -1,4 +1,5 @@
-"""The oracle `reward_model`: a sequence-classification model of transformers scores every candidate, in this process."""
+"""The oracle `reward_model`: a sequence-classification model of transformers scores every candidate, in this
+process."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -11,15 +12,18 @@ from oat.types import Question
 
 
 class RewardModelOracle(LocalOracle):
-    """See `oat.models.scoring` for what it reads and where its score stands. Weights are loaded with the first question.
+    """See `oat.models.scoring` for what it reads and where its score stands. Weights are loaded with the
+    first question.
 
     Args:
         path: a directory, or `org/name`.
         dtype: "float32", or "bfloat16" for half the memory.
         label: the number of the label that is the score, for a model that has several.
         batch_tokens: most tokens of a forward pass, padding included.
-        max_tokens: most tokens of a prompt with its response; by default what the model can read. A longer one is never cut.
-        overflow: what becomes of a longer one: "abstain" (it has no score, and is counted in answers/abstained_frac), or "refuse".
+        max_tokens: most tokens of a prompt with its response; by default what the model can read. A longer
+        one is never cut.
+        overflow: what becomes of a longer one: "abstain" (it has no score, and is counted in
+        answers/abstained_frac), or "refuse".
         device: by default that of `compute.profile`.
 
     Raises:
@@ -44,7 +48,9 @@ class RewardModelOracle(LocalOracle):
             raise ConfigError(f"label is {label!r}; give the number of a label")
         if overflow not in ("abstain", "refuse"):
             raise ConfigError(f"overflow is {overflow!r}; give abstain or refuse")
-        self.scorer = Scorer(path, dtype=dtype, device=device, label=label, batch_tokens=batch_tokens, max_tokens=max_tokens)
+        self.scorer = Scorer(
+            path, dtype=dtype, device=device, label=label, batch_tokens=batch_tokens, max_tokens=max_tokens
+        )
         self.overflow = overflow
 
     @cached_property
@@ -60,17 +66,23 @@ class RewardModelOracle(LocalOracle):
         """The scores of the candidates.
 
         Raises:
-            OracleError: the template refuses a conversation; a row is too long, with `overflow: refuse`; a score is not finite.
+            OracleError: the template refuses a conversation; a row is too long, with `overflow: refuse`; a
+            score is not finite.
         """
         try:
-            rows = [self.scorer.encode(question.messages, text) for question in questions for text in question.candidates]
+            rows = [
+                self.scorer.encode(question.messages, text)
+                for question in questions
+                for text in question.candidates
+            ]
         except TemplateError as error:
             raise OracleError(f"the reward model {self.scorer.path} cannot be asked: {error}") from error
         scores = self.scorer.score(rows)
         if self.overflow == "refuse" and None in scores:
             long = rows[scores.index(None)]
             raise OracleError(
-                f"a prompt with its response has {len(long.ids)} tokens of the reward model {self.scorer.path}, and may have {self.scorer.limit}; "
+                f"a prompt with its response has {len(long.ids)} tokens of the reward model "
+                f"{self.scorer.path}, and may have {self.scorer.limit}; "
                 "set prompts.max_tokens or sampling.max_new_tokens lower, or overflow: abstain"
             )
         left = iter(scores)

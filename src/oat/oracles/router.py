@@ -20,4 +20,6 @@ class OneOracle:
 
     def route(self, questions: Sequence[Question]) -> list[Question]:
         """The questions in their order, each with an address."""
-        return [question if question.oracle else replace(question, oracle=self.name) for question in questions]
+        return [
+            question if question.oracle else replace(question, oracle=self.name) for question in questions
+        ]

@@ -1,4 +1,5 @@
-"""Calls of users' code. It raises what it likes, also what is no `Exception`, and may leave the process in another state than it found it.
+"""Calls of users' code. It raises what it likes, also what is no `Exception`, and may leave the process in
+another state than it found it.
 
 What it leaves is put back, with a warning: whatever the run computes or says afterwards depends on these.
 
@@ -7,8 +8,9 @@ What it leaves is put back, with a warning: whatever the run computes or says af
 | torch | whether gradients are recorded, default dtype and device, deterministic algorithms, precision of products, autocast, threads |
 | the process | where lines go (`sys.stdout`, `sys.stderr`), who hears SIGTERM and Ctrl-C, and an alarm that is still to come |
 
-What cannot be put back (inference mode, a closed stream) is an error. The generators of torch, numpy and Python decide nothing in a run, and relative
-paths are not seen from the working directory (`files.py`), so these may change.
+What cannot be put back (inference mode, a closed stream) is an error. The generators of torch, numpy and
+Python decide nothing in a run, and relative paths are not seen from the working directory (`files.py`), so
+these may change.
 """
 
 import os
@@ -27,7 +29,12 @@ _FRESH = {"torch.set_grad_enabled": True, "torch.use_deterministic_algorithms": 
 """What torch begins with, where it is imported by the code that is called."""
 
 
-_OF_THE_THREAD = {"torch.inference_mode", "torch.set_grad_enabled", "torch.set_autocast_enabled", "torch.set_num_threads"}
+_OF_THE_THREAD = {
+    "torch.inference_mode",
+    "torch.set_grad_enabled",
+    "torch.set_autocast_enabled",
+    "torch.set_num_threads",
+}
 """What is another in each thread, or is changed by the run's own; the rest is of the process."""
 _lock = threading.RLock()
 _under_way: "list[_Kept]" = []
@@ -87,7 +94,9 @@ class _Raising(AbstractContextManager[None, None]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, OatError) and not is_signal(error):
-            raise self._refuse(f"raised {described(error)}{self._place(error) if self._place else ''}") from error
+            raise self._refuse(
+                f"raised {described(error)}{self._place(error) if self._place else ''}"
+            ) from error
 
 
 class _Guarded(_Raising):
@@ -121,10 +130,20 @@ class _Kept:
         self._is_main = threading.current_thread() is threading.main_thread()
         with _lock:
             self._streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-            self._torch = {name: get() for name, (get, _) in self._settings().items()} if "torch" in sys.modules else None
+            self._torch = (
+                {name: get() for name, (get, _) in self._settings().items()}
+                if "torch" in sys.modules
+                else None
+            )
             _under_way.append(self)
-        self._were_open = {name for name, stream in self._streams.items() if not getattr(stream, "closed", False)}
-        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)} if self._is_main else {}
+        self._were_open = {
+            name for name, stream in self._streams.items() if not getattr(stream, "closed", False)
+        }
+        self._handlers = (
+            {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+            if self._is_main
+            else {}
+        )
         self._rings = self._is_main and _rings()
         self.lost = ""
 
@@ -140,7 +159,8 @@ class _Kept:
             changed = [*self._put_back_streams(), *self._put_back_handlers(), *self._put_back_torch()]
         if changed:
             warn(
-                f"{name} changed {' and '.join(changed)} and left it so; it is put back after each call, since the run depends on it. Change it "
+                f"{name} changed {' and '.join(changed)} and left it so; it is put back after each call, "
+                "since the run depends on it. Change it "
                 "within a `with` block, or put it back at the end of the function"
             )
 
@@ -179,27 +199,43 @@ class _Kept:
                     self.lost = f"left torch in another state ({setting}) that cannot be put back"
 
     def _tell_others(self, setting: str, left: Any, put_back: Any) -> None:
-        """A call that began meanwhile took what this one had changed for what was there before, and would put that back."""
+        """A call that began meanwhile took what this one had changed for what was there before, and would put
+        that back."""
         for other in _under_way if setting not in _OF_THE_THREAD else ():
             if other._torch is not None and other._torch[setting] == left:
                 other._torch[setting] = put_back
 
     def _settings(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-        """By the function that changes it, what reads a setting and what sets it. A thread of the user's has no say in the number of threads, which
-        the run itself changes meanwhile."""
+        """By the function that changes it, what reads a setting and what sets it. A thread of the user's has
+        no say in the number of threads, which the run itself changes meanwhile."""
         torch: Any = sys.modules["torch"]
 
         def deterministic() -> tuple[bool, bool]:
-            return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+            return (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            )
 
         settings: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
             "torch.inference_mode": (torch.is_inference_mode_enabled, lambda before: None),
             "torch.set_grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
             "torch.set_default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
-            "torch.set_default_device": (torch.get_default_device, lambda before: torch.set_default_device(None if before.type == "cpu" else before)),
-            "torch.use_deterministic_algorithms": (deterministic, lambda before: torch.use_deterministic_algorithms(before[0], warn_only=before[1])),
-            "torch.set_float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-            "torch.set_autocast_enabled": (lambda: torch.is_autocast_enabled("cpu"), lambda before: torch.set_autocast_enabled("cpu", before)),
+            "torch.set_default_device": (
+                torch.get_default_device,
+                lambda before: torch.set_default_device(None if before.type == "cpu" else before),
+            ),
+            "torch.use_deterministic_algorithms": (
+                deterministic,
+                lambda before: torch.use_deterministic_algorithms(before[0], warn_only=before[1]),
+            ),
+            "torch.set_float32_matmul_precision": (
+                torch.get_float32_matmul_precision,
+                torch.set_float32_matmul_precision,
+            ),
+            "torch.set_autocast_enabled": (
+                lambda: torch.is_autocast_enabled("cpu"),
+                lambda before: torch.set_autocast_enabled("cpu", before),
+            ),
         }
         if self._is_main:
             settings["torch.set_num_threads"] = torch.get_num_threads, torch.set_num_threads

@@ -1,7 +1,9 @@
-"""One worker: a process that makes a function once and then answers calls of it, until its input ends. `plugins/pool.py` starts it and may kill it.
+"""One worker: a process that makes a function once and then answers calls of it, until its input ends.
+`plugins/pool.py` starts it and may kill it.
 
-Both sides speak in frames: the length in four bytes, then MessagePack of plain data; nothing is pickled. The first frame that comes says what to make
-and within which limits, and the first that goes back says that it is made. Each later one is an argument, and its answer one of
+Both sides speak in frames: the length in four bytes, then MessagePack of plain data; nothing is pickled. The
+first frame that comes says what to make and within which limits, and the first that goes back says that it is
+made. Each later one is an argument, and its answer one of
 
     {"value": ...}      what the function returned
     {"error": text}     it says itself that somebody must repair something (`OracleError`)
@@ -9,12 +11,12 @@ and within which limits, and the first that goes back says that it is made. Each
 
 What a function prints goes to stderr, so that it cannot be taken for an answer.
 
-Limits of every worker: memory, seconds and processor seconds of a call; no core files. They are kept by the kernel: past the seconds of a call
-SIGALRM ends the process, whether or not whoever started it still lives.
+Limits of every worker: memory, seconds and processor seconds of a call; no core files. They are kept by the
+kernel: past the seconds of a call SIGALRM ends the process, whether or not whoever started it still lives.
 
-Confined, for code of ours that reads what models write, a worker also has no network (a namespace of its own, where the system lets it have one),
-writes no files and starts no processes (limits of the kernel, and an audit hook). The hook is no sandbox: it stops what a parser may be talked
-into, and not native code.
+Confined, for code of ours that reads what models write, a worker also has no network (a namespace of its own,
+where the system lets it have one), writes no files and starts no processes (limits of the kernel, and an
+audit hook). The hook is no sandbox: it stops what a parser may be talked into, and not native code.
 """
 
 import ctypes
@@ -53,7 +55,8 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that a KeyboardInterrupt is only what the function raises
+    # so that a KeyboardInterrupt is only what the function raises
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     order = read_frame(asked)
     if order is None:
         return
@@ -95,7 +98,8 @@ def _attempt(action: Callable[[], Any], *, is_call: bool = True) -> dict[str, An
 
 
 def _begin(seconds: float) -> None:
-    """Let the kernel end this process when the call takes longer, unless the function takes the signal; processor seconds it cannot take."""
+    """Let the kernel end this process when the call takes longer, unless the function takes the signal;
+    processor seconds it cannot take."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -109,7 +113,8 @@ def _limit(what: int, most: int, *, is_final: bool = True) -> None:
 
 
 def _leave_network() -> None:
-    """Into namespaces of its own, with no network in them; this also takes away what root may do. Some systems forbid it."""
+    """Into namespaces of its own, with no network in them; this also takes away what root may do. Some
+    systems forbid it."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).unshare(_NEW_USER | _NEW_NETWORK)
 

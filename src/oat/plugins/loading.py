@@ -1,4 +1,5 @@
-"""Users' own code, by name: `path/to/file.py:Name` or `package.module:Name`; and `python:Name`, an object that was given from Python."""
+"""Users' own code, by name: `path/to/file.py:Name` or `package.module:Name`; and `python:Name`, an object
+that was given from Python."""
 
 import hashlib
 import importlib
@@ -29,7 +30,8 @@ _named: dict[Path, str] = {}
 _folders: dict[Path, None] = {}
 """The folders of the files and modules that were named."""
 _seen: dict[str, tuple[Any, Path, str]] = {}
-"""Of imported files the module's spec, which is a new one when it is imported anew, and the hash they had then."""
+"""Of imported files the module's spec, which is a new one when it is imported anew, and the hash they had
+then."""
 _INSTALLED = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
     f"{Path(__file__).parent.parent}/",
@@ -49,8 +51,9 @@ def naming(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 def same_by_file(stored: Any, now: Any) -> Any:
-    """What a run's configuration is given now, where `file.py:Name` or `module:Name` stands for its `python:Name`: such names are as the run has
-    them, and from here on (within `naming`) they name what the file has.
+    """What a run's configuration is given now, where `file.py:Name` or `module:Name` stands for its
+    `python:Name`: such names are as the run has them, and from here on (within `naming`) they name what the
+    file has.
 
     Args:
         stored: a value of the run's configuration, as plain data.
@@ -63,7 +66,9 @@ def same_by_file(stored: Any, now: Any) -> Any:
         return {name: same_by_file(stored.get(name), value) for name, value in now.items()}
     if isinstance(stored, list) and isinstance(now, list) and len(stored) == len(now):
         return [same_by_file(*pair) for pair in zip(stored, now, strict=True)]
-    if not (isinstance(stored, str) and isinstance(now, str) and stored != now and stored.startswith("python:")):
+    if not (
+        isinstance(stored, str) and isinstance(now, str) and stored != now and stored.startswith("python:")
+    ):
         return now
     name = stored.partition(":")[2]
     if now.rpartition(":")[0] in ("", "python") or now.rpartition(":")[2] != name:
@@ -75,10 +80,12 @@ def same_by_file(stored: Any, now: Any) -> Any:
 def load_symbol(spec: str) -> Any:
     """What `path/to/file.py:Name`, `package.module:Name` or `python:Name` names.
 
-    A file is run once for each content it has; naming it twice gives the same objects. The author of a config is trusted: its code runs.
+    A file is run once for each content it has; naming it twice gives the same objects. The author of a config
+    is trusted: its code runs.
 
     Raises:
-        ConfigError: the name has neither form, the file or module is missing or fails while it is imported, or has no such attribute.
+        ConfigError: the name has neither form, the file or module is missing or fails while it is imported,
+        or has no such attribute.
     """
     place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():
@@ -86,14 +93,18 @@ def load_symbol(spec: str) -> Any:
     if place == "python":
         if name not in given:
             raise ConfigError(
-                f"{spec}: the run was begun from Python, with this object; go on with it through oat.Trainer, or name "
+                f"{spec}: the run was begun from Python, with this object; go on with it through "
+                "oat.Trainer, or name "
                 f"the file that has it in its place, as path/to/file.py:{name}"
             )
         return given[name]
     module = _load_file(Path(place), spec) if place.endswith(".py") else _load_module(place, spec)
 
     def refuse(what: str) -> ConfigError:
-        return ConfigError(f"{spec}: {place} fails when it is asked for {name}: {bare(what)}; install what it lacks, or repair it")
+        return ConfigError(
+            f"{spec}: {place} fails when it is asked for {name}: {bare(what)}; install what it lacks, or "
+            "repair it"
+        )
 
     with guarded(place, refuse):  # a module may import what it has only when it is asked for it
         has_it = hasattr(module, name)
@@ -104,8 +115,9 @@ def load_symbol(spec: str) -> Any:
 
 
 def own_files(base: Path) -> dict[str, str]:
-    """The user's own code in this process: a hash of each file below the working directory, or below the folder of code that was named, that a module
-    was imported from, as it was when it was first seen; nothing that is installed, and not the script itself. By `shown_name`.
+    """The user's own code in this process: a hash of each file below the working directory, or below the
+    folder of code that was named, that a module was imported from, as it was when it was first seen; nothing
+    that is installed, and not the script itself. By `shown_name`.
 
     Args:
         base: the working directory.
@@ -125,7 +137,8 @@ def own_files(base: Path) -> dict[str, str]:
 
 
 def shown_name(path: Path, base: Path) -> str | None:
-    """A user's file by its path from the working directory, or from a folder of code that was named, with that folder's name; None for others."""
+    """A user's file by its path from the working directory, or from a folder of code that was named, with
+    that folder's name; None for others."""
     if _is_installed(str(path)):
         return None
     if path.is_relative_to(base):
@@ -147,7 +160,10 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{spec}: cannot read {path} ({error.strerror or error}); check the path, which is relative to where you are") from error
+        raise ConfigError(
+            f"{spec}: cannot read {path} ({error.strerror or error}); check the path, which is relative "
+            "to where you are"
+        ) from error
     _named.pop(file, None)
     _named[file] = _hash(content)  # behind those that another run named
     _folders[file.parent] = None
@@ -161,7 +177,10 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     module = sys.modules[unique] = importlib.util.module_from_spec(found)
 
     def refuse(what: str) -> ConfigError:
-        return ConfigError(f"{spec}: {path} fails when imported: {bare(what)}; run `python {path}` to see where, and repair it")
+        return ConfigError(
+            f"{spec}: {path} fails when imported: {bare(what)}; run `python {path}` to see where, and "
+            "repair it"
+        )
 
     try:
         with guarded(str(path), refuse, partial(_line, file=found.origin)):
@@ -185,13 +204,16 @@ def _load_module(name: str, spec: str) -> ModuleType:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Where an error passed last through code that was named, or lies beside it, as "line 7 of file.py"; None where it did not."""
+    """Where an error passed last through code that was named, or lies beside it, as "line 7 of file.py"; None
+    where it did not."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_named(Path(frame.filename))]
     return f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else None
 
 
 def _is_named(file: Path) -> bool:
-    return not _is_installed(str(file)) and (file.resolve() in _named or any(file.is_relative_to(folder) for folder in _folders))
+    return not _is_installed(str(file)) and (
+        file.resolve() in _named or any(file.is_relative_to(folder) for folder in _folders)
+    )
 
 
 def _line(error: BaseException, file: str | None) -> str:

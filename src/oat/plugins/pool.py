@@ -1,7 +1,9 @@
-"""Workers: calls of code that may hang, crash or fill the memory, in processes that are killed and replaced when it does.
+"""Workers: calls of code that may hang, crash or fill the memory, in processes that are killed and replaced
+when it does.
 
-A worker is an interpreter of its own, started anew and never forked from this process, whose threads and models it must not have. What it may do
-is said at the head of `plugins/child.py`, and what cannot be promised in SECURITY.md.
+A worker is an interpreter of its own, started anew and never forked from this process, whose threads and
+models it must not have. What it may do is said at the head of `plugins/child.py`, and what cannot be promised
+in SECURITY.md.
 """
 
 import os
@@ -49,7 +51,8 @@ class Workers:
     """Processes that call one function, each one call at a time.
 
     Args:
-        target: `path/to/file.py:Name` or `package.module:Name` of what makes the function; it is loaded and called in each worker.
+        target: `path/to/file.py:Name` or `package.module:Name` of what makes the function; it is loaded and
+        called in each worker.
         arguments: that it is made with; plain data.
         count: most workers at once. They start when there is work for them, the first one now.
         timeout_s: seconds of a call, after which it has failed.
@@ -64,13 +67,30 @@ class Workers:
     """
 
     def __init__(
-        self, target: str, arguments: Sequence[Any] = (), *, count: int = 1, timeout_s: float = 5.0, memory_gb: float = 4.0, is_confined: bool = False
+        self,
+        target: str,
+        arguments: Sequence[Any] = (),
+        *,
+        count: int = 1,
+        timeout_s: float = 5.0,
+        memory_gb: float = 4.0,
+        is_confined: bool = False,
     ):
         for name, number in (("workers", count), ("timeout_s", timeout_s), ("memory_gb", memory_gb)):
             if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 1e6:
-                raise ConfigError(f"`{name}` of an oracle that runs in workers must be a number above 0, not {number!r}; correct it")
-        self.target, self.count, self.timeout_s = target, int(count), float(timeout_s)
-        self._order = {"target": target, "arguments": list(arguments), "timeout_s": self.timeout_s, "memory_gb": float(memory_gb)}
+                raise ConfigError(
+                    f"`{name}` of an oracle that runs in workers must be a number above 0, not "
+                    f"{number!r}; correct it"
+                )
+        self.target = target
+        self.count = int(count)
+        self.timeout_s = float(timeout_s)
+        self._order = {
+            "target": target,
+            "arguments": list(arguments),
+            "timeout_s": self.timeout_s,
+            "memory_gb": float(memory_gb),
+        }
         self._order |= {"is_confined": is_confined, "path": sys.path}
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._done: list[tuple[str, Outcome]] = []
@@ -87,7 +107,8 @@ class Workers:
         self.about = first.about
 
     def send(self, ticket: str, *arguments: Any) -> None:
-        """Call the function with these arguments, plain data, as soon as a worker is free; what does not travel (half a surrogate) has failed."""
+        """Call the function with these arguments, plain data, as soon as a worker is free; what does not
+        travel (half a surrogate) has failed."""
         try:
             self._waiting.append((ticket, frame(arguments)))
         except (TypeError, ValueError, OverflowError):
@@ -95,14 +116,16 @@ class Workers:
         self._dispatch()
 
     def collect(self, seconds: float) -> list[tuple[str, Outcome]]:
-        """The calls that have ended since, each with its ticket; where there are none, those that end first within `seconds`. Only here is
-        noticed what a worker said, or that it must be killed.
+        """The calls that have ended since, each with its ticket; where there are none, those that end first
+        within `seconds`. Only here is noticed what a worker said, or that it must be killed.
 
         Raises:
             OracleError: the function says that it cannot be used, or no worker can be started any more.
         """
         end = time.monotonic() + seconds
-        while not self._done and (self._waiting or any(worker.ticket is not None for worker in self._workers)):
+        while not self._done and (
+            self._waiting or any(worker.ticket is not None for worker in self._workers)
+        ):
             self._dispatch()
             self._wait(end)
             if time.monotonic() >= end:
@@ -128,7 +151,9 @@ class Workers:
         self._end()
 
     def _dispatch(self) -> None:
-        for worker in [worker for worker in self._workers if worker.is_ready and worker.ticket is None][: len(self._waiting)]:
+        for worker in [worker for worker in self._workers if worker.is_ready and worker.ticket is None][
+            : len(self._waiting)
+        ]:
             ticket, message = self._waiting.popleft()
             try:
                 worker.call(ticket, message, self.timeout_s)
@@ -150,8 +175,15 @@ class Workers:
         late = min((worker.deadline for worker in self._workers if worker.deadline), default=end)
         for key, _ in self._selector.select(max(0.0, min(end, late) - time.monotonic())):
             self._hear(key.data)
-        for worker in [worker for worker in self._workers if worker.deadline and time.monotonic() >= worker.deadline]:
-            self._lose(worker, f"ran past {self.timeout_s:g} s" if worker.is_ready else f"was not ready after {_START_S:g} s")
+        for worker in [
+            worker for worker in self._workers if worker.deadline and time.monotonic() >= worker.deadline
+        ]:
+            self._lose(
+                worker,
+                f"ran past {self.timeout_s:g} s"
+                if worker.is_ready
+                else f"was not ready after {_START_S:g} s",
+            )
 
     def _hear(self, worker: "_Worker") -> None:
         if not worker.read():
@@ -170,7 +202,9 @@ class Workers:
         if kind == "failure":
             self._lose(worker, str(said))
         elif not worker.is_ready:
-            worker.is_ready, worker.about, worker.deadline = True, said, 0.0
+            worker.is_ready = True
+            worker.about = said
+            worker.deadline = 0.0
         elif worker.ticket is not None:
             self._done.append((worker.ticket, Outcome(said)))
             worker.ticket, worker.deadline = None, 0.0
@@ -183,7 +217,10 @@ class Workers:
     def _mourn(self, worker: "_Worker", failure: str) -> None:
         """A worker is gone; whatever it was called for has failed."""
         if not worker.is_ready:
-            raise OracleError(f"a worker for {self.target} {failure} while it was started; its message stands above, repair what it loads")
+            raise OracleError(
+                f"a worker for {self.target} {failure} while it was started; its message stands above, "
+                "repair what it loads"
+            )
         if worker.ticket is not None:
             self._done.append((worker.ticket, Outcome(None, failure)))
 
@@ -202,7 +239,11 @@ class _Worker:
     """
 
     def __init__(self, order: Mapping[str, Any]):
-        kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} if order["is_confined"] else dict(os.environ)
+        kept = (
+            {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+            if order["is_confined"]
+            else dict(os.environ)
+        )
         package = str(Path(__file__).parent.parent.parent)
         one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")}
         self.process = subprocess.Popen(
@@ -243,7 +284,8 @@ class _Worker:
         return True
 
     def message(self) -> Any:
-        """The message that it has said; None while it is not whole, something that is no message where it cannot be one."""
+        """The message that it has said; None while it is not whole, something that is no message where it
+        cannot be one."""
         if len(self._heard) < HEADER.size:
             return None
         (size,) = HEADER.unpack_from(self._heard)
@@ -265,10 +307,14 @@ class _Worker:
             patience: seconds in which it may end in its own way.
         """
         end = time.monotonic() + patience
-        while time.monotonic() < end and os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        while (
+            time.monotonic() < end
+            and os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        ):
             time.sleep(0.002)
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # before it is waited for, and another group may have its number
+            # before it is waited for, and another group may have its number
+            os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(OSError):
             self.input.close()
         self.output.close()

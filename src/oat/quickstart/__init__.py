@@ -1,13 +1,15 @@
-"""The quickstart: a tiny model, a supervised start by a poor teacher, and two online alignments that overtake it, beside their controls.
+"""The quickstart: a tiny model, a supervised start by a poor teacher, and two online alignments that overtake
+it, beside their controls.
 
-    start     a Llama of 0.66 million parameters learns two-digit sums from demonstrations that forget the carry 75 times in 100
-    dpo       that start, aligned online against the rule oracle: pairs of responses, preferences
-    grpo      the same start, groups of 8 responses, scores
-    controls  both once more, with the rewards of each step permuted: what is gained there is not gained by feedback
+    start     a Llama of 0.66 million parameters learns two-digit sums from demonstrations that forget the
+    carry 75 times in 100 dpo       that start, aligned online against the rule oracle: pairs of responses,
+    preferences grpo      the same start, groups of 8 responses, scores controls  both once more, with the
+    rewards of each step permuted: what is gained there is not gained by feedback
 
-Each run is an ordinary `oat train CONFIG.yaml` in a process of its own; its configuration lies beside it, to be copied. Both algorithms are tied to
-the start more tightly than usual (DPO's beta 1, a KL term in GRPO): under permuted rewards a free policy wanders at random along the one
-direction in which this start is unsure, with or without the carry, and the tie keeps the controls flat.
+Each run is an ordinary `oat train CONFIG.yaml` in a process of its own; its configuration lies beside it, to
+be copied. Both algorithms are tied to the start more tightly than usual (DPO's beta 1, a KL term in GRPO):
+under permuted rewards a free policy wanders at random along the one direction in which this start is unsure,
+with or without the carry, and the tie keeps the controls flat.
 """
 
 import importlib.util
@@ -46,7 +48,8 @@ _PLACES = {
 
 
 def quickstart(out: Path, seed: int = SEED) -> int:
-    """Make everything in the folder `out`, or go on with what an earlier call, of the same seed, left there; prints progress, results, and places.
+    """Make everything in the folder `out`, or go on with what an earlier call, of the same seed, left there;
+    prints progress, results, and places.
 
     Returns:
         The exit code, 0.
@@ -55,7 +58,10 @@ def quickstart(out: Path, seed: int = SEED) -> int:
         ChildError: a run failed.
     """
     places = _claim(out)
-    what = "a tiny model that learns sums from a poor teacher, then DPO and GRPO beside their controls, two at a time"
+    what = (
+        "a tiny model that learns sums from a poor teacher, then DPO and GRPO beside their controls, two "
+        "at a time"
+    )
     print(f"oat quickstart: {what}; a few minutes, all of it in {out}", flush=True)
     from oat.commands.export import export_run
     from oat.quickstart.processes import interrupted_by_sigterm, run_all
@@ -77,7 +83,14 @@ def quickstart(out: Path, seed: int = SEED) -> int:
     if importlib.util.find_spec("matplotlib") is not None:
         plot(curves, out / "quickstart.png")
     else:
-        print("oat quickstart: no plot, since matplotlib is missing: pip install 'oat-align[plot]', and the same command draws it", flush=True)
+        print(
+            (
+                "oat quickstart: no plot, since matplotlib is missing: pip install 'oat-align[plot]', and "
+                "the "
+                "same command draws it"
+            ),
+            flush=True,
+        )
     print(f"\naccuracy on held-out sums, at the start -> at the end\n{table(curves)}\n\n{places}", flush=True)
     _say("quickstart", time.monotonic() - began, out)
     return 0
@@ -98,7 +111,9 @@ def make_start(out: Path, seed: int) -> None:
         task, tokenizer = build_task(seed), build_tokenizer()
         lm = build_model(tokenizer, seed)
         task.write(out)
-        with counted("oat quickstart: start, supervised learning", len(task.demonstrations) // BATCH) as count:
+        with counted(
+            "oat quickstart: start, supervised learning", len(task.demonstrations) // BATCH
+        ) as count:
             supervise(lm, tokenizer, task.demonstrations, report=lambda step, loss: count(step))
     finally:
         torch.set_num_threads(threads)
@@ -120,7 +135,12 @@ def configurations(out: Path, seed: int = SEED) -> dict[str, dict[str, Any]]:
             "engine": {"name": "torch", "max_rows": 512},
             "oracle": {"name": oracle, "repeats": 0},
             "algorithm": algorithm,
-            "learner": {"learning_rate": 2e-5, "schedule": "linear", "warmup_steps": 5, "micro_batch_size": 512},
+            "learner": {
+                "learning_rate": 2e-5,
+                "schedule": "linear",
+                "warmup_steps": 5,
+                "micro_batch_size": 512,
+            },
             "evaluation": {"path": str(out / "heldout.jsonl"), "every": 10, "samples": 4, "intervals": True},
             "checkpoint": {"every": 20},
             "compute": {"threads": 1},
@@ -141,9 +161,14 @@ def _claim(out: Path) -> str:
     places = "".join(f"{out / name!s:<{width}}{what}\n" for name, what in _PLACES.items())
     marker = out / "README.txt"
     if out.exists() and not marker.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: holds something else than a quickstart; give an empty or a new folder with --out")
+        raise ConfigError(
+            f"{out}: holds something else than a quickstart; give an empty or a new folder with --out"
+        )
     out.mkdir(parents=True, exist_ok=True)
-    marker.write_text(f"Made by `oat quickstart --out {out}`, which continues what is unfinished here.\n\n{places}", encoding="utf-8")
+    marker.write_text(
+        f"Made by `oat quickstart --out {out}`, which continues what is unfinished here.\n\n{places}",
+        encoding="utf-8",
+    )
     return places
 
 
@@ -163,6 +188,11 @@ def _text(tree: Mapping[str, Any]) -> str:
 
 def _say(name: str, seconds: float | None, place: Path) -> None:
     print(
-        f"oat quickstart: {name} " + (f"begins; its steps are in {place}.log" if seconds is None else f"is done after {seconds:.0f} s, in {place}"),
+        f"oat quickstart: {name} "
+        + (
+            f"begins; its steps are in {place}.log"
+            if seconds is None
+            else f"is done after {seconds:.0f} s, in {place}"
+        ),
         flush=True,
     )

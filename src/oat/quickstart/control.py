@@ -11,10 +11,12 @@ from oat.types import Answer, Kind, Question
 
 
 class PermutedRewards:
-    """Answers of `exact_match`, permuted over all candidates of a training round, so no reward belongs to its response any more.
+    """Answers of `exact_match`, permuted over all candidates of a training round, so no reward belongs to its
+    response any more.
 
-    There are as many rewards of each value as before, and a preference made from two of them is a fair coin. Questions of an evaluation keep
-    their own answers. The answers are a function of the questions submitted together and of the seed.
+    There are as many rewards of each value as before, and a preference made from two of them is a fair coin.
+    Questions of an evaluation keep their own answers. The answers are a function of the questions submitted
+    together and of the seed.
 
     Args:
         seed: of the permutations.
@@ -32,7 +34,9 @@ class PermutedRewards:
     def submit(self, questions: Sequence[Question]) -> list[str]:
         tickets = self._rule.submit(questions)
         answered = self._rule.collect(tickets, 0.0)
-        for (purpose, _, _), members in groupby(answered, key=lambda pair: (pair[1].key.purpose, pair[1].key.step, pair[1].key.round)):
+        for (purpose, _, _), members in groupby(
+            answered, key=lambda pair: (pair[1].key.purpose, pair[1].key.step, pair[1].key.round)
+        ):
             round_ = list(members)
             self._open.update(self._permute(round_) if purpose == "train" else round_)
         return tickets

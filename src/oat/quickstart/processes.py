@@ -29,11 +29,13 @@ def run_all(
     at_a_time: int,
     report: Callable[[str, float | None], None] = lambda name, seconds: None,
 ) -> None:
-    """Run commands by name, in their order, some at a time, with one thread each; none of them outlives this call.
+    """Run commands by name, in their order, some at a time, with one thread each; none of them outlives this
+    call.
 
     Args:
         logs: the folder of their outputs, NAME.log; written anew.
-        report: called with (name, None) when a command starts and with (name, its seconds) when it has ended well.
+        report: called with (name, None) when a command starts and with (name, its seconds) when it has ended
+        well.
 
     Raises:
         ChildError: a command failed; shows the last lines of its output. The others are ended.
@@ -44,7 +46,10 @@ def run_all(
             while waiting and len(running) < at_a_time:
                 name = waiting.pop(0)
                 report(name, None)
-                running[name] = (stack.enter_context(_child(commands[name], logs / f"{name}.log")), time.monotonic())
+                running[name] = (
+                    stack.enter_context(_child(commands[name], logs / f"{name}.log")),
+                    time.monotonic(),
+                )
             time.sleep(0.1)
             for name, (process, began) in list(running.items()):
                 code = process.poll()
@@ -58,7 +63,8 @@ def run_all(
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Within it, SIGTERM is a KeyboardInterrupt, so that what has to be ended is ended; only the main thread can do that."""
+    """Within it, SIGTERM is a KeyboardInterrupt, so that what has to be ended is ended; only the main thread
+    can do that."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -77,7 +83,9 @@ def interrupted_by_sigterm() -> Iterator[None]:
 def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
+        )
         try:
             yield process
         finally:
@@ -91,4 +99,6 @@ def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
 
 def _failure(name: str, code: int, log: Path) -> str:
     tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-    return "\n".join([f"{name} failed with exit code {code}; the end of {log}:", *(f"  {line}" for line in tail)])
+    return "\n".join(
+        [f"{name} failed with exit code {code}; the end of {log}:", *(f"  {line}" for line in tail)]
+    )

@@ -38,7 +38,10 @@ def read_curve(run_dir: Path) -> Curve:
     rows = read_metrics(path)
     evaluated = [row for row in rows if "eval/sampled" in row and "eval/greedy" in row]
     if not evaluated:
-        raise DataError(f"{path}: has no evaluation of sampled and greedy responses; set evaluation.samples and evaluation.greedy")
+        raise DataError(
+            f"{path}: has no evaluation of sampled and greedy responses; set evaluation.samples and "
+            "evaluation.greedy"
+        )
     return Curve(
         queries=tuple(row.get("oracle/queries", 0.0) for row in evaluated),
         sampled=tuple(row["eval/sampled"] for row in evaluated),
@@ -65,10 +68,23 @@ def plot(curves: Mapping[str, Curve], path: Path) -> None:
     axes = figure.subplots()
     for name, curve in curves.items():
         for kind, values, line in (("sampled", curve.sampled, "-"), ("greedy", curve.greedy, "--")):
-            axes.plot(curve.queries, values, line, label=f"{name}, {kind}", color=COLOURS.get(name), marker="o", markersize=3)
+            axes.plot(
+                curve.queries,
+                values,
+                line,
+                label=f"{name}, {kind}",
+                color=COLOURS.get(name),
+                marker="o",
+                markersize=3,
+            )
     start = next(iter(curves.values())).sampled[0]
     axes.axhline(start, color="black", linewidth=0.8, linestyle=":", label="start, sampled")
-    axes.set(xlabel="oracle queries", ylabel="held-out accuracy", ylim=(-0.02, 1.02), title="Two-digit sums, after a teacher who forgets the carry")
+    axes.set(
+        xlabel="oracle queries",
+        ylabel="held-out accuracy",
+        ylim=(-0.02, 1.02),
+        title="Two-digit sums, after a teacher who forgets the carry",
+    )
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     FigureCanvasAgg(figure)

@@ -1,8 +1,10 @@
-"""The task of the quickstart: two-digit sums that need a carry, first shown by a teacher who mostly forgets it.
+"""The task of the quickstart: two-digit sums that need a carry, first shown by a teacher who mostly forgets
+it.
 
-The tokenizer has one token a character. The start is a small Llama that learned from the teacher's demonstrations, most of which are wrong, so
-it answers as the teacher does; the rule oracle alone knows better. Held-out sums are unordered pairs of numbers: neither 37+48 nor 48+37 is ever
-shown or asked about in training when one of them is held out.
+The tokenizer has one token a character. The start is a small Llama that learned from the teacher's
+demonstrations, most of which are wrong, so it answers as the teacher does; the rule oracle alone knows
+better. Held-out sums are unordered pairs of numbers: neither 37+48 nor 48+37 is ever shown or asked about in
+training when one of them is held out.
 """
 
 import json
@@ -22,13 +24,16 @@ from oat.text.renderer import Renderer
 from oat.types import Message
 
 CHARACTERS = "0123456789+="
-PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+PAD = "<pad>"
+BOS = "<bos>"
+EOS = "<eos>"
 MAX_NEW_TOKENS = 4
 """Three digits and the end of text."""
 BATCH = 128
 """Demonstrations in a step of the supervised start."""
 FORGETS = 0.75
-"""Share of the demonstrations that lack the carry, so that the start's greedy answers lack nearly all carries: no rounding turns them."""
+"""Share of the demonstrations that lack the carry, so that the start's greedy answers lack nearly all
+carries: no rounding turns them."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class Sum:
 
 @dataclass(frozen=True)
 class Task:
-    """The data: sums to train on (both orders of each pair), held-out sums (one order of each pair), and what the teacher showed.
+    """The data: sums to train on (both orders of each pair), held-out sums (one order of each pair), and what
+    the teacher showed.
 
     Attributes:
         demonstrations: (sum, shown answer), in the order of the supervised start.
@@ -68,10 +74,14 @@ class Task:
         """Three JSONL files of {"prompt", "answer"}: train, heldout, demonstrations."""
         write_records(folder / "train.jsonl", ((s.prompt, s.right) for s in self.train))
         write_records(folder / "heldout.jsonl", ((s.prompt, s.right) for s in self.heldout))
-        write_records(folder / "demonstrations.jsonl", ((s.prompt, shown) for s, shown in self.demonstrations))
+        write_records(
+            folder / "demonstrations.jsonl", ((s.prompt, shown) for s, shown in self.demonstrations)
+        )
 
 
-def build_task(seed: int, *, heldout: int = 520, demonstrations: int = 51_200, forgets: float = FORGETS) -> Task:
+def build_task(
+    seed: int, *, heldout: int = 520, demonstrations: int = 51_200, forgets: float = FORGETS
+) -> Task:
     """The data of a seed.
 
     Args:
@@ -83,16 +93,25 @@ def build_task(seed: int, *, heldout: int = 520, demonstrations: int = 51_200, f
     pairs = [(a, b) for a in range(10, 100) for b in range(a, 100) if a % 10 + b % 10 >= 10]
     generator = seeds.at("quickstart", "split")
     shuffled = [pairs[i] for i in generator.permutation(len(pairs))]
-    held = tuple(Sum(b, a) if swap else Sum(a, b) for (a, b), swap in zip(shuffled[:heldout], generator.random(heldout) < 0.5, strict=True))
+    held = tuple(
+        Sum(b, a) if swap else Sum(a, b)
+        for (a, b), swap in zip(shuffled[:heldout], generator.random(heldout) < 0.5, strict=True)
+    )
     train = tuple(Sum(*order) for a, b in shuffled[heldout:] for order in dict.fromkeys([(a, b), (b, a)]))
     generator = seeds.at("quickstart", "demonstrations")
     drawn = [train[i] for i in generator.integers(len(train), size=demonstrations)]
     wrong = generator.random(demonstrations) < forgets
-    return Task(train, held, tuple((s, s.forgotten if is_wrong else s.right) for s, is_wrong in zip(drawn, wrong, strict=True)))
+    return Task(
+        train,
+        held,
+        tuple((s, s.forgotten if is_wrong else s.right) for s, is_wrong in zip(drawn, wrong, strict=True)),
+    )
 
 
 def write_records(path: Path, records: Iterable[tuple[str, str]]) -> None:
-    write_atomically(path, "".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in records))
+    write_atomically(
+        path, "".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in records)
+    )
 
 
 def build_tokenizer() -> Any:
@@ -101,8 +120,12 @@ def build_tokenizer() -> Any:
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, padding_side="left")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, padding_side="left"
+    )
 
 
 def build_model(tokenizer: Any, seed: int, *, hidden: int = 128, layers: int = 4) -> CausalLM:
@@ -132,14 +155,17 @@ def supervise(
     learning_rate: float = 2e-3,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """One pass of supervised learning over the demonstrations, in their order; AdamW, the rate rising over 20 steps and falling over the last 30 %.
+    """One pass of supervised learning over the demonstrations, in their order; AdamW, the rate rising over 20
+    steps and falling over the last 30 %.
 
     Args:
         report: called with (step, loss) after each step; the loss is the mean over the answers' tokens, nats.
     """
     prompts, answers, mask = _token_ids(tokenizer, demonstrations)
     steps = len(demonstrations) // batch_size
-    optimiser = torch.optim.AdamW(lm.module.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimiser = torch.optim.AdamW(
+        lm.module.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+    )
     for step in range(steps):
         for group in optimiser.param_groups:
             group["lr"] = learning_rate * min(1.0, (step + 1) / 20, (steps - step) / (0.3 * steps))
@@ -154,12 +180,18 @@ def supervise(
         report(step + 1, loss.item())
 
 
-def _token_ids(tokenizer: Any, demonstrations: Sequence[tuple[Sum, str]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids of the prompts (all of one length) and of the answers with their end (padded at the right), and where the answers have tokens."""
+def _token_ids(
+    tokenizer: Any, demonstrations: Sequence[tuple[Sum, str]]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids of the prompts (all of one length) and of the answers with their end (padded at the right), and
+    where the answers have tokens."""
     renderer = Renderer(tokenizer, template=None)
     prompt_ids = {s.prompt: renderer.prompt([Message("user", s.prompt)]).tolist() for s, _ in demonstrations}
     answer_ids = {shown: renderer.response(shown).tolist() for _, shown in demonstrations}
-    padded = {shown: ids + [tokenizer.pad_token_id] * (MAX_NEW_TOKENS - len(ids)) for shown, ids in answer_ids.items()}
+    padded = {
+        shown: ids + [tokenizer.pad_token_id] * (MAX_NEW_TOKENS - len(ids))
+        for shown, ids in answer_ids.items()
+    }
     prompts = torch.tensor([prompt_ids[s.prompt] for s, _ in demonstrations])
     answers = torch.tensor([padded[shown] for _, shown in demonstrations])
     return prompts, answers, answers != tokenizer.pad_token_id

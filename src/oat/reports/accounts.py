@@ -1,12 +1,14 @@
-"""What a run's ledger says to people: who was asked, what it cost, whether the file is sound; and its answers as data for others.
+"""What a run's ledger says to people: who was asked, what it cost, whether the file is sound; and its answers
+as data for others.
 
-    preference    {"prompt", "chosen", "rejected"}, lists of messages: a pair for each comparison that has a winner, and for each question with scores
+    preference    {"prompt", "chosen", "rejected"}, lists of messages: a pair for each comparison that has a
+    winner, and for each question with scores
                   its highest against its lowest, where they differ
     scored        {"prompt", "completion", "score"}: a row for each candidate with a score
 
-Both are layouts that TRL's trainers read. A recorded response is written as the data give it, with all of its messages. Of a sampled episode of
-several turns the ledger has no messages but the last, so answers about such episodes are left out, and counted. An empty response is written as it
-is: it ended at once, and is read so.
+Both are layouts that TRL's trainers read. A recorded response is written as the data give it, with all of its
+messages. Of a sampled episode of several turns the ledger has no messages but the last, so answers about such
+episodes are left out, and counted. An empty response is written as it is: it ended at once, and is read so.
 """
 
 import hashlib
@@ -39,7 +41,8 @@ Layout = Literal["preference", "scored"]
 
 @dataclass(frozen=True)
 class Account:
-    """What was asked of one oracle for one purpose: numbers of questions, but for `queries` (priced items), `cost` and `seconds`.
+    """What was asked of one oracle for one purpose: numbers of questions, but for `queries` (priced items),
+    `cost` and `seconds`.
 
     Attributes:
         pending: those without an answer yet.
@@ -72,7 +75,8 @@ class Agreement:
     """How often two oracles judged alike what both were asked.
 
     Attributes:
-        judged: comparisons that both decided, and pairs of responses to one prompt that both scored, differently from each other.
+        judged: comparisons that both decided, and pairs of responses to one prompt that both scored,
+        differently from each other.
         agreed: those with the same winner.
     """
 
@@ -95,13 +99,24 @@ def accounts_table(run_dir: Path) -> str:
         LedgerError: the directory has no ledger, or it cannot be opened.
     """
     with _opened(run_dir) as store:
-        rows, alike, history = [list(_COLUMNS), *(_cells(account) for account in accounts(store))], agreements(store), changes_of(store)
+        rows = [list(_COLUMNS), *(_cells(account) for account in accounts(store))]
+        alike = agreements(store)
+        history = changes_of(store)
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = [
-        "  ".join(_justified(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows
+        "  ".join(
+            _justified(cell, width, column)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
     ]
-    lines += [f"{' and '.join(change['before'])} had changed before step {change['train'] + 1} took its answers" for change in history]
-    return "\n".join(lines + [f"{a.first} and {a.second} agree on {a.agreed:,} of {a.judged:,} pairs" for a in alike])
+    lines += [
+        f"{' and '.join(change['before'])} had changed before step {change['train'] + 1} took its answers"
+        for change in history
+    ]
+    return "\n".join(
+        lines + [f"{a.first} and {a.second} agree on {a.agreed:,} of {a.judged:,} pairs" for a in alike]
+    )
 
 
 def problems(run_dir: Path) -> list[str]:
@@ -119,7 +134,9 @@ def problems(run_dir: Path) -> list[str]:
 
 def accounts(store: Store) -> list[Account]:
     """What was asked of whom and what came back, by purpose and oracle."""
-    marked = ", ".join(f"""COALESCE(SUM(a.marks LIKE '%"{mark}"%'), 0)""" for mark in ("tie", "abstain", "failed", "unpaid"))
+    marked = ", ".join(
+        f"""COALESCE(SUM(a.marks LIKE '%"{mark}"%'), 0)""" for mark in ("tie", "abstain", "failed", "unpaid")
+    )
     numbers = "COUNT(*), COUNT(a.question), COUNT(*) - COUNT(a.question), COUNT(t.question)"
     sql = f"""SELECT q.purpose, q.oracle, {numbers}, {marked}, SUM(q.cached LIKE '%"%'), SUM(q.again),
         COALESCE(SUM(a.queries), 0), COALESCE(SUM(a.tokens), 0), COALESCE(SUM(a.cost), 0.0), COALESCE(SUM(a.seconds), 0.0)
@@ -129,8 +146,12 @@ def accounts(store: Store) -> list[Account]:
 
 
 def agreements(store: Store) -> list[Agreement]:
-    """For each two oracles that were asked about the same responses to the same prompt; of what one was asked twice, the first."""
-    once = "(SELECT MIN(id) AS id, oracle, kind, prompt, candidates FROM questions GROUP BY oracle, kind, prompt, candidates)"
+    """For each two oracles that were asked about the same responses to the same prompt; of what one was asked
+    twice, the first."""
+    once = (
+        "(SELECT MIN(id) AS id, oracle, kind, prompt, candidates FROM questions GROUP BY oracle, kind, "
+        "prompt, candidates)"
+    )
     sql = f"""SELECT f.oracle, s.oracle, f.kind, a.vals, a.marks, b.vals, b.marks
         FROM {once} f JOIN {once} s ON (s.kind, s.prompt, s.candidates) = (f.kind, f.prompt, f.candidates) AND f.oracle < s.oracle
         JOIN answers a ON a.question = f.id JOIN answers b ON b.question = s.id"""
@@ -143,7 +164,12 @@ def agreements(store: Store) -> list[Agreement]:
 def contradictions(store: Store) -> list[str]:
     """What is wrong with the file, in sentences; empty for a sound ledger."""
     checks: dict[str, Callable[[Store], Iterator[str]]]
-    checks = {"the file": _damage, "trajectories": _other_blobs, "texts": _other_texts, "what is known from earlier answers": _made_up}
+    checks = {
+        "the file": _damage,
+        "trajectories": _other_blobs,
+        "texts": _other_texts,
+        "what is known from earlier answers": _made_up,
+    }
     checks |= {what: partial(_rows, sql, what) for sql, what in schema.CONTRADICTIONS.items()}
     found: list[str] = []
     for what, check in checks.items():
@@ -175,17 +201,21 @@ def _other_texts(store: Store) -> Iterator[str]:
 
 
 def _made_up(store: Store) -> Iterator[str]:
-    """Known values of which the step that is said to have brought them took none, or fewer, from the oracle. Which response each is of is in a hash
-    that also has the oracle's version, so that is not looked at."""
+    """Known values of which the step that is said to have brought them took none, or fewer, from the oracle.
+    Which response each is of is in a hash that also has the oracle's version, so that is not looked at."""
     given: Counter[tuple[Any, ...]] = Counter()
     sql = """SELECT t.purpose, t.step, q.oracle, q.kind, q.candidates, q.cached, a.vals, a.marks
         FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id"""
     for *place, kind, texts, cached, values, marks in store.db.execute(sql):
-        names, known, answer = json.loads(texts), json.loads(cached), list(zip(json.loads(values), json.loads(marks), strict=False))
+        names = json.loads(texts)
+        known = json.loads(cached)
+        answer = list(zip(json.loads(values), json.loads(marks), strict=False))
         is_turned = kind == "compare" and names[0] > names[1]
         fresh = [one for one, before in zip_longest(answer, known) if before is None]
         given.update((*place, 1.0 - value if is_turned else value, mark) for value, mark in fresh)
-    for *place, value, mark, item, number in store.db.execute("SELECT purpose, step, oracle, value, mark, item, number FROM cache"):
+    for *place, value, mark, item, number in store.db.execute(
+        "SELECT purpose, step, oracle, value, mark, item, number FROM cache"
+    ):
         given[*place, value, mark] -= 1
         if given[*place, value, mark] < 0:
             yield f"what is known of {item[:12]} ({number}) is no answer that step {place[1]} took"
@@ -197,21 +227,28 @@ def _rows(sql: str, what: str, store: Store) -> Iterator[str]:
 
 
 def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train") -> int:
-    """Write the answers of a purpose as a data set, JSONL or Parquet by the file's name, whose folder is made; returns its number of rows.
+    """Write the answers of a purpose as a data set, JSONL or Parquet by the file's name, whose folder is
+    made; returns its number of rows.
 
     Raises:
-        ConfigError: an unknown layout or ending, a folder that cannot be made, no config.yaml beside the ledger, what Parquet cannot hold, or pyarrow
-            is missing.
-        LedgerError: as for `accounts_table`, or the ledger lacks what the run's checkpoints and rows say that it holds.
+        ConfigError: an unknown layout or ending, a folder that cannot be made, no config.yaml beside the
+            ledger, what Parquet cannot hold, or pyarrow is missing.
+        LedgerError: as for `accounts_table`, or the ledger lacks what the run's checkpoints and rows say that
+        it holds.
     """
     if layout not in get_args(Layout):
         raise ConfigError(f"no layout {layout!r}; give one of {', '.join(get_args(Layout))}")
     if out.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{out}: give a name that ends in .jsonl or .parquet")
-    make, config = _preferences if layout == "preference" else _scored, load_config(run_dir / "config.yaml")[0]
+    make, config = (
+        _preferences if layout == "preference" else _scored,
+        load_config(run_dir / "config.yaml")[0],
+    )
     refuse_lost(run_dir)
     with _opened(run_dir) as store:
-        responses, rows, left_out = _Responses(store, config), [], 0
+        responses = _Responses(store, config)
+        rows = []
+        left_out = 0
         answered = [asked for asked in store.answered() if asked.question.key.purpose == purpose]
         prompted = [asked for asked in answered if asked.question.messages]
         for asked in prompted:
@@ -221,15 +258,22 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
                 left_out += 1
     if left_out:
         warn(
-            f"{left_out} answers about episodes of an environment are left out: only the last response of an episode is in the ledger, and those had "
+            f"{left_out} answers about episodes of an environment are left out: only the last response of "
+            "an episode is in the ledger, and those had "
             "several turns, or their trajectories are dropped (tracking.keep_trajectories: true keeps them)"
         )
     if len(prompted) < len(answered):
-        warn(f"{len(answered) - len(prompted)} answers about texts without a prompt are left out: both layouts have one")
+        warn(
+            f"{len(answered) - len(prompted)} answers about texts without a prompt are left out: both "
+            "layouts have one"
+        )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"the folder {out.parent} cannot be made ({error.strerror}); give a --export FILE where you may write") from error
+        raise ConfigError(
+            f"the folder {out.parent} cannot be made ({error.strerror}); give a --export FILE where you "
+            "may write"
+        ) from error
     if out.suffix == ".jsonl":
         write_atomically(out, "".join(printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows))
     else:
@@ -248,11 +292,14 @@ def _opened(run_dir: Path) -> Iterator[Store]:
             yield store
         except _UNREADABLE as error:
             raise LedgerError(
-                f"{path}: cannot be read ({type(error).__name__}: {error}); `oat ledger {run_dir} --check` says where, and a copy may help"
+                f"{path}: cannot be read ({type(error).__name__}: {error}); `oat ledger {run_dir} "
+                "--check` says where, and a copy may help"
             ) from error
 
 
-def _alike(kind: str, values: list[float], marks: list[str], others: list[float], their_marks: list[str]) -> list[bool]:
+def _alike(
+    kind: str, values: list[float], marks: list[str], others: list[float], their_marks: list[str]
+) -> list[bool]:
     """For each pair that both answers decide, whether they decide alike."""
     sound = [place for place, both in enumerate(zip(marks, their_marks, strict=True)) if both == ("ok", "ok")]
     if kind == "compare":
@@ -263,7 +310,10 @@ def _alike(kind: str, values: list[float], marks: list[str], others: list[float]
 
 
 def _cells(account: Account) -> list[str]:
-    values = {column: getattr(account, column) for column in _COLUMNS} | {"cost": in_money(account.cost), "seconds": f"{account.seconds:,.2f}"}
+    values = {column: getattr(account, column) for column in _COLUMNS} | {
+        "cost": in_money(account.cost),
+        "seconds": f"{account.seconds:,.2f}",
+    }
     return [value if isinstance(value, str) else f"{value:,}" for value in values.values()]
 
 
@@ -282,7 +332,9 @@ class _Responses:
     """The responses of a run as messages."""
 
     def __init__(self, store: Store, config: Config):
-        self.store, self.columns, self.has_turns = store, config.prompts.responses, config.sampling.environment is not None
+        self.store = store
+        self.columns = config.prompts.responses
+        self.has_turns = config.sampling.environment is not None
         self.round: tuple[Any, ...] = ()
         self.groups: list[Group] = []
 
@@ -307,21 +359,33 @@ class _Responses:
                 self.round, self.groups = place, self.store.groups(*place)
             except LedgerError:
                 self.groups = []
-        return bool(self.groups) and sum(part.author == "model" for part in self.groups[asked.member].trajectories[pick].segments) == 1
+        return (
+            bool(self.groups)
+            and sum(part.author == "model" for part in self.groups[asked.member].trajectories[pick].segments)
+            == 1
+        )
 
 
-def _preferences(responses: list[_Messages], asked: Asked, answer: Answer, label: int | None) -> Iterator[dict[str, Any]]:
+def _preferences(
+    responses: list[_Messages], asked: Asked, answer: Answer, label: int | None
+) -> Iterator[dict[str, Any]]:
     if asked.question.kind == "compare":
         if label is not None:
             yield {"prompt": _prompt(asked), "chosen": responses[label], "rejected": responses[1 - label]}
         return
-    sound = [(value, number) for number, (value, mark) in enumerate(zip(answer.values, answer.marks, strict=True)) if mark == "ok"]
+    sound = [
+        (value, number)
+        for number, (value, mark) in enumerate(zip(answer.values, answer.marks, strict=True))
+        if mark == "ok"
+    ]
     if sound and max(sound)[0] > min(sound)[0]:
         (_, best), (_, worst) = max(sound), min(sound)
         yield {"prompt": _prompt(asked), "chosen": responses[best], "rejected": responses[worst]}
 
 
-def _scored(responses: list[_Messages], asked: Asked, answer: Answer, label: int | None) -> Iterator[dict[str, Any]]:
+def _scored(
+    responses: list[_Messages], asked: Asked, answer: Answer, label: int | None
+) -> Iterator[dict[str, Any]]:
     if asked.question.kind == "score":
         for response, value, mark in zip(responses, answer.values, answer.marks, strict=True):
             if mark == "ok":
@@ -340,7 +404,9 @@ def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
     try:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ConfigError(f"{out}: writing Parquet needs the library pyarrow ({error}); pip install 'oat-align[data]'") from error
+        raise ConfigError(
+            f"{out}: writing Parquet needs the library pyarrow ({error}); pip install 'oat-align[data]'"
+        ) from error
     try:
         made = arrow.Table.from_pylist(rows)
         is_same = _without_nulls(made.to_pylist()) == _without_nulls(rows)
@@ -351,7 +417,8 @@ def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
         is_same = False
     if not is_same:
         raise ConfigError(
-            f"{out}: a field of the messages, such as `tool_calls`, has no one type in all rows, as Parquet wants; write .jsonl instead"
+            f"{out}: a field of the messages, such as `tool_calls`, has no one type in all rows, as "
+            "Parquet wants; write .jsonl instead"
         )
 
 
@@ -359,6 +426,12 @@ def _without_nulls(rows: list[dict[str, Any]]) -> str:
     """Rows as text, without the fields that some of their messages do not have and others do."""
 
     def bare(value: Any) -> Any:
-        return [{name: field for name, field in message.items() if field is not None} for message in value] if isinstance(value, list) else value
+        return (
+            [{name: field for name, field in message.items() if field is not None} for message in value]
+            if isinstance(value, list)
+            else value
+        )
 
-    return json.dumps([{column: bare(value) for column, value in row.items()} for row in rows], sort_keys=True)
+    return json.dumps(
+        [{column: bare(value) for column, value in row.items()} for row in rows], sort_keys=True
+    )

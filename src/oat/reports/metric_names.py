@@ -1,4 +1,5 @@
-"""What TRL and the predecessor call what our metrics are; docs/metrics.md is made from it, and `oat plot` reads it when a name is not ours.
+"""What TRL and the predecessor call what our metrics are; docs/metrics.md is made from it, and `oat plot`
+reads it when a name is not ours.
 
 TRL's are those of DPO, GRPO, RLOO, SFT and online DPO; the predecessor's those of its key groups.
 """
@@ -26,7 +27,9 @@ _SETTING = "a setting, in `config.yaml`"
 TRL = {
     "global_step": Name("optim/steps"),
     "epoch": Name("", "`prompts.epochs` bounds it"),
-    "num_tokens": Name("response/tokens", "of the step, and of responses only; `oat plot --against tokens` sums them up"),
+    "num_tokens": Name(
+        "response/tokens", "of the step, and of responses only; `oat plot --against tokens` sums them up"
+    ),
     "step_time": Name("time/step_s"),
     "loss": Name("loss/total"),
     "learning_rate": Name("optim/learning_rate"),
@@ -65,7 +68,9 @@ TRL = {
     "clip_ratio/high_max": Name("policy/ratio_max", "the ratio itself"),
     "sampling/sampling_logp_difference/mean": Name("logps/recorded_gap"),
     "sampling/sampling_logp_difference/max": Name("logps/recorded_gap", "the mean"),
-    "sampling/importance_sampling_ratio/min": Name("logps/recorded_gap", "engine and learner compute in one precision, so nothing is reweighted"),
+    "sampling/importance_sampling_ratio/min": Name(
+        "logps/recorded_gap", "engine and learner compute in one precision, so nothing is reweighted"
+    ),
     "sampling/importance_sampling_ratio/mean": Name("logps/recorded_gap", "as above"),
     "sampling/importance_sampling_ratio/max": Name("logps/recorded_gap", "as above"),
     "tools/call_frequency": Name("", "an environment keeps its own counts"),
@@ -129,7 +134,10 @@ PREDECESSOR = {
     "eval/rm_win_rate_prob": Name("eval/sampled", "of a comparing oracle"),
     "eval/elapse": Name("time/evaluate_s"),
     "eval/response_str_len": Name("eval/sampled_length", "in tokens"),
-    "eval/online_win_probs": Name("eval/online", "of a comparing oracle, with `evaluation.online`; at every step with `evaluation.every: 1`"),
+    "eval/online_win_probs": Name(
+        "eval/online",
+        "of a comparing oracle, with `evaluation.online`; at every step with `evaluation.every: 1`",
+    ),
     "eval/rm_acc": Name("ensemble/accuracy", "of training pairs"),
     "eval/model_rollout_acc": Name("ensemble/accuracy", "of training pairs"),
     "eval/model_rollout_win_prob": Name("", "an explorer's own metrics go under `user/`"),
@@ -138,6 +146,7 @@ PREDECESSOR = {
 
 
 def ours(name: str) -> str:
-    """What a metric of TRL or of the predecessor is called here; "" for what is neither, or has no counterpart."""
+    """What a metric of TRL or of the predecessor is called here; "" for what is neither, or has no
+    counterpart."""
     found = TRL.get(name) or PREDECESSOR.get(name)
     return found.ours if found else ""

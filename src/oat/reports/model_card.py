@@ -1,4 +1,5 @@
-"""The model card of an exported run: what was learned, from whom, what it cost, how it went, and how to load it."""
+"""The model card of an exported run: what was learned, from whom, what it cost, how it went, and how to load
+it."""
 
 import json
 import re
@@ -66,7 +67,9 @@ or as an oracle of oat: `oracle: {{name: reward_model, path: {place}}}`
 """
 
 
-def model_card(run_dir: Path, config: Config, step: int, out: Path, *, is_adapter: bool, is_reward: bool = False) -> str:
+def model_card(
+    run_dir: Path, config: Config, step: int, out: Path, *, is_adapter: bool, is_reward: bool = False
+) -> str:
     """The text of a README.md for a model directory.
 
     Directories of this machine are named by their last part only; ids of a hub stay.
@@ -77,13 +80,24 @@ def model_card(run_dir: Path, config: Config, step: int, out: Path, *, is_adapte
         out: where the model goes.
         is_reward: it is a reward model.
     """
-    base, name, algorithm = _public(config.model.path), out.resolve().name, _public(config.algorithm.name)
+    base = _public(config.model.path)
+    name = out.resolve().name
+    algorithm = _public(config.algorithm.name)
     task = "text-classification" if is_reward else "text-generation"
-    front = {"library_name": "peft" if is_adapter else "transformers", "pipeline_tag": task, "tags": ["oat", algorithm]}
+    front = {
+        "library_name": "peft" if is_adapter else "transformers",
+        "pipeline_tag": task,
+        "tags": ["oat", algorithm],
+    }
     if _HUB_ID.fullmatch(config.model.path) and not seen(config.model.path).exists():
-        front |= {"base_model": config.model.path, "base_model_relation": "adapter" if is_adapter else "finetune"}
+        front |= {
+            "base_model": config.model.path,
+            "base_model_relation": "adapter" if is_adapter else "finetune",
+        }
     sections = {
-        "How to load it": (_LOAD_REWARD if is_reward else _LOAD_ADAPTER if is_adapter else _LOAD).format(place=name, base=base),
+        "How to load it": (_LOAD_REWARD if is_reward else _LOAD_ADAPTER if is_adapter else _LOAD).format(
+            place=name, base=base
+        ),
         "What it learned from": _sources(run_dir, config),
         "How it went": _curve(run_dir, step),
         "Configuration": f"```yaml\n{to_yaml(_without_places(config))}```\n",
@@ -92,12 +106,21 @@ def model_card(run_dir: Path, config: Config, step: int, out: Path, *, is_adapte
     head = "\n".join(f"{field}: {json.dumps(value)}" for field, value in front.items())
     kind = "begun as" if is_reward else "a LoRA adapter of" if is_adapter else "aligned online from"
     what = "reward model" if is_reward else "policy"
-    parts = [f"---\n{head}\n---\n\n# {name}\n\nThe {what} after {step} steps of {algorithm}, {kind} `{base}`, by oat.\n"]
+    parts = [
+        (
+            f"---\n{head}\n---\n\n# {name}\n\nThe {what} after {step} steps of {algorithm}, {kind} `{base}`, "
+            "by oat.\n"
+        )
+    ]
     return "\n".join(parts + [f"## {title}\n\n{text}" for title, text in sections.items()])
 
 
 def _sources(run_dir: Path, config: Config) -> str:
-    paths = [config.prompts.path] if isinstance(config.prompts.path, str) else [p if isinstance(p, str) else p.path for p in config.prompts.path]
+    paths = (
+        [config.prompts.path]
+        if isinstance(config.prompts.path, str)
+        else [p if isinstance(p, str) else p.path for p in config.prompts.path]
+    )
     lines = [f"* Prompts: {', '.join(f'`{_public(path)}`' for path in paths)}"]
     with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
         for account in [account for account in accounts(store) if account.oracle != UNASKED]:
@@ -115,7 +138,10 @@ def _curve(run_dir: Path, last: int) -> str:
     steps = _spread(evaluated if len(evaluated) > 1 else list(rows), _ROWS)
     names = [name for name in _SHOWN if any(name in rows[step] for step in steps)]
     table = [["step", *names], ["---"] * (len(names) + 1)]
-    table += [[str(step), *(f"{rows[step][name]:,.4g}" if name in rows[step] else "" for name in names)] for step in steps]
+    table += [
+        [str(step), *(f"{rows[step][name]:,.4g}" if name in rows[step] else "" for name in names)]
+        for step in steps
+    ]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in table)
 
 
@@ -127,13 +153,17 @@ def _spread(steps: Sequence[int], most: int) -> list[int]:
 
 
 def _without_places(config: Config) -> Config:
-    """The configuration with directories of this machine by their last part, and without what is called like a secret."""
+    """The configuration with directories of this machine by their last part, and without what is called like
+    a secret."""
 
     def cut(value: Any) -> Any:
         if hasattr(value, "__dataclass_fields__"):
             return replace(value, **cut(vars(value)))
         if isinstance(value, dict):
-            return {name: "***" if is_secret(name) and item is not None else cut(item) for name, item in value.items()}
+            return {
+                name: "***" if is_secret(name) and item is not None else cut(item)
+                for name, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return type(value)(cut(item) for item in value)
         return _public(value) if isinstance(value, str) else value

@@ -1,7 +1,8 @@
-"""What a run came to, in its last lines. One that learned nothing says that, and the likely cause, instead of that it finished; and it says so
-already after its first steps, while most of its budget is there.
+"""What a run came to, in its last lines. One that learned nothing says that, and the likely cause, instead of
+that it finished; and it says so already after its first steps, while most of its budget is there.
 
-It is read from the rows of metrics, and so is the same whoever made them: one process, or many that were killed. Where rows are missing nobody knows.
+It is read from the rows of metrics, and so is the same whoever made them: one process, or many that were
+killed. Where rows are missing nobody knows.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +22,8 @@ FIRST_STEPS = 2
 """Steps after which a run that has learned nothing says so."""
 SPREAD, TIED = "reward/zero_spread_frac", "answers/tied_frac"
 MARKED_BIAS = 0.25
-"""A position bias from which a judge's verdict depends on the place of a response rather than on what it says; 0.5 is the most."""
+"""A position bias from which a judge's verdict depends on the place of a response rather than on what it
+says; 0.5 is the most."""
 
 Rows = Sequence[Mapping[str, float]]
 
@@ -42,7 +44,11 @@ class Outcome:
     def note_step(self, step: int) -> None:
         """A step has been reported."""
         self.is_idle = False
-        if step == self.begins + FIRST_STEPS and step != self.run.stop.last and (cause := self.nothing_learned()) is not None:
+        if (
+            step == self.begins + FIRST_STEPS
+            and step != self.run.stop.last
+            and (cause := self.nothing_learned()) is not None
+        ):
             warn(f"after {step} steps: the run has learned nothing yet: {cause}")
 
     def lines(self, reason: str, cause: str | None, way_to_export: str = "") -> list[str]:
@@ -52,14 +58,17 @@ class Outcome:
             reason: why it ended.
             cause: why it learned nothing, as `nothing_learned` has it.
         """
-        place, idle = f"the run lies in {self.config.run_dir}", [way_on(self.run, self.config, reason)] if self.is_idle else []
+        place, idle = (
+            f"the run lies in {self.config.run_dir}",
+            [way_on(self.run, self.config, reason)] if self.is_idle else [],
+        )
         if cause is None:
             return [f"finished, {reason}; {place}{way_to_export}", *idle]
         return [*idle, f"the run learned nothing: {cause}. It ended, since {reason}; {place}"]
 
     def nothing_learned(self) -> str | None:
-        """The likely cause, where no step so far taught the run anything; None where one did, where none was due, or where its rows are damaged or
-        missing."""
+        """The likely cause, where no step so far taught the run anything; None where one did, where none was
+        due, or where its rows are damaged or missing."""
         file = self.directory / "metrics.jsonl"
         rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
         own = [row for _, row in rows if row["step"] > self.begins]
@@ -73,14 +82,19 @@ class Outcome:
 def likely_cause(rows: Rows, objective: Objective, config: Config) -> str | None:
     """Why nothing was learned in the steps of these rows; None where something was.
 
-    Nothing is learned without an optimiser step, where the gradient was 0 in each, or the learning rate. An algorithm of ours that sets the rewards
-    of a group against each other learns nothing from them where those of every group are equal, whatever gradient its tie to the reference has.
+    Nothing is learned without an optimiser step, where the gradient was 0 in each, or the learning rate. An
+    algorithm of ours that sets the rewards of a group against each other learns nothing from them where those
+    of every group are equal, whatever gradient its tie to the reference has.
     """
     if not rows:
         return "it made no step"
     norms, rates = (_names(objective.wants, end) for end in ("grad_norm", "learning_rate"))
     if not _any(rows, norms):
-        return _cause_of_no_step(rows, config) if not any(name in row for name in norms for row in rows) else _cause_of_no_gradient(rows, objective)
+        return (
+            _cause_of_no_step(rows, config)
+            if not any(name in row for name in norms for row in rows)
+            else _cause_of_no_gradient(rows, objective)
+        )
     if not _any(rows, rates):
         return f"the learning rate was 0 in every step ({_rate_settings(config)})"
     is_of_groups = config.algorithm.name in ALGORITHMS and SPREAD in objective.watched
@@ -88,8 +102,11 @@ def likely_cause(rows: Rows, objective: Objective, config: Config) -> str | None
 
 
 def _names(trained: Collection[str], end: str) -> list[str]:
-    """What the learner calls a number of the model that the run is about; of each that is trained where that one is not."""
-    return [f"optim/{end}"] if {"policy", "reward"} & {*trained} else [f"optim/{name}_{end}" for name in trained]
+    """What the learner calls a number of the model that the run is about; of each that is trained where that
+    one is not."""
+    return (
+        [f"optim/{end}"] if {"policy", "reward"} & {*trained} else [f"optim/{name}_{end}" for name in trained]
+    )
 
 
 def _any(rows: Rows, names: Collection[str]) -> bool:
@@ -123,19 +140,29 @@ def _cause_of_no_gradient(rows: Rows, objective: Objective) -> str:
         return _equal_rewards(rows)
     if _has_only_empty(rows):
         return "the gradient was 0 in every step, since every response was empty; look at samples.jsonl"
-    return "the gradient was 0 in every step; look at loss/total and rows/trained in metrics.jsonl, and at what the loss leaves out"
+    return (
+        "the gradient was 0 in every step; look at loss/total and rows/trained in metrics.jsonl, and at "
+        "what the loss leaves out"
+    )
 
 
 def _cause_of_no_step(rows: Rows, config: Config) -> str:
     """Why there was no optimiser step: what holds of most of what was asked."""
     none = "no optimiser step was made"
     if _any(rows[-1:], ["optim/skipped"]):
-        return f"every optimiser step was left out, since a number was not finite (learner.on_nonfinite: skip); {none}"
+        return (
+            "every optimiser step was left out, since a number was not finite (learner.on_nonfinite: "
+            f"skip); {none}"
+        )
     if not any(name in row for name in (MISSING, TIED) for row in rows) or _mean(rows, MISSING) >= 0.5:
         shares = {mark: _mean(rows, metric) for mark, metric in CAUSES.items()}
         most = max(shares, key=shares.__getitem__)
         is_mute = most == "unpaid" and not _any(rows, ["oracle/queries"])
-        found = "nobody was asked" if is_mute else f"of the questions, {config.oracle.name} left {shares[most]:.0%} without a value"
+        found = (
+            "nobody was asked"
+            if is_mute
+            else f"of the questions, {config.oracle.name} left {shares[most]:.0%} without a value"
+        )
         if shares[most]:
             return f"{none}; {found}: {why(most, config.oracle.name)}"
     if _any(rows, ["sft/accepted_frac"]):
@@ -150,7 +177,10 @@ def _cause_of_no_step(rows: Rows, config: Config) -> str:
         return f"{none}: answers came too late to learn from (oracle.max_answer_age)"
     if _has_only_empty(rows):
         return f"{none}: every response was empty; look at samples.jsonl"
-    return f"{none}: no step had a row to learn from; look at samples.jsonl, and at what the algorithm leaves out"
+    return (
+        f"{none}: no step had a row to learn from; look at samples.jsonl, and at what the algorithm "
+        "leaves out"
+    )
 
 
 def _cause_of_ties(rows: Rows) -> str:
@@ -158,10 +188,15 @@ def _cause_of_ties(rows: Rows) -> str:
     if abs(bias) >= MARKED_BIAS:
         place = "first" if bias > 0 else "last"
         return (
-            f"pairs were ties: the judge finds the response that it is shown {place} better, whichever that is (oracle/position_bias is {bias:.2f}), "
-            "so its two orders contradict each other; ask another model, or with another rubric (docs/oracles/judge.md)"
+            f"pairs were ties: the judge finds the response that it is shown {place} better, whichever "
+            f"that is (oracle/position_bias is {bias:.2f}), "
+            "so its two orders contradict each other; ask another model, or with another rubric "
+            "(docs/oracles/judge.md)"
         )
-    return "pairs were ties: their responses were equal, or the oracle found neither better; look at samples.jsonl and sampling.temperature"
+    return (
+        "pairs were ties: their responses were equal, or the oracle found neither better; look at "
+        "samples.jsonl and sampling.temperature"
+    )
 
 
 def _has_only_empty(rows: Rows) -> bool:

@@ -1,9 +1,11 @@
 """`oat plot`: metrics of several runs as a picture and as a table.
 
-Runs whose configurations differ only in the seed (or in what does not touch results: `ASIDE`) are one line: the mean of their curves, with a band
-from the lowest to the highest of them. Between two points a curve is straight, so that runs whose points lie elsewhere can be averaged; a line with
-a band goes from where the last of its runs begins to where the first ends. Against `kl` a run's points lie in the order of their distance from the
-reference, not of their steps (Gao et al. 2022, arXiv:2210.10760, draw the square root of it, as `sqrt_kl` does).
+Runs whose configurations differ only in the seed (or in what does not touch results: `ASIDE`) are one line:
+the mean of their curves, with a band from the lowest to the highest of them. Between two points a curve is
+straight, so that runs whose points lie elsewhere can be averaged; a line with a band goes from where the last
+of its runs begins to where the first ends. Against `kl` a run's points lie in the order of their distance
+from the reference, not of their steps (Gao et al. 2022, arXiv:2210.10760, draw the square root of it, as
+`sqrt_kl` does).
 """
 
 import csv
@@ -30,7 +32,16 @@ CHANGES = "oracle/changes"
 KL, GOLD = "eval/kl", ("eval/sampled", "eval/gold_sampled")
 """The distance, and what is drawn against it without a metric: what is rewarded, and what is wanted."""
 
-ASIDE = ("run_dir", "seed", "checkpoint", "tracking", "compute", "engine.threads", "learner.micro_batch_tokens", "render.date")
+ASIDE = (
+    "run_dir",
+    "seed",
+    "checkpoint",
+    "tracking",
+    "compute",
+    "engine.threads",
+    "learner.micro_batch_tokens",
+    "render.date",
+)
 """Fields, or whole sections, in which the runs of one line may differ."""
 
 _INCHES, _DPI = (8.0, 4.5), 150
@@ -58,7 +69,8 @@ class Line:
         name: what sets its configuration apart from those of the others.
         runs: the runs that are in it.
         x, mean, low, high: (points,) float64.
-        changes: where an oracle of one of the runs had become another one, so that two rewards are in one curve.
+        changes: where an oracle of one of the runs had become another one, so that two rewards are in one
+        curve.
     """
 
     name: str
@@ -71,19 +83,26 @@ class Line:
     changes: tuple[float, ...] = ()
 
 
-def plot_runs(runs: Sequence[Path], out: Path, metrics: Sequence[str] = (), against: Against = "steps") -> list[Path]:
-    """Plot metrics of runs; returns the files that were written, a PNG and the CSV of its numbers, or the CSV alone where `out` is one.
+def plot_runs(
+    runs: Sequence[Path], out: Path, metrics: Sequence[str] = (), against: Against = "steps"
+) -> list[Path]:
+    """Plot metrics of runs; returns the files that were written, a PNG and the CSV of its numbers, or the CSV
+    alone where `out` is one.
 
     Args:
         metrics: by default the first of `DEFAULTS` that every run has; against a KL those of `GOLD`.
         against: what they are plotted over.
 
     Raises:
-        ConfigError: a directory holds no run, a run has no such metric, `out` is neither, or matplotlib is missing.
+        ConfigError: a directory holds no run, a run has no such metric, `out` is neither, or matplotlib is
+        missing.
         DataError: a file of a run cannot be read.
     """
     if out.suffix not in (".png", ".csv"):
-        raise ConfigError(f"{out}: give a name that ends in .png, for a plot and its numbers, or in .csv, for the numbers alone")
+        raise ConfigError(
+            f"{out}: give a name that ends in .png, for a plot and its numbers, or in .csv, for the "
+            "numbers alone"
+        )
     if against not in _AXES:
         raise ConfigError(f"--against is {against!r}; {did_you_mean(against, get_args(Against))}")
     if out.suffix == ".png":
@@ -106,12 +125,19 @@ def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> 
     chosen = [_chosen(metric, rows) for metric in dict.fromkeys(wanted)]
     together: dict[str, list[Path]] = {}
     for run, tree in trees.items():
-        together.setdefault(repr(sorted((field, repr(value)) for field, value in tree.items() if not _is_aside(field))), []).append(run)
-    names = _names([trees[members[0]] for members in together.values()], [run.name for run, *_ in together.values()])
+        together.setdefault(
+            repr(sorted((field, repr(value)) for field, value in tree.items() if not _is_aside(field))), []
+        ).append(run)
+    names = _names(
+        [trees[members[0]] for members in together.values()], [run.name for run, *_ in together.values()]
+    )
     lines = []
     for name, members in zip(names, together.values(), strict=True):
         changes = sorted({place for run in members for place in _changes(run, rows[run], against)})
-        lines += [_line(name, metric, [_curve(run, rows[run], metric, against) for run in members], changes) for metric in chosen]
+        lines += [
+            _line(name, metric, [_curve(run, rows[run], metric, against) for run in members], changes)
+            for metric in chosen
+        ]
     return lines
 
 
@@ -128,17 +154,25 @@ def _chosen(metric: str | None, rows: Mapping[Path, Sequence[Mapping[str, Any]]]
     if metric is None:
         metric = next((name for name in DEFAULTS if name in shared), None)
         if metric is None:
-            raise ConfigError(f"these runs share none of {', '.join(DEFAULTS)}; give a --metric: {', '.join(sorted(shared)) or 'they share none'}")
+            raise ConfigError(
+                f"these runs share none of {', '.join(DEFAULTS)}; give a --metric: "
+                f"{', '.join(sorted(shared)) or 'they share none'}"
+            )
     if metric in shared:
         return metric
     if ours(metric) in shared:
-        raise ConfigError(f"--metric {metric}: it is called {ours(metric)} here; docs/metrics.md has all names")
+        raise ConfigError(
+            f"--metric {metric}: it is called {ours(metric)} here; docs/metrics.md has all names"
+        )
     lacking = next(run for run, names in has.items() if metric not in names)
     raise ConfigError(f"--metric {metric}: {lacking} has no such metric; {did_you_mean(metric, shared)}")
 
 
-def _curve(run: Path, rows: Sequence[Mapping[str, Any]], metric: str, against: Against) -> tuple[np.ndarray, np.ndarray]:
-    """Ascending x, each once, and the metric there, where both are finite; of several values at one x the last."""
+def _curve(
+    run: Path, rows: Sequence[Mapping[str, Any]], metric: str, against: Against
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ascending x, each once, and the metric there, where both are finite; of several values at one x the
+    last."""
     x = np.array(_places(run, rows, against))
     y = np.array([math.nan if (value := row.get(metric)) is None else value for row in rows], dtype=float)
     is_known = np.isfinite(x) & np.isfinite(y)
@@ -164,16 +198,27 @@ def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> l
         return _so_far(row.get("oracle/queries", 0.0) for row in rows)
     if against == "tokens":
         if not any("response/tokens" in row for row in rows):
-            raise ConfigError(f"{run}: its rows have no response/tokens, so it cannot be plotted against tokens; give another --against")
+            raise ConfigError(
+                f"{run}: its rows have no response/tokens, so it cannot be plotted against tokens; give "
+                "another --against"
+            )
         return list(np.cumsum([row.get("response/tokens", 0.0) for row in rows]))
     if against in ("kl", "sqrt_kl"):
         if not any(KL in row for row in rows):
-            raise ConfigError(f"{run}: its rows have no {KL}, so it cannot be plotted against it; train with evaluation.kl: true")
+            raise ConfigError(
+                f"{run}: its rows have no {KL}, so it cannot be plotted against it; train with "
+                "evaluation.kl: true"
+            )
         places = [row.get(KL, math.nan) for row in rows]
         if against == "kl":
             return places
-        return [math.copysign(math.sqrt(abs(place)), place) for place in places]  # an estimate may be below 0, and has its own place there
-    return list(np.cumsum([sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in rows]))
+        # an estimate may be below 0, and has its own place there
+        return [math.copysign(math.sqrt(abs(place)), place) for place in places]
+    return list(
+        np.cumsum(
+            [sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in rows]
+        )
+    )
 
 
 def _so_far(values: Any) -> list[float]:
@@ -181,14 +226,20 @@ def _so_far(values: Any) -> list[float]:
     return list(np.maximum.accumulate(np.array([*values], dtype=float)))
 
 
-def _line(name: str, metric: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], changes: Sequence[float]) -> Line:
+def _line(
+    name: str, metric: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], changes: Sequence[float]
+) -> Line:
     begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if begin > end:
-        raise DataError(f"the runs of {name} share no stretch of the axis; plot them by themselves, or against steps")
+        raise DataError(
+            f"the runs of {name} share no stretch of the axis; plot them by themselves, or against steps"
+        )
     x = np.unique(np.concatenate([x[(x >= begin) & (x <= end)] for x, _ in curves]))
     values = np.stack([np.interp(x, *curve) for curve in curves])
     suffix = f" ({len(curves)} runs)" if len(curves) > 1 else ""
-    return Line(name + suffix, metric, len(curves), x, values.mean(0), values.min(0), values.max(0), tuple(changes))
+    return Line(
+        name + suffix, metric, len(curves), x, values.mean(0), values.min(0), values.max(0), tuple(changes)
+    )
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -216,8 +267,11 @@ def _is_aside(field: str) -> bool:
 
 
 def _names(trees: Sequence[Mapping[str, Any]], directories: Sequence[str]) -> list[str]:
-    """What sets each configuration apart: the fields that differ, or of many those that tell all apart. One by itself is its directory."""
-    fields = [field for field in dict.fromkeys(field for tree in trees for field in tree) if not _is_aside(field)]
+    """What sets each configuration apart: the fields that differ, or of many those that tell all apart. One
+    by itself is its directory."""
+    fields = [
+        field for field in dict.fromkeys(field for tree in trees for field in tree) if not _is_aside(field)
+    ]
     differ = [field for field in fields if len({repr(tree.get(field)) for tree in trees}) > 1]
     differ.sort(key=lambda field: field != "algorithm.name")
     if not differ:
@@ -230,33 +284,48 @@ def _names(trees: Sequence[Mapping[str, Any]], directories: Sequence[str]) -> li
         differ = chosen
     short = {field: field.rpartition(".")[2] for field in differ}
     short = {field: name if list(short.values()).count(name) == 1 else field for field, name in short.items()}
-    said = [", ".join(_said(short[field], tree[field]) for field in differ if field in tree) for tree in trees]
+    said = [
+        ", ".join(_said(short[field], tree[field]) for field in differ if field in tree) for tree in trees
+    ]
     return [text or directory for text, directory in zip(said, directories, strict=True)]
 
 
 def _said(field: str, value: Any) -> str:
     if field in ("name", "algorithm.name", "oracle.name"):
         return str(value).rpartition("/")[2]
-    return f"{field} {value:g}" if isinstance(value, float) else f"{field} {'none' if value is None else value}"
+    return (
+        f"{field} {value:g}" if isinstance(value, float) else f"{field} {'none' if value is None else value}"
+    )
 
 
 def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
-    """A metric by itself has a column of its name; several stand below each other. A last column counts changes of an oracle, where there are any."""
+    """A metric by itself has a column of its name; several stand below each other. A last column counts
+    changes of an oracle, where there are any."""
     metrics = list(dict.fromkeys(line.metric for line in lines))
-    head, has_changes = metrics if len(metrics) == 1 else ["metric", "mean"], any(line.changes for line in lines)
+    head, has_changes = (
+        metrics if len(metrics) == 1 else ["metric", "mean"],
+        any(line.changes for line in lines),
+    )
     with file.open("w", encoding="utf-8", newline="") as text:
         writer = csv.writer(text)
-        writer.writerow(["line", "runs", _AXES[against][0], *head, "low", "high", *([CHANGES] if has_changes else [])])
+        writer.writerow(
+            ["line", "runs", _AXES[against][0], *head, "low", "high", *([CHANGES] if has_changes else [])]
+        )
         for line in lines:
             for point in zip(line.x, line.mean, line.low, line.high, strict=True):
                 x, *values = [int(value) if value.is_integer() else float(value) for value in point]
                 count = [sum(place <= x for place in line.changes)] if has_changes else []
-                writer.writerow([line.name, line.runs, x, *([line.metric] if len(metrics) > 1 else []), *values, *count])
+                writer.writerow(
+                    [line.name, line.runs, x, *([line.metric] if len(metrics) > 1 else []), *values, *count]
+                )
 
 
 def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
-    """A colour for each configuration, a style for each metric; of one metric the styles tell colours apart that come again."""
-    names, metrics = (list(dict.fromkeys(getattr(line, field) for line in lines)) for field in ("name", "metric"))
+    """A colour for each configuration, a style for each metric; of one metric the styles tell colours apart
+    that come again."""
+    names, metrics = (
+        list(dict.fromkeys(getattr(line, field) for line in lines)) for field in ("name", "metric")
+    )
     figure_of, canvas_of = _matplotlib()
     figure = figure_of(figsize=_INCHES, layout="constrained")
     axes = figure.subplots()
@@ -265,18 +334,38 @@ def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
         number = names.index(line.name)
         kind = metrics.index(line.metric) if len(metrics) > 1 else number // len(_COLOURS)
         colour, style = _COLOURS[number % len(_COLOURS)], _STYLES[kind % len(_STYLES)]
-        label = line.name if len(metrics) == 1 else line.metric if len(names) == 1 else f"{line.metric}: {line.name}"
-        axes.plot(line.x / scale, line.mean, style, color=colour, label=_literal(label), marker="o" if len(line.x) < 40 else "", markersize=3.5)
+        label = (
+            line.name
+            if len(metrics) == 1
+            else line.metric
+            if len(names) == 1
+            else f"{line.metric}: {line.name}"
+        )
+        axes.plot(
+            line.x / scale,
+            line.mean,
+            style,
+            color=colour,
+            label=_literal(label),
+            marker="o" if len(line.x) < 40 else "",
+            markersize=3.5,
+        )
         if line.runs > 1:
             axes.fill_between(line.x / scale, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
     for number, place in enumerate(sorted({place for line in lines for place in line.changes})):
         axes.axvline(
-            place / scale, color="#777777", linestyle=":", linewidth=1, label=None if number else "an oracle changed: two rewards in one curve"
+            place / scale,
+            color="#777777",
+            linestyle=":",
+            linewidth=1,
+            label=None if number else "an oracle changed: two rewards in one curve",
         )
     counted_in = {unit(metric) for metric in metrics}
     title = "\n".join(textwrap.wrap(NAMES.get(listed(metrics[0]), ""), 100)) if len(metrics) == 1 else ""
     axes.set(
-        xlabel=xlabel, ylabel=_literal(", ".join(metrics)) + (f" ({next(iter(counted_in))})" if len(counted_in) == 1 and all(counted_in) else "")
+        xlabel=xlabel,
+        ylabel=_literal(", ".join(metrics))
+        + (f" ({next(iter(counted_in))})" if len(counted_in) == 1 and all(counted_in) else ""),
     )
     axes.set_title(title, fontsize="medium", loc="left")
     axes.xaxis.set_major_formatter("{x:,g}")
@@ -289,7 +378,8 @@ def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
 
 
 def _literal(text: str) -> str:
-    """Text that matplotlib draws as it stands: no formulas, and a legend leaves out what begins with a line."""
+    """Text that matplotlib draws as it stands: no formulas, and a legend leaves out what begins with a
+    line."""
     return printable(text if not text.startswith("_") else f" {text}").replace("$", r"\$")
 
 
@@ -297,7 +387,10 @@ def _scale(most: float, against: Against) -> tuple[float, str]:
     """What x is divided by, and the axis' label."""
     if against != "time":
         return 1.0, _AXES[against][1]
-    size, name = next(((size, name) for size, name in ((3600.0, "hours"), (60.0, "minutes")) if most >= 2 * size), (1.0, "seconds"))
+    size, name = next(
+        ((size, name) for size, name in ((3600.0, "hours"), (60.0, "minutes")) if most >= 2 * size),
+        (1.0, "seconds"),
+    )
     return size, _AXES[against][1].format(name)
 
 
@@ -306,5 +399,8 @@ def _matplotlib() -> tuple[Any, Any]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError(f"a plot needs matplotlib ({error}): pip install 'oat-align[plot]'; or give --out FILE.csv for the numbers alone") from None
+        raise ConfigError(
+            f"a plot needs matplotlib ({error}): pip install 'oat-align[plot]'; or give --out FILE.csv "
+            "for the numbers alone"
+        ) from None
     return Figure, FigureCanvasAgg

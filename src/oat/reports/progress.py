@@ -1,6 +1,8 @@
-"""What people see of a run while it goes on: in a terminal a few lines that stay where they are, anywhere else one line a step.
+"""What people see of a run while it goes on: in a terminal a few lines that stay where they are, anywhere
+else one line a step.
 
-The lines in a terminal are drawn by a thread of rich, four times a second. It only reads what the last report left, so the run does not wait for it.
+The lines in a terminal are drawn by a thread of rich, four times a second. It only reads what the last report
+left, so the run does not wait for it.
 """
 
 import math
@@ -20,7 +22,15 @@ from oat.rundir.reading import read_metrics
 from oat.tracking.files import step_line
 from oat.types.budget import in_money
 
-WATCHED = ("reward/mean", "eval/sampled_win_rate", "eval/sampled", "eval/greedy", "eval/pairs/accuracy", "pairs/accuracy", "loss/total")
+WATCHED = (
+    "reward/mean",
+    "eval/sampled_win_rate",
+    "eval/sampled",
+    "eval/greedy",
+    "eval/pairs/accuracy",
+    "pairs/accuracy",
+    "loss/total",
+)
 """The first two of these that a run reports are shown, with their course."""
 
 _SHOWN = 2
@@ -41,7 +51,8 @@ _DOING = {
 
 @contextmanager
 def shown(run: Run, config: Config) -> Iterator[Report]:
-    """The report for `loop.train`, which tells people about each step. In a terminal they also see what the run is doing until this ends."""
+    """The report for `loop.train`, which tells people about each step. In a terminal they also see what the
+    run is doing until this ends."""
     if not is_terminal():
         yield lambda step, values: print(step_line(step, run.stop.last, values), flush=True)
         return
@@ -53,7 +64,8 @@ def shown(run: Run, config: Config) -> Iterator[Report]:
 
 @contextmanager
 def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """Steps that are no run's: within it, call what it gives after each. In a terminal one line counts them, anywhere else one line says how many."""
+    """Steps that are no run's: within it, call what it gives after each. In a terminal one line counts them,
+    anywhere else one line says how many."""
     if not is_terminal():
         print(f"{what}: {steps:,} steps", flush=True)
         yield lambda step: None
@@ -68,8 +80,15 @@ def opening(run: Run, config: Config) -> list[str]:
     """What people are told before the first step, in lines."""
     begun = run.checkpoints.next_loaded
     is_over = begun is not None and run.stop.steps_done(begun) is not None
-    where = "" if begun is None else f"; the run {'stands at' if is_over else 'goes on from'} its checkpoint after {_steps(begun)}"
-    return [f"{_steps(run.stop.last) if run.stop.last else 'endless steps'} in {config.run_dir}{where}", *run.notes]
+    where = (
+        ""
+        if begun is None
+        else f"; the run {'stands at' if is_over else 'goes on from'} its checkpoint after {_steps(begun)}"
+    )
+    return [
+        f"{_steps(run.stop.last) if run.stop.last else 'endless steps'} in {config.run_dir}{where}",
+        *run.notes,
+    ]
 
 
 def _steps(count: int) -> str:
@@ -81,7 +100,10 @@ def way_on(run: Run, config: Config, reason: str) -> str:
     is_used_up = run.stop.last != config.stop.max_steps and reason == run.stop.steps_done(run.stop.last or 0)
     raised = "" if is_used_up else "raise what ended it (stop.max_steps or another field of stop), or "
     used_up = "its prompts are used up (prompts.epochs); " if is_used_up else ""
-    return f"it had ended before, and nothing was left to do; {used_up}to go on {raised}begin another run in a run_dir of its own"
+    return (
+        f"it had ended before, and nothing was left to do; {used_up}to go on {raised}begin another run in "
+        "a run_dir of its own"
+    )
 
 
 class Display:
@@ -138,7 +160,11 @@ class Display:
         self._plan(step, used, limits)
         named = [name for name in WATCHED if any(name in row for row in self.rows)][:_SHOWN]
         self.cells = [
-            *(self._budget(name, used[name], limits[name]) for name in used if name == "queries" or limits[name] is not None),
+            *(
+                self._budget(name, used[name], limits[name])
+                for name in used
+                if name == "queries" or limits[name] is not None
+            ),
             *(self._course(name) for name in named),
             *self._changes(),
         ]
@@ -155,7 +181,11 @@ class Display:
         since, now = time.monotonic() - self.reported, self.now
         if self.rows:
             step, last = int(self.rows[-1]["step"]), self.run.stop.last
-            grid.add_row("step", f"{step:,} of {last:,}" if last else f"{step:,}", ProgressBar(total=1.0, completed=self.done, width=_CELLS))
+            grid.add_row(
+                "step",
+                f"{step:,} of {last:,}" if last else f"{step:,}",
+                ProgressBar(total=1.0, completed=self.done, width=_CELLS),
+            )
         for cells in self.cells:
             grid.add_row(*cells)
         if self.left_s is not None and now is not None:
@@ -165,9 +195,12 @@ class Display:
         return grid
 
     def _plan(self, step: int, used: Mapping[str, float], limits: Mapping[str, float | None]) -> None:
-        """How much is done, and the seconds to the end, by the limit that comes first; rates are those of the last rows."""
+        """How much is done, and the seconds to the end, by the limit that comes first; rates are those of the
+        last rows."""
         recent = [row for row in self.rows[-_RECENT:] if row["step"] > 0]
-        per_row = sum(sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in recent) / max(1, len(recent))
+        per_row = sum(
+            sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in recent
+        ) / max(1, len(recent))
         bounds: list[tuple[float, float | None, float]] = [(step, self.run.stop.last, per_row)]
         for name, limit in limits.items():
             bounds.append((used[name], limit, per_row * step / used[name] if used[name] else math.inf))
@@ -179,26 +212,47 @@ class Display:
 
     def _budget(self, name: str, used: float, limit: float | None) -> tuple[str, str, str]:
         number = in_money if name == "cost" else "{:,}".format
-        return (name, number(used), "") if limit is None else (name, f"{number(used)} of {number(limit)}", f"{number(limit - used)} left")
+        return (
+            (name, number(used), "")
+            if limit is None
+            else (name, f"{number(used)} of {number(limit)}", f"{number(limit - used)} left")
+        )
 
     def _changes(self) -> list[tuple[str, str, str]]:
         """Since when two rewards are in one curve."""
         rows = [row for row in self.rows if "oracle/changes" in row]
-        return [("oracle", f"changed {rows[-1]['oracle/changes']:.0f}x", f"first before step {rows[0]['step']:.0f}")] if rows else []
+        return (
+            [
+                (
+                    "oracle",
+                    f"changed {rows[-1]['oracle/changes']:.0f}x",
+                    f"first before step {rows[0]['step']:.0f}",
+                )
+            ]
+            if rows
+            else []
+        )
 
     def _course(self, name: str) -> tuple[str, str, str]:
         values = [row[name] for row in self.rows if name in row]
-        return name, f"{values[-1]:.4g}", course(values, _ASCII if self.console.options.ascii_only else _BLOCKS)
+        return (
+            name,
+            f"{values[-1]:.4g}",
+            course(values, _ASCII if self.console.options.ascii_only else _BLOCKS),
+        )
 
 
 def course(values: Sequence[float], blocks: str = _BLOCKS) -> str:
-    """Values as a line of at most 24 blocks, between the lowest and the highest of them; of many, each block is a mean."""
+    """Values as a line of at most 24 blocks, between the lowest and the highest of them; of many, each block
+    is a mean."""
     known = [value for value in values if math.isfinite(value)]
     count = min(_CELLS, len(known))
     ends = [round(place * len(known) / count) for place in range(count + 1)] if count else [0]
     means = [sum(known[begin:end]) / (end - begin) for begin, end in pairwise(ends)]
     low, high = min(means, default=0.0), max(means, default=0.0)
-    return "".join(blocks[round((mean - low) / (high - low) * (len(blocks) - 1)) if high > low else 0] for mean in means)
+    return "".join(
+        blocks[round((mean - low) / (high - low) * (len(blocks) - 1)) if high > low else 0] for mean in means
+    )
 
 
 def in_words(seconds: float) -> str:

@@ -1,7 +1,8 @@
-"""`oat samples`: the prompts of a run, what the model said to them, and what the oracle said of that, for people to read.
+"""`oat samples`: the prompts of a run, what the model said to them, and what the oracle said of that, for
+people to read.
 
-Steps are counted as in `metrics.jsonl`: step N is what the N-th update learned from. The newest one stands first. Training is read from the ledger,
-which has all of it; evaluations from their records.
+Steps are counted as in `metrics.jsonl`: step N is what the N-th update learned from. The newest one stands
+first. Training is read from the ledger, which has all of it; evaluations from their records.
 """
 
 import math
@@ -53,10 +54,20 @@ def sample_pages(run_dir: Path, step: int | None = None, *, evaluations: bool = 
 def _learned(run_dir: Path, step: int | None) -> Iterator[str]:
     refuse_lost(run_dir)
     if not (run_dir / "ledger.sqlite").exists():
-        raise ConfigError(f"{run_dir}: no step has learned from an answer yet (there is no ledger); let `oat train` reach its first step")
+        raise ConfigError(
+            f"{run_dir}: no step has learned from an answer yet (there is no ledger); let `oat train` "
+            "reach its first step"
+        )
     with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
-        found = "SELECT DISTINCT step + 1 FROM taken WHERE purpose = 'train' AND position >= 0 ORDER BY step DESC"
-        steps = _chosen(run_dir, [number for (number,) in store.db.execute(found)], step, "step has learned from an answer")
+        found = (
+            "SELECT DISTINCT step + 1 FROM taken WHERE purpose = 'train' AND position >= 0 ORDER BY step DESC"
+        )
+        steps = _chosen(
+            run_dir,
+            [number for (number,) in store.db.execute(found)],
+            step,
+            "step has learned from an answer",
+        )
         for number in steps:
             yield from _learned_in(store, number)
 
@@ -76,12 +87,17 @@ def _learned_in(store: Store, step: int) -> Iterator[str]:
 def _ends(store: Store, step: int, round: int) -> list[list[FinishReason]]:
     """How each trajectory of a round ended, by group; empty where they were dropped."""
     try:
-        return [[trajectory.finish_reason for trajectory in group.trajectories] for group in store.groups("train", step, round)]
+        return [
+            [trajectory.finish_reason for trajectory in group.trajectories]
+            for group in store.groups("train", step, round)
+        ]
     except LedgerError:
         return []
 
 
-def _replies(asked: Asked, answer: Answer, label: int | None, ends: Sequence[Sequence[FinishReason]]) -> Iterator[Reply]:
+def _replies(
+    asked: Asked, answer: Answer, label: int | None, ends: Sequence[Sequence[FinishReason]]
+) -> Iterator[Reply]:
     question = asked.question
     for place, (pick, text) in enumerate(zip(question.picks, question.candidates, strict=True)):
         end = _NEVER_MADE.get(ends[asked.member][pick]) if ends else None
@@ -90,21 +106,35 @@ def _replies(asked: Asked, answer: Answer, label: int | None, ends: Sequence[Seq
         elif label is None:
             said = "tie" if answer.marks[0] == "ok" else answer.marks[0]
         else:
-            said = f"{'wins' if place == label else 'loses'}, {answer.values[0] if place == 0 else 1.0 - answer.values[0]:.3g}"
+            said = (
+                f"{'wins' if place == label else 'loses'}, "
+                f"{answer.values[0] if place == 0 else 1.0 - answer.values[0]:.3g}"
+            )
         yield Reply(f"{said}, {end}" if end else said, text)
 
 
 def _evaluated(run_dir: Path, step: int | None) -> Iterator[str]:
-    files = {int(file.stem.removeprefix("step_")): file for file in (run_dir / "evaluations").glob("step_*.jsonl")}
+    files = {
+        int(file.stem.removeprefix("step_")): file for file in (run_dir / "evaluations").glob("step_*.jsonl")
+    }
     column = load_run(run_dir).config.prompts.prompt_key
     for number in _chosen(run_dir, sorted(files, reverse=True), step, "evaluation is on disk"):
         for mode, rows in groupby(_records(files[number], column), lambda row: row["mode"]):
             prompts = [[*of_one] for _, of_one in groupby(_numbered(rows), lambda pair: pair[0])]
             for place, of_one in enumerate(prompts, 1):
                 first = of_one[0][1]
-                messages = first[column] if isinstance(first[column], list) else [{"role": "user", "content": first[column]}]
+                messages = (
+                    first[column]
+                    if isinstance(first[column], list)
+                    else [{"role": "user", "content": first[column]}]
+                )
                 replies = [Reply(_evaluated_said(row), row["output"]) for _, row in of_one]
-                yield _page(f"evaluation after {number} steps, {mode}, {place} of {len(prompts)}", messages, first["reference"], replies)
+                yield _page(
+                    f"evaluation after {number} steps, {mode}, {place} of {len(prompts)}",
+                    messages,
+                    first["reference"],
+                    replies,
+                )
 
 
 def _records(file: Path, column: str) -> Iterator[dict[str, Any]]:
@@ -115,8 +145,13 @@ def _records(file: Path, column: str) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(read_rows(file), 1):
         missing = {column, "mode", "sample", "output", "reference", "value", "mark"} - row.keys()
         if missing or not isinstance(row["value"], int | float | None):
-            wrong = f"without {', '.join(sorted(missing))}" if missing else f"of the value {row['value']!r:.40}"
-            raise DataError(f"{file}:{number}: expected a record of an evaluation, got one {wrong}; put the file back as it was")
+            wrong = (
+                f"without {', '.join(sorted(missing))}" if missing else f"of the value {row['value']!r:.40}"
+            )
+            raise DataError(
+                f"{file}:{number}: expected a record of an evaluation, got one {wrong}; put the file back "
+                "as it was"
+            )
         yield row
 
 
@@ -149,13 +184,20 @@ def _chosen(run_dir: Path, steps: Sequence[int], step: int | None, what: str) ->
         return steps if step is None else [step]
     near = sorted(sorted(steps, key=lambda number: abs(number - step))[:8])
     of_many = f", or another of {len(steps)} from {steps[-1]} to {steps[0]}" if len(steps) > len(near) else ""
-    raise ConfigError(f"{run_dir}: nothing of step {step}, since no {what} there; give {', '.join(map(str, near))}{of_many}")
+    raise ConfigError(
+        f"{run_dir}: nothing of step {step}, since no {what} there; give {', '.join(map(str, near))}{of_many}"
+    )
 
 
-def _page(title: str, messages: Sequence[Mapping[str, Any]], reference: str | None, replies: Sequence[Reply]) -> str:
+def _page(
+    title: str, messages: Sequence[Mapping[str, Any]], reference: str | None, replies: Sequence[Reply]
+) -> str:
     lines = [f"── {title} ──"]
     is_one = [message["role"] for message in messages] == ["user"]
-    lines += [_block("prompt: " if is_one else f"{message['role']}: ", str(message["content"])) for message in messages]
+    lines += [
+        _block("prompt: " if is_one else f"{message['role']}: ", str(message["content"]))
+        for message in messages
+    ]
     if reference is not None:
         lines.append(_block("reference: ", reference))
     width = max((len(reply.said) for reply in replies), default=0) + 2

@@ -18,19 +18,35 @@ def is_terminal() -> bool:
 
 
 def numbers_table(title: str, numbers: Mapping[str, float]) -> str:
-    """Numbers by name, below a title; the ends `_low` and `_high` of an interval stand beside what it is of."""
-    ends = {name: (numbers[f"{name}_low"], numbers[f"{name}_high"]) for name in numbers if f"{name}_low" in numbers and f"{name}_high" in numbers}
+    """Numbers by name, below a title; the ends `_low` and `_high` of an interval stand beside what it is
+    of."""
+    ends = {
+        name: (numbers[f"{name}_low"], numbers[f"{name}_high"])
+        for name in numbers
+        if f"{name}_low" in numbers and f"{name}_high" in numbers
+    }
     inner = {f"{name}{end}" for name in ends for end in ("_low", "_high")}
-    rows = [(name, f"{value:.4g}", "{:.4g} to {:.4g}".format(*ends[name]) if name in ends else "") for name, value in numbers.items()]
+    rows = [
+        (name, f"{value:.4g}", "{:.4g} to {:.4g}".format(*ends[name]) if name in ends else "")
+        for name, value in numbers.items()
+    ]
     rows = [("", "value", "95 % interval" if ends else ""), *(row for row in rows if row[0] not in inner)]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = [f"{name:<{widths[0]}}  {value:>{widths[1]}}  {interval}".rstrip() for name, value, interval in rows]
+    lines = [
+        f"{name:<{widths[0]}}  {value:>{widths[1]}}  {interval}".rstrip() for name, value, interval in rows
+    ]
     return printable("\n".join([title, *lines]))
 
 
 def many(count: int, noun: str) -> str:
     """A count with its noun: "1 batch", "2 batches"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}es" if noun.endswith("ch") else f"{count} {noun}s"
+    return (
+        f"{count} {noun}"
+        if count == 1
+        else f"{count} {noun}es"
+        if noun.endswith("ch")
+        else f"{count} {noun}s"
+    )
 
 
 def show_pages(pages: Iterable[str]) -> None:
@@ -42,9 +58,12 @@ def show_pages(pages: Iterable[str]) -> None:
             print(page, end="\n\n")
         sys.stdout.flush()
         return
-    with subprocess.Popen(pager, stdin=subprocess.PIPE, encoding="utf-8", errors="backslashreplace") as process:
+    with subprocess.Popen(
+        pager, stdin=subprocess.PIPE, encoding="utf-8", errors="backslashreplace"
+    ) as process:
         assert process.stdin is not None, "it has a pipe"
-        with suppress(BrokenPipeError, KeyboardInterrupt):  # who has read enough leaves the pager, and Ctrl-C belongs to it
+        # who has read enough leaves the pager, and Ctrl-C belongs to it
+        with suppress(BrokenPipeError, KeyboardInterrupt):
             for page in pages:
                 process.stdin.write(f"{page}\n\n")
         with suppress(BrokenPipeError):
@@ -55,7 +74,8 @@ def show_pages(pages: Iterable[str]) -> None:
 
 
 def _pager() -> list[str] | None:
-    """The program that shows one screen after the other, with its arguments; None where nobody looks, or there is none."""
+    """The program that shows one screen after the other, with its arguments; None where nobody looks, or
+    there is none."""
     if not is_terminal():
         return None
     words: list[str] = []

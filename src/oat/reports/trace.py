@@ -1,7 +1,9 @@
-"""`oat train --profile N`: a trace of N steps, in the format of Chrome, which Perfetto and chrome://tracing open.
+"""`oat train --profile N`: a trace of N steps, in the format of Chrome, which Perfetto and chrome://tracing
+open.
 
-What stands in it under the names of the boxes: sample (generation, and sending the questions), take (waiting for answers), prepare, update, sync,
-evaluate, save (copying, and waiting for an older one to be written). Tracing slows a run and changes none of its results.
+What stands in it under the names of the boxes: sample (generation, and sending the questions), take (waiting
+for answers), prepare, update, sync, evaluate, save (copying, and waiting for an older one to be written).
+Tracing slows a run and changes none of its results.
 """
 
 import os
@@ -15,11 +17,12 @@ from oat.loop import Report, Run, train
 
 
 def train_traced(run: Run, report: Report, directory: Path, steps: int) -> tuple[str, Path | None]:
-    """As `loop.train`, with a trace of some steps: the first one of this process is left out, since much is done in it only once, and the trace
-    begins with the second.
+    """As `loop.train`, with a trace of some steps: the first one of this process is left out, since much is
+    done in it only once, and the trace begins with the second.
 
     Args:
-        directory: where the trace goes, as `trace_step_XXXXXXXX.json`, named after the number of updates that were done when it begins.
+        directory: where the trace goes, as `trace_step_XXXXXXXX.json`, named after the number of updates that
+        were done when it begins.
         steps: at least 1; fewer are traced if the run ends before.
     Returns:
         Why the run ended, and the trace; None if it ended with its first step.
@@ -45,7 +48,9 @@ class _Trace:
     """
 
     def __init__(self, directory: Path, steps: int):
-        self.directory, self.steps, self.done = directory, steps, -1
+        self.directory = directory
+        self.steps = steps
+        self.done = -1
         self.file: Path | None = None
         self._name = ""
         self._profiler: Any = None
@@ -56,7 +61,9 @@ class _Trace:
         if self.done == 0:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would tell people when it begins and ends
             self._name = f"trace_step_{step:08d}.json"
-            self._profiler = profile(activities={ProfilerActivity.CPU, ProfilerActivity.CUDA} & supported_activities())
+            self._profiler = profile(
+                activities={ProfilerActivity.CPU, ProfilerActivity.CUDA} & supported_activities()
+            )
             self._profiler.start()
         elif self.done == self.steps:
             self.end()

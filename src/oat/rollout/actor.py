@@ -1,4 +1,5 @@
-"""The actor: renderer and engine, and the environment where there is one. Prompts in, groups of trajectories out."""
+"""The actor: renderer and engine, and the environment where there is one. Prompts in, groups of trajectories
+out."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,18 @@ from oat.plugins.calls import guarded
 from oat.rollout.ensemble_scorer import Scorer
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
-from oat.types import ENSEMBLE, Completion, FinishReason, Group, Prompt, Request, Sampling, Segment, Trajectory, Work
+from oat.types import (
+    ENSEMBLE,
+    Completion,
+    FinishReason,
+    Group,
+    Prompt,
+    Request,
+    Sampling,
+    Segment,
+    Trajectory,
+    Work,
+)
 
 
 @dataclass
@@ -73,11 +85,18 @@ class Actor:
         environment: Environment | None = None,
         scorer: Scorer | None = None,
     ):
-        self.renderer, self.engine, self.sampling, self.seeds = renderer, engine, sampling, seeds
+        self.renderer = renderer
+        self.engine = engine
+        self.sampling = sampling
+        self.seeds = seeds
         self.environment, self.scorer = environment, scorer
 
     def sample(
-        self, prompts: Sequence[Prompt], samples: Mapping[str, int], address: Sequence[str | int], sampling: Sampling | None = None
+        self,
+        prompts: Sequence[Prompt],
+        samples: Mapping[str, int],
+        address: Sequence[str | int],
+        sampling: Sampling | None = None,
     ) -> list[Group]:
         """One group a prompt; its trajectories stand slot by slot, in the order of `samples`.
 
@@ -96,27 +115,39 @@ class Actor:
             episodes = []
             for owner, sample in zip(owners, list(range(count)) * len(prompts), strict=True):
                 place = (*address, slot, prompts[owner].occurrence, sample)
-                episode = _Episode(prompts[owner].row, slot, self.seeds.key(*place), contexts[owner], [Segment("context", contexts[owner])])
+                episode = _Episode(
+                    prompts[owner].row,
+                    slot,
+                    self.seeds.key(*place),
+                    contexts[owner],
+                    [Segment("context", contexts[owner])],
+                )
                 if self.environment is not None:
                     with _played(self.environment, episode):
-                        episode.state = self.environment.reset(prompts[owner], self.seeds.at("environment", *place))
+                        episode.state = self.environment.reset(
+                            prompts[owner], self.seeds.at("environment", *place)
+                        )
                 episodes.append(episode)
             self._play(episodes, slot, sampling or self.sampling)
             for owner, episode in zip(owners, episodes, strict=True):
                 groups[owner].append(self._trajectory(episode, sampling or self.sampling))
-        return [Group(prompt, tuple(trajectories)) for prompt, trajectories in zip(prompts, groups, strict=True)]
+        return [
+            Group(prompt, tuple(trajectories)) for prompt, trajectories in zip(prompts, groups, strict=True)
+        ]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
         """What an explorer needs to know of the groups.
 
         Returns:
-            For a slot, (G,) summed raw log-probabilities a group ("sampler": those recorded at sampling); for "ensemble", (M, G) rewards a
-            group, and beside them "features", (G, D) a group. float32.
+            For a slot, (G,) summed raw log-probabilities a group ("sampler": those recorded at sampling); for
+            "ensemble", (M, G) rewards a group, and beside them "features", (G, D) a group. float32.
         """
         scores: dict[str, list[np.ndarray]] = {}
         for name in needs:
             if name == ENSEMBLE:
-                assert self.scorer is not None, "build/run.py gives the actor a scorer where the explorer needs the ensemble"
+                assert self.scorer is not None, (
+                    "build/run.py gives the actor a scorer where the explorer needs the ensemble"
+                )
                 scores[name], scores["features"] = self.scorer.score(groups)
             else:
                 scores[name] = self._logps(groups, name)
@@ -137,7 +168,8 @@ class Actor:
         return np.split(sums, np.cumsum([len(group.trajectories) for group in groups])[:-1])
 
     def _play(self, episodes: Sequence[_Episode], slot: str, sampling: Sampling) -> None:
-        """One response for every open episode, turn after turn, until the environment has ended all of them."""
+        """One response for every open episode, turn after turn, until the environment has ended all of
+        them."""
         playing = list(episodes)
         while playing:
             requests = [Request(episode.ids, sampling, episode.key) for episode in playing]
@@ -156,7 +188,14 @@ class Actor:
         return turn.message is not None
 
     def _trajectory(self, episode: _Episode, sampling: Sampling) -> Trajectory:
-        return Trajectory(episode.slot, tuple(episode.segments), episode.finish_reason, episode.text, sampling.temperature, episode.reward)
+        return Trajectory(
+            episode.slot,
+            tuple(episode.segments),
+            episode.finish_reason,
+            episode.text,
+            sampling.temperature,
+            episode.reward,
+        )
 
 
 @contextmanager
@@ -165,27 +204,37 @@ def _played(environment: Environment, episode: _Episode) -> Iterator[None]:
     name = f"the environment {type(environment).__name__}"
 
     def refuse(what: str) -> EpisodeError:
-        return EpisodeError(f"{name} {what}, in an episode from record {episode.row}; repair it, and run the same command again")
+        return EpisodeError(
+            f"{name} {what}, in an episode from record {episode.row}; repair it, and run the same command "
+            "again"
+        )
 
     with guarded(name, refuse):
         yield
 
 
 class RecordedActor:
-    """The actor of offline data: responses that stand in the records become trajectories, without a version or log-probabilities.
+    """The actor of offline data: responses that stand in the records become trajectories, without a version
+    or log-probabilities.
 
     Args:
         fit: that decided which records have room, and how those are cut that have none.
-        columns: of the responses, as `formats.Layout` leaves them: the assistant's tokens behind the prompt are trained; of a text without a
-            prompt all but the first.
+        columns: of the responses, as `formats.Layout` leaves them: the assistant's tokens behind the prompt
+            are trained; of a text without a prompt all but the first.
         score_key: column of their scores, as `formats.scores_of` reads it.
     """
 
     def __init__(self, fit: Fit, columns: Sequence[str], score_key: str | None = None):
-        self.fit, self.columns, self.score_key = fit, tuple(columns), score_key
+        self.fit = fit
+        self.columns = tuple(columns)
+        self.score_key = score_key
 
     def sample(
-        self, prompts: Sequence[Prompt], samples: Mapping[str, int], address: Sequence[str | int], sampling: Sampling | None = None
+        self,
+        prompts: Sequence[Prompt],
+        samples: Mapping[str, int],
+        address: Sequence[str | int],
+        sampling: Sampling | None = None,
     ) -> list[Group]:
         """One group a prompt, with its recorded responses in the order of the columns."""
         return [Group(prompt, self._responses(prompt)) for prompt in prompts]
@@ -201,15 +250,25 @@ class RecordedActor:
         where = f"record {prompt.row}"
         scores = scores_of(prompt.columns, self.columns, self.score_key, where)
         found = zip(self.columns, self.fit.rows(prompt, self.columns, where), scores, strict=True)
-        return tuple(replace(self._response(prompt, prompt.columns[name], row), reward=score) for name, row, score in found)
+        return tuple(
+            replace(self._response(prompt, prompt.columns[name], row), reward=score)
+            for name, row, score in found
+        )
 
     def _response(self, prompt: Prompt, value: str | list[dict[str, str]], row: Row) -> Trajectory:
-        """A response whose end was cut is one that did not end, and its text is what is left of its last turn."""
+        """A response whose end was cut is one that did not end, and its text is what is left of its last
+        turn."""
         bounds = np.flatnonzero(np.diff(row.mask)) + 1
         segments = []
         for part, trained in zip(np.split(row.ids, bounds), np.split(row.mask, bounds), strict=True):
             segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
         if row.cut == "response":
-            left = next(segment.ids for segment in reversed(segments) if segment.author == "model") if prompt.messages else row.ids
+            left = (
+                next(segment.ids for segment in reversed(segments) if segment.author == "model")
+                if prompt.messages
+                else row.ids
+            )
             return Trajectory("recorded", tuple(segments), "length", self.fit.renderer.text(left))
-        return Trajectory("recorded", tuple(segments), "stop", value if isinstance(value, str) else value[-1]["content"])
+        return Trajectory(
+            "recorded", tuple(segments), "stop", value if isinstance(value, str) else value[-1]["content"]
+        )

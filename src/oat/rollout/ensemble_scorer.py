@@ -1,4 +1,5 @@
-"""The actor's side of an ensemble: a frozen backbone that turns samples into features, and the ensemble's weights as they were last synced."""
+"""The actor's side of an ensemble: a frozen backbone that turns samples into features, and the ensemble's
+weights as they were last synced."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +28,9 @@ class Scorer:
     def score(self, groups: Sequence[Group]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """For each group its rewards, (M, G), and its features, (G, D), float32."""
         rows = [trajectory for group in groups for trajectory in group.trajectories]
-        features_ND = torch.cat([self._features(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS)])
+        features_ND = torch.cat(
+            [self._features(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS)]
+        )
         rewards_MN = self.ensemble(features_ND).T.numpy()
         bounds = np.cumsum([len(group.trajectories) for group in groups])[:-1]
         return np.split(rewards_MN, bounds, axis=1), np.split(features_ND.numpy(), bounds)

@@ -1,12 +1,13 @@
 """Checkpoints: everything that decides the future, written so that a kill at any moment leaves a good one.
 
-A save holds its caller while tensors are copied and the rest becomes text. One thread then writes, one checkpoint at a time: a new directory, its
-files, fsync, the manifest (SHA-256 and size of each file), fsync, fsync of the directory, rename, fsync of the parent, the pointer last. What was
-written is read back and verified, and only then others are removed. safetensors and JSON only.
+A save holds its caller while tensors are copied and the rest becomes text. One thread then writes, one
+checkpoint at a time: a new directory, its files, fsync, the manifest (SHA-256 and size of each file), fsync,
+fsync of the directory, rename, fsync of the parent, the pointer last. What was written is read back and
+verified, and only then others are removed. safetensors and JSON only.
 
-    checkpoints/step_00000010/{tensors.safetensors, state.json, manifest.json}
-    checkpoints/step_00000010.1   of a step that is saved again; it stands beside the first one until it is verified
-    checkpoints/latest            the name of the newest
+    checkpoints/step_00000010/{tensors.safetensors, state.json, manifest.json} checkpoints/step_00000010.1
+    of a step that is saved again; it stands beside the first one until it is verified checkpoints/latest
+    the name of the newest
 """
 
 import hashlib
@@ -45,7 +46,8 @@ class Checkpoints:
         background: False: `save` returns when the checkpoint is on disk.
         keep_last: so many of the newest stay.
         keep_best: so many of those whose row had the highest `best_metric` stay too; of equal ones the newer.
-        max_gb: most that all together may take, 10^9 bytes; the oldest go first, and the newest stays whatever it takes.
+        max_gb: most that all together may take, 10^9 bytes; the oldest go first, and the newest stays
+        whatever it takes.
         standing: what must still be there when one is written, so that none is written beside its run.
 
     Attributes:
@@ -64,8 +66,14 @@ class Checkpoints:
         max_gb: float | None = None,
         standing: Standing | None = None,
     ):
-        self.directory, self.every, self.background, self.saved = directory, every, background, 0
-        self.keep_last, self.keep_best, self.best_metric, self.max_gb = keep_last, keep_best, best_metric, max_gb
+        self.directory = directory
+        self.every = every
+        self.background = background
+        self.saved = 0
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+        self.best_metric = best_metric
+        self.max_gb = max_gb
         self._standing, self._is_made = standing or Standing(), directory.exists()
         self._writer: tuple[threading.Thread, threading.Event] | None = None  # and whether it is done
         self._error: CheckpointError | DirectoryError | None = None  # of the writer
@@ -77,12 +85,14 @@ class Checkpoints:
 
     @property
     def oldest(self) -> int | None:
-        """The step of the oldest checkpoint on disk, None for none. May be read while one is written: at no moment is it newer than what is kept."""
+        """The step of the oldest checkpoint on disk, None for none. May be read while one is written: at no
+        moment is it newer than what is kept."""
         return min(self.steps, default=None)
 
     @property
     def next_loaded(self) -> int | None:
-        """The step of the checkpoint that `load` tries first, None for none: of the one that the pointer names. Whether it verifies is not known."""
+        """The step of the checkpoint that `load` tries first, None for none: of the one that the pointer
+        names. Whether it verifies is not known."""
         names, _ = pointed(self.directory)
         return place_of(names[-1])[0] if names else None
 
@@ -111,7 +121,8 @@ class Checkpoints:
         Args:
             tensors: by name, on any device, contiguous or not, also several of one storage.
             state: plain JSON data.
-            metrics: of the row that the checkpoint stands behind, if it is closed; what `best_metric` is looked up in.
+            metrics: of the row that the checkpoint stands behind, if it is closed; what `best_metric` is
+            looked up in.
             keep: the step of an older one that stays, however many come after it.
             is_last: the tensors change only after a `wait`, so that they need no copy.
 
@@ -123,7 +134,9 @@ class Checkpoints:
         text = json.dumps(content, indent=1, sort_keys=True).encode()
         own = _with_own_storage(tensors, copy=self.background and not is_last)
         done = threading.Event()
-        writer = threading.Thread(target=self._write, args=(step, own, text, keep, done), name="checkpoint writer")
+        writer = threading.Thread(
+            target=self._write, args=(step, own, text, keep, done), name="checkpoint writer"
+        )
         writer.start()
         self._writer = writer, done
         self.saved = step
@@ -161,14 +174,17 @@ class Checkpoints:
         """
         for name in self._names():
             try:
-                schema = parse_json((self.directory / name / "state.json").read_text(encoding="utf-8"))["schema"]
+                schema = parse_json((self.directory / name / "state.json").read_text(encoding="utf-8"))[
+                    "schema"
+                ]
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # damaged: `load` says so
             if schema != SCHEMA_VERSION:
                 raise CheckpointError(_OTHER.format(self.directory / name))
 
     def load(self) -> Loaded | None:
-        """The newest checkpoint that verifies, up to the one that the pointer names; None for a run without any.
+        """The newest checkpoint that verifies, up to the one that the pointer names; None for a run without
+        any.
 
         Raises:
             CheckpointError: there are checkpoints, and none can be used.
@@ -179,7 +195,8 @@ class Checkpoints:
             return None
         loaded = self._newest(
             names,
-            "put one back, or begin anew in another run_dir; a run with tracking.keep_trajectories is replayed from its ledger once the folder "
+            "put one back, or begin anew in another run_dir; a run with tracking.keep_trajectories is "
+            "replayed from its ledger once the folder "
             "`checkpoints` is removed",
         )
         self.saved = loaded[0]
@@ -193,7 +210,10 @@ class Checkpoints:
         """
         self.wait()
         names = [name for name in self._names() if place_of(name)[0] <= step]
-        hint = "no earlier one is there to go back to; put one back, or let the alarm warn instead (`action: warn`)"
+        hint = (
+            "no earlier one is there to go back to; put one back, or let the alarm warn instead (`action: "
+            "warn`)"
+        )
         if not any(place_of(name)[0] == step for name in names):
             missing = f"{self.directory}: has none of step {step}"
             if not names:
@@ -232,10 +252,14 @@ class Checkpoints:
 
     @property
     def _listed(self) -> str:
-        return f"there are checkpoints of the steps {', '.join(map(str, self.steps)) or 'none'} (checkpoint.keep_last says how many a run keeps)"
+        return (
+            f"there are checkpoints of the steps {', '.join(map(str, self.steps)) or 'none'} "
+            "(checkpoint.keep_last says how many a run keeps)"
+        )
 
     def row(self, step: int) -> dict[str, float]:
-        """The metrics of the row that a step's checkpoint stands behind; none of one that is still to be closed."""
+        """The metrics of the row that a step's checkpoint stands behind; none of one that is still to be
+        closed."""
         return _row(self.directory / [name for name in self._names() if place_of(name)[0] == step][-1])
 
     def best(self) -> int:
@@ -247,7 +271,8 @@ class Checkpoints:
         ranked = self._ranked(self._names())
         if not ranked:
             raise CheckpointError(
-                f"{self.directory}: no checkpoint has a value of {self.best_metric}; give a step ({', '.join(map(str, self.steps)) or 'none'})"
+                f"{self.directory}: no checkpoint has a value of {self.best_metric}; give a step "
+                f"({', '.join(map(str, self.steps)) or 'none'})"
             )
         return place_of(ranked[-1])[0]
 
@@ -266,7 +291,14 @@ class Checkpoints:
                 warn(f"{problems[-1]}; trying the checkpoint before it")
         raise CheckpointError(f"{'; '.join(problems)}; {hint}")
 
-    def _write(self, step: int, tensors: Mapping[str, torch.Tensor], text: bytes, keep: int | None, done: threading.Event) -> None:
+    def _write(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        text: bytes,
+        keep: int | None,
+        done: threading.Event,
+    ) -> None:
         """What the thread does."""
         new = self.directory / f".new-step_{step:08d}"
         try:
@@ -277,14 +309,18 @@ class Checkpoints:
             (new / "state.json").write_bytes(text)
             for name in _FILES:
                 sync_to_disk(new / name)
-            manifest = {name: {"sha256": _sha256(new / name), "bytes": (new / name).stat().st_size} for name in _FILES}
+            manifest = {
+                name: {"sha256": _sha256(new / name), "bytes": (new / name).stat().st_size} for name in _FILES
+            }
             (new / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
             sync_to_disk(new / "manifest.json")
             sync_to_disk(new)
             self._standing.refuse_lost(DirectoryError)
             self._prune(self._publish(new, step), keep)
         except Exception as error:  # whatever it is, the caller learns of it
-            self._error = self._failure(error, step, len(text) + sum(tensor.nbytes for tensor in tensors.values()))
+            self._error = self._failure(
+                error, step, len(text) + sum(tensor.nbytes for tensor in tensors.values())
+            )
             if new.exists():
                 shutil.rmtree(new, ignore_errors=True)
         finally:
@@ -299,8 +335,10 @@ class Checkpoints:
         if isinstance(error, CheckpointError | DirectoryError):
             return error
         failure = CheckpointError(
-            f"{self.directory}: the checkpoint of step {step} could not be written ({type(error).__name__}: {error}); it needs {needed:,} bytes, "
-            f"and {bytes_free(self.directory):,} bytes are free there. The checkpoints before it are whole: make room, or mend what is wrong, "
+            f"{self.directory}: the checkpoint of step {step} could not be written "
+            f"({type(error).__name__}: {error}); it needs {needed:,} bytes, "
+            f"and {bytes_free(self.directory):,} bytes are free there. The checkpoints before it are "
+            "whole: make room, or mend what is wrong, "
             "and the same command goes on"
         )
         failure.__cause__ = error
@@ -315,7 +353,8 @@ class Checkpoints:
         self._standing.refuse_lost(DirectoryError)
         if self._is_made and not self.directory.exists():
             raise DirectoryError(
-                f"{self.directory}: was moved or removed while a run worked with it, and no checkpoint is written; put it back, and the same command "
+                f"{self.directory}: was moved or removed while a run worked with it, and no checkpoint is "
+                "written; put it back, and the same command "
                 "goes on from the last one in it"
             )
         if not self._is_made:
@@ -336,7 +375,10 @@ class Checkpoints:
 
     def _prune(self, newest: Path, keep: int | None) -> None:
         if (problem := verify(newest)) is not None:
-            raise CheckpointError(f"{newest}: does not verify right after it was written ({problem}); older checkpoints are kept. Check the disk")
+            raise CheckpointError(
+                f"{newest}: does not verify right after it was written ({problem}); older checkpoints are "
+                "kept. Check the disk"
+            )
         kept = self._kept(newest.name, keep)
         for name in [*self._names(), *(folder.name for folder in self.directory.glob(".new-step_*"))]:
             if name not in kept:
@@ -344,24 +386,35 @@ class Checkpoints:
 
     def _kept(self, newest: str, keep: int | None) -> set[str]:
         """Which stay beside the newest: none of a later step, one a step; `keep` whatever it takes."""
-        behind = list({place_of(name)[0]: name for name in self._names() if place_of(name) <= place_of(newest)}.values())
+        behind = list(
+            {place_of(name)[0]: name for name in self._names() if place_of(name) <= place_of(newest)}.values()
+        )
         best = self._ranked(behind)[-self.keep_best :] if self.keep_best else []
         needed = {newest, *(name for name in behind if place_of(name)[0] == keep)}
         chosen = {*behind[-self.keep_last :], *best, *needed}
-        sizes = {name: sum(file.stat().st_size for file in (self.directory / name).iterdir()) for name in behind if name in chosen}
+        sizes = {
+            name: sum(file.stat().st_size for file in (self.directory / name).iterdir())
+            for name in behind
+            if name in chosen
+        }
         most = math.inf if self.max_gb is None else self.max_gb * _GB
         while sum(sizes.values()) > most and len(sizes) > len(needed):
             del sizes[next(name for name in sizes if name not in needed)]
         if (taken := sum(sizes.values())) > most:
             warn(
-                f"{self.directory}: the checkpoints that are needed take {taken / _GB:.3g} GB, more than checkpoint.max_gb {self.max_gb:g}; no "
+                f"{self.directory}: the checkpoints that are needed take {taken / _GB:.3g} GB, more than "
+                f"checkpoint.max_gb {self.max_gb:g}; no "
                 "others are kept"
             )
         return set(sizes)
 
     def _ranked(self, names: list[str]) -> list[str]:
         """Those that have a value of the metric, the best last."""
-        values = {name: value for name in names if (value := _metric(self.directory / name, self.best_metric)) is not None}
+        values = {
+            name: value
+            for name in names
+            if (value := _metric(self.directory / name, self.best_metric)) is not None
+        }
         return sorted(values, key=lambda name: (values[name], place_of(name)))
 
     def _names(self) -> list[str]:
@@ -428,7 +481,8 @@ def _metric(folder: Path, name: str) -> float | None:
 
 
 def _with_own_storage(tensors: Mapping[str, torch.Tensor], *, copy: bool) -> dict[str, torch.Tensor]:
-    """Contiguous tensors on the CPU of which no two share storage, as safetensors wants them; copies of all, or of those that have to be."""
+    """Contiguous tensors on the CPU of which no two share storage, as safetensors wants them; copies of all,
+    or of those that have to be."""
     seen: set[int] = set()
     own = {}
     for name, tensor in tensors.items():

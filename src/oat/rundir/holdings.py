@@ -1,12 +1,15 @@
-"""What a run's ledger must at least hold, so that nothing goes on beside a missing, older or half one and pays again for what was learned from.
+"""What a run's ledger must at least hold, so that nothing goes on beside a missing, older or half one and
+pays again for what was learned from.
 
-A checkpoint says of each purpose how many takes there were, what all answers had cost at the last of them, and a checksum of what that one took. All
-of it follows from takes recorded before its step, and nothing from what came since: equal runs say the same, and a ledger that is ahead (after a
-kill, of a run that was turned back, of a fork's origin) has it. A row of `metrics.jsonl` says that the take before it was made, so that what is lost
-behind the newest checkpoint is seen too.
+A checkpoint says of each purpose how many takes there were, what all answers had cost at the last of them,
+and a checksum of what that one took. All of it follows from takes recorded before its step, and nothing from
+what came since: equal runs say the same, and a ledger that is ahead (after a kill, of a run that was turned
+back, of a fork's origin) has it. A row of `metrics.jsonl` says that the take before it was made, so that what
+is lost behind the newest checkpoint is seen too.
 
-Covered: a ledger that is gone, that lacks its end (an older copy, a lost or cut `-wal`), or that is another run's. Not covered: rows that were
-changed within, which `accounts.contradictions` looks for; answers that no step had taken.
+Covered: a ledger that is gone, that lacks its end (an older copy, a lost or cut `-wal`), or that is another
+run's. Not covered: rows that were changed within, which `accounts.contradictions` looks for; answers that no
+step had taken.
 """
 
 import hashlib
@@ -47,7 +50,10 @@ class Holdings:
             LedgerError: the ledger is no longer the file that was opened.
         """
         self.store.standing.refuse_lost(LedgerError)
-        sql = "SELECT purpose, COUNT(*), MAX(step) FROM takes WHERE step < ? OR (step = ? AND purpose != 'train' AND ?) GROUP BY purpose"
+        sql = (
+            "SELECT purpose, COUNT(*), MAX(step) FROM takes WHERE step < ? OR (step = ? AND purpose != "
+            "'train' AND ?) GROUP BY purpose"
+        )
         db, held = self.store.db, {}
         for purpose, count, last in db.execute(sql, (step, step, evaluated)).fetchall():
             take = _take(db, _NUMBERS, purpose, last)
@@ -77,22 +83,26 @@ def refuse_lost(run_dir: Path, step: int | None = None) -> None:
     """Whether a run's ledger can be gone on with; nothing of it is changed.
 
     Args:
-        step: of the checkpoint that is gone on with; None: the newest, up to the one that the pointer names, and the rows behind it count too.
+        step: of the checkpoint that is gone on with; None: the newest, up to the one that the pointer names,
+        and the rows behind it count too.
 
     Raises:
         LedgerError: it lacks what they say, or cannot be read.
     """
     if found := lacking(run_dir, step):
         raise LedgerError(
-            f"{run_dir / 'ledger.sqlite'}: {found[0]}. What is lost would be asked and paid again: put back the ledger that the run wrote, "
-            "with the files -wal and -shm beside it; or turn the run back to a checkpoint that this ledger reaches (checkpoints/latest), and take "
+            f"{run_dir / 'ledger.sqlite'}: {found[0]}. What is lost would be asked and paid again: put "
+            "back the ledger that the run wrote, "
+            "with the files -wal and -shm beside it; or turn the run back to a checkpoint that this "
+            "ledger reaches (checkpoints/latest), and take "
             "the rows behind that out of metrics.jsonl; or begin anew in another run_dir"
         )
 
 
 def lacking(run_dir: Path, step: int | None = None) -> list[str]:
     """What a run's ledger lacks, in sentences."""
-    claims = [*_of_checkpoint(run_dir, step), *(_of_last_row(run_dir) if step is None else ())]  # first, since a run may be working on all of it
+    # first, since a run may be working on all of it
+    claims = [*_of_checkpoint(run_dir, step), *(_of_last_row(run_dir) if step is None else ())]
     path = run_dir / "ledger.sqlite"
     if claims and not path.exists():
         return [f"it is missing, and {claims[0].said}"]
@@ -106,7 +116,9 @@ def lacking(run_dir: Path, step: int | None = None) -> list[str]:
 
 
 def _lack(db: sqlite3.Connection, claim: _Claim) -> str | None:
-    purpose, held, last = claim.purpose, claim.held, claim.held["last"]
+    purpose = claim.purpose
+    held = claim.held
+    last = claim.held["last"]
     takes = "SELECT COUNT(*) FILTER (WHERE step <= ?), MAX(step) FROM takes WHERE purpose = ?"
     is_blank = db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
     count, newest = (0, None) if is_blank else db.execute(takes, (last, purpose)).fetchone()
@@ -120,7 +132,9 @@ def _lack(db: sqlite3.Connection, claim: _Claim) -> str | None:
         return f"{claim.said}, and the ledger lacks some that were taken by then"
     for name in names:
         if take[name] < held[name] - 1e-9 * abs(held[name]):  # beyond what the order of a sum can change
-            return f"{claim.said} and {held[name]:,g} {name} were spent, and the ledger counts {take[name]:,g}"
+            return (
+                f"{claim.said} and {held[name]:,g} {name} were spent, and the ledger counts {take[name]:,g}"
+            )
     if "sha256" in held and _sum(db, purpose, last) != held["sha256"]:
         return f"{claim.said}, and those in the ledger are others; it is another run's"
     return None
@@ -132,7 +146,9 @@ def _taker(purpose: str, step: int) -> str:
 
 def _take(db: sqlite3.Connection, names: Sequence[str], purpose: str, step: int) -> dict[str, Any] | None:
     """What all answers had taken when a step took its own, by these names; None where it has not."""
-    row = db.execute(f"SELECT {', '.join(['step', *names])} FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)).fetchone()
+    row = db.execute(
+        f"SELECT {', '.join(['step', *names])} FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)
+    ).fetchone()
     return dict(zip(names, row[1:], strict=True)) if row else None
 
 
@@ -154,10 +170,14 @@ def _of_checkpoint(run_dir: Path, step: int | None) -> Iterator[_Claim]:
     name, state = found
     by, number = f"the checkpoint {name}", place_of(name)[0]
     if HELD in state:
-        yield from (_Claim(by, purpose, held) for purpose, held in sorted(state[HELD].items(), key=lambda item: item[0] != "train"))
+        yield from (
+            _Claim(by, purpose, held)
+            for purpose, held in sorted(state[HELD].items(), key=lambda item: item[0] != "train")
+        )
     elif number > 0:
         warn(
-            f"{run_dir / 'checkpoints' / name}: an earlier version of oat wrote it, without what its ledger must hold; only the queries of its row "
+            f"{run_dir / 'checkpoints' / name}: an earlier version of oat wrote it, without what its "
+            "ledger must hold; only the queries of its row "
             "are held against the ledger"
         )
         yield from _of_row(by, number, {**state.get("metrics", {}), **state.get("row", {})})  # `loop.ROW`
@@ -186,6 +206,10 @@ def _of_row(by: str, step: int, row: Mapping[str, Any]) -> Iterator[_Claim]:
     """What a row of metrics says: the take of the step before it, and that of an evaluation with a result."""
     queries = row.get("oracle/queries")
     if step > 0:
-        yield _Claim(by, "train", {"last": step - 1, **({"queries": queries} if isinstance(queries, int | float) else {})})
+        yield _Claim(
+            by,
+            "train",
+            {"last": step - 1, **({"queries": queries} if isinstance(queries, int | float) else {})},
+        )
     if "eval/sampled" in row or "eval/greedy" in row:
         yield _Claim(by, "eval", {"last": step})

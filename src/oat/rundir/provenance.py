@@ -1,6 +1,8 @@
-"""With what the rows of a run were made: `RUN/environment.json`, a list with an entry for each process that made some.
+"""With what the rows of a run were made: `RUN/environment.json`, a list with an entry for each process that
+made some.
 
-No variables of the environment, no names of users or machines; and of a command line no values of flags that are called like secrets.
+No variables of the environment, no names of users or machines; and of a command line no values of flags that
+are called like secrets.
 """
 
 import datetime
@@ -21,10 +23,20 @@ from oat.errors import ConfigError, DirectoryError, printable
 from oat.files import Standing, parse_json, start, write_atomically
 
 LIBRARIES = (
-    *("oat-align", "torch", "transformers", "tokenizers", "safetensors", "numpy", "msgspec", "huggingface-hub"),
+    *(
+        "oat-align",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "numpy",
+        "msgspec",
+        "huggingface-hub",
+    ),
     *("peft", "datasets", "pyarrow", "vaderSentiment", "tensorboard", "wandb", "mlflow-skinny"),
 )
-"""Whose versions are told, where they are installed: those that can touch what a run computes, reads or writes."""
+"""Whose versions are told, where they are installed: those that can touch what a run computes, reads or
+writes."""
 
 _SECRET = re.compile(r"(--)?(.*[._])?(api_key|token|secret|password)")
 _SECRET_WITHIN = re.compile(r"""((?:api_key|token|secret|password)['"]?\s*:\s*)[^,}\s]+""")
@@ -32,7 +44,8 @@ _PATIENCE_S = 5.0
 
 
 def environment_of(seed: int) -> dict[str, Any]:
-    """What this process is: when, by which command and seed, versions, machine, and the git state of the working directory."""
+    """What this process is: when, by which command and seed, versions, machine, and the git state of the
+    working directory."""
     return {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command_line(sys.argv),
@@ -57,9 +70,14 @@ def entries(file: Path) -> list[dict[str, Any]]:
     try:
         found = parse_json(file.read_text(encoding="utf-8")) if file.exists() else []
     except ValueError as error:
-        raise ConfigError(f"{file}: this is not JSON ({error}); move it away, and run the same command again") from None
+        raise ConfigError(
+            f"{file}: this is not JSON ({error}); move it away, and run the same command again"
+        ) from None
     if not isinstance(found, list):
-        raise ConfigError(f"{file}: expected a list of entries, got {type(found).__name__}; move it away, and run the same command again")
+        raise ConfigError(
+            f"{file}: expected a list of entries, got {type(found).__name__}; move it away, and run the "
+            "same command again"
+        )
     return found
 
 
@@ -81,8 +99,8 @@ def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[
 
 
 class Told:
-    """Tells of one process, with its first row, so that one that has nothing to add changes no file. What its rows are made from
-    (`build/fingerprints.py`) stands there where it is not what the entries before have.
+    """Tells of one process, with its first row, so that one that has nothing to add changes no file. What its
+    rows are made from (`build/fingerprints.py`) stands there where it is not what the entries before have.
 
     Args:
         environment: what the process is.
@@ -93,8 +111,17 @@ class Told:
         untold: the first row of this process, as long as nothing tells of it.
     """
 
-    def __init__(self, file: Path, environment: Callable[[], Mapping[str, Any]], inputs: Mapping[str, Any], modules: Callable[[], Mapping[str, str]]):
-        self.file, self.environment, self.inputs, self.modules = file, environment, inputs, modules
+    def __init__(
+        self,
+        file: Path,
+        environment: Callable[[], Mapping[str, Any]],
+        inputs: Mapping[str, Any],
+        modules: Callable[[], Mapping[str, str]],
+    ):
+        self.file = file
+        self.environment = environment
+        self.inputs = inputs
+        self.modules = modules
         self.untold: int | None = None
         self.said: dict[str, str] | None = None
         self.written = Standing()
@@ -141,14 +168,21 @@ def _write(file: Path, entries: Sequence[Any]) -> None:
 
 
 def command_line(argv: Sequence[str]) -> list[str]:
-    """A command line as typed, but for the folder of the program, and for the values of flags that are called like secrets."""
+    """A command line as typed, but for the folder of the program, and for the values of flags that are called
+    like secrets."""
     name = Path(argv[0]).name if argv else ""
     told = ["oat" if name == "__main__.py" else name]
     hides = False
     for word in argv[1:]:
         flag, equals, _ = word.partition("=")
         plain = _SECRET_WITHIN.sub(r"\1***", word)
-        told.append("***" if hides and not word.startswith("--") else f"{flag}=***" if equals and _is_flag(flag) else plain)
+        told.append(
+            "***"
+            if hides and not word.startswith("--")
+            else f"{flag}=***"
+            if equals and _is_flag(flag)
+            else plain
+        )
         hides = not equals and _is_flag(flag)
     return told
 
@@ -174,7 +208,8 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """The commit of the working directory, and whether files that git knows differ from it; None where there is no git or no commit.
+    """The commit of the working directory, and whether files that git knows differ from it; None where there
+    is no git or no commit.
 
     Of `dirty` None means that git did not say so in time.
     """

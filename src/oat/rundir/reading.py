@@ -3,9 +3,9 @@
     run = oat.load_run("runs/mine")
     run.metrics["eval/sampled"]
 
-A table is a pandas data frame where pandas is installed (`oat-align[data]` brings it), and otherwise a dict of lists, one a column: `table["step"]`
-is a column of either. What a row does not have is NaN in the one and None in the other. Columns that every row has are
-there without rows too.
+A table is a pandas data frame where pandas is installed (`oat-align[data]` brings it), and otherwise a dict
+of lists, one a column: `table["step"]` is a column of either. What a row does not have is NaN in the one and
+None in the other. Columns that every row has are there without rows too.
 """
 
 import importlib
@@ -33,10 +33,35 @@ _QUESTIONS = """SELECT q.purpose, q.step, q.round, q.occurrence, q.number, q.kin
     ORDER BY q.id"""
 
 _METRICS = ("step",)
-_SAMPLES = ("step", "row", "prompt", "responses", "finish", "reference", "columns", "asked", "oracle", "values", "marks", "label")
+_SAMPLES = (
+    "step",
+    "row",
+    "prompt",
+    "responses",
+    "finish",
+    "reference",
+    "columns",
+    "asked",
+    "oracle",
+    "values",
+    "marks",
+    "label",
+)
 _EVALUATED = ("output", "reference", "generator", "mode", "sample", "value", "mark")
 _ASKED = (
-    *("purpose", "step", "round", "occurrence", "number", "kind", "oracle", "prompt", "reference", "columns", "candidates"),
+    *(
+        "purpose",
+        "step",
+        "round",
+        "occurrence",
+        "number",
+        "kind",
+        "oracle",
+        "prompt",
+        "reference",
+        "columns",
+        "candidates",
+    ),
     *("values", "marks", "label", "by", "queries", "tokens", "cost", "seconds", "learned", "again"),
 )
 """Columns that a table has without a row too; of evaluations, behind `step` and the prompt's two."""
@@ -52,7 +77,8 @@ _Spans = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run directory. Every attribute but `path` reads its files anew, so a run that goes on shows what it has by then.
+    """A run directory. Every attribute but `path` reads its files anew, so a run that goes on shows what it
+    has by then.
 
     Attributes:
         path: the run directory, absolute: whatever the working directory becomes, it stays this one.
@@ -67,14 +93,16 @@ class LoadedRun:
 
     @property
     def environment(self) -> list[dict[str, Any]]:
-        """With what its rows were made: one entry for each process that worked on it, the first one first (docs/watching.md)."""
+        """With what its rows were made: one entry for each process that worked on it, the first one first
+        (docs/watching.md)."""
         from oat.rundir.provenance import entries
 
         return entries(self.path / "environment.json")
 
     @property
     def metrics(self) -> Table:
-        """One row a step, from row 0, the start; the columns are `step` and the names of docs/metrics.md. Damage is warned of (`read_metrics`)."""
+        """One row a step, from row 0, the start; the columns are `step` and the names of docs/metrics.md.
+        Damage is warned of (`read_metrics`)."""
         return table(read_metrics(self.path / "metrics.jsonl"), _METRICS)
 
     @property
@@ -86,7 +114,9 @@ class LoadedRun:
     def evaluations(self) -> Table:
         """One row for each response of each evaluation: `step`, and the fields of docs/evaluation.md."""
         files = sorted((self.path / "evaluations").glob("step_*.jsonl"))
-        rows = ({"step": int(file.stem.removeprefix("step_")), **row} for file in files for row in read_rows(file))
+        rows = (
+            {"step": int(file.stem.removeprefix("step_")), **row} for file in files for row in read_rows(file)
+        )
         prompt = self.config.prompts.prompt_key
         return table(rows, ("step", prompt, f"format_{prompt}", *_EVALUATED))
 
@@ -98,12 +128,15 @@ class LoadedRun:
             purpose, step, round, occurrence, number: its address; purposes are `train`, `eval` and `gold`.
             kind, oracle: `score` or `compare`, and whom it was addressed to.
             prompt, reference, columns, candidates: what it was about; the prompt as a list of messages.
-            values, marks, label, by, queries, tokens, cost, seconds: its answer; none of them while there is none.
-            learned: the step that learned from it, or the evaluation that read it; none where that has not happened, or it came too late.
+            values, marks, label, by, queries, tokens, cost, seconds: its answer; none of them while there is
+            none.
+            learned: the step that learned from it, or the evaluation that read it; none where that has not
+            happened, or it came too late.
             again: how often it was asked once more after a kill.
 
         Raises:
-            LedgerError: the ledger cannot be opened, or lacks what the run's checkpoints and rows say that it holds.
+            LedgerError: the ledger cannot be opened, or lacks what the run's checkpoints and rows say that it
+            holds.
         """
         from oat.ledger.store import Store
         from oat.rundir.holdings import refuse_lost
@@ -125,7 +158,9 @@ def load_run(path: str | Path) -> LoadedRun:
         ConfigError: the directory holds no run.
     """
     if not (Path(path) / "config.yaml").exists():
-        raise ConfigError(f"{path}: holds no run (config.yaml is missing); give the directory that `oat train` named")
+        raise ConfigError(
+            f"{path}: holds no run (config.yaml is missing); give the directory that `oat train` named"
+        )
     return LoadedRun(seen(path))
 
 
@@ -146,7 +181,8 @@ def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file, none if there is no file; a last line that is still being written is left out.
+    """The objects of a JSONL file, none if there is no file; a last line that is still being written is left
+    out.
 
     Raises:
         DataError: another line is no JSON object.
@@ -154,19 +190,27 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     rows = []
-    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):  # what stands behind the last line end is not whole yet
+    # what stands behind the last line end is not whole yet
+    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
         try:
             row = parse_json(line)
         except ValueError as error:
-            raise DataError(f"{file}:{number}: this is not JSON ({error}); take the line out, or `oat train` the run again") from None
+            raise DataError(
+                f"{file}:{number}: this is not JSON ({error}); take the line out, or `oat train` the run "
+                "again"
+            ) from None
         if not isinstance(row, dict):
-            raise DataError(f"{file}:{number}: expected an object, got {line[:40]!r}; take the line out, or `oat train` the run again")
+            raise DataError(
+                f"{file}:{number}: expected an object, got {line[:40]!r}; take the line out, or `oat "
+                "train` the run again"
+            )
         rows.append(row)
     return rows
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The sound rows of a `metrics.jsonl`, none if there is no file. What else stands there, and what is missing, is warned of with its numbers."""
+    """The sound rows of a `metrics.jsonl`, none if there is no file. What else stands there, and what is
+    missing, is warned of with its numbers."""
     rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
     if damage:
         warn(f"{file}: {damage}; the others are read")
@@ -174,13 +218,14 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
 
 
 def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes, dict[str, Any]]], str]:
-    """The rows of a `metrics.jsonl`, each with its line, and what is wrong with the file; a last line that is still being written is left out.
+    """The rows of a `metrics.jsonl`, each with its line, and what is wrong with the file; a last line that is
+    still being written is left out.
 
     Args:
         end: so many rows have to be there, of which those are given; None: as many as the last one says.
     Returns:
-        Rows in the order of the file; a sentence about lines that are no rows, steps without a row or with two, and rows that are not in the order
-        of their steps; empty if nothing is wrong.
+        Rows in the order of the file; a sentence about lines that are no rows, steps without a row or with
+        two, and rows that are not in the order of their steps; empty if nothing is wrong.
     """
     rows, unreadable = [], []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
@@ -192,12 +237,17 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
     counts = Counter(row["step"] for *_, row in rows)
     missing = _without(counts, max(counts, default=-1) + 1 if end is None else end)
     if end is not None and not missing:
-        unreadable = [number for number in unreadable if number < max((place for place, *_ in rows), default=0)]  # others may be of later steps
+        # others may be of later steps
+        unreadable = [
+            number for number in unreadable if number < max((place for place, *_ in rows), default=0)
+        ]
     twice = [step for step, count in counts.items() if count > 1]
     found = [f"{_said('line', _spans(unreadable))} cannot be read as metrics"] if unreadable else []
     found += [f"there is no row of {_said('step', missing)}"] if missing else []
     found += [f"there are several rows of {_said('step', _spans(twice))}"] if twice else []
-    found += ["the rows are not in the order of their steps"] if not twice and [*counts] != sorted(counts) else []
+    found += (
+        ["the rows are not in the order of their steps"] if not twice and [*counts] != sorted(counts) else []
+    )
     return [(line, row) for _, line, row in rows], ", and ".join(found)
 
 
@@ -209,7 +259,14 @@ def _metrics_row(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or not is_step(row.get("step")):
         return None
-    return row if all(isinstance(value, float) or (isinstance(value, int) and abs(value) < _BOUND) for value in row.values()) else None
+    return (
+        row
+        if all(
+            isinstance(value, float) or (isinstance(value, int) and abs(value) < _BOUND)
+            for value in row.values()
+        )
+        else None
+    )
 
 
 def is_step(value: Any) -> bool:
@@ -220,27 +277,61 @@ def is_step(value: Any) -> bool:
 def _spans(numbers: Iterable[int]) -> _Spans:
     ordered = sorted(numbers)
     gaps = [place for place in range(1, len(ordered)) if ordered[place] > ordered[place - 1] + 1]
-    return [(ordered[begin], ordered[end - 1]) for begin, end in pairwise([0, *gaps, len(ordered)])] if ordered else []
+    return (
+        [(ordered[begin], ordered[end - 1]) for begin, end in pairwise([0, *gaps, len(ordered)])]
+        if ordered
+        else []
+    )
 
 
 def _without(numbers: Iterable[int], end: int) -> _Spans:
     """The numbers from 0 to before `end` that are none of these, all of which lie there."""
-    return [(before + 1, after - 1) for before, after in pairwise([-1, *sorted(numbers), end]) if after > before + 1]
+    return [
+        (before + 1, after - 1)
+        for before, after in pairwise([-1, *sorted(numbers), end])
+        if after > before + 1
+    ]
 
 
 def _said(what: str, spans: _Spans) -> str:
     """For example "lines 3 to 5 and 9"."""
     count, rest = (sum(end - begin + 1 for begin, end in some) for some in (spans, spans[_NAMED:]))
-    said = [str(begin) if begin == end else f"{begin} to {end}" for begin, end in spans[:_NAMED]] + ([f"{rest} more"] if rest else [])
+    said = [str(begin) if begin == end else f"{begin} to {end}" for begin, end in spans[:_NAMED]] + (
+        [f"{rest} more"] if rest else []
+    )
     listed = f"{', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else said[0]
     return f"{what}{'s' if count > 1 else ''} {listed}"
 
 
 def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:
-    purpose, step, round, occurrence, number, kind, oracle, prompt, candidates, again, values, marks, *answer, learned, place = row
+    (
+        purpose,
+        step,
+        round,
+        occurrence,
+        number,
+        kind,
+        oracle,
+        prompt,
+        candidates,
+        again,
+        values,
+        marks,
+        *answer,
+        learned,
+        place,
+    ) = row
     content = json.loads(prompt)
     return {
-        **{"purpose": purpose, "step": step, "round": round, "occurrence": occurrence, "number": number, "kind": kind, "oracle": oracle},
+        **{
+            "purpose": purpose,
+            "step": step,
+            "round": round,
+            "occurrence": occurrence,
+            "number": number,
+            "kind": kind,
+            "oracle": oracle,
+        },
         "prompt": [Message(*message).plain for message in content["messages"]],
         "reference": content["reference"],
         "columns": content["columns"],

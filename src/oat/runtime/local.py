@@ -1,7 +1,7 @@
 """The local runtime: every box in this process.
 
-With `compute.serialise` each call into a box goes through the wire encoding and back, as it would on a cluster, so that a value that does not
-travel, or travels badly, is found on a laptop.
+With `compute.serialise` each call into a box goes through the wire encoding and back, as it would on a
+cluster, so that a value that does not travel, or travels badly, is found on a laptop.
 """
 
 from collections.abc import Callable, Iterator

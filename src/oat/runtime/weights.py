@@ -1,7 +1,7 @@
 """Weights from the learner to those who answer with them, with proof.
 
-After every load the holder reads back the tensors it works with; their checksums must be those of the learner's. One flipped bit in a holder's
-copy stops the run.
+After every load the holder reads back the tensors it works with; their checksums must be those of the
+learner's. One flipped bit in a holder's copy stops the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,8 @@ from oat.protocols import Learner
 from oat.types import Receipt
 
 MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "reference": "reference", "ensemble": "ensemble"}
-"""The learner's model whose weights a slot holds. `policy` is loaded for evaluation only, `reference` whenever that has moved."""
+"""The learner's model whose weights a slot holds. `policy` is loaded for evaluation only, `reference`
+whenever that has moved."""
 
 
 class Holder(Protocol):
@@ -30,11 +31,19 @@ class Weights:
     Args:
         holders: those who hold a slot, by slot; of the slot `reference` only where it follows the policy.
         sync_every: steps between two syncs.
-        dtypes: precision of the slots that are not kept in the learner's; weights are cast to it before they are sent.
+        dtypes: precision of the slots that are not kept in the learner's; weights are cast to it before they
+        are sent.
     """
 
-    def __init__(self, holders: Mapping[str, Sequence[Holder]], sync_every: int, dtypes: Mapping[str, torch.dtype] | None = None):
-        self.holders, self.sync_every, self.dtypes = dict(holders), sync_every, dict(dtypes or {})
+    def __init__(
+        self,
+        holders: Mapping[str, Sequence[Holder]],
+        sync_every: int,
+        dtypes: Mapping[str, torch.dtype] | None = None,
+    ):
+        self.holders = dict(holders)
+        self.sync_every = sync_every
+        self.dtypes = dict(dtypes or {})
         self.synced = [slot for slot in self.holders if slot not in ("policy", "reference")]
         self.sampler_version = self.reference_version = 0
         self.kept: dict[str, dict[str, torch.Tensor]] = {}
@@ -48,7 +57,9 @@ class Weights:
         for slot in self.synced:
             tensors = learner.tensors(MODEL_OF_SLOT[slot])
             if self.sync_every > 1:
-                self.kept[slot] = {name: tensors[name].clone() for name in learner.trainable(MODEL_OF_SLOT[slot])}
+                self.kept[slot] = {
+                    name: tensors[name].clone() for name in learner.trainable(MODEL_OF_SLOT[slot])
+                }
             self.push(slot, version, tensors)
 
     def follow(self, learner: Learner) -> None:
@@ -73,15 +84,21 @@ class Weights:
             WeightsError: a holder has other weights.
         """
         if slot in self.dtypes:
-            tensors = {name: tensor.to(self.dtypes[slot]) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+            tensors = {
+                name: tensor.to(self.dtypes[slot]) if tensor.is_floating_point() else tensor
+                for name, tensor in tensors.items()
+            }
         sent = {name: checksum(tensor) for name, tensor in tensors.items()}
         for number, holder in enumerate(self.holders[slot]):
             prove(holder.load(slot, version, tensors), Receipt(slot, version, sent), number)
 
     @property
     def state(self) -> dict[str, Any]:
-        """The slots' weights, where they may differ from the learner's, and their version; what is never trained is not kept."""
-        tensors = {f"{slot}/{name}": tensor for slot, kept in self.kept.items() for name, tensor in kept.items()}
+        """The slots' weights, where they may differ from the learner's, and their version; what is never
+        trained is not kept."""
+        tensors = {
+            f"{slot}/{name}": tensor for slot, kept in self.kept.items() for name, tensor in kept.items()
+        }
         return {"version": self.sampler_version, **tensors}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -103,6 +120,8 @@ def prove(held: Receipt, sent: Receipt, number: int) -> None:
     wrong = sorted(name for name in names if sent.checksums.get(name) != held.checksums.get(name))
     if wrong or (held.slot, held.version) != (sent.slot, sent.version):
         raise WeightsError(
-            f"holder {number}, slot {sent.slot}, version {sent.version}: after the load it holds version {held.version}, and {len(wrong)} tensors "
-            f"differ from those sent ({', '.join(wrong[:3])}); do not trust this run's newest samples, and check the machine's memory"
+            f"holder {number}, slot {sent.slot}, version {sent.version}: after the load it holds version "
+            f"{held.version}, and {len(wrong)} tensors "
+            f"differ from those sent ({', '.join(wrong[:3])}); do not trust this run's newest samples, "
+            "and check the machine's memory"
         )

@@ -25,20 +25,27 @@ _Told = tuple[Message | None, float]
 
 
 def check_environment(
-    environment: Any, prompts: Sequence[str | Mapping[str, Any]] = ("2+2=",), *, responses: Sequence[str] | None = None, turns: int = 100
+    environment: Any,
+    prompts: Sequence[str | Mapping[str, Any]] = ("2+2=",),
+    *,
+    responses: Sequence[str] | None = None,
+    turns: int = 100,
 ) -> None:
     """Play episodes with made-up responses, several times, and hold them against the protocol.
 
-    Found are: a state, a turn, a message or a reward of a wrong type, or a reward that is not finite; an episode that does not end; whatever is
-    raised about a response, since a bad one is worth little and is no error; changes in the prompt or the state that it was given (of a state of
-    plain data, arrays and tensors); and episodes that differ when they are played again with the same seed, or beside others: randomness that is not
-    the generator's, something that is kept outside the state. Not found is a call that does not come back.
+    Found are: a state, a turn, a message or a reward of a wrong type, or a reward that is not finite; an
+    episode that does not end; whatever is raised about a response, since a bad one is worth little and is no
+    error; changes in the prompt or the state that it was given (of a state of plain data, arrays and
+    tensors); and episodes that differ when they are played again with the same seed, or beside others:
+    randomness that is not the generator's, something that is kept outside the state. Not found is a call that
+    does not come back.
 
     Args:
         environment: a class as configurations name it, or that name.
-        prompts: texts, or records in a format that a run reads (docs/data.md), with the further columns that it reads.
-        responses: that the model gives in turn, over and over; each of them begins an episode about each prompt. By default some of made-up texts
-            (a number, none, long, in another script).
+        prompts: texts, or records in a format that a run reads (docs/data.md), with the further columns that
+        it reads.
+        responses: that the model gives in turn, over and over; each of them begins an episode about each
+            prompt. By default some of made-up texts (a number, none, long, in another script).
         turns: after which an episode counts as one that never ends.
 
     Raises:
@@ -50,12 +57,23 @@ def check_environment(
     found = load_symbol(environment) if isinstance(environment, str) else environment
     check = _Check(found, said, turns)
     check.require(prompts and said, "there is nothing to play; give at least one prompt and one response")
-    read = read_prompts(Source([{"prompt": record} if isinstance(record, str) else record for record in prompts]))
-    episodes = [_Episode(prompt, n * len(said) + first, first) for n, prompt in enumerate(read) for first in range(len(said))]
+    read = read_prompts(
+        Source([{"prompt": record} if isinstance(record, str) else record for record in prompts])
+    )
+    episodes = [
+        _Episode(prompt, n * len(said) + first, first)
+        for n, prompt in enumerate(read)
+        for first in range(len(said))
+    ]
     one = check.fresh()
     alone = check.alone(one, episodes)
     check.same("played again with the same seed", episodes, alone, check.alone(one, episodes))
-    check.same("played turn by turn beside others, by one that was made anew", episodes, alone, check.together(episodes))
+    check.same(
+        "played turn by turn beside others, by one that was made anew",
+        episodes,
+        alone,
+        check.together(episodes),
+    )
 
 
 @dataclass(frozen=True)
@@ -74,7 +92,9 @@ class _Episode:
 class _Check(Part):
     def __init__(self, cls: Any, responses: Sequence[str], turns: int):
         super().__init__(getattr(cls, "__qualname__", type(cls).__name__))
-        self.cls, self.responses, self.turns = cls, responses, turns
+        self.cls = cls
+        self.responses = responses
+        self.turns = turns
 
     def fresh(self) -> Environment:
         return make_environment(self.cls, self.name)
@@ -83,43 +103,94 @@ class _Check(Part):
         """The state before the first response."""
         before = wire.encode(episode.prompt)
         state = self.call("reset", environment.reset, episode.prompt, np.random.default_rng(episode.seed))
-        self.require(wire.encode(episode.prompt) == before, "reset changed its argument `prompt`; work on copies of its columns")
-        self.require(isinstance(state, Mapping), f"reset returned {str(state)[:60]}; return the state before the first response, a dict")
+        self.require(
+            wire.encode(episode.prompt) == before,
+            "reset changed its argument `prompt`; work on copies of its columns",
+        )
+        self.require(
+            isinstance(state, Mapping),
+            f"reset returned {str(state)[:60]}; return the state before the first response, a dict",
+        )
         return cast(Mapping[str, Any], state)
 
-    def played(self, environment: Environment, episode: _Episode, state: Mapping[str, Any]) -> Iterator[_Told]:
+    def played(
+        self, environment: Environment, episode: _Episode, state: Mapping[str, Any]
+    ) -> Iterator[_Told]:
         """What follows, turn by turn."""
         where, before = f"an episode of {_text(episode.prompt)!r}", wire.encode(episode.prompt)
         for number in range(self.turns):
             response = self.responses[(episode.first + number) % len(self.responses)]
-            turn = self.turn(environment, state, response, f"turn {number + 1} of {where}, after {_short(response)!r}")
-            self.require(wire.encode(episode.prompt) == before, "step changed the prompt of its episode; work on copies of its columns")
+            turn = self.turn(
+                environment, state, response, f"turn {number + 1} of {where}, after {_short(response)!r}"
+            )
+            self.require(
+                wire.encode(episode.prompt) == before,
+                "step changed the prompt of its episode; work on copies of its columns",
+            )
             yield turn.message, float(turn.reward)
             if turn.message is None:
                 return
             state = turn.state
-        self.require(False, f"{where} did not end within {self.turns} turns; end it at some turn with the message None, or check with more `turns`")
+        self.require(
+            False,
+            (
+                f"{where} did not end within {self.turns} turns; end it at some turn with the message None, "
+                "or check with more `turns`"
+            ),
+        )
 
     def turn(self, environment: Environment, state: Mapping[str, Any], response: str, where: str) -> Turn:
         before = _encoded(state)
         turn = self.call(f"step ({where})", environment.step, state, response)
-        self.require(_encoded(state) == before, "step changed its argument `state`; return another: {**state, ...}, with copies of its lists")
-        self.require(isinstance(turn, Turn), f"{where}: step returned {str(turn)[:60]}; return an oat.environments.base.Turn")
-        self.require(isinstance(turn.state, Mapping), f"{where}: the state is {str(turn.state)[:60]}; return a dict, also with the last turn")
+        self.require(
+            _encoded(state) == before,
+            "step changed its argument `state`; return another: {**state, ...}, with copies of its lists",
+        )
+        self.require(
+            isinstance(turn, Turn),
+            f"{where}: step returned {str(turn)[:60]}; return an oat.environments.base.Turn",
+        )
+        self.require(
+            isinstance(turn.state, Mapping),
+            f"{where}: the state is {str(turn.state)[:60]}; return a dict, also with the last turn",
+        )
         message = turn.message
-        is_message = isinstance(message, Message) and isinstance(message.content, str) and isinstance(message.role, str)
-        self.require(message is None or is_message, f"{where}: the message is {str(message)[:60]}; return an oat.types.Message, or None to end")
+        is_message = (
+            isinstance(message, Message)
+            and isinstance(message.content, str)
+            and isinstance(message.role, str)
+        )
+        self.require(
+            message is None or is_message,
+            f"{where}: the message is {str(message)[:60]}; return an oat.types.Message, or None to end",
+        )
         is_other = message is None or message.role != "assistant"
-        self.require(is_other, f"{where}: the message is the assistant's, which only the model writes; give it another role, as user")
-        self.require(_is_finite(turn.reward), f"{where}: the reward is {str(turn.reward)[:60]}; return a finite number")
+        self.require(
+            is_other,
+            (
+                f"{where}: the message is the assistant's, which only the model writes; give it another "
+                "role, "
+                "as user"
+            ),
+        )
+        self.require(
+            _is_finite(turn.reward), f"{where}: the reward is {str(turn.reward)[:60]}; return a finite number"
+        )
         if message is not None:
             self.told(message, where)
         return turn
 
     def told(self, message: Message, where: str) -> None:
-        """A message has a role that templates know, and text that can be tokenised and stored, as messages of data have."""
+        """A message has a role that templates know, and text that can be tokenised and stored, as messages of
+        data have."""
         is_role = message.role in ROLES
-        self.require(is_role, f"{where}: the message has the role {message.role[:40]!r}; {did_you_mean(message.role[:40], ROLES)}")
+        self.require(
+            is_role,
+            (
+                f"{where}: the message has the role {message.role[:40]!r}; "
+                f"{did_you_mean(message.role[:40], ROLES)}"
+            ),
+        )
         try:
             checked(message.plain, f"{self.name}: {where}: the message")
         except DataError as error:
@@ -127,13 +198,17 @@ class _Check(Part):
 
     def alone(self, environment: Environment, episodes: Sequence[_Episode]) -> list[list[_Told]]:
         """One episode after the other."""
-        return [list(self.played(environment, episode, self.begun(environment, episode))) for episode in episodes]
+        return [
+            list(self.played(environment, episode, self.begun(environment, episode))) for episode in episodes
+        ]
 
     def together(self, episodes: Sequence[_Episode]) -> list[list[_Told]]:
         """All episodes as a run plays them: all begin, then the next turn of each, then the one after."""
         environment = self.fresh()
         begun = [self.begun(environment, episode) for episode in episodes]
-        playing = [(self.played(environment, *each), list[_Told]()) for each in zip(episodes, begun, strict=True)]
+        playing = [
+            (self.played(environment, *each), list[_Told]()) for each in zip(episodes, begun, strict=True)
+        ]
         told = [so_far for _, so_far in playing]
         while playing:
             before = [len(so_far) for _, so_far in playing]
@@ -142,15 +217,33 @@ class _Check(Part):
             playing = [each for each, size in zip(playing, before, strict=True) if len(each[1]) > size]
         return told
 
-    def same(self, how: str, episodes: Sequence[_Episode], first: Sequence[Sequence[_Told]], other: Sequence[Sequence[_Told]]) -> None:
+    def same(
+        self,
+        how: str,
+        episodes: Sequence[_Episode],
+        first: Sequence[Sequence[_Told]],
+        other: Sequence[Sequence[_Told]],
+    ) -> None:
         for episode, one, two in zip(episodes, first, other, strict=True):
-            places = [place for place in range(max(len(one), len(two))) if one[place : place + 1] != two[place : place + 1]]
+            places = [
+                place
+                for place in range(max(len(one), len(two)))
+                if one[place : place + 1] != two[place : place + 1]
+            ]
             if places:
-                number, (a, b) = places[0] + 1, ([_shown(told) for told in each[places[0] : places[0] + 1]] or ["nothing"] for each in (one, two))
+                number, (a, b) = (
+                    places[0] + 1,
+                    (
+                        [_shown(told) for told in each[places[0] : places[0] + 1]] or ["nothing"]
+                        for each in (one, two)
+                    ),
+                )
                 self.require(
                     False,
-                    f"turn {number} of an episode of {_text(episode.prompt)!r} told {a[0]}, and {b[0]} when it was {how}; draw numbers in `reset` "
-                    "from `generator` only, and keep what is to be remembered in the state, not in the object",
+                    f"turn {number} of an episode of {_text(episode.prompt)!r} told {a[0]}, and {b[0]} "
+                    f"when it was {how}; draw numbers in `reset` "
+                    "from `generator` only, and keep what is to be remembered in the state, not in the "
+                    "object",
                 )
 
 

@@ -17,12 +17,16 @@ _MEMBERS, _FEATURES = 5, 8
 _STEPS = (0, 1_000)
 
 
-def check_explorer(explorer: Any, kind: Kind = "compare", *, plan: Plan | None = None, **options: Any) -> None:
-    """Let an explorer choose among made-up responses, several times, and hold its questions against the protocol.
+def check_explorer(
+    explorer: Any, kind: Kind = "compare", *, plan: Plan | None = None, **options: Any
+) -> None:
+    """Let an explorer choose among made-up responses, several times, and hold its questions against the
+    protocol.
 
-    Found are: a choice that differs for the same groups, scores and seed (randomness that is not the generator's, something kept between calls);
-    changes in what it was given; questions about other texts than those it picked, about no group or one group twice, of another kind, or about two
-    equal texts; and a plan that is none.
+    Found are: a choice that differs for the same groups, scores and seed (randomness that is not the
+    generator's, something kept between calls); changes in what it was given; questions about other texts than
+    those it picked, about no group or one group twice, of another kind, or about two equal texts; and a plan
+    that is none.
 
     Args:
         explorer: a class as configurations name it, or that name.
@@ -45,14 +49,20 @@ def check_explorer(explorer: Any, kind: Kind = "compare", *, plan: Plan | None =
 class _Check(Part):
     def __init__(self, cls: Any, kind: Kind, options: Mapping[str, Any]):
         super().__init__(cls.__qualname__)
-        self.cls, self.kind, self.options = cls, kind, options
+        self.cls = cls
+        self.kind = kind
+        self.options = options
 
     def fresh(self) -> Explorer:
         """As a run makes it."""
         settings = getattr(self.cls, "Config", None)
         takes = settings is not None or not self.options
-        self.require(takes, f"takes no options, and {', '.join(self.options)} were given; add a dataclass `Config`")
-        made: Explorer = self.call("__init__", lambda: self.cls(self.kind, *([settings(**self.options)] if settings else [])))
+        self.require(
+            takes, f"takes no options, and {', '.join(self.options)} were given; add a dataclass `Config`"
+        )
+        made: Explorer = self.call(
+            "__init__", lambda: self.cls(self.kind, *([settings(**self.options)] if settings else []))
+        )
         return made
 
     def members(self) -> None:
@@ -66,30 +76,46 @@ class _Check(Part):
         """The plan that it makes of one; twice the same, and one that can be asked."""
         before = wire.encode(plan)
         one, two = (self.call("widen", self.fresh().widen, plan) for _ in range(2))
-        self.require(wire.encode(plan) == before, "widen changed the plan that it was given; return another: dataclasses.replace(plan, ...)")
+        self.require(
+            wire.encode(plan) == before,
+            "widen changed the plan that it was given; return another: dataclasses.replace(plan, ...)",
+        )
         is_same = isinstance(one, Plan) and one == two
-        self.require(is_same, f"widen returned {one} and then {two} for one plan; return a Plan, a function of the argument")
+        self.require(
+            is_same,
+            f"widen returned {one} and then {two} for one plan; return a Plan, a function of the argument",
+        )
         self.none(plan_faults(one), "widen ")
         return one
 
     def choice(self, plan: Plan, step: int) -> None:
         """The questions about one round, once and again."""
         generator = np.random.default_rng(step)
-        groups = [make_group(n, plan.samples, generator, text="same" if n == 0 else None) for n in range(plan.prompts)]
+        groups = [
+            make_group(n, plan.samples, generator, text="same" if n == 0 else None)
+            for n in range(plan.prompts)
+        ]
         keys = [Key("train", step, 0, group.prompt.occurrence) for group in groups]
         explorer = self.fresh()
         scores = _scores(groups, explorer.needs, generator)
-        before = {name: wire.encode(value) for name, value in (("groups", groups), ("keys", keys), ("scores", scores))}
+        before = {
+            name: wire.encode(value)
+            for name, value in (("groups", groups), ("keys", keys), ("scores", scores))
+        }
         chosen = []
         for each in (explorer, explorer, self.fresh()):
             chosen.append(self.call("choose", each.choose, groups, keys, scores, np.random.default_rng(7)))
             for name, value in (("groups", groups), ("keys", keys), ("scores", scores)):
-                self.require(wire.encode(value) == before[name], f"choose changed the {name} that it was given; work on copies")
+                self.require(
+                    wire.encode(value) == before[name],
+                    f"choose changed the {name} that it was given; work on copies",
+                )
         self.questions(chosen[0], dict(zip(keys, groups, strict=True)), explorer)
         for other, how in ((chosen[1], "asked once more"), (chosen[2], "made anew")):
             self.require(
                 wire.encode(other) == wire.encode(chosen[0]),
-                f"choose asked other questions about the same groups, scores and seed when it was {how} (step {step}); draw numbers from `generator` "
+                f"choose asked other questions about the same groups, scores and seed when it was {how} "
+                f"(step {step}); draw numbers from `generator` "
                 "only, and keep nothing between calls",
             )
 
@@ -99,18 +125,34 @@ class _Check(Part):
         for question in chosen:
             texts, where = question.candidates, f"question {question.key}"
             is_askable = self.kind != "compare" or question.oracle == UNASKED or texts[0] != texts[1]
-            self.require(is_askable, f"{where} compares {texts[0]!r} with itself; choose another pair, or address it to oat.types.UNASKED")
+            self.require(
+                is_askable,
+                (
+                    f"{where} compares {texts[0]!r} with itself; choose another pair, or address it to "
+                    "oat.types.UNASKED"
+                ),
+            )
             if question.features is not None:
                 shape, meant = np.shape(question.features), (len(texts), _FEATURES)
-                self.require(shape == meant, f"{where} has features of shape {shape}; give one row a candidate, {meant}")
+                self.require(
+                    shape == meant,
+                    f"{where} has features of shape {shape}; give one row a candidate, {meant}",
+                )
 
 
-def _scores(groups: Sequence[Group], needs: frozenset[str], generator: np.random.Generator) -> dict[str, list[np.ndarray]]:
+def _scores(
+    groups: Sequence[Group], needs: frozenset[str], generator: np.random.Generator
+) -> dict[str, list[np.ndarray]]:
     """As the actor gives them."""
     scores: dict[str, list[np.ndarray]] = {}
     for name in sorted(needs):
         shape = (_MEMBERS,) if name == ENSEMBLE else ()
-        scores[name] = [generator.normal(-5.0, 2.0, size=(*shape, len(group.trajectories))).astype(np.float32) for group in groups]
+        scores[name] = [
+            generator.normal(-5.0, 2.0, size=(*shape, len(group.trajectories))).astype(np.float32)
+            for group in groups
+        ]
     if ENSEMBLE in needs:
-        scores["features"] = [generator.normal(size=(len(group.trajectories), _FEATURES)).astype(np.float32) for group in groups]
+        scores["features"] = [
+            generator.normal(size=(len(group.trajectories), _FEATURES)).astype(np.float32) for group in groups
+        ]
     return scores

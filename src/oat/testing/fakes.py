@@ -26,9 +26,11 @@ class FakeEngine:
     Every token has the same raw and sampled log-probability, - log `num_tokens`.
 
     Args:
-        script: the ids of a response from the ids that it continues; or responses that are given in turn, over all calls, and then again.
+        script: the ids of a response from the ids that it continues; or responses that are given in turn,
+        over all calls, and then again.
         num_tokens: of the vocabulary.
-        stop_ids: ids that end a response; one that ends in none of them is cut, "length", as is one of more than `max_new_tokens`.
+        stop_ids: ids that end a response; one that ends in none of them is cut, "length", as is one of more
+        than `max_new_tokens`.
 
     Attributes:
         requests: that came so far.
@@ -36,9 +38,15 @@ class FakeEngine:
     """
 
     def __init__(
-        self, script: Callable[[np.ndarray], Sequence[int]] | Sequence[Sequence[int]], *, num_tokens: int = 256, stop_ids: Sequence[int] = ()
+        self,
+        script: Callable[[np.ndarray], Sequence[int]] | Sequence[Sequence[int]],
+        *,
+        num_tokens: int = 256,
+        stop_ids: Sequence[int] = (),
     ):
-        self.script, self.logp, self.stop_ids = script, -float(np.log(num_tokens)), frozenset(stop_ids)
+        self.script = script
+        self.logp = -float(np.log(num_tokens))
+        self.stop_ids = frozenset(stop_ids)
         self.requests: list[Request] = []
         self.held: dict[str, dict[str, torch.Tensor]] = {}
         self._versions: dict[str, int] = {}
@@ -62,22 +70,29 @@ class FakeEngine:
         return Work()
 
     def _answer(self, index: int, request: Request, slot: str) -> Completion:
-        said = self.script(request.ids) if callable(self.script) else self.script[len(self.requests) % len(self.script)]
+        said = (
+            self.script(request.ids)
+            if callable(self.script)
+            else self.script[len(self.requests) % len(self.script)]
+        )
         self.requests.append(request)
         ids = np.asarray(said[: request.sampling.max_new_tokens], dtype=np.int32)
         logps = np.full(len(ids), self.logp, dtype=np.float32)
         is_whole = len(ids) == len(said) and len(ids) > 0 and int(ids[-1]) in self.stop_ids
-        return Completion(index, ids, logps, logps.copy(), None, "stop" if is_whole else "length", self.version(slot))
+        return Completion(
+            index, ids, logps, logps.copy(), None, "stop" if is_whole else "length", self.version(slot)
+        )
 
 
 class FakeOracle:
     """An oracle that answers from a script, at once or late, in any order, or never.
 
     Args:
-        script: from a question to its values, one for each candidate of a score; one alone stands for all. A value is a number, or a mark: "tie",
-            "abstain", "failed".
+        script: from a question to its values, one for each candidate of a score; one alone stands for all. A
+            value is a number, or a mark: "tie", "abstain", "failed".
         answers: the kind of question that it takes.
-        late: from a question to the number of calls of `collect` that ask for it in vain; None: it is never answered. By default 0.
+        late: from a question to the number of calls of `collect` that ask for it in vain; None: it is never
+        answered. By default 0.
         newest_first: answers that are there come in the other order.
 
     Attributes:
@@ -94,14 +109,20 @@ class FakeOracle:
         late: Callable[[Question], int | None] = lambda question: 0,
         newest_first: bool = False,
     ):
-        self.script, self.answers, self.late, self.newest_first = script, answers, late, newest_first
+        self.script = script
+        self.answers = answers
+        self.late = late
+        self.newest_first = newest_first
         self.asked: list[Question] = []
         self._open: dict[str, tuple[Question, int | None]] = {}
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
         tickets = [str(len(self.asked) + number) for number in range(len(questions))]
         self.asked += questions
-        self._open |= {ticket: (question, self.late(question)) for ticket, question in zip(tickets, questions, strict=True)}
+        self._open |= {
+            ticket: (question, self.late(question))
+            for ticket, question in zip(tickets, questions, strict=True)
+        }
         return tickets
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:

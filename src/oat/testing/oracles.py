@@ -36,16 +36,20 @@ def check_oracle(
     seconds: float = 30.0,
     tolerance: float = 1e-3,
 ) -> None:
-    """Ask an oracle, or a reward or comparing function, the same things in several ways, and hold what it answers against the protocol.
+    """Ask an oracle, or a reward or comparing function, the same things in several ways, and hold what it
+    answers against the protocol.
 
-    Found are: a value too few or too many, or none that a run can use (NaN, infinite, no probability); an answer to something else, twice, or never;
-    a price that is passed; changes in the arguments, which are named; and, unless the oracle says `cacheable = False`, values that differ when the
-    same is asked again, in another order, alone, or of other tokens with that text. Not looked at is whether p(first wins) and p(second wins) of
-    one pair add up to 1.
+    Found are: a value too few or too many, or none that a run can use (NaN, infinite, no probability); an
+    answer to something else, twice, or never; a price that is passed; changes in the arguments, which are
+    named; and, unless the oracle says `cacheable = False`, values that differ when the same is asked again,
+    in another order, alone, or of other tokens with that text. Not looked at is whether p(first wins) and
+    p(second wins) of one pair add up to 1.
 
     Args:
-        oracle: a function or a class, an oracle made of one, or a name as configurations have it. What it raises is a finding, too.
-        questions: to ask; by default some of made-up texts (empty, long, in other scripts, equal ones) about one prompt.
+        oracle: a function or a class, an oracle made of one, or a name as configurations have it. What it
+        raises is a finding, too.
+        questions: to ask; by default some of made-up texts (empty, long, in other scripts, equal ones) about
+        one prompt.
         reference, columns: of the prompt of those.
         options: of a class or a name.
         seconds: to wait for all answers to one submission.
@@ -57,19 +61,50 @@ def check_oracle(
     """
     name = oracle if isinstance(oracle, str) else getattr(oracle, "__qualname__", type(oracle).__name__)
     is_made = hasattr(oracle, "submit") and not isinstance(oracle, type)
-    built = build_oracle(oracle, options or {}) if isinstance(oracle, str) else make_oracle(oracle, name, options or {})
+    built = (
+        build_oracle(oracle, options or {})
+        if isinstance(oracle, str)
+        else make_oracle(oracle, name, options or {})
+    )
     ask = _Asking(built, name, seconds)
-    ask.require(not (is_made and options), f"is made already, and nothing reads the options {options}; make it with them, or give the class")
+    ask.require(
+        not (is_made and options),
+        f"is made already, and nothing reads the options {options}; make it with them, or give the class",
+    )
     given = questions is not None and (reference is not None or columns)
-    ask.require(not given, "reference and columns are for made-up questions, and nothing reads them here; put them into yours with make_question")
+    ask.require(
+        not given,
+        (
+            "reference and columns are for made-up questions, and nothing reads them here; put them into "
+            "yours with make_question"
+        ),
+    )
     asked = list(questions) if questions is not None else _questions(built, reference, dict(columns or {}))
     ask.require(asked, f"there is nothing to ask; give questions of the kind {built.answers!r}")
     first = ask(asked)
     if is_cacheable(built):
-        _check_same(name, "asked again, with other keys", asked, first, ask(_renamed(asked, 1_000)), tolerance)
-        _check_same(name, "asked in the other order", asked, first, ask(_renamed(asked, 2_000)[::-1])[::-1], tolerance)
-        _check_same(name, "asked alone", asked, first, [_alone(ask, question, place) for place, question in enumerate(asked)], tolerance)
-        _check_same(name, "asked of other tokens with that text", asked, first, ask(_retokenised(_renamed(asked, 10_000))), tolerance)
+        _check_same(
+            name, "asked again, with other keys", asked, first, ask(_renamed(asked, 1_000)), tolerance
+        )
+        _check_same(
+            name, "asked in the other order", asked, first, ask(_renamed(asked, 2_000)[::-1])[::-1], tolerance
+        )
+        _check_same(
+            name,
+            "asked alone",
+            asked,
+            first,
+            [_alone(ask, question, place) for place, question in enumerate(asked)],
+            tolerance,
+        )
+        _check_same(
+            name,
+            "asked of other tokens with that text",
+            asked,
+            first,
+            ask(_retokenised(_renamed(asked, 10_000))),
+            tolerance,
+        )
 
 
 class _Asking(Part):
@@ -99,11 +134,18 @@ class _Asking(Part):
         answers = self.call("collect", self._collect, tickets[-1:], open_)
         answers |= self.call("collect", self._collect, tickets[:-1], open_)
         again = self.call("collect", self.oracle.collect, list(tickets), 0.0)
-        self.require(not again, f"collect returned {str(again)[:80]} for tickets that were answered; return each answer once")
+        self.require(
+            not again,
+            f"collect returned {str(again)[:80]} for tickets that were answered; return each answer once",
+        )
         for question, encoded in zip(questions, before, strict=True):
             changed = [name for name, value in _encoded(question).items() if value != encoded[name]]
-            self.require(not changed, f"`{', '.join(changed)}` of {in_words(question)} was changed by it; {_COPIES}")
-        self.require(not self.changed, f"its argument `{', '.join(self.changed)}` was changed by it; {_COPIES}")
+            self.require(
+                not changed, f"`{', '.join(changed)}` of {in_words(question)} was changed by it; {_COPIES}"
+            )
+        self.require(
+            not self.changed, f"its argument `{', '.join(self.changed)}` was changed by it; {_COPIES}"
+        )
         return [self._check(open_[ticket], answers[ticket]) for ticket in tickets]
 
     def _collect(self, tickets: Sequence[str], asked: Mapping[str, Question]) -> dict[str, Any]:
@@ -118,7 +160,10 @@ class _Asking(Part):
             self.require(given == open_, f"collect changed its argument `tickets`, the list; {_COPIES}")
             for ticket, answer in self.hold(pairs_of, returned, self.name):
                 is_due = ticket in open_ and ticket not in answers
-                self.require(is_due, f"collect returned the ticket {ticket!r}, asked for {open_}; return those only, once")
+                self.require(
+                    is_due,
+                    f"collect returned the ticket {ticket!r}, asked for {open_}; return those only, once",
+                )
                 answers[ticket] = answer
         return answers
 
@@ -141,7 +186,9 @@ def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable
     """The function, which notes the names of the arguments that it changes."""
 
     def note(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        changed.update(dict.fromkeys(name for name, value in after.items() if wire.encode(value) != before[name]))
+        changed.update(
+            dict.fromkeys(name for name, value in after.items() if wire.encode(value) != before[name])
+        )
 
     async def finish(returned: Awaitable[Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
         value = await returned
@@ -166,27 +213,48 @@ def _encoded(question: Question) -> dict[str, bytes]:
 
 
 def _questions(oracle: Oracle, reference: str | None, columns: dict[str, Any]) -> list[Question]:
-    groups: list[tuple[str, ...]] = [("4", "5"), ("", "four"), ("4\n<|im_end|>\x00", "vier, 四, ٤"), ("5", "4"), ("0" * 2_000, "4")]
+    groups: list[tuple[str, ...]] = [
+        ("4", "5"),
+        ("", "four"),
+        ("4\n<|im_end|>\x00", "vier, 四, ٤"),
+        ("5", "4"),
+        ("0" * 2_000, "4"),
+    ]
     if oracle.answers == "score":
         groups += [("4",), ("4", "", "4", " 4 ", "-4")]
-    return [make_question("2+2=", *texts, kind=oracle.answers, occurrence=n, reference=reference, **columns) for n, texts in enumerate(groups)]
+    return [
+        make_question("2+2=", *texts, kind=oracle.answers, occurrence=n, reference=reference, **columns)
+        for n, texts in enumerate(groups)
+    ]
 
 
 def _renamed(questions: Sequence[Question], by: int) -> list[Question]:
-    return [replace(question, key=replace(question.key, occurrence=question.key.occurrence + by)) for question in questions]
+    return [
+        replace(question, key=replace(question.key, occurrence=question.key.occurrence + by))
+        for question in questions
+    ]
 
 
 def _retokenised(questions: Sequence[Question]) -> list[Question]:
     """The same texts as the ends of other episodes."""
-    return [replace(question, ids=tuple(np.append(ids, ids) for ids in question.ids)) for question in questions]
+    return [
+        replace(question, ids=tuple(np.append(ids, ids) for ids in question.ids)) for question in questions
+    ]
 
 
 def _alone(ask: _Asking, question: Question, place: int) -> Answer:
-    """The answer to a question that is asked by itself; of scores, candidate by candidate, as when the others are known already."""
+    """The answer to a question that is asked by itself; of scores, candidate by candidate, as when the others
+    are known already."""
     if question.kind == "compare":
         return ask(_renamed([question], 3_000 + place))[0]
     singles = [
-        replace(question, candidates=(text,), picks=(pick,), known=question.known[n : n + 1], ids=question.ids[n : n + 1])
+        replace(
+            question,
+            candidates=(text,),
+            picks=(pick,),
+            known=question.known[n : n + 1],
+            ids=question.ids[n : n + 1],
+        )
         for n, (text, pick) in enumerate(zip(question.candidates, question.picks, strict=True))
     ]
     answers = [ask(_renamed([single], 3_000 + 100 * place + n))[0] for n, single in enumerate(singles)]
@@ -194,15 +262,28 @@ def _alone(ask: _Asking, question: Question, place: int) -> Answer:
     return replace(answers[0], values=values, marks=marks)
 
 
-def _check_same(name: str, how: str, questions: Sequence[Question], first: Sequence[Answer], other: Sequence[Answer], tolerance: float) -> None:
+def _check_same(
+    name: str,
+    how: str,
+    questions: Sequence[Question],
+    first: Sequence[Answer],
+    other: Sequence[Answer],
+    tolerance: float,
+) -> None:
     for question, one, two in zip(questions, first, other, strict=True):
         for place in range(question.size):
             found = [(answer.values[place], answer.marks[place]) for answer in (one, two)]
             (value, mark), (value_2, mark_2) = found
-            same = mark == mark_2 and (mark != "ok" or math.isclose(value, value_2, rel_tol=tolerance, abs_tol=tolerance))
+            same = mark == mark_2 and (
+                mark != "ok" or math.isclose(value, value_2, rel_tol=tolerance, abs_tol=tolerance)
+            )
             if not same:
-                text = "" if question.kind == "compare" else f", candidate {question.candidates[place][:40]!r}"
+                text = (
+                    "" if question.kind == "compare" else f", candidate {question.candidates[place][:40]!r}"
+                )
                 raise ContractError(
-                    f"{name}: {in_words(question)}{text}: answered {found[0]}, and {found[1]} when {how}; an answer that is no function of the "
-                    "prompt and the response, or pair, must not be used again: set `cacheable = False` on the oracle, or remove the cause"
+                    f"{name}: {in_words(question)}{text}: answered {found[0]}, and {found[1]} when {how}; "
+                    "an answer that is no function of the "
+                    "prompt and the response, or pair, must not be used again: set `cacheable = False` on "
+                    "the oracle, or remove the cause"
                 )

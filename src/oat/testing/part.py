@@ -27,7 +27,8 @@ class Part:
             raise ContractError(f"{self.name}: {what}")
 
     def call(self, method: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function returns. Errors of ours say themselves what they are about; any other becomes a ContractError with its place."""
+        """What a function returns. Errors of ours say themselves what they are about; any other becomes a
+        ContractError with its place."""
         try:
             return function(*arguments)
         except OatError:
@@ -35,11 +36,18 @@ class Part:
         except BaseException as error:
             if is_signal(error):
                 raise
-            raise ContractError(f"{self.name}: {method} raised {described(error)}{_place(error)}; repair that, the error is above") from error
+            raise ContractError(
+                f"{self.name}: {method} raised {described(error)}{_place(error)}; repair that, the error "
+                "is above"
+            ) from error
 
 
 def _place(error: BaseException) -> str:
     """The last line of the first file outside this package that an error came through."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not Path(frame.filename).is_relative_to(_OURS)]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not Path(frame.filename).is_relative_to(_OURS)
+    ]
     lines = [frame.lineno for frame in frames if frame.filename == frames[0].filename]
     return f" ({frames[0].filename}:{lines[-1]})" if lines else ""

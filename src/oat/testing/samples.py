@@ -13,7 +13,12 @@ END_ID = 0
 
 
 def make_question(
-    prompt: str | Sequence[Message], *candidates: str, kind: Kind = "score", occurrence: int = 0, reference: str | None = None, **columns: Any
+    prompt: str | Sequence[Message],
+    *candidates: str,
+    kind: Kind = "score",
+    occurrence: int = 0,
+    reference: str | None = None,
+    **columns: Any,
 ) -> Question:
     """A question as an oracle gets it.
 
@@ -27,11 +32,26 @@ def make_question(
     known = tuple(float(len(text)) for text in candidates)
     ids = tuple(np.array([*text.encode(), END_ID], dtype=np.int32) for text in candidates)
     content = (messages, candidates, tuple(range(len(candidates))), reference, columns)
-    return Question(Key("train", 0, 0, occurrence), kind, *content, known=known, is_chat=not isinstance(prompt, str), ids=ids)
+    return Question(
+        Key("train", 0, 0, occurrence),
+        kind,
+        *content,
+        known=known,
+        is_chat=not isinstance(prompt, str),
+        ids=ids,
+    )
 
 
-def make_group(occurrence: int, samples: Mapping[str, int], generator: np.random.Generator, *, version: int = 0, text: str | None = None) -> Group:
-    """Random responses of one to six letters to a random prompt, so many of each slot, one token a letter; one in four is cut at its length.
+def make_group(
+    occurrence: int,
+    samples: Mapping[str, int],
+    generator: np.random.Generator,
+    *,
+    version: int = 0,
+    text: str | None = None,
+) -> Group:
+    """Random responses of one to six letters to a random prompt, so many of each slot, one token a letter;
+    one in four is cut at its length.
 
     Args:
         version: of the weights that sampled them.
@@ -47,8 +67,14 @@ def make_group(occurrence: int, samples: Mapping[str, int], generator: np.random
             ids = _ids(said) if is_cut else np.append(_ids(said), np.int32(END_ID))
             logps = -generator.exponential(2.0, size=len(ids)).astype(np.float32)
             mask, versions = np.ones(len(ids), dtype=bool), np.full(len(ids), version, dtype=np.int32)
-            response = Segment("model", ids, mask=mask, versions=versions, raw_logps=logps, sampled_logps=logps)
-            trajectories.append(Trajectory(slot, (context, response), "length" if is_cut else "stop", said, reward=float(len(said))))
+            response = Segment(
+                "model", ids, mask=mask, versions=versions, raw_logps=logps, sampled_logps=logps
+            )
+            trajectories.append(
+                Trajectory(
+                    slot, (context, response), "length" if is_cut else "stop", said, reward=float(len(said))
+                )
+            )
     prompt = Prompt(occurrence + 1, occurrence, (Message("user", question),), "a", {"level": occurrence})
     return Group(prompt, tuple(trajectories))
 

@@ -13,7 +13,8 @@ END = "<end>"
 
 
 def write_tiny_model(folder: Path, characters: str, *, seed: int = 0) -> None:
-    """Write a Llama with random weights into a folder, with a tokenizer that makes one token of each character and knows no other.
+    """Write a Llama with random weights into a folder, with a tokenizer that makes one token of each
+    character and knows no other.
 
     Args:
         characters: what prompts and responses are made of; sequences may have 128.
@@ -26,23 +27,38 @@ def write_tiny_model(folder: Path, characters: str, *, seed: int = 0) -> None:
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 128}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 128,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        LlamaForCausalLM(LlamaConfig(vocab_size=len(vocabulary), eos_token_id=vocabulary[END], **shape)).save_pretrained(folder)
+        LlamaForCausalLM(
+            LlamaConfig(vocab_size=len(vocabulary), eos_token_id=vocabulary[END], **shape)
+        ).save_pretrained(folder)
 
 
 def tiny_run(
-    config: str, prompts: Iterable[str | Mapping[str, Any]], *, characters: str = "", flags: Sequence[str] = (), folder: Path | None = None
+    config: str,
+    prompts: Iterable[str | Mapping[str, Any]],
+    *,
+    characters: str = "",
+    flags: Sequence[str] = (),
+    folder: Path | None = None,
 ) -> list[dict[str, float]]:
-    """Train a tiny random model by `oat train`, on one thread: is this part one that a run can use, and is anything learned by it?
+    """Train a tiny random model by `oat train`, on one thread: is this part one that a run can use, and is
+    anything learned by it?
 
     Args:
         config: the text of a YAML file without `model`, `prompts.path` and `run_dir`.
         prompts: texts, or records with a `prompt`, whose further columns go to oracles.
         characters: that a response may hold beside those of the prompts.
         flags: over the configuration, as on the command line.
-        folder: gets `model`, `prompts.jsonl`, `config.yaml` and `run`; by default a new one among the machine's temporary files, which stays.
+        folder: gets `model`, `prompts.jsonl`, `config.yaml` and `run`; by default a new one among the
+        machine's temporary files, which stays.
     Returns:
         The rows of the run's metrics.jsonl, the first one of the start.
     Raises:
@@ -53,11 +69,24 @@ def tiny_run(
     folder = Path(tempfile.mkdtemp(prefix="oat-")) if folder is None else folder
     records = [{"prompt": prompt} if isinstance(prompt, str) else dict(prompt) for prompt in prompts]
     write_tiny_model(folder / "model", "".join(str(record["prompt"]) for record in records) + characters)
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    (folder / "prompts.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records), encoding="utf-8"
+    )
     (folder / "config.yaml").write_text(config, encoding="utf-8")
-    places = {"model.path": folder / "model", "prompts.path": folder / "prompts.jsonl", "run_dir": folder / "run"}
-    own = [word for name, value in {**places, "compute.threads": 1, "engine.threads": 1}.items() for word in (f"--{name}", str(value))]
+    places = {
+        "model.path": folder / "model",
+        "prompts.path": folder / "prompts.jsonl",
+        "run_dir": folder / "run",
+    }
+    own = [
+        word
+        for name, value in {**places, "compute.threads": 1, "engine.threads": 1}.items()
+        for word in (f"--{name}", str(value))
+    ]
     code = main(["train", str(folder / "config.yaml"), *own, *flags])
     if code != 0:
-        raise ContractError(f"the run in {folder} ended with exit code {code} (docs/exit-codes.md); do what its message above says")
+        raise ContractError(
+            f"the run in {folder} ended with exit code {code} (docs/exit-codes.md); do what its message "
+            "above says"
+        )
     return read_metrics(folder / "run" / "metrics.jsonl")

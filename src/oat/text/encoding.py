@@ -1,4 +1,5 @@
-"""One text to ids, by the library `tokenizers` itself where a tokenizer of transformers adds nothing to it: that takes two thirds of the time."""
+"""One text to ids, by the library `tokenizers` itself where a tokenizer of transformers adds nothing to it:
+that takes two thirds of the time."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ class Encoder:
 
         self.tokenizer = tokenizer
         own, plain = type(tokenizer), PreTrainedTokenizerFast
-        self._adds_nothing = all(getattr(own, name, None) is getattr(plain, name, 0) for name in ("__call__", "_encode_plus"))
+        self._adds_nothing = all(
+            getattr(own, name, None) is getattr(plain, name, 0) for name in ("__call__", "_encode_plus")
+        )
 
     def ids(self, text: str, *, adds: bool, splits: bool | None = None) -> tuple[list[int], list[int]]:
         """The ids of a text, and a mask that is 1 on the special ones among them that were added.
@@ -29,11 +32,17 @@ class Encoder:
             TemplateError: the tokenizer does not know the text.
         """
         try:
-            return self._direct(text, adds=adds, splits=splits) if self._adds_nothing else self._called(text, adds=adds, splits=splits)
+            return (
+                self._direct(text, adds=adds, splits=splits)
+                if self._adds_nothing
+                else self._called(text, adds=adds, splits=splits)
+            )
         except Exception as error:  # the tokenizer's own code raises nothing narrower
             raise TemplateError(
-                f"the tokenizer of {self.tokenizer.name_or_path or 'the model'} cannot encode {text[:80]!r} ({error}); give another model "
-                "(`model.path`), one whose tokenizer knows the text or has an unknown token, or change the text"
+                f"the tokenizer of {self.tokenizer.name_or_path or 'the model'} cannot encode "
+                f"{text[:80]!r} ({error}); give another model "
+                "(`model.path`), one whose tokenizer knows the text or has an unknown token, or change "
+                "the text"
             ) from error
 
     def _direct(self, text: str, *, adds: bool, splits: bool | None) -> tuple[list[int], list[int]]:
@@ -42,10 +51,13 @@ class Encoder:
             backend.no_truncation()
             backend.no_padding()
         backend.encode_special_tokens = self.tokenizer.split_special_tokens if splits is None else splits
-        (found,) = backend.encode_batch_fast([text], add_special_tokens=adds)  # `encode` would also find where each token stands
+        # `encode` would also find where each token stands
+        (found,) = backend.encode_batch_fast([text], add_special_tokens=adds)
         return found.ids, found.special_tokens_mask
 
     def _called(self, text: str, *, adds: bool, splits: bool | None) -> tuple[list[int], list[int]]:
         own = {} if splits is None else {"split_special_tokens": splits}
-        found = self.tokenizer(text, verbose=False, add_special_tokens=adds, return_special_tokens_mask=True, **own)
+        found = self.tokenizer(
+            text, verbose=False, add_special_tokens=adds, return_special_tokens_mask=True, **own
+        )
         return list(found["input_ids"]), list(found["special_tokens_mask"])

@@ -1,13 +1,14 @@
 """Text to token ids and back: the only place where text becomes tokens.
 
-A response that a model sampled is never tokenised again. A later message is appended to its ids, so what the learner trains on is what was
-sampled, id by id.
+A response that a model sampled is never tokenised again. A later message is appended to its ids, so what the
+learner trains on is what was sampled, id by id.
 
-Covered: a control token (a special one, or an added one that the template names or writes) in the content of a chat message, or in any other field
-of it, stays ordinary text, so data cannot end a turn or open another. Only `OWN` in the content of an assistant's message, or of a system message
-that speaks of them, are the tokens.
-Not covered: plain prompts (`template=None`) are tokenised as the tokenizer does by default, special tokens included, since people write their
-own formats in them; a template that builds control tokens out of a message's role.
+Covered: a control token (a special one, or an added one that the template names or writes) in the content of
+a chat message, or in any other field of it, stays ordinary text, so data cannot end a turn or open another.
+Only `OWN` in the content of an assistant's message, or of a system message that speaks of them, are the
+tokens. Not covered: plain prompts (`template=None`) are tokenised as the tokenizer does by default, special
+tokens included, since people write their own formats in them; a template that builds control tokens out of a
+message's role.
 """
 
 import datetime
@@ -34,36 +35,42 @@ if TYPE_CHECKING:
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters of Unicode: no text holds them
 _LITERAL = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 _REASONING = re.compile(r"\s*<think>\n?")
-_SYSTEM, _USER, _RESPONSE, _TOOL = (Message(role, f"oat{role}") for role in ("system", "user", "assistant", "tool"))
+_SYSTEM, _USER, _RESPONSE, _TOOL = (
+    Message(role, f"oat{role}") for role in ("system", "user", "assistant", "tool")
+)
 
 OWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Tokens that a model writes within its turn. They are no control tokens in its own messages, nor in a system message, which may ask for them."""
+"""Tokens that a model writes within its turn. They are no control tokens in its own messages, nor in a system
+message, which may ask for them."""
 
 
 class Renderer:
     """Renders messages with one tokenizer and one template.
 
     Args:
-        template: None for plain prompts (one user message, whose content is the prompt); "chatml"; "tokenizer" for the tokenizer's own; or
-            the path of a .jinja file.
+        template: None for plain prompts (one user message, whose content is the prompt); "chatml";
+            "tokenizer" for the tokenizer's own; or the path of a .jinja file.
         system: put first, as a system message, in conversations that have none; needs a template.
-        date: the day that a template reads with `strftime_now("...")`, at midnight; None takes the day on which this is made.
+        date: the day that a template reads with `strftime_now("...")`, at midnight; None takes the day on
+        which this is made.
         stop: strings that cut a response's text.
         eos_ids: further ids that end a response, usually those of the model's generation config.
         question: form in which a prompt's one user message is put, before the template sees it.
         few_shot: its worked examples.
-        has_turns: responses are followed by further turns, so that a template that rewrites history is refused; otherwise it is warned of.
+        has_turns: responses are followed by further turns, so that a template that rewrites history is
+        refused; otherwise it is warned of.
 
     Attributes:
-        stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and `eos_ids`.
+        stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and
+        `eos_ids`.
         num_tokens: ids that the tokenizer knows, added ones included.
         template: the text of the chat template, or None.
         source: the same on the day of this renderer; "" without one.
         definition: what it was made with beside the tokenizer, as plain data, of which `of` makes it again.
 
     Raises:
-        TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, does not read the date that is given, or rewrites
-            history where it must not.
+        TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, does not read
+            the date that is given, or rewrites history where it must not.
     """
 
     def __init__(
@@ -80,7 +87,9 @@ class Renderer:
         few_shot: int = 0,
     ):
         if template is None and system is not None:
-            raise TemplateError(f"a system prompt needs a chat template; {proposal(tokenizer)}, or drop `render.system`")
+            raise TemplateError(
+                f"a system prompt needs a chat template; {proposal(tokenizer)}, or drop `render.system`"
+            )
         self.tokenizer = tokenizer
         self.system = system
         self.stop = tuple(stop)
@@ -88,18 +97,33 @@ class Renderer:
         self._last: tuple[tuple[Message, ...], np.ndarray] = ((), np.zeros(0, np.int32))
         self._encoder = Encoder(tokenizer)
         self.definition: dict[str, Any] = {
-            **{"template": template, "system": system, "date": date and date.isoformat(), "stop": list(stop), "eos_ids": [int(i) for i in eos_ids]},
+            **{
+                "template": template,
+                "system": system,
+                "date": date and date.isoformat(),
+                "stop": list(stop),
+                "eos_ids": [int(i) for i in eos_ids],
+            },
             **{"has_turns": has_turns, "question": question and asdict(question), "few_shot": few_shot},
         }
         self.num_tokens = num_ids(tokenizer)
         self.template = None if template is None else load_template(template, tokenizer)
         self.source = "" if self.template is None else on_day(self.template, date or datetime.date.today())
         if date is not None and self.source == (self.template or ""):
-            raise TemplateError(f"the date {date} is given, and the template reads none; remove `date`, or choose another template")
-        self._set_control({token.content for token in tokenizer.added_tokens_decoder.values() if token.special})
+            raise TemplateError(
+                f"the date {date} is given, and the template reads none; remove `date`, or choose another "
+                "template"
+            )
+        self._set_control(
+            {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        )
         if template == "chatml":
             self._check_chatml()
-        self._opening, self._lead, self._closing, self._end_text, self._end_id = "", "", "", "", tokenizer.eos_token_id
+        self._opening = ""
+        self._lead = ""
+        self._closing = ""
+        self._end_text = ""
+        self._end_id = tokenizer.eos_token_id
         self._opens_reasoning = False
         if self.template is not None:
             self._study_turn()
@@ -111,31 +135,49 @@ class Renderer:
     def of(cls, tokenizer: "PreTrainedTokenizerFast", definition: Mapping[str, Any]) -> "Renderer":
         """Another one with this `definition`."""
         form, day = definition["question"], definition["date"]
-        question = form and Form(**{**form, "examples": tuple(Example(**each) for each in form["examples"]), "stop": tuple(form["stop"])})
-        return cls(tokenizer, **{**definition, "question": question, "date": day and datetime.date.fromisoformat(day)})
+        question = form and Form(
+            **{
+                **form,
+                "examples": tuple(Example(**each) for each in form["examples"]),
+                "stop": tuple(form["stop"]),
+            }
+        )
+        return cls(
+            tokenizer,
+            **{**definition, "question": question, "date": day and datetime.date.fromisoformat(day)},
+        )
 
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:
-        """The ids that a model continues, (T,) int32; a chat ends in its generation prompt. The last one is remembered, since the recorded responses
-        to a prompt come one after another.
+        """The ids that a model continues, (T,) int32; a chat ends in its generation prompt. The last one is
+        remembered, since the recorded responses to a prompt come one after another.
 
         Raises:
-            TemplateError: the template refuses the conversation, or nothing of it becomes a token; it is not one question where a form is set.
+            TemplateError: the template refuses the conversation, or nothing of it becomes a token; it is not
+            one question where a form is set.
         """
         given = tuple(messages)
         if given and given == self._last[0]:
             return self._last[1].copy()
         messages = self._put(given)
-        ids = self._plain(messages) if self.template is None else self._ids(self._render(self._with_system(messages), generate=True))
+        ids = (
+            self._plain(messages)
+            if self.template is None
+            else self._ids(self._render(self._with_system(messages), generate=True))
+        )
         if not len(ids):
-            raise TemplateError("a prompt has no tokens: the tokenizer drops all of its text; use another tokenizer, or remove the prompt")
+            raise TemplateError(
+                "a prompt has no tokens: the tokenizer drops all of its text; use another tokenizer, or "
+                "remove the prompt"
+            )
         self._last = (given, ids.copy())
         return ids
 
     def extend(self, ids: np.ndarray, message: Message) -> np.ndarray:
-        """The ids of a conversation that goes on with `message` after a sampled response, ready for the next response.
+        """The ids of a conversation that goes on with `message` after a sampled response, ready for the next
+        response.
 
-        The result begins with `ids`. A response that did not end its turn (cut at its length) is closed as the template closes it; a plain
-        one is followed by the content as it stands.
+        The result begins with `ids`. A response that did not end its turn (cut at its length) is closed as
+        the template closes it; a plain one is followed by the content as it stands.
 
         Args:
             ids: (T,) prompt and response.
@@ -144,10 +186,16 @@ class Renderer:
         Raises:
             TemplateError: the message is an assistant's, or the template refuses it.
         """
-        return np.concatenate([np.asarray(ids, dtype=np.int32), self._tail([message], ended=len(ids) > 0 and int(ids[-1]) == self._end_id)])
+        return np.concatenate(
+            [
+                np.asarray(ids, dtype=np.int32),
+                self._tail([message], ended=len(ids) > 0 and int(ids[-1]) == self._end_id),
+            ]
+        )
 
     def whole(self, messages: Sequence[Message], response: str) -> np.ndarray:
-        """The ids of a conversation with its last response, (T,) int32, as the template writes it to its end: what reward models read.
+        """The ids of a conversation with its last response, (T,) int32, as the template writes it to its end:
+        what reward models read.
 
         A plain one is the prompt and the response, end-of-text included.
 
@@ -156,12 +204,18 @@ class Renderer:
         """
         if self.template is None:
             return np.concatenate([self.prompt(messages), self.response(response)])
-        return self._ids(self._render([*self._with_system(messages), Message("assistant", response)], generate=False))
+        return self._ids(
+            self._render([*self._with_system(messages), Message("assistant", response)], generate=False)
+        )
 
     @property
     def trailing(self) -> np.ndarray:
         """The ids that the template writes behind the end of a turn, often a line break, (T,) int32."""
-        return self._ids(self._closing.removeprefix(self._end_text)) if self._closing.startswith(self._end_text) else np.zeros(0, np.int32)
+        return (
+            self._ids(self._closing.removeprefix(self._end_text))
+            if self._closing.startswith(self._end_text)
+            else np.zeros(0, np.int32)
+        )
 
     def reads(self, field: str) -> bool:
         """Whether the template names a field of messages, such as `tool_calls`."""
@@ -170,23 +224,27 @@ class Renderer:
     def response(self, message: str | Message) -> np.ndarray:
         """The ids of a response that a person or a file wrote, its end of turn included, (T,) int32.
 
-        In a chat they are what the template adds to a prompt when it renders this response too, up to the end of its turn (Qwen3's adds an
-        empty reasoning block to a response without one, and breaks the lines around another; Llama 3's trims). A template that does not go on
-        from its own prompt, or leaves out more than white space, is not followed: the text stands as it is, but for a <think> that the prompt
+        In a chat they are what the template adds to a prompt when it renders this response too, up to the end
+        of its turn (Qwen3's adds an empty reasoning block to a response without one, and breaks the lines
+        around another; Llama 3's trims). A template that does not go on from its own prompt, or leaves out
+        more than white space, is not followed: the text stands as it is, but for a <think> that the prompt
         has opened, between what the template writes before and after a response.
 
         Args:
-            message: a text, or an assistant's message whose further fields (reasoning, tool calls) the template may write.
+            message: a text, or an assistant's message whose further fields (reasoning, tool calls) the
+            template may write.
 
         Raises:
-            TemplateError: the prompt opens reasoning, and neither the response nor the template closes it; the response has fields that the
-                template writes before or behind what it adds to a prompt, or nothing but fields that it does not write.
+            TemplateError: the prompt opens reasoning, and neither the response nor the template closes it;
+                the response has fields that the template writes before or behind what it adds to a prompt, or
+                nothing but fields that it does not write.
         """
         response = Message("assistant", message) if isinstance(message, str) else message
         is_text = not response.fields or self._is_text(response)
         if is_text and response.fields and response.fields.get("weight", 1) and not response.content.strip():
             raise TemplateError(
-                f"a response has no text, and the template writes nothing of its {', '.join(response.fields)}; choose a template that does, or "
+                "a response has no text, and the template writes nothing of its "
+                f"{', '.join(response.fields)}; choose a template that does, or "
                 "give it `weight: 0`, or remove the record"
             )
         if self.template is None:
@@ -196,33 +254,45 @@ class Renderer:
         if self._opens_reasoning and (opened := _REASONING.match(written)):
             written = written[opened.end() :]
         added = whole.removeprefix(self._opening).removesuffix(self._closing)
-        if whole == self._opening + added + self._closing and "".join(written.split()) in "".join(added.split()):
+        if whole == self._opening + added + self._closing and "".join(written.split()) in "".join(
+            added.split()
+        ):
             return self._ids(added + self._end_text)
         if not is_text:
             raise TemplateError(
-                f"the template writes a response with {', '.join(response.fields)} otherwise than it begins and ends other responses; remove these "
+                f"the template writes a response with {', '.join(response.fields)} otherwise than it "
+                "begins and ends other responses; remove these "
                 "fields, or choose another template"
             )
         if self._opens_reasoning and "</think>" not in written:
             raise TemplateError(
-                f"the template's prompt opens <think>, and the response {response.content[:40]!r} never closes it; put its reasoning and </think> "
+                f"the template's prompt opens <think>, and the response {response.content[:40]!r} never "
+                "closes it; put its reasoning and </think> "
                 "before it, or choose a template that opens none"
             )
         return self._ids(self._lead + written + self._end_text)
 
-    def recorded(self, prompt: Sequence[Message], response: str | Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-        """A prompt with a response that data have: a text, or messages. Without a prompt the text is learned whole.
+    def recorded(
+        self, prompt: Sequence[Message], response: str | Sequence[Mapping[str, Any]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A prompt with a response that data have: a text, or messages. Without a prompt the text is learned
+        whole.
 
         Returns:
             As `loss_mask`.
         Raises:
-            TemplateError: as `loss_mask`; or the response has several turns, and the template writes an earlier one otherwise once it has a later.
+            TemplateError: as `loss_mask`; or the response has several turns, and the template writes an
+            earlier one otherwise once it has a later.
         """
         if not prompt:
             assert isinstance(response, str), "only a text has no prompt"
             ids = np.concatenate([self.prompt([Message("user", response)]), self.response("")])
             return ids, np.arange(len(ids)) > 0
-        messages = [Message("assistant", response)] if isinstance(response, str) else [Message.of(message) for message in response]
+        messages = (
+            [Message("assistant", response)]
+            if isinstance(response, str)
+            else [Message.of(message) for message in response]
+        )
         ids, mask = self.loss_mask([*prompt, *messages], prompt=len(prompt))
         if len(messages) > 1 and self.template is not None:
             self._check_history([*self._put(prompt), *messages], ids)
@@ -232,19 +302,35 @@ class Renderer:
         """A whole conversation, built message by message so that the boundaries are exact.
 
         Args:
-            messages: end with an assistant's; no two of those in a row; a plain one begins with one user message.
-            prompt: so many messages at the beginning are the prompt of a response that follows: rendered as `prompt` does, and false throughout.
+            messages: end with an assistant's; no two of those in a row; a plain one begins with one user
+            message.
+            prompt: so many messages at the beginning are the prompt of a response that follows: rendered as
+            `prompt` does, and false throughout.
         Returns:
-            (T,) int32 ids, and (T,) bool, true on the assistant's tokens and the ends of its turns, but for messages of weight 0.
+            (T,) int32 ids, and (T,) bool, true on the assistant's tokens and the ends of its turns, but for
+            messages of weight 0.
         Raises:
             TemplateError: the messages do not alternate like that, or the template refuses them.
         """
-        turns = [(is_response, list(group)) for is_response, group in groupby(messages[prompt:], key=lambda message: message.role == "assistant")]
+        turns = [
+            (is_response, list(group))
+            for is_response, group in groupby(
+                messages[prompt:], key=lambda message: message.role == "assistant"
+            )
+        ]
         turns = [(False, list(messages[:prompt])), *turns] if prompt else turns
-        alternates = turns and turns[-1][0] and not turns[0][0] and all(len(group) == 1 for is_response, group in turns if is_response)
+        alternates = (
+            turns
+            and turns[-1][0]
+            and not turns[0][0]
+            and all(len(group) == 1 for is_response, group in turns if is_response)
+        )
         if not alternates:
             roles = ", ".join(message.role for message in messages) or "nothing"
-            raise TemplateError(f"cannot mask a conversation of {roles}; every assistant message must answer another message, and one must end it")
+            raise TemplateError(
+                f"cannot mask a conversation of {roles}; every assistant message must answer another "
+                "message, and one must end it"
+            )
         parts: list[np.ndarray] = []
         for is_response, group in turns:
             if is_response:
@@ -253,18 +339,25 @@ class Renderer:
                 ended = bool(parts) and len(parts[-1]) > 0 and int(parts[-1][-1]) == self._end_id
                 parts.append(self._tail(group, ended) if parts else self.prompt(group))
         learned = [is_response and bool(group[0].fields.get("weight", 1)) for is_response, group in turns]
-        mask = np.concatenate([np.full(len(ids), is_learned) for ids, is_learned in zip(parts, learned, strict=True)])
+        mask = np.concatenate(
+            [np.full(len(ids), is_learned) for ids, is_learned in zip(parts, learned, strict=True)]
+        )
         return np.concatenate(parts), mask
 
     def text(self, ids: np.ndarray) -> str:
-        """The text of a response for oracles and people: without special tokens, cut before the first stop string."""
+        """The text of a response for oracles and people: without special tokens, cut before the first stop
+        string."""
         kept = [int(i) for i in ids if int(i) not in self.stop_ids]
         text = str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         return text[: min((at for at in map(text.find, self.stop) if at >= 0), default=len(text))]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids with nothing left out; where the engine looks for stop strings."""
-        return str(self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(
+            self.tokenizer.decode(
+                [int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
 
     def _put(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The conversation with its question in the form that is set."""
@@ -273,13 +366,18 @@ class Renderer:
         *before, last = messages
         if last.role != "user" or any(message.role != "system" for message in before):
             roles = ", ".join(message.role for message in messages)
-            raise TemplateError(f"a conversation of {roles} is not one question, which `question` puts in a form; remove `render.question`")
+            raise TemplateError(
+                f"a conversation of {roles} is not one question, which `question` puts in a form; remove "
+                "`render.question`"
+            )
         return [*before, Message("user", self._question.render(last.content, self._few_shot))]
 
     def _plain(self, messages: Sequence[Message]) -> np.ndarray:
         if len(messages) != 1 or messages[0].role != "user":
             roles = ", ".join(message.role for message in messages) or "nothing"
-            raise TemplateError(f"a conversation of {roles} needs a chat template; {proposal(self.tokenizer)}")
+            raise TemplateError(
+                f"a conversation of {roles} needs a chat template; {proposal(self.tokenizer)}"
+            )
         ids, added = self._encoder.ids(messages[0].content, adds=True)
         while ids and added[-1] and ids[-1] == self.tokenizer.eos_token_id:
             ids.pop()
@@ -288,7 +386,10 @@ class Renderer:
 
     def _tail(self, messages: Sequence[Message], ended: bool) -> np.ndarray:
         if any(message.role == "assistant" for message in messages):
-            raise TemplateError("an assistant message cannot be appended to a response; append what the user or the environment says")
+            raise TemplateError(
+                "an assistant message cannot be appended to a response; append what the user or the "
+                "environment says"
+            )
         if self.template is None:
             return self._ids("".join(message.content for message in messages))
         tail = _after(self._render([_USER, _RESPONSE, *messages], generate=True), _RESPONSE.content)
@@ -303,20 +404,30 @@ class Renderer:
         self._control, self._control_but_own = _any_of(tokens), _any_of(tokens - OWN)
 
     def _content(self, message: Message) -> str:
-        content: str = _escaped(message.content, self._control_but_own if message.role in ("assistant", "system") else self._control)
+        content: str = _escaped(
+            message.content,
+            self._control_but_own if message.role in ("assistant", "system") else self._control,
+        )
         return content
 
     def _check_history(self, messages: Sequence[Message], ids: np.ndarray) -> None:
-        """What is learned turn by turn must be what the template writes of the whole conversation, white space aside."""
+        """What is learned turn by turn must be what the template writes of the whole conversation, white
+        space aside."""
         whole = self._ids(self._render(self._with_system(messages), generate=False))
         learned, written = ("".join(self.decode(part).split()) for part in (ids, whole))
         if written.startswith(learned):
             return
-        same = next((i for i, (a, b) in enumerate(zip(learned, written, strict=False)) if a != b), min(len(learned), len(written)))
+        same = next(
+            (i for i, (a, b) in enumerate(zip(learned, written, strict=False)) if a != b),
+            min(len(learned), len(written)),
+        )
         raise TemplateError(
-            f"the chat template rewrites history: behind {learned[max(0, same - 30) : same]!r} it writes {written[same : same + 30]!r} in the whole "
-            f"conversation, and {learned[same : same + 30]!r} when the turn is new. To learn several turns choose a template that only adds to what "
-            "it wrote, such as chatml; or have the last message alone learned, with `weight: 0` in the assistant's others"
+            f"the chat template rewrites history: behind {learned[max(0, same - 30) : same]!r} it writes "
+            f"{written[same : same + 30]!r} in the whole "
+            f"conversation, and {learned[same : same + 30]!r} when the turn is new. To learn several "
+            "turns choose a template that only adds to what "
+            "it wrote, such as chatml; or have the last message alone learned, with `weight: 0` in the "
+            "assistant's others"
         )
 
     def _is_text(self, response: Message) -> bool:
@@ -329,13 +440,23 @@ class Renderer:
         return False
 
     def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        conversation = [{**_escaped(message.fields, self._control), "role": message.role, "content": self._content(message)} for message in messages]
+        conversation = [
+            {
+                **_escaped(message.fields, self._control),
+                "role": message.role,
+                "content": self._content(message),
+            }
+            for message in messages
+        ]
         try:
-            text = self.tokenizer.apply_chat_template(conversation, chat_template=self.source, tokenize=False, add_generation_prompt=generate)
+            text = self.tokenizer.apply_chat_template(
+                conversation, chat_template=self.source, tokenize=False, add_generation_prompt=generate
+            )
         except Exception as error:  # a template is a program of its own and raises what it likes
             roles = shortened(", ".join(message.role for message in messages), 200)
             raise TemplateError(
-                f"the chat template cannot render a conversation of {roles} ({described(error)}); choose another template or change the roles"
+                f"the chat template cannot render a conversation of {roles} ({described(error)}); choose "
+                "another template or change the roles"
             ) from error
         for mark in (_OPEN, _CLOSE) if "tojson" in self.source else ():
             text = text.replace(json.dumps(mark)[1:-1], mark)  # a template may write JSON in ASCII
@@ -354,19 +475,25 @@ class Renderer:
         for token in CHATML_TOKENS:
             if len(self._ids(token)) != 1:
                 raise TemplateError(
-                    f"the chatml template needs {token} as one token, and this tokenizer has none; add it to the tokenizer and the model, or "
+                    f"the chatml template needs {token} as one token, and this tokenizer has none; add it "
+                    "to the tokenizer and the model, or "
                     f"{proposal(self.tokenizer)}"
                 )
 
     def _study_turn(self) -> None:
-        """Finds what the template writes before a response, how it ends a turn, and which tokens are its controls."""
+        """Finds what the template writes before a response, how it ends a turn, and which tokens are its
+        controls."""
         opening, turn = self._render([_USER], generate=True), self._render([_USER, _RESPONSE], generate=False)
         before, closing = turn[: turn.find(_RESPONSE.content)], _after(turn, _RESPONSE.content)
         self._opening, self._closing = opening, closing
         gap = before.removeprefix(opening) if before.startswith(opening) else ""
         self._lead = gap if gap.isspace() else ""
         added = self.tokenizer.added_tokens_decoder
-        marks = {int(i): token.content for i, token in added.items() if token.content.strip() and not token.content.strip().isalnum()}
+        marks = {
+            int(i): token.content
+            for i, token in added.items()
+            if token.content.strip() and not token.content.strip().isalnum()
+        }
         ends = [int(i) for i in self._ids(closing) if marks.get(int(i), "\0") in closing]
         if ends:
             self._end_id, end = ends[0], marks[ends[0]]
@@ -374,7 +501,9 @@ class Renderer:
         elif self._end_id is not None:
             self._end_text = str(self.tokenizer.eos_token)
         self._opens_reasoning = opening.rstrip().endswith("<think>")
-        written = (self.template or "") + opening + turn + self._render([_USER, _RESPONSE, _USER], generate=False)
+        written = (
+            (self.template or "") + opening + turn + self._render([_USER, _RESPONSE, _USER], generate=False)
+        )
         for messages in ([_SYSTEM, _USER], [_USER, _RESPONSE, _TOOL]):
             with suppress(TemplateError):  # not every template has these roles
                 written += self._render(messages, generate=True)
@@ -383,7 +512,13 @@ class Renderer:
 
     def _look_for_rewriting(self, is_refused: bool) -> None:
         answer = Message("assistant", "<think>\noatreasoning\n</think>\n\noatanswer")
-        messages = [Message("user", "oatfirst"), answer, Message("user", "oatsecond"), answer, Message("user", "oatthird")]
+        messages = [
+            Message("user", "oatfirst"),
+            answer,
+            Message("user", "oatsecond"),
+            answer,
+            Message("user", "oatthird"),
+        ]
         for length in range(1, len(messages)):
             earlier, later = (self._render(messages[:n], generate=False) for n in (length, length + 1))
             head, end, _ = earlier.rpartition(messages[length - 1].content.split()[-1])
@@ -391,16 +526,27 @@ class Renderer:
             drops = later.count("oatreasoning") < messages[: length + 1].count(answer)
             if later.startswith(head) and not drops:
                 continue
-            same = next((i for i, (a, b) in enumerate(zip(head, later, strict=False)) if a != b), min(len(head), len(later)))
-            what = "drops the reasoning between <think> and </think>" if drops else f"changes an earlier message, here {head[same : same + 40]!r}"
-            rewrites = f"the chat template rewrites history: in a conversation of {length + 1} messages it {what}"
+            same = next(
+                (i for i, (a, b) in enumerate(zip(head, later, strict=False)) if a != b),
+                min(len(head), len(later)),
+            )
+            what = (
+                "drops the reasoning between <think> and </think>"
+                if drops
+                else f"changes an earlier message, here {head[same : same + 40]!r}"
+            )
+            rewrites = (
+                f"the chat template rewrites history: in a conversation of {length + 1} messages it {what}"
+            )
             if is_refused:
                 raise TemplateError(
-                    f"{rewrites}; in episodes of several turns a response must stay as it was sampled: choose a template that only adds to what it "
+                    f"{rewrites}; in episodes of several turns a response must stay as it was sampled: "
+                    "choose a template that only adds to what it "
                     "wrote, such as chatml"
                 )
             warn(
-                f"{rewrites}. Here responses stay as they were sampled; for episodes of several turns choose a template that keeps earlier "
+                f"{rewrites}. Here responses stay as they were sampled; for episodes of several turns "
+                "choose a template that keeps earlier "
                 "messages, or the model meets other histories in use than in training"
             )
             return
@@ -409,18 +555,25 @@ class Renderer:
 def _escaped(value: Any, control: re.Pattern[str]) -> Any:
     """Marks control tokens in every text of a value, so that `Renderer._ids` reads them as ordinary text."""
     if isinstance(value, str):
-        return control.sub(lambda match: _OPEN + match[0] + _CLOSE, value.replace(_OPEN, "\ufffd").replace(_CLOSE, "\ufffd"))
+        return control.sub(
+            lambda match: _OPEN + match[0] + _CLOSE, value.replace(_OPEN, "\ufffd").replace(_CLOSE, "\ufffd")
+        )
     if isinstance(value, dict):
         return {_escaped(name, control): _escaped(part, control) for name, part in value.items()}
     return [_escaped(part, control) for part in value] if isinstance(value, list) else value
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
+    return re.compile(
+        "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)"
+    )
 
 
 def _after(text: str, mark: str) -> str:
     head, found, tail = text.partition(mark)
     if not found:
-        raise TemplateError(f"the chat template leaves out an assistant's message (it renders {head[-80:]!r}); choose one that keeps it")
+        raise TemplateError(
+            f"the chat template leaves out an assistant's message (it renders {head[-80:]!r}); choose one "
+            "that keeps it"
+        )
     return tail

@@ -45,25 +45,39 @@ def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
         try:
             return str(tokenizer.get_chat_template())
         except ValueError as error:
-            raise TemplateError(f"the tokenizer has no chat template; {proposal(tokenizer)}, or leave it out for plain prompts") from error
+            raise TemplateError(
+                f"the tokenizer has no chat template; {proposal(tokenizer)}, or leave it out for plain "
+                "prompts"
+            ) from error
     if not template.endswith(".jinja"):
-        raise TemplateError(f"no template is called {template!r}; {did_you_mean(template, ('chatml', 'tokenizer'))}, or the path of a .jinja file")
+        raise TemplateError(
+            f"no template is called {template!r}; {did_you_mean(template, ('chatml', 'tokenizer'))}, or "
+            "the path of a .jinja file"
+        )
     try:
         return seen(template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TemplateError(f"cannot read the template {template} ({error}); give the path of a .jinja file in UTF-8") from error
+        raise TemplateError(
+            f"cannot read the template {template} ({error}); give the path of a .jinja file in UTF-8"
+        ) from error
 
 
 def on_day(template: str, date: datetime.date) -> str:
     """The template as it is on one day: transformers gives its own clock to every template."""
     source = _DATE.sub(lambda match: repr(date.strftime(match[1] or match[2] or "")), template)
     if re.search(r"\bstrftime_now\s*\(", source):
-        raise TemplateError('the chat template computes the format of its date; write the format into it, as in strftime_now("%d %b %Y")')
+        raise TemplateError(
+            "the chat template computes the format of its date; write the format into it, as in "
+            'strftime_now("%d %b %Y")'
+        )
     return source
 
 
 def proposal(tokenizer: "PreTrainedTokenizerFast") -> str:
     """The templates that can work with a tokenizer."""
-    ours = [*(["tokenizer"] if tokenizer.chat_template else []), *(["chatml"] if {*CHATML_TOKENS} <= tokenizer.added_tokens_encoder.keys() else [])]
+    ours = [
+        *(["tokenizer"] if tokenizer.chat_template else []),
+        *(["chatml"] if {*CHATML_TOKENS} <= tokenizer.added_tokens_encoder.keys() else []),
+    ]
     last = "a .jinja file that ends turns with {{ eos_token }}" if tokenizer.eos_token else "a .jinja file"
     return f'set `render.template` to {" or ".join([*ours, last])} (docs/data.md, "Chat templates")'

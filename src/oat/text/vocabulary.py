@@ -1,8 +1,10 @@
 """Whether a tokenizer can be the one of a model, as far as numbers can tell.
 
-Many published models have more rows of embeddings than their tokenizer has tokens: rounded up to a multiple (OPT has 50,272 for 50,265, HyenaDNA 16
-for 12), or with room for tokens to come (BLOOM has 250,880 for 250,680, DeepSeek's first ones 102,400 for 100,015). Of the language models that we
-know the least share is 0.977; SELFormer, which reads molecules, has 800 rows for 428 tokens. Rows that no token has are never sampled.
+Many published models have more rows of embeddings than their tokenizer has tokens: rounded up to a multiple
+(OPT has 50,272 for 50,265, HyenaDNA 16 for 12), or with room for tokens to come (BLOOM has 250,880 for
+250,680, DeepSeek's first ones 102,400 for 100,015). Of the language models that we know the least share is
+0.977; SELFormer, which reads molecules, has 800 rows for 428 tokens. Rows that no token has are never
+sampled.
 """
 
 from typing import Any
@@ -34,7 +36,8 @@ def check_vocabulary(tokenizer: Any, rows: int, whose: str) -> None:
     last = max(ids, key=lambda token: ids[token])
     if ids[last] >= rows:
         raise ModelError(
-            f"{whose} has {len(ids)} tokens, up to id {ids[last]} ({last!r}), and the model's embeddings have {rows} rows; give the tokenizer "
+            f"{whose} has {len(ids)} tokens, up to id {ids[last]} ({last!r}), and the model's embeddings "
+            f"have {rows} rows; give the tokenizer "
             "that belongs to the model, or resize the model's embeddings for tokens that were added"
         )
     count = ids[last] + 1
@@ -43,7 +46,8 @@ def check_vocabulary(tokenizer: Any, rows: int, whose: str) -> None:
     found = f"{whose} has {count} tokens, and the model's embeddings have {rows} rows"
     if count < _IMPOSSIBLE * rows:
         raise ModelError(
-            f"{found}: this cannot be the tokenizer of this model; give the tokenizer that belongs to the model, or, for one that is made for this "
+            f"{found}: this cannot be the tokenizer of this model; give the tokenizer that belongs to the "
+            "model, or, for one that is made for this "
             f"tokenizer, cut what nothing uses (model.resize_token_embeddings({count}))"
         )
     warn(f"{found}, an unusual share: if the responses make no sense, the tokenizer is another model's")

@@ -27,7 +27,8 @@ class Row:
 
     Attributes:
         values: the metrics by name.
-        seconds: when it was made, since 1970; of rows that were there before this process, as if the run had not stood still since.
+        seconds: when it was made, since 1970; of rows that were there before this process, as if the run had
+        not stood still since.
         samples: the lines of `samples.jsonl` of its step; none unless `samples: true`.
     """
 
@@ -38,14 +39,17 @@ class Row:
 
 
 class Sink(Protocol):
-    """A place for rows. It is made from its options, opened, given each row of the run once, in order of their steps, and closed. What it raises is
-    said to people once, and the run goes on without it; the next process of the run goes on behind the last row that it took.
+    """A place for rows. It is made from its options, opened, given each row of the run once, in order of
+    their steps, and closed. What it raises is said to people once, and the run goes on without it; the next
+    process of the run goes on behind the last row that it took.
 
-    A class attribute `begins_anew = True` says that it keeps nothing of earlier processes: `open` clears its place, and all rows of the run follow.
+    A class attribute `begins_anew = True` says that it keeps nothing of earlier processes: `open` clears its
+    place, and all rows of the run follow.
     """
 
     def open(self, run: Opening) -> str | None:
-        """Begin; returns the name by which a later process of the run finds what this one wrote, or None where it needs none."""
+        """Begin; returns the name by which a later process of the run finds what this one wrote, or None
+        where it needs none."""
 
     def row(self, row: Row) -> None: ...
 

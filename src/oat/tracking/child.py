@@ -1,7 +1,8 @@
 """The side of training: starts the process of a sink, hands it rows, and ends it.
 
-Training never waits for a sink while it goes on: what the process has not taken yet stays here, up to a bound. A sink that fails in any way is told
-of once, its process is killed, and the run goes on without it. At the end every sink has `wait_s` to take what is left; then nothing of it remains.
+Training never waits for a sink while it goes on: what the process has not taken yet stays here, up to a
+bound. A sink that fails in any way is told of once, its process is killed, and the run goes on without it. At
+the end every sink has `wait_s` to take what is left; then nothing of it remains.
 """
 
 import os
@@ -71,7 +72,9 @@ class SinkProcess:
         self._scratch, self._mark = "", ""
         self._pending, self._heard = bytearray(), bytearray()
         self._given: deque[tuple[int, int]] = deque()
-        self._lag, self._next, self._is_closed = 0, 0, False
+        self._lag = 0
+        self._next = 0
+        self._is_closed = False
 
     def open(self, kept: int) -> None:
         """Start it; it first takes those rows before this one that it has not had."""
@@ -97,9 +100,22 @@ class SinkProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None, "pipes were asked for"
             os.set_blocking(pipe.fileno(), False)
-        order = {"sink": sink.symbol, "options": dict(sink.options), "place": dict(sink.place), "samples": sink.samples, "wait_s": sink.wait_s}
-        order |= {"folder": str(self.folder), "state": str(place / f"{sink.key}.json"), "scratch": self._scratch, "mark": self._mark}
-        self._pending += frame({**order, "config": self._hider.tree, "kept": kept, "now": time.time(), "path": sys.path})
+        order = {
+            "sink": sink.symbol,
+            "options": dict(sink.options),
+            "place": dict(sink.place),
+            "samples": sink.samples,
+            "wait_s": sink.wait_s,
+        }
+        order |= {
+            "folder": str(self.folder),
+            "state": str(place / f"{sink.key}.json"),
+            "scratch": self._scratch,
+            "mark": self._mark,
+        }
+        self._pending += frame(
+            {**order, "config": self._hider.tree, "kept": kept, "now": time.time(), "path": sys.path}
+        )
         self._pump()
 
     def row(self, step: int, metrics: str, samples: Sequence[str]) -> None:
@@ -113,11 +129,14 @@ class SinkProcess:
         self._lag += len(message)
         self._pump()
         if self._process is not None and (len(self._given) > _MOST_ROWS or self._lag > _MOST_BYTES):
-            self._fail(f"has not taken the row of step {self._given[0][0]} yet, and {len(self._given):,} rows wait")
+            self._fail(
+                f"has not taken the row of step {self._given[0][0]} yet, and {len(self._given):,} rows wait"
+            )
 
     def is_done(self, since: float) -> bool:
-        """No more rows come since then (monotonic seconds), and it has `wait_s` to take what is left and to end in its own way: whether it has, or
-        had its time. What is missing then is said, unless the sink had closed and only its libraries linger.
+        """No more rows come since then (monotonic seconds), and it has `wait_s` to take what is left and to
+        end in its own way: whether it has, or had its time. What is missing then is said, unless the sink had
+        closed and only its libraries linger.
         """
         if self._process is not None:
             self._pump()
@@ -203,13 +222,15 @@ class SinkProcess:
         self.end()
         said = printable(" ".join(self._hider.text(what).split()))[:_SHOWN]
         warn(
-            f"the sink {self.sink.key} {said}; the run goes on without it, and rows from step {self._next} on may be missing there "
+            f"the sink {self.sink.key} {said}; the run goes on without it, and rows from step "
+            f"{self._next} on may be missing there "
             f"({self.folder / 'sinks' / self.sink.key}.log has what it wrote)"
         )
 
 
 def finish_all(sinks: Sequence[SinkProcess]) -> None:
-    """End the sinks of a run in their own way, all at once; afterwards nothing is left of them, also where this is interrupted."""
+    """End the sinks of a run in their own way, all at once; afterwards nothing is left of them, also where
+    this is interrupted."""
     begin = time.monotonic()
     try:
         waiting = list(sinks)

@@ -1,5 +1,6 @@
-"""The files people read while a run goes on: one line a step in `metrics.jsonl`, some groups a step in `samples.jsonl`, and with what they were made
-in `environment.json`. The sinks (`sinks/`) get the same lines."""
+"""The files people read while a run goes on: one line a step in `metrics.jsonl`, some groups a step in
+`samples.jsonl`, and with what they were made in `environment.json`. The sinks (`sinks/`) get the same
+lines."""
 
 import json
 import os
@@ -16,7 +17,8 @@ from oat.tracking.child import SinkProcess, finish_all
 from oat.types import Feedback
 
 MAX_COLUMN = 4000
-"""Characters of a column of the data in `samples.jsonl`. The texts beside it are bounded by the tokens of prompts and responses."""
+"""Characters of a column of the data in `samples.jsonl`. The texts beside it are bounded by the tokens of
+prompts and responses."""
 
 
 class Tracking:
@@ -29,14 +31,26 @@ class Tracking:
         standing: what must still be there when something is written.
     """
 
-    def __init__(self, run_dir: Path, *, samples: int, told: Told | None = None, sinks: Sequence[SinkProcess] = (), standing: Standing | None = None):
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        samples: int,
+        told: Told | None = None,
+        sinks: Sequence[SinkProcess] = (),
+        standing: Standing | None = None,
+    ):
         self.paths = {"metrics": run_dir / "metrics.jsonl", "samples": run_dir / "samples.jsonl"}
-        self.samples, self.told, self.sinks, self.standing = samples, told, sinks, standing or Standing()
+        self.samples = samples
+        self.told = told
+        self.sinks = sinks
+        self.standing = standing or Standing()
         self.files: dict[str, TextIO] = {}
         self._streams = Standing()
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
-        """Cut both streams back to the cursor and go on behind it; a run that begins at step 0 writes row 0 anew, so it keeps none.
+        """Cut both streams back to the cursor and go on behind it; a run that begins at step 0 writes row 0
+        anew, so it keeps none.
 
         Args:
             is_closed: whether the cursor's own row is behind us; otherwise it comes next.
@@ -51,7 +65,11 @@ class Tracking:
             self.told.begin(kept_rows)
         for name, path in self.paths.items():
             before = path.read_bytes() if path.exists() else b""
-            kept, damage = _metrics_before(before, kept_rows) if name == "metrics" else _samples_before(before, kept_rows)
+            kept, damage = (
+                _metrics_before(before, kept_rows)
+                if name == "metrics"
+                else _samples_before(before, kept_rows)
+            )
             if damage:
                 warn(f"{path}: {damage}; the run goes on, and what cannot be read is taken out")
             if path.exists():
@@ -65,12 +83,16 @@ class Tracking:
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
         """Raises:
-        DirectoryError: the run's directory, or one of its two files, is not what it was, so that nobody would find the row.
+        DirectoryError: the run's directory, or one of its two files, is not what it was, so that nobody would
+        find the row.
         """
         self._refuse_lost()
         if self.told is not None:
             self.told.tell()
-        shown = [_line({"step": step, **_readable(item)}) for item in (feedback.items[: self.samples] if feedback else ())]
+        shown = [
+            _line({"step": step, **_readable(item)})
+            for item in (feedback.items[: self.samples] if feedback else ())
+        ]
         for line in shown:
             self._write("samples", line)
         metrics = _line({"step": step, **dict(sorted(values.items()))})
@@ -93,7 +115,8 @@ class Tracking:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """What could not be written was said when it was written, so that closing says nothing over it. Sinks have their time to end."""
+        """What could not be written was said when it was written, so that closing says nothing over it. Sinks
+        have their time to end."""
         for file in self.files.values():
             with suppress(OSError):
                 file.close()
@@ -129,7 +152,12 @@ _SHOWN = (
 
 def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
     """One line about a step for people."""
-    return "  ".join([f"step {step}" + (f"/{last}" if last else ""), *(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values)])
+    return "  ".join(
+        [
+            f"step {step}" + (f"/{last}" if last else ""),
+            *(f"{name} {values[name]:.4g}" for name in _SHOWN if name in values),
+        ]
+    )
 
 
 def _metrics_before(content: bytes, end: int) -> tuple[list[bytes], str]:
@@ -139,7 +167,8 @@ def _metrics_before(content: bytes, end: int) -> tuple[list[bytes], str]:
 
 
 def _samples_before(content: bytes, end: int) -> tuple[list[bytes], str]:
-    """The lines of the first steps, and how many others stand before the last of them. How many a step has is not known."""
+    """The lines of the first steps, and how many others stand before the last of them. How many a step has is
+    not known."""
     lines = content.split(b"\n")[:-1]
     steps = [_step_of(line) for line in lines]
     last = max((place for place, step in enumerate(steps) if step is not None and step < end), default=-1)
@@ -174,6 +203,7 @@ def _readable(item: Any) -> dict[str, Any]:
 
 
 def _bounded(value: Any) -> Any:
-    """A value of a record as it is; of one that is long as JSON its beginning, which ends with how long it is."""
+    """A value of a record as it is; of one that is long as JSON its beginning, which ends with how long it
+    is."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return value if len(text) <= MAX_COLUMN else f"{text[:MAX_COLUMN]}... ({len(text):,} characters)"

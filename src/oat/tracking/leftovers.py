@@ -1,5 +1,5 @@
-"""Processes that were started for a sink, by a variable of their environment that nothing else has: also those that left its group or its session,
-and those whose parent has gone."""
+"""Processes that were started for a sink, by a variable of their environment that nothing else has: also
+those that left its group or its session, and those whose parent has gone."""
 
 import os
 import signal

@@ -1,7 +1,8 @@
 """MLflow, by the small edition of its library: `oat-align[mlflow]` is mlflow-skinny.
 
-By default into files in `RUN/mlflow`, which every client reads, and `mlflow migrate-filestore` turns into a database; a server or a database is named
-in `tracking_uri`. All processes of a run are one run there, by an id that is kept in `RUN/sinks/mlflow.json`; a fork is another one.
+By default into files in `RUN/mlflow`, which every client reads, and `mlflow migrate-filestore` turns into a
+database; a server or a database is named in `tracking_uri`. All processes of a run are one run there, by an
+id that is kept in `RUN/sinks/mlflow.json`; a fork is another one.
 """
 
 import os
@@ -12,7 +13,9 @@ from typing import Any
 
 from oat.tracking.base import Opening, Row
 
-_METRICS, _PARAMETERS, _CHARACTERS = 1000, 100, 500
+_METRICS = 1000
+_PARAMETERS = 100
+_CHARACTERS = 500
 """Most of a request, and of a parameter's value, that every server takes."""
 _STRANGE = re.compile(r"[^\w\-. :/]")
 """What no name of MLflow has."""
@@ -37,15 +40,24 @@ class Mlflow:
     def open(self, run: Opening) -> str:
         os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")
         if self.config.tracking_uri is None:
-            os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # the only store that mlflow-skinny has without a server
+            # the only store that mlflow-skinny has without a server
+            os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
         from mlflow import MlflowClient
 
         c, local = self.config, (run.folder / "mlflow").as_uri()
-        self._client = MlflowClient(tracking_uri=c.tracking_uri or local, registry_uri=c.tracking_uri or local)
+        self._client = MlflowClient(
+            tracking_uri=c.tracking_uri or local, registry_uri=c.tracking_uri or local
+        )
         if run.id is None:
             found = self._client.get_experiment_by_name(c.experiment)
-            experiment = self._client.create_experiment(c.experiment) if found is None else found.experiment_id
-            self._id = str(self._client.create_run(experiment, run_name=c.run_name or run.folder.name, tags=dict(c.tags)).info.run_id)
+            experiment = (
+                self._client.create_experiment(c.experiment) if found is None else found.experiment_id
+            )
+            self._id = str(
+                self._client.create_run(
+                    experiment, run_name=c.run_name or run.folder.name, tags=dict(c.tags)
+                ).info.run_id
+            )
             self._log_parameters(run.config)
         else:
             self._id = run.id
@@ -58,19 +70,28 @@ class Mlflow:
         from mlflow.entities import Metric
 
         when = round(1000 * row.seconds)
-        metrics = [Metric(_STRANGE.sub("_", name), float(value), when, row.step) for name, value in row.values.items()]
+        metrics = [
+            Metric(_STRANGE.sub("_", name), float(value), when, row.step)
+            for name, value in row.values.items()
+        ]
         for begin in range(0, len(metrics), _METRICS):
             self._client.log_batch(self._id, metrics=metrics[begin : begin + _METRICS])
         if row.samples:
             if self._is_moved:
-                raise RuntimeError(f"MLflow keeps samples where the run was begun ({self._place}), and it has been moved; set samples: false")
-            self._client.log_dict(self._id, {"samples": list(row.samples)}, f"samples/step_{row.step:08}.json")
+                raise RuntimeError(
+                    f"MLflow keeps samples where the run was begun ({self._place}), and it has been "
+                    "moved; set samples: false"
+                )
+            self._client.log_dict(
+                self._id, {"samples": list(row.samples)}, f"samples/step_{row.step:08}.json"
+            )
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
 
     def _log_parameters(self, config: Mapping[str, Any]) -> None:
-        """Every field of the configuration by its dotted name; they are written once, as MLflow's parameters never change."""
+        """Every field of the configuration by its dotted name; they are written once, as MLflow's parameters
+        never change."""
         from mlflow.entities import Param
 
         found = [Param(name, str(value)[:_CHARACTERS]) for name, value in _fields(config)]

@@ -1,18 +1,20 @@
 """The process that a sink lives in; `child.py` starts it, and may kill it.
 
-The first frame that comes on stdin (`plugins/child.py` has their form) says which sink to make of which options, and for which run; each later one
-is a row. What goes back on stdout is one of
+The first frame that comes on stdin (`plugins/child.py` has their form) says which sink to make of which
+options, and for which run; each later one is a row. What goes back on stdout is one of
 
     {"next": step}      every row before this one is taken
     {"failed": text}    the sink raised; nothing follows
     {"closed": true}    the sink is closed; the libraries may still take leave
 
-Whatever else the process writes goes to `RUN/sinks/NAME.log`. When no more rows can come, also because training was killed, the sink is closed; a
-process that takes too long for that ends itself. So nothing is lost or said twice when training is killed: rows that are on their way are taken, and
-the process of the next life waits until this one has gone.
+Whatever else the process writes goes to `RUN/sinks/NAME.log`. When no more rows can come, also because
+training was killed, the sink is closed; a process that takes too long for that ends itself. So nothing is
+lost or said twice when training is killed: rows that are on their way are taken, and the process of the next
+life waits until this one has gone.
 
-`RUN/sinks/NAME.json` has the run's id, and the step of the next row. That is moved before the sink gets a row, and back where the sink raises: so a
-sink whose own process is killed gets no row twice, and may lack one.
+`RUN/sinks/NAME.json` has the run's id, and the step of the next row. That is moved before the sink gets a
+row, and back where the sink raises: so a sink whose own process is killed gets no row twice, and may lack
+one.
 """
 
 import atexit
@@ -68,7 +70,9 @@ def serve(order: Mapping[str, Any], rows: "SimpleQueue[Any]", told: BinaryIO) ->
     try:
         with _alone(Path(order["state"]).with_suffix(".lock")):
             sink = load_symbol(order["sink"])(**order["options"])
-            state = State(Path(order["state"]), order["place"], begins_anew=getattr(sink, "begins_anew", False))
+            state = State(
+                Path(order["state"]), order["place"], begins_anew=getattr(sink, "begins_anew", False)
+            )
             with _limited():
                 state.keep(sink.open(Opening(Path(order["folder"]), order["config"], state.id)))
             doing = "take a row"
@@ -153,7 +157,10 @@ def _limited() -> Iterator[None]:
 def _rows(order: Mapping[str, Any], first: int, rows: "SimpleQueue[Any]") -> Iterator[Row]:
     """Those that the run has kept, from a step on, and then those that come."""
     folder, kept = Path(order["folder"]), order["kept"]
-    seconds = {row["step"]: sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in _lines(folder, "metrics", kept)}
+    seconds = {
+        row["step"]: sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save"))
+        for row in _lines(folder, "metrics", kept)
+    }
     now = order["now"] - sum(seconds.values())
     samples = _lines(folder, "samples", kept) if order["samples"] else iter(())
     sample = next(samples, None)
@@ -173,7 +180,10 @@ def _rows(order: Mapping[str, Any], first: int, rows: "SimpleQueue[Any]") -> Ite
 
 def _lines(folder: Path, name: str, kept: int) -> Iterator[dict[str, Any]]:
     """The records of the rows before a step; what cannot be read has been said by the run."""
-    with suppress(FileNotFoundError), (folder / f"{name}.jsonl").open(encoding="utf-8", errors="replace", newline="\n") as file:
+    with (
+        suppress(FileNotFoundError),
+        (folder / f"{name}.jsonl").open(encoding="utf-8", errors="replace", newline="\n") as file,
+    ):
         for line in file:
             with suppress(ValueError):
                 record = parse_json(line)
@@ -182,8 +192,8 @@ def _lines(folder: Path, name: str, kept: int) -> Iterator[dict[str, Any]]:
 
 
 def _hear(asked: BinaryIO, rows: "SimpleQueue[Any]", order: Mapping[str, Any]) -> None:
-    """Take what comes at once, whatever the sink does; when nothing more can come, this process has its time, in which training would kill it if it
-    could, and a little more."""
+    """Take what comes at once, whatever the sink does; when nothing more can come, this process has its time,
+    in which training would kill it if it could, and a little more."""
     with suppress(Exception):
         while (message := read_frame(asked)) is not None:
             rows.put(message)

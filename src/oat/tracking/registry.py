@@ -56,13 +56,18 @@ def with_sinks(config: Config, origins: Origins) -> Config:
         sink = SinkConfig(given) if isinstance(given, str) else given
         _refuse_unknown(sink, path, origins)
         if (key := key_of(sink.name)) in keys:
-            raise ConfigError(f"{where(path, origins)}: tracking.sinks has {sink.name!r} twice, and its files are {key}.*; remove one")
+            raise ConfigError(
+                f"{where(path, origins)}: tracking.sinks has {sink.name!r} twice, and its files are "
+                f"{key}.*; remove one"
+            )
         keys.add(key)
         if sink.name in SINKS:
             cls = SINKS[sink.name].options
             known = {f.name for f in fields(cls)}
             for option in sink.options.keys() - known:
-                raise unknown_field((*path, option), {*known, "samples", "wait_s"}, origins, f" of {sink.name}")
+                raise unknown_field(
+                    (*path, option), {*known, "samples", "wait_s"}, origins, f" of {sink.name}"
+                )
             sink = replace(sink, options=asdict(convert(cls, sink.options, path, origins)))
         found.append(sink)
     return replace(config, tracking=replace(config.tracking, sinks=tuple(found)))
@@ -71,7 +76,11 @@ def with_sinks(config: Config, origins: Origins) -> Config:
 def sinks_of(tracking: TrackingConfig) -> list[SinkConfig]:
     """Those that have a process; `tensorboard: true` is one of them."""
     named = [SinkConfig(sink) if isinstance(sink, str) else sink for sink in tracking.sinks]
-    alias = [SinkConfig("tensorboard")] if tracking.tensorboard and "tensorboard" not in [sink.name for sink in named] else []
+    alias = (
+        [SinkConfig("tensorboard")]
+        if tracking.tensorboard and "tensorboard" not in [sink.name for sink in named]
+        else []
+    )
     return [sink for sink in (*named, *alias) if sink.name != FILES]
 
 
@@ -87,19 +96,27 @@ def refuse_missing(config: Config, origins: Origins) -> None:
         ConfigError: a library is missing, or there is no such file, module or class.
     """
     for sink in sinks_of(config.tracking):
-        field = "tracking.tensorboard" if sink.name == "tensorboard" and config.tracking.tensorboard else "tracking.sinks"
+        field = (
+            "tracking.tensorboard"
+            if sink.name == "tensorboard" and config.tracking.tensorboard
+            else "tracking.sinks"
+        )
         place = where(tuple(field.split(".")), origins)
         if sink.name in SINKS:
             if importlib.util.find_spec(sink.name) is None:
                 extra = SINKS[sink.name].extra
                 named = f"{field} is set" if field == "tracking.tensorboard" else f"{field} has {sink.name}"
-                raise ConfigError(f"{place}: {named}, and its library is missing: pip install 'oat-align[{extra}]', or remove it")
+                raise ConfigError(
+                    f"{place}: {named}, and its library is missing: pip install 'oat-align[{extra}]', or "
+                    "remove it"
+                )
         elif problem := _problem(sink.name):
             raise ConfigError(f"{place}: {field} has {sink.name!r}: {problem}")
 
 
 def key_of(name: str) -> str:
-    """What a sink's files are called: its name, or for a user's own the file's or module's and the class's."""
+    """What a sink's files are called: its name, or for a user's own the file's or module's and the
+    class's."""
     place, colon, attribute = name.rpartition(":")
     return f"{Path(place).stem if place.endswith('.py') else place}-{attribute}" if colon else name
 
@@ -122,15 +139,22 @@ def _described(sink: SinkConfig) -> Described:
 def _refuse_unknown(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> None:
     place = where(path, origins)
     if sink.name == FILES and sink != SinkConfig(FILES):
-        raise ConfigError(f"{place}: the sink files has no options; tracking.samples says how many groups are in samples.jsonl")
+        raise ConfigError(
+            f"{place}: the sink files has no options; tracking.samples says how many groups are in "
+            "samples.jsonl"
+        )
     if sink.name.startswith("python:"):
         raise ConfigError(
-            f"{place}: tracking.sinks has an object of this process, and a sink lives in one of its own; write its class into a file, and name it as "
+            f"{place}: tracking.sinks has an object of this process, and a sink lives in one of its own; "
+            "write its class into a file, and name it as "
             "path/to/file.py:Class"
         )
     if sink.name not in (FILES, *SINKS) and not re.fullmatch(r".+:\w+", sink.name):
         known = did_you_mean(sink.name, (FILES, *SINKS))
-        raise ConfigError(f"{place}: there is no sink {sink.name!r}; {known}, or your own as path/to/file.py:Class or package.module:Class")
+        raise ConfigError(
+            f"{place}: there is no sink {sink.name!r}; {known}, or your own as path/to/file.py:Class or "
+            "package.module:Class"
+        )
 
 
 def _problem(name: str) -> str:
@@ -141,13 +165,23 @@ def _problem(name: str) -> str:
             is_there = importlib.util.find_spec(place) is not None
         except (ImportError, ValueError):
             is_there = False
-        return "" if is_there else f"there is no module {place} here; install it, or put its folder on PYTHONPATH"
+        return (
+            ""
+            if is_there
+            else f"there is no module {place} here; install it, or put its folder on PYTHONPATH"
+        )
     try:
         tree = ast.parse(seen(place).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
-        return f"{place} cannot be read as Python ({error}); check the path, which is relative to where you are"
+        return (
+            f"{place} cannot be read as Python ({error}); check the path, which is relative to where you are"
+        )
     names = set(_names(tree))
-    return "" if attribute in names or "*" in names else f"{place} has no {attribute}; {did_you_mean(attribute, names)}"
+    return (
+        ""
+        if attribute in names or "*" in names
+        else f"{place} has no {attribute}; {did_you_mean(attribute, names)}"
+    )
 
 
 def _names(tree: ast.Module) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The metrics of a run for TensorBoard, in `RUN/tensorboard`, by its own library.
 
-It is a copy of `metrics.jsonl`, written anew when a run is continued: so each point stands there once, also after a kill or a fork, and a run that is
-told late to write it has all of its points.
+It is a copy of `metrics.jsonl`, written anew when a run is continued: so each point stands there once, also
+after a kill or a fork, and a run that is told late to write it has all of its points.
 """
 
 import json

@@ -1,8 +1,10 @@
 """Weights & Biases, by its own library: `oat-align[wandb]`.
 
-By default offline: its files lie in `RUN/wandb`, one folder for each process of the run, and `wandb sync` uploads them. All processes of a run are
-one run there, by an id that is kept in `RUN/sinks/wandb.json`; a fork is another one. It gets metrics, the configuration without secrets, and samples
-where they are asked for: no code, no git state, no command line, no names of machines or users, no list of packages, no console, no load.
+By default offline: its files lie in `RUN/wandb`, one folder for each process of the run, and `wandb sync`
+uploads them. All processes of a run are one run there, by an id that is kept in `RUN/sinks/wandb.json`; a
+fork is another one. It gets metrics, the configuration without secrets, and samples where they are asked for:
+no code, no git state, no command line, no names of machines or users, no list of packages, no console, no
+load.
 """
 
 import json
@@ -13,8 +15,20 @@ from typing import Any, Literal
 
 from oat.tracking.base import Opening, Row
 
-_OFF = {"disable_code": True, "disable_git": True, "disable_job_creation": True, "save_code": False, "console": "off", "silent": True}
-_OFF_X = {"x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True, "x_save_requirements": False}
+_OFF = {
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "save_code": False,
+    "console": "off",
+    "silent": True,
+}
+_OFF_X = {
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_disable_machine_info": True,
+    "x_save_requirements": False,
+}
 _FLUSH_S = 1.0
 """Between two writes to the file of an offline run: what is lost when its process is killed."""
 
@@ -40,7 +54,8 @@ class Wandb:
         self.config = WandbConfig(**options)
 
     def open(self, run: Opening) -> str:
-        os.environ["WANDB_ERROR_REPORTING"] = "false"  # or errors of the library are sent to its makers, offline too
+        # or errors of the library are sent to its makers, offline too
+        os.environ["WANDB_ERROR_REPORTING"] = "false"
         import wandb
 
         c, id = self.config, run.id or uuid.uuid4().hex[:12]
@@ -66,7 +81,9 @@ class Wandb:
         values: dict[str, Any] = dict(row.values)
         if row.samples:
             names = sorted({name for sample in row.samples for name in sample})
-            cells = [[json.dumps(sample.get(name), ensure_ascii=False) for name in names] for sample in row.samples]
+            cells = [
+                [json.dumps(sample.get(name), ensure_ascii=False) for name in names] for sample in row.samples
+            ]
             values["samples"] = wandb.Table(columns=names, data=cells)
         self._run.log(values, step=row.step, commit=True)
 

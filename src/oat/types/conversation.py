@@ -10,8 +10,8 @@ class Message:
     """One message of a conversation.
 
     Attributes:
-        fields: what the data say of it beside role and text (`name`, `tool_calls`, `reasoning_content`, `weight`), none of it null; templates and
-            reward functions get it.
+        fields: what the data say of it beside role and text (`name`, `tool_calls`, `reasoning_content`,
+            `weight`), none of it null; templates and reward functions get it.
     """
 
     role: str
@@ -26,7 +26,11 @@ class Message:
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Message":
         """The message that has this `plain` form."""
-        return cls(plain["role"], plain["content"], {name: value for name, value in plain.items() if name not in ("role", "content")})
+        return cls(
+            plain["role"],
+            plain["content"],
+            {name: value for name, value in plain.items() if name not in ("role", "content")},
+        )
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -40,7 +44,8 @@ class Prompt:
 
     Attributes:
         row: line of the record in its file, from 1.
-        occurrence: how many prompts the run had taken before this one; the same record taken twice has two occurrences.
+        occurrence: how many prompts the run had taken before this one; the same record taken twice has two
+        occurrences.
         messages: the raw conversation; what oracles see.
         reference: the reference answer or response, if the data has one.
         columns: every further column of the record, by name.

@@ -1,4 +1,5 @@
-"""What is learned from answers: what a step collects, its batch and its losses, and the receipt for new weights."""
+"""What is learned from answers: what a step collects, its batch and its losses, and the receipt for new
+weights."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -36,7 +37,8 @@ class Requires:
         feedback: the kind of answers, or "none".
         slots: engine slots it samples from.
         models: learner models it reads or trains.
-        ratio_based: its loss divides by the probability of sampling, so it needs the sampled distribution exactly.
+        ratio_based: its loss divides by the probability of sampling, so it needs the sampled distribution
+        exactly.
     """
 
     feedback: Literal["compare", "score", "none"]
@@ -64,7 +66,8 @@ class Batch:
     """What `prepare` hands to the learner: the rows of one step and their columns.
 
     Attributes:
-        rows: N trajectories, whose trained tokens, in row order, are the K axis; none where the models read features only.
+        rows: N trajectories, whose trained tokens, in row order, are the K axis; none where the models read
+        features only.
         unit_of_N: (N,) from 0 upward; rows of one unit stay in one forward pass, in their order.
         group_of_N: (N,) from 0 upward.
         columns: by name; the last letter of a name is its axis.
@@ -91,7 +94,8 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """Unreduced terms of one part of an objective; the learner masks, weights and reduces them (see `learner/reduction.py`).
+    """Unreduced terms of one part of an objective; the learner masks, weights and reduces them (see
+    `learner/reduction.py`).
 
     Attributes:
         terms: (K,) for token, sequence, sequence_sum, prompt and constant; (U,) for pair; () for step.

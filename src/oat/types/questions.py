@@ -19,8 +19,8 @@ ENSEMBLE = "ensemble"
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The address of a question in a run's ledger: one a group, so (purpose, step, round, occurrence) is enough for training;
-    `index` numbers several questions about one prompt in an evaluation."""
+    """The address of a question in a run's ledger: one a group, so (purpose, step, round, occurrence) is
+    enough for training; `index` numbers several questions about one prompt in an evaluation."""
 
     purpose: str
     step: int
@@ -36,16 +36,20 @@ class Key:
 class Question:
     """One question, about one group.
 
-    `compare`: two candidates, the answer is the probability that the first wins. `score`: any number of candidates, one value each.
+    `compare`: two candidates, the answer is the probability that the first wins. `score`: any number of
+    candidates, one value each.
 
     Attributes:
         candidates: the texts asked about.
         picks: for each candidate, its place among the group's trajectories.
-        oracle: the address; empty until the router fills it, "none" for a question that is not asked, whose items are masked.
-        known: one value a candidate known beforehand, for the oracles that ask nobody; empty where there is none.
+        oracle: the address; empty until the router fills it, "none" for a question that is not asked, whose
+        items are masked.
+        known: one value a candidate known beforehand, for the oracles that ask nobody; empty where there is
+        none.
         features: one row a candidate, (candidates, D) float32, for the ensemble's learning.
         is_chat: as in `Prompt`.
-        ids: for each candidate the ids that follow its prompt, (T,) int32; empty in a question that comes back from the ledger.
+        ids: for each candidate the ids that follow its prompt, (T,) int32; empty in a question that comes
+        back from the ledger.
     """
 
     key: Key
@@ -67,17 +71,28 @@ class Question:
         return 1 if self.kind == "compare" else len(self.candidates)
 
     @classmethod
-    def about(cls, group: "Group", key: Key, kind: Kind, picks: tuple[int, ...], oracle: str = "") -> "Question":
+    def about(
+        cls, group: "Group", key: Key, kind: Kind, picks: tuple[int, ...], oracle: str = ""
+    ) -> "Question":
         """The question about some of a group's samples."""
         prompt, asked = group.prompt, [group.trajectories[pick] for pick in picks]
         known = tuple(trajectory.reward for trajectory in asked if trajectory.reward is not None)
-        content = (prompt.messages, tuple(t.text for t in asked), picks, prompt.reference, dict(prompt.columns), oracle, known)
+        content = (
+            prompt.messages,
+            tuple(t.text for t in asked),
+            picks,
+            prompt.reference,
+            dict(prompt.columns),
+            oracle,
+            known,
+        )
         return cls(key, kind, *content, is_chat=prompt.is_chat, ids=tuple(t.completion for t in asked))
 
 
 @dataclass(frozen=True)
 class Price:
-    """What answers take: priced items (one a scored candidate, one a compared pair), tokens, and money in the oracle's own currency."""
+    """What answers take: priced items (one a scored candidate, one a compared pair), tokens, and money in the
+    oracle's own currency."""
 
     queries: int = 0
     tokens: int = 0
@@ -93,7 +108,8 @@ class Spent:
 
     Attributes:
         price: of what was taken, and the most that what waits may still take.
-        refused: the price of the cheapest question, taken then or waiting, that the budget did not allow; None when all were paid.
+        refused: the price of the cheapest question, taken then or waiting, that the budget did not allow;
+        None when all were paid.
         open: questions that are paid for and that no step has taken.
     """
 
@@ -108,13 +124,14 @@ class Answer:
 
     Attributes:
         values: one p (compare) or one score a candidate (score); a value whose mark is not "ok" is not used.
-        marks: one a value; "tie" has no winner, "abstain" and "failed" have no value; "unpaid", which no oracle says, was never asked, since the
-            budget was spent.
+        marks: one a value; "tie" has no winner, "abstain" and "failed" have no value; "unpaid", which no
+            oracle says, was never asked, since the budget was spent.
         queries: priced items it took: one a scored candidate, one a compared pair.
         cost: money, in the oracle's own currency.
         by: the oracle that answered.
         seconds: from submission to answer.
-        scores: compare: those of the two candidates, where the answer was made of scores, None for one that has none; otherwise empty.
+        scores: compare: those of the two candidates, where the answer was made of scores, None for one that
+        has none; otherwise empty.
     """
 
     key: Key
@@ -133,7 +150,8 @@ class Item:
     """A question whose answer is final, with the group it is about.
 
     Attributes:
-        label: compare: which candidate won, 0 or 1, drawn once by the ledger; None when there is no winner. score: always None.
+        label: compare: which candidate won, 0 or 1, drawn once by the ledger; None when there is no winner.
+        score: always None.
     """
 
     group: Group
@@ -150,7 +168,8 @@ class Feedback:
         step: the step that takes it; also the version of the policy's weights before this step's update.
         queries: priced items of the answers that this step and those before it took.
         expired: answers that came too late for this step to learn from.
-        older: what earlier steps took and this one learns from again, oldest first; metrics are of `items` alone.
+        older: what earlier steps took and this one learns from again, oldest first; metrics are of `items`
+        alone.
         cost: of the same answers as `queries`, in the oracle's own currency.
     """
 

@@ -16,7 +16,8 @@ _NOTHING = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn: divide by `temperature` (0 is greedy), then top-k, top-p and min-p, each over what the one before it left.
+    """How tokens are drawn: divide by `temperature` (0 is greedy), then top-k, top-p and min-p, each over
+    what the one before it left.
 
     Attributes:
         max_new_tokens: most tokens of a response.
@@ -99,11 +100,21 @@ class Work:
     padded_keys: int = 0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(self.seconds + other.seconds, self.least_s + other.least_s, self.keys + other.keys, self.padded_keys + other.padded_keys)
+        return Work(
+            self.seconds + other.seconds,
+            self.least_s + other.least_s,
+            self.keys + other.keys,
+            self.padded_keys + other.padded_keys,
+        )
 
     def since(self, before: "Work") -> "Work":
         """What came after a moment."""
-        return Work(self.seconds - before.seconds, self.least_s - before.least_s, self.keys - before.keys, self.padded_keys - before.padded_keys)
+        return Work(
+            self.seconds - before.seconds,
+            self.least_s - before.least_s,
+            self.keys - before.keys,
+            self.padded_keys - before.padded_keys,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +160,13 @@ class Trajectory:
     @property
     def completion(self) -> np.ndarray:
         """(T,) int32: the ids behind the prompt, which is the first segment."""
-        return self.segments[1].ids if len(self.segments) == 2 else self.ids[len(self.segments[0].ids) :] if self.segments else _NOTHING
+        return (
+            self.segments[1].ids
+            if len(self.segments) == 2
+            else self.ids[len(self.segments[0].ids) :]
+            if self.segments
+            else _NOTHING
+        )
 
     @cached_property
     def trained(self) -> np.ndarray:

@@ -1,6 +1,8 @@
-"""The oracle behind a reward server: `oat serve reward`, the predecessor's server, or any that speaks the format of `format.py`.
+"""The oracle behind a reward server: `oat serve reward`, the predecessor's server, or any that speaks the
+format of `format.py`.
 
-Each question is a request of its own, so that one that cannot be answered takes no other with it; the server makes the batches.
+Each question is a request of its own, so that one that cannot be answered takes no other with it; the server
+makes the batches.
 """
 
 import math
@@ -29,15 +31,17 @@ class _Call:
 class RemoteOracle:
     """Asks a reward server, or several that share the questions.
 
-    A value that the server does not give (its model cannot read so much) is an abstention. A question without an answer in `max_tries` tries, or
-    within `max_outage_s` and one more try, counts as failed, and so does one that a server refuses (400, 413, 422) which answers others. Any other
-    refusal ends the run, as refusals of all first questions do, and a server that is away for `max_outage_s`: what is unanswered is asked again by
-    the same command.
+    A value that the server does not give (its model cannot read so much) is an abstention. A question without
+    an answer in `max_tries` tries, or within `max_outage_s` and one more try, counts as failed, and so does
+    one that a server refuses (400, 413, 422) which answers others. Any other refusal ends the run, as
+    refusals of all first questions do, and a server that is away for `max_outage_s`: what is unanswered is
+    asked again by the same command.
 
     Args:
         url: of the server without the route, or a list of servers with the same model.
         answers: "score", or "compare" for the server's own preferences.
-        timeout_s: seconds of one try; longer than the server's own limit, or slow answers are thrown away and asked for again.
+        timeout_s: seconds of one try; longer than the server's own limit, or slow answers are thrown away and
+        asked for again.
         max_outage_s: seconds without any answer after which the run ends.
         concurrency: questions under way together.
         token_env: environment variable with the server's token; unset: none is sent.
@@ -65,7 +69,9 @@ class RemoteOracle:
         version: str = "",
     ):
         if answers not in ("score", "compare"):
-            raise ConfigError(f"answers is {answers!r}; set score, or compare for the server's own preferences")
+            raise ConfigError(
+                f"answers is {answers!r}; set score, or compare for the server's own preferences"
+            )
         for name, value in {"timeout_s": timeout_s, "max_outage_s": max_outage_s}.items():
             if not (isinstance(value, float | int) and math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} is {value!r}; set seconds above 0")
@@ -93,15 +99,18 @@ class RemoteOracle:
         return {f"oracle/{name}": value for name, value in self._client.counts.items() if name != "calls"}
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
-        self._calls.update({str(question.key): self._sent(question, time.monotonic()) for question in questions})
+        self._calls.update(
+            {str(question.key): self._sent(question, time.monotonic()) for question in questions}
+        )
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
         """As the protocol has it.
 
         Raises:
-            RefusalError: the server refuses what every question needs, or a question although it has never answered one, and nothing is under way
-                that it might answer; the question is sent again when it is collected again.
+            RefusalError: the server refuses what every question needs, or a question although it has never
+                answered one, and nothing is under way that it might answer; the question is sent again when
+                it is collected again.
             OutageError: no server has answered for `max_outage_s`; likewise.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]
@@ -110,16 +119,27 @@ class RemoteOracle:
             self._calls[ticket] = self._sent(self._calls[ticket].question, self._calls[ticket].since)
         end = time.monotonic() + seconds
         while not (ended := self._ended(due)) and due and (left := end - time.monotonic()) > 0:
-            wait([call.future for call in self._calls.values() if not call.future.done()], timeout=left, return_when=FIRST_COMPLETED)
+            wait(
+                [call.future for call in self._calls.values() if not call.future.done()],
+                timeout=left,
+                return_when=FIRST_COMPLETED,
+            )
         has_answered = self._client.counts["calls"] > 0
         of_one = {ticket: error for ticket, error in ended.items() if _is_of_one(error) and has_answered}
-        errors = {ticket: error for ticket, error in ended.items() if ticket not in of_one and not isinstance(error, NoReplyError | None)}
+        errors = {
+            ticket: error
+            for ticket, error in ended.items()
+            if ticket not in of_one and not isinstance(error, NoReplyError | None)
+        }
         if errors:
             self._again.update(errors)
             raise next(iter(errors.values()))
         if of_one and not self._has_warned:
             self._has_warned = True
-            warn(f"a reward server gave no answer, and the question counts as failed: {next(iter(of_one.values()))}")
+            warn(
+                "a reward server gave no answer, and the question counts as failed: "
+                f"{next(iter(of_one.values()))}"
+            )
         return [(ticket, _answer(self._calls.pop(ticket))) for ticket in ended]
 
     def close(self) -> None:
@@ -129,14 +149,21 @@ class RemoteOracle:
     def _ended(self, tickets: Sequence[str]) -> dict[str, BaseException | None]:
         """Those of which the end is known, each with its error."""
         return {
-            ticket: self._calls[ticket].future.exception() for ticket in tickets if self._calls[ticket].future.done() and not self._is_unclear(ticket)
+            ticket: self._calls[ticket].future.exception()
+            for ticket in tickets
+            if self._calls[ticket].future.done() and not self._is_unclear(ticket)
         }
 
     def _is_unclear(self, ticket: str) -> bool:
-        """Whether a question was refused, and it may be the fault of every question: the server has answered none, but others are under way."""
+        """Whether a question was refused, and it may be the fault of every question: the server has answered
+        none, but others are under way."""
         future = self._calls[ticket].future
         is_refused = future.done() and _is_of_one(future.exception())
-        return is_refused and not self._client.counts["calls"] and any(not call.future.done() for call in self._calls.values())
+        return (
+            is_refused
+            and not self._client.counts["calls"]
+            and any(not call.future.done() for call in self._calls.values())
+        )
 
     def _sent(self, question: Question, since: float) -> _Call:
         body = encode_request([(question.messages, question.candidates)], self.answers)
@@ -145,7 +172,11 @@ class RemoteOracle:
         def read(reply: bytes) -> list[float | None]:
             return decode_reply(reply, kind, count)
 
-        return _Call(question, since, self._client.post(ROUTE, body, read, deadline_s=self._deadline_s, content_type=CONTENT_TYPE))
+        return _Call(
+            question,
+            since,
+            self._client.post(ROUTE, body, read, deadline_s=self._deadline_s, content_type=CONTENT_TYPE),
+        )
 
 
 def _is_of_one(error: BaseException | None) -> bool:
@@ -159,7 +190,10 @@ def _answer(call: _Call) -> Answer:
     if call.future.exception() is not None:
         return nothing(question, "failed", question.oracle, seconds)
     given = call.future.result()
-    marks, values = tuple(_mark(question.kind, value) for value in given), tuple(0.5 if value is None else value for value in given)
+    marks, values = (
+        tuple(_mark(question.kind, value) for value in given),
+        tuple(0.5 if value is None else value for value in given),
+    )
     return Answer(question.key, values, marks, queries=question.size, by=question.oracle, seconds=seconds)
 
 

@@ -26,8 +26,11 @@ from oat.types import Kind, Message
 ROUTE = "/get_feedback"
 CONTENT_TYPE = "application/msgpack"
 
-ANSWERED, REFUSED, FAILED = b"+", b"-", b"!"
-"""How a worker's reply to the server's front begins: behind it stands the reply, why this request cannot be scored, or what went wrong."""
+ANSWERED = b"+"
+REFUSED = b"-"
+FAILED = b"!"
+"""How a worker's reply to the server's front begins: behind it stands the reply, why this request cannot be
+scored, or what went wrong."""
 
 
 class Said(msgspec.Struct):
@@ -53,7 +56,11 @@ class Request(msgspec.Struct):
         prompts = [_messages(prompt) for prompt in self.batch_prompt]
         if self.batch_response:
             return list(zip(prompts, self.batch_response, strict=True))
-        return [(prompt, pair[place]) for place in (0, 1) for prompt, pair in zip(prompts, self.batch_candidates, strict=True)]
+        return [
+            (prompt, pair[place])
+            for place in (0, 1)
+            for prompt, pair in zip(prompts, self.batch_candidates, strict=True)
+        ]
 
 
 class Reply(msgspec.Struct):
@@ -68,13 +75,21 @@ def encode_request(asked: Sequence[tuple[Sequence[Message], Sequence[str]]], kin
         WireError: a text that is not Unicode.
     """
     if kind == "compare":
-        request = Request([_prompt(m) for m, _ in asked], [(first, second) for _, (first, second) in asked], [])
+        request = Request(
+            [_prompt(m) for m, _ in asked], [(first, second) for _, (first, second) in asked], []
+        )
     else:
-        request = Request([_prompt(m) for m, texts in asked for _ in texts], [], [text for _, texts in asked for text in texts])
+        request = Request(
+            [_prompt(m) for m, texts in asked for _ in texts],
+            [],
+            [text for _, texts in asked for text in texts],
+        )
     try:
         return msgspec.msgpack.encode(request)
     except UnicodeEncodeError as error:
-        raise WireError(f"a text cannot be sent to a reward server: {error}; clean it before it is asked about") from None
+        raise WireError(
+            f"a text cannot be sent to a reward server: {error}; clean it before it is asked about"
+        ) from None
 
 
 def decode_request(body: bytes) -> Request:
@@ -86,40 +101,58 @@ def decode_request(body: bytes) -> Request:
     try:
         request = msgspec.msgpack.decode(body, type=Request)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"the body is no request ({error}); send a MessagePack map of batch_prompt, batch_candidates and batch_response") from None
+        raise WireError(
+            f"the body is no request ({error}); send a MessagePack map of batch_prompt, batch_candidates "
+            "and batch_response"
+        ) from None
     if bool(request.batch_candidates) == bool(request.batch_response):
-        raise WireError("either batch_candidates or batch_response must have entries, and the other one must be empty")
+        raise WireError(
+            "either batch_candidates or batch_response must have entries, and the other one must be empty"
+        )
     given = len(request.batch_candidates) or len(request.batch_response)
     if len(request.batch_prompt) != given:
-        raise WireError(f"batch_prompt has {len(request.batch_prompt)} entries, and the responses are {given}; give one prompt for each")
+        raise WireError(
+            f"batch_prompt has {len(request.batch_prompt)} entries, and the responses are {given}; give "
+            "one prompt for each"
+        )
     if [] in request.batch_prompt:
         raise WireError("a conversation without messages; give at least one")
     return request
 
 
 def encode_reply(request: Request, scores: Sequence[float | None]) -> bytes:
-    """The reply to a request whose `items` have these scores: preferences by Bradley and Terry (1952), p = sigmoid(first - second)."""
+    """The reply to a request whose `items` have these scores: preferences by Bradley and Terry (1952), p =
+    sigmoid(first - second)."""
     if request.batch_response:
         return msgspec.msgpack.encode(Reply([], list(scores)))
     half = len(scores) // 2
-    return msgspec.msgpack.encode(Reply([_probability(*pair) for pair in zip(scores[:half], scores[half:], strict=True)], []))
+    return msgspec.msgpack.encode(
+        Reply([_probability(*pair) for pair in zip(scores[:half], scores[half:], strict=True)], [])
+    )
 
 
 def decode_reply(body: bytes, kind: Kind, count: int) -> list[float | None]:
     """The values that a reply holds.
 
     Raises:
-        ValueError: it is no reply, has not `count` values of this kind, or one that is not finite, or no probability.
+        ValueError: it is no reply, has not `count` values of this kind, or one that is not finite, or no
+        probability.
     """
     try:
         reply = msgspec.msgpack.decode(body, type=Reply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"no map of batch_first_win_prob and batch_score ({error})") from None
-    name, values = ("batch_score", reply.batch_score) if kind == "score" else ("batch_first_win_prob", reply.batch_first_win_prob)
+    name, values = (
+        ("batch_score", reply.batch_score)
+        if kind == "score"
+        else ("batch_first_win_prob", reply.batch_first_win_prob)
+    )
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} values for {count}")
     for value in values:
-        if value is not None and (not math.isfinite(value) or (kind == "compare" and not 0.0 <= value <= 1.0)):
+        if value is not None and (
+            not math.isfinite(value) or (kind == "compare" and not 0.0 <= value <= 1.0)
+        ):
             raise ValueError(f"{name} has the value {value}")
     return values
 
@@ -131,7 +164,11 @@ def _prompt(messages: Sequence[Message]) -> str | list[Said]:
 
 
 def _messages(prompt: Any) -> tuple[Message, ...]:
-    return (Message("user", prompt),) if isinstance(prompt, str) else tuple(Message(said.role, said.content) for said in prompt)
+    return (
+        (Message("user", prompt),)
+        if isinstance(prompt, str)
+        else tuple(Message(said.role, said.content) for said in prompt)
+    )
 
 
 def _probability(first: float | None, second: float | None) -> float | None:

@@ -1,14 +1,17 @@
 """What stands before the workers of a reward server: the only address that others may reach.
 
-Mosec answers `/`, `/metrics` and `/openapi` itself, hands no header to its workers, and gives every request of a batch the status of the one that
-failed. So it listens on the loopback only, and every request passes here first:
+Mosec answers `/`, `/metrics` and `/openapi` itself, hands no header to its workers, and gives every request
+of a batch the status of the one that failed. So it listens on the loopback only, and every request passes
+here first:
 
 1. without the token each route, also one that does not exist, answers 401;
-2. what is malformed, too large or too much answers 4xx and reaches no worker: 400, 404, 405, 408, 413, 422, 429;
+2. what is malformed, too large or too much answers 4xx and reaches no worker: 400, 404, 405, 408, 413, 422,
+   429;
 3. what no worker can answer now is 503 or 504, and is worth another try.
 
-Not covered: TLS (put a proxy with a certificate before it where the network is not yours), and other users of this machine, who reach Mosec's own
-port: requests for scores need a secret of this process there, its counters do not.
+Not covered: TLS (put a proxy with a certificate before it where the network is not yours), and other users of
+this machine, who reach Mosec's own port: requests for scores need a secret of this process there, its
+counters do not.
 """
 
 import asyncio
@@ -95,7 +98,9 @@ class Workers:
         except TimeoutError:
             raise Refused(504, "no worker answered in time") from None
         except ConnectionError:
-            raise Refused(503, "the workers are away, or are still loading the model", ("retry-after", "1")) from None
+            raise Refused(
+                503, "the workers are away, or are still loading the model", ("retry-after", "1")
+            ) from None
         if status == 429:
             raise Refused(429, "the queue is full", ("retry-after", "1"))
         if status != 200:
@@ -139,7 +144,9 @@ class Front:
     """
 
     def __init__(self, workers: Workers, token: str | None = None, limits: Limits | None = None):
-        self._workers, self._token, self._limits = workers, token, limits or Limits()
+        self._workers = workers
+        self._token = token
+        self._limits = limits or Limits()
         self.routes: dict[tuple[str, str], Callable[[bytes], Awaitable[Response]]] = {
             ("POST", ROUTE): self._feedback,
             ("GET", "/"): self._health,
@@ -179,7 +186,11 @@ class Front:
             return
         scheme, _, given = dict(request.headers).get(b"authorization", b"").partition(b" ")
         if not hmac.compare_digest(given, self._token.encode()) or scheme.lower() != b"bearer":
-            raise Refused(401, "this server asks for its token: Authorization: Bearer TOKEN", ("www-authenticate", "Bearer"))
+            raise Refused(
+                401,
+                "this server asks for its token: Authorization: Bearer TOKEN",
+                ("www-authenticate", "Bearer"),
+            )
 
     def handler(self, method: str, path: str) -> Callable[[bytes], Awaitable[Response]]:
         """What answers a method and a path.
@@ -209,7 +220,9 @@ class Front:
         except WireError as error:
             raise Refused(422, str(error)) from None
         if request.size > self._limits.responses:
-            raise Refused(413, f"{request.size} responses in one request; send at most {self._limits.responses}")
+            raise Refused(
+                413, f"{request.size} responses in one request; send at most {self._limits.responses}"
+            )
         return await self._workers.feedback(body)
 
     async def _health(self, _: bytes) -> Response:
@@ -218,17 +231,32 @@ class Front:
         return Response(200, b"ready\n")
 
     async def _metrics(self, _: bytes) -> Response:
-        own = ["# HELP oat_requests_total requests by the status of their response", "# TYPE oat_requests_total counter"]
-        own += [f'oat_requests_total{{status="{status}"}} {count}' for status, count in sorted(self.statuses.items())]
-        own += ["# HELP oat_requests_open requests that are being answered", "# TYPE oat_requests_open gauge", f"oat_requests_open {self._open}"]
+        own = [
+            "# HELP oat_requests_total requests by the status of their response",
+            "# TYPE oat_requests_total counter",
+        ]
+        own += [
+            f'oat_requests_total{{status="{status}"}} {count}'
+            for status, count in sorted(self.statuses.items())
+        ]
+        own += [
+            "# HELP oat_requests_open requests that are being answered",
+            "# TYPE oat_requests_open gauge",
+            f"oat_requests_open {self._open}",
+        ]
         return Response(200, "\n".join([*own, ""]).encode() + await self._workers.metrics())
 
 
 class _Connection:
     """One connection over HTTP/1.1."""
 
-    def __init__(self, front: Front, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits):
-        self._front, self._reader, self._writer, self._limits = front, reader, writer, limits
+    def __init__(
+        self, front: Front, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
+    ):
+        self._front = front
+        self._reader = reader
+        self._writer = writer
+        self._limits = limits
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_READ)
         self._method = b""
 
@@ -239,7 +267,9 @@ class _Connection:
             except Refused as refused:
                 response = refused.response
             except h11.RemoteProtocolError as error:
-                response = Refused(431 if error.error_status_hint == 431 else 400, "this is no request of HTTP/1.1").response
+                response = Refused(
+                    431 if error.error_status_hint == 431 else 400, "this is no request of HTTP/1.1"
+                ).response
             if response is None:
                 return
             self._front.statuses[response.status] += 1
@@ -259,7 +289,9 @@ class _Connection:
             return None
         self._method = event.method
         self._front.check_token(event)
-        handler = self._front.handler(event.method.decode("latin-1"), event.target.decode("latin-1").partition("?")[0])
+        handler = self._front.handler(
+            event.method.decode("latin-1"), event.target.decode("latin-1").partition("?")[0]
+        )
         declared = dict(event.headers).get(b"content-length", b"0")
         if len(declared) > 18 or int(declared) > self._limits.body:
             raise self._too_large
@@ -308,7 +340,11 @@ class _Connection:
         return event
 
     async def _say(self, response: Response) -> None:
-        headers = [("content-type", response.content_type), ("content-length", str(len(response.body))), *response.headers]
+        headers = [
+            ("content-type", response.content_type),
+            ("content-length", str(len(response.body))),
+            *response.headers,
+        ]
         if self._http.their_state is not h11.DONE:
             headers.append(("connection", "close"))
         head = self._http.send(h11.Response(status_code=response.status, headers=headers)) or b""

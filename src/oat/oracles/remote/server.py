@@ -2,10 +2,11 @@
 
 `oat serve reward` starts it, and so does the predecessor's command:
 
-    python -m oat.oracles.remote.server --remote_rm_model MODEL --cuda_devices 0,1 --max_wait_time 10 [--multi_gpu]
+    python -m oat.oracles.remote.server --remote_rm_model MODEL --cuda_devices 0,1 --max_wait_time 10
+    [--multi_gpu]
 
-Departures from the predecessor's server: it listens on 127.0.0.1 unless it has a token, requests are really gathered into batches, and bodies,
-batches and times have limits.
+Departures from the predecessor's server: it listens on 127.0.0.1 unless it has a token, requests are really
+gathered into batches, and bodies, batches and times have limits.
 """
 
 import argparse
@@ -74,16 +75,29 @@ def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
         say: gets what people should know, a line each.
 
     Raises:
-        ConfigError: an address that is not the loopback without a token, one that cannot be listened on, or a device that is not there.
+        ConfigError: an address that is not the loopback without a token, one that cannot be listened on, or a
+        device that is not there.
         ModelError: no reward model, as far as its configuration and tokenizer tell.
         OracleError: the processes with the model have ended before they were ready.
     """
     if config.token is None and not _is_loopback(config.host):
-        raise ConfigError(f"{config.host} can be reached by others, and the server has no token; give --token-file, or listen on 127.0.0.1")
+        raise ConfigError(
+            f"{config.host} can be reached by others, and the server has no token; give --token-file, or "
+            "listen on 127.0.0.1"
+        )
     _check_devices(config.devices)
-    Scorer(config.model, dtype=config.dtype, label=config.label, batch_tokens=config.batch_tokens, max_tokens=config.max_tokens)
+    Scorer(
+        config.model,
+        dtype=config.dtype,
+        label=config.label,
+        batch_tokens=config.batch_tokens,
+        max_tokens=config.max_tokens,
+    )
     secret = secrets.token_bytes(16)
-    with tempfile.TemporaryDirectory(prefix="oat-serve-") as folder, socket.create_server(("127.0.0.1", 0)) as chosen:
+    with (
+        tempfile.TemporaryDirectory(prefix="oat-serve-") as folder,
+        socket.create_server(("127.0.0.1", 0)) as chosen,
+    ):
         port = chosen.getsockname()[1]
         chosen.close()
         start = partial(_workers, config, Path(folder), port, secret)
@@ -95,20 +109,32 @@ _Start = Callable[[], AbstractContextManager[subprocess.Popen]]
 
 
 async def _front(config: ServerConfig, start: _Start, workers: Workers, say: Callable[[str], None]) -> None:
-    """Answer requests until a signal comes. Processes with the model that end are started again, unless they end before they are ready."""
+    """Answer requests until a signal comes. Processes with the model that end are started again, unless they
+    end before they are ready."""
     front, told = Front(workers, config.token, config.limits), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
     try:
-        server = await asyncio.start_server(front.connected, config.host, config.port, backlog=config.limits.connections)
+        server = await asyncio.start_server(
+            front.connected, config.host, config.port, backlog=config.limits.connections
+        )
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}; give another --host or --port") from error
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {error}; give another --host or --port"
+        ) from error
     address = server.sockets[0].getsockname()
     url = f"http://{f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}"
     is_ready, code = True, None
     while is_ready and not told.is_set():
-        again = "" if code is None else f"the processes with the model ended with exit code {code}, and are started again; "
-        say(f"{again}loading {config.model} on {', '.join(config.devices)}; until it is ready {url} answers 503")
+        again = (
+            ""
+            if code is None
+            else f"the processes with the model ended with exit code {code}, and are started again; "
+        )
+        say(
+            f"{again}loading {config.model} on {', '.join(config.devices)}; until it is ready {url} "
+            "answers 503"
+        )
         is_ready = False
         with start() as process:
             while not told.is_set() and (code := process.poll()) is None:
@@ -122,7 +148,10 @@ async def _front(config: ServerConfig, start: _Start, workers: Workers, say: Cal
     front.cut()
     workers.close()
     if not told.is_set():
-        raise OracleError(f"the processes with the model ended with exit code {code} before they were ready; what they said stands above")
+        raise OracleError(
+            f"the processes with the model ended with exit code {code} before they were ready; what they "
+            "said stands above"
+        )
 
 
 @contextmanager
@@ -134,9 +163,26 @@ def _workers(config: ServerConfig, folder: Path, port: int, secret: bytes) -> It
         raise ConfigError(f"a reward server needs Mosec ({error}); install oat-align[serve]") from error
     own = {name: getattr(config, name) for name in Work.__struct_fields__ if name != "secret"}
     limits, milliseconds = config.limits, int(1000 * config.limits.answer_s)
-    arguments = {"address": "127.0.0.1", "port": port, "path": tempfile.mkdtemp(dir=folder), "timeout": milliseconds, "wait": config.max_wait_ms}
-    arguments |= {"capacity": limits.open, "max-request-size": limits.body + len(secret), "namespace": "oat_reward", "log-level": "warning"}
-    command = [sys.executable, "-P", "-m", "oat.oracles.remote.worker", *(f"--{name}={value}" for name, value in arguments.items())]
+    arguments = {
+        "address": "127.0.0.1",
+        "port": port,
+        "path": tempfile.mkdtemp(dir=folder),
+        "timeout": milliseconds,
+        "wait": config.max_wait_ms,
+    }
+    arguments |= {
+        "capacity": limits.open,
+        "max-request-size": limits.body + len(secret),
+        "namespace": "oat_reward",
+        "log-level": "warning",
+    }
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "oat.oracles.remote.worker",
+        *(f"--{name}={value}" for name, value in arguments.items()),
+    ]
     environment = {**os.environ, WORK: msgspec.json.encode(Work(secret=secret, **own)).decode()}
     environment |= {} if config.visible is None else {"CUDA_VISIBLE_DEVICES": config.visible}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
@@ -161,9 +207,14 @@ def read_token(file: Path) -> str:
     try:
         token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the token cannot be read from {file}: {type(error).__name__}; write it there, alone") from None
+        raise ConfigError(
+            f"the token cannot be read from {file}: {type(error).__name__}; write it there, alone"
+        ) from None
     if not (token and token.isprintable() and " " not in token):
-        raise ConfigError(f"{file} holds no token; write one line without blanks there, for example that of: openssl rand -hex 32")
+        raise ConfigError(
+            f"{file} holds no token; write one line without blanks there, for example that of: openssl "
+            "rand -hex 32"
+        )
     return token
 
 
@@ -191,10 +242,19 @@ def _is_loopback(host: str) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """The predecessor's command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m oat.oracles.remote.server", allow_abbrev=False)
-    parser.add_argument("--remote_rm_model", "--remote-rm-model", default="Skywork/Skywork-Reward-Llama-3.1-8B-v0.2")
+    parser.add_argument(
+        "--remote_rm_model", "--remote-rm-model", default="Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
+    )
     parser.add_argument("--max_wait_time", "--max-wait-time", type=int, default=10, help="milliseconds")
-    parser.add_argument("--cuda_devices", "--cuda-devices", default="all", help="numbers with commas between them, or all")
-    parser.add_argument("--multi_gpu", "--multi-gpu", action="store_true", help="one model over all of them, instead of one on each")
+    parser.add_argument(
+        "--cuda_devices", "--cuda-devices", default="all", help="numbers with commas between them, or all"
+    )
+    parser.add_argument(
+        "--multi_gpu",
+        "--multi-gpu",
+        action="store_true",
+        help="one model over all of them, instead of one on each",
+    )
     parser.add_argument("--address", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--timeout", type=int, default=10_000, help="milliseconds")

@@ -1,7 +1,8 @@
 """Requests of a reward server's front to Mosec, over connections of the loopback that stay open.
 
-Why not a client library: its pool looks at every connection for each request, which with 64 of them takes more of a core than all else that the front
-does. There is one address, no TLS, no redirect and no proxy here, and h11 is the protocol.
+Why not a client library: its pool looks at every connection for each request, which with 64 of them takes
+more of a core than all else that the front does. There is one address, no TLS, no redirect and no proxy here,
+and h11 is the protocol.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ class Upstream:
         self._idle: list[_Line] = []
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """The status and the body of the reply. A connection that the other side has closed meanwhile is left, and the request sent again.
+        """The status and the body of the reply. A connection that the other side has closed meanwhile is
+        left, and the request sent again.
 
         Raises:
             TimeoutError: there was none in time.
@@ -59,7 +61,9 @@ class _Line:
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        self._reader, self._writer, self._http = reader, writer, h11.Connection(h11.CLIENT)
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.CLIENT)
         self.is_used = False
 
     @classmethod
@@ -75,7 +79,11 @@ class _Line:
 
     async def ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         headers = [("host", "127.0.0.1"), ("content-length", str(len(body)))]
-        events: list[h11.Event] = [h11.Request(method=method, target=path, headers=headers), h11.Data(data=body), h11.EndOfMessage()]
+        events: list[h11.Event] = [
+            h11.Request(method=method, target=path, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ]
         self._writer.write(b"".join(self._http.send(event) or b"" for event in events))
         status, parts = 0, list[bytes]()
         while not isinstance(event := self._http.next_event(), h11.EndOfMessage):

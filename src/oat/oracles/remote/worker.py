@@ -1,7 +1,8 @@
-"""The processes of a reward server that hold its model: Mosec starts one a device, and hands each the requests that it has gathered meanwhile.
+"""The processes of a reward server that hold its model: Mosec starts one a device, and hands each the
+requests that it has gathered meanwhile.
 
-Run as a module, with Mosec's own arguments and `Work` in the environment, it serves until it is told to end, or until its standard input closes,
-which it does when the process dies that has started it.
+Run as a module, with Mosec's own arguments and `Work` in the environment, it serves until it is told to end,
+or until its standard input closes, which it does when the process dies that has started it.
 """
 
 import hmac
@@ -51,7 +52,8 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class RewardWorker(MosecWorker):
-    """Scores requests. One that cannot be scored has a reply of its own, and takes none of its batch with it."""
+    """Scores requests. One that cannot be scored has a reply of its own, and takes none of its batch with
+    it."""
 
     def __init__(self) -> None:
         import torch  # here, since the process that starts these needs no model
@@ -106,7 +108,10 @@ class RewardWorker(MosecWorker):
             if len(asked) > 1:
                 return [reply for each in asked for reply in self._scored([each])]
             traceback.print_exc()
-            return [FAILED + (str(error) if isinstance(error, OatError) else shortened(type(error).__name__)).encode()]
+            return [
+                FAILED
+                + (str(error) if isinstance(error, OatError) else shortened(type(error).__name__)).encode()
+            ]
 
 
 def main() -> None:

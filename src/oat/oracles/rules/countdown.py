@@ -1,4 +1,5 @@
-"""The rule of countdown, the task of TinyZero: reach a target with + - * / and every given number exactly once.
+"""The rule of countdown, the task of TinyZero: reach a target with + - * / and every given number exactly
+once.
 
 The answer is the last <answer>...</answer> of a response. It is read by the grammar
 
@@ -11,7 +12,8 @@ and evaluated in exact fractions; text is never handed to Python. There is no po
 Departures from TinyZero:
 1. The tag may stand on any line.
 2. Whole tokens are compared with the given numbers, by value: 1.5 is not the numbers 1 and 5.
-3. An expression of more than 256 characters, with more than 32 open brackets, or with a number of more than 16 characters is malformed.
+3. An expression of more than 256 characters, with more than 32 open brackets, or with a number of more than
+   16 characters is malformed.
 """
 
 import json
@@ -25,7 +27,9 @@ from oat.errors import OracleError
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _FORMAT_SCORE = 0.1
 _TOLERANCE = Fraction(1, 100_000)
-_MAX_CHARACTERS, _MAX_DEPTH, _MAX_NUMBER_CHARACTERS = 256, 32, 16
+_MAX_CHARACTERS = 256
+_MAX_DEPTH = 32
+_MAX_NUMBER_CHARACTERS = 16
 _MAX_JSON_CHARACTERS, _MAX_TEXT_CHARACTERS = 10_000, 100
 _SIGNS = "+-*/()"
 _ALLOWED = re.compile(r"[-+*/()0-9. \t]*")
@@ -44,25 +48,36 @@ def countdown(
     nums: Sequence[Any] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """1.0 for an answer that uses each number once and comes within 1e-5 of the target, 0.1 for any other answer, 0.0 for none.
+    """1.0 for an answer that uses each number once and comes within 1e-5 of the target, 0.1 for any other
+    answer, 0.0 for none.
 
     Where neither form gives a task, there is no reward (None).
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message.
-        reference: the task as JSON, {"target": 24, "numbers": [4, 6, 1]}; read where the columns do not give it.
-        target, nums: the task as two columns, a number and a list of numbers; as text too ("24", "[4, 6, 1]"), since a CSV file has nothing else.
+        reference: the task as JSON, {"target": 24, "numbers": [4, 6, 1]}; read where the columns do not give
+        it.
+        target, nums: the task as two columns, a number and a list of numbers; as text too ("24", "[4, 6,
+        1]"), since a CSV file has nothing else.
 
     Raises:
         OracleError: the data have neither the reference nor the columns.
     """
     if reference is None and (target is None or nums is None):
         raise OracleError(
-            'countdown needs the columns `target` and `nums`, or a reference like {"target": 24, "numbers": [4, 6, 1]}; add them to the data'
+            'countdown needs the columns `target` and `nums`, or a reference like {"target": 24, '
+            '"numbers": [4, 6, 1]}; add them to the data'
         )
-    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
-    answers, targets, numbers = (column if column is not None else [None] * len(texts) for column in (reference, target, nums))
-    tasks = [_task(*given) or _task_of_json(answer) for answer, *given in zip(answers, targets, numbers, strict=True)]
+    texts = [
+        completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions
+    ]
+    answers, targets, numbers = (
+        column if column is not None else [None] * len(texts) for column in (reference, target, nums)
+    )
+    tasks = [
+        _task(*given) or _task_of_json(answer)
+        for answer, *given in zip(answers, targets, numbers, strict=True)
+    ]
     return [None if task is None else grade(text, *task) for text, task in zip(texts, tasks, strict=True)]
 
 
@@ -184,7 +199,11 @@ def _task(target: Any, numbers: Any) -> tuple[_Number, list[_Number]] | None:
 
 def _exact(value: Any) -> _Number | None:
     if isinstance(value, str):
-        return Fraction(value.strip()) if len(value) <= _MAX_TEXT_CHARACTERS and _WRITTEN.fullmatch(value.strip()) else None
+        return (
+            Fraction(value.strip())
+            if len(value) <= _MAX_TEXT_CHARACTERS and _WRITTEN.fullmatch(value.strip())
+            else None
+        )
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -5,10 +5,11 @@ Departures from the graders that go with the data set:
 2. A minus right behind a letter, a digit or a closing bracket is no sign: 20-5 ends in 5.
 3. A number of more than 100 characters, or with an exponent of more than three digits, equals nothing.
 4. A comma is part of a number only between two digits.
-5. After the mark the number that comes first counts, and what follows it (a unit, a sentence, the /5 of 72/5) is not read; they compare all of
-   the text there.
-6. No extracted answers are handed back beside the scores (`info: predicted_answers`): a reward function has numbers to return and nothing else.
-   `last_number` and `marked_number` read them from the responses that samples.jsonl shows.
+5. After the mark the number that comes first counts, and what follows it (a unit, a sentence, the /5 of 72/5)
+   is not read; they compare all of the text there.
+6. No extracted answers are handed back beside the scores (`info: predicted_answers`): a reward function has
+   numbers to return and nothing else. `last_number` and `marked_number` read them from the responses that
+   samples.jsonl shows.
 
 Not handled: fractions (3/4 is two numbers), numbers in words, digits of other scripts.
 """
@@ -27,18 +28,25 @@ _NUMBER = re.compile(
 )
 
 
-def gsm8k(prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1.0 where the last number of a completion equals the reference's number, else 0.0; no reward (None) where the reference has none.
+def gsm8k(
+    prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any
+) -> list[float | None]:
+    """1.0 where the last number of a completion equals the reference's number, else 0.0; no reward (None)
+    where the reference has none.
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message.
-        reference: a number ("1,234", "$72", "-3.50", 72), or an answer of the data set, which ends in "#### 72".
+        reference: a number ("1,234", "$72", "-3.50", 72), or an answer of the data set, which ends in "####
+        72".
     """
     return _grade(completions, reference, last_number)
 
 
-def gsm8k_marked(prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any) -> list[float | None]:
-    """As `gsm8k`, but the completion must give its answer as the data set does: the number right after its last "####" counts."""
+def gsm8k_marked(
+    prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any
+) -> list[float | None]:
+    """As `gsm8k`, but the completion must give its answer as the data set does: the number right after its
+    last "####" counts."""
     return _grade(completions, reference, marked_number)
 
 
@@ -49,16 +57,24 @@ def last_number(text: str) -> Decimal | None:
 
 
 def marked_number(text: str) -> Decimal | None:
-    """The number right after the last "####", blanks and a currency sign aside, or None: there is none, or it is too long."""
+    """The number right after the last "####", blanks and a currency sign aside, or None: there is none, or it
+    is too long."""
     _, mark, tail = text.rpartition(_MARK)
     found = _NUMBER.match(tail.lstrip()) if mark else None
     return _value(found) if found else None
 
 
-def _grade(completions: Sequence[Any], reference: Sequence[Any], extract: Callable[[str], Decimal | None]) -> list[float | None]:
-    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+def _grade(
+    completions: Sequence[Any], reference: Sequence[Any], extract: Callable[[str], Decimal | None]
+) -> list[float | None]:
+    texts = [
+        completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions
+    ]
     rights = [None if answer is None else _reference_number(str(answer)) for answer in reference]
-    return [None if right is None else float(extract(text) == right) for text, right in zip(texts, rights, strict=True)]
+    return [
+        None if right is None else float(extract(text) == right)
+        for text, right in zip(texts, rights, strict=True)
+    ]
 
 
 def _reference_number(reference: str) -> Decimal | None:

@@ -1,6 +1,8 @@
-r"""How an answer is written in LaTeX: one form for the many ways in which the same answer may be written, and the parts of matrices and lists.
+r"""How an answer is written in LaTeX: one form for the many ways in which the same answer may be written, and
+the parts of matrices and lists.
 
-Nothing here computes, and every pattern takes linear time, or quadratic time in a text of at most `MAX_CHARACTERS`.
+Nothing here computes, and every pattern takes linear time, or quadratic time in a text of at most
+`MAX_CHARACTERS`.
 """
 
 import re
@@ -8,12 +10,15 @@ from typing import Any, NamedTuple
 
 MAX_CHARACTERS = 10_000
 """Characters of an answer that are read."""
-_MAX_ELEMENTS, _MAX_ENCLOSING, _MAX_NAME = 32, 4, 60
+_MAX_ELEMENTS = 32
+_MAX_ENCLOSING = 4
+_MAX_NAME = 60
 
 _TEXT = r"\\(?:text|mbox|textbf|textrm|textit|textnormal|mathrm|mathbf|mathit|boldsymbol)"
 _LENGTH = r"[-+]?(?:[0-9.]+\s?[a-z]{2}|[0-9.]*\s?\\(?:[a-z]*skip(?:amount)?|jot)(?![a-zA-Z]))"
 _ARGUMENT = re.compile(
-    r"\\(?:(?P<unseen>[hv]?phantom|[hv]space ?\*?|mspace|noalign|cline)|(?P<matrix>[pbBvV]?(?:small)?matrix|array)) ?\{|\\(?:[a-zA-Z]+|.)|[{}]"
+    r"\\(?:(?P<unseen>[hv]?phantom|[hv]space "
+    r"?\*?|mspace|noalign|cline)|(?P<matrix>[pbBvV]?(?:small)?matrix|array)) ?\{|\\(?:[a-zA-Z]+|.)|[{}]"
 )
 _LAYOUT = re.compile(
     rf"(?P<row>\\\\\s?\*?(?:\s?\[\s?{_LENGTH}\s?\])?|\\(?:cr|newline|tabularnewline)(?![a-zA-Z]))"
@@ -22,7 +27,23 @@ _LAYOUT = re.compile(
 )
 _BRACKETS = {"lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "lbrace": r"\{", "rbrace": r"\}"}
 _STACKED = {"over": "frac", "choose": "binom"}
-_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen")
+_BASES = (
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+)
 _REPLACED: list[tuple[re.Pattern[str], Any]] = [
     (re.compile("\u2212"), "-"),
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
@@ -33,21 +54,31 @@ _REPLACED: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(r"\\varnothing(?![a-zA-Z])|\\\{ ?\\\}"), r"\\emptyset"),
     (re.compile(r"(?<=[0-9])\{,\}(?=[0-9])"), ""),
     (re.compile(r"\{([,:])\}"), r"\1"),
-    (re.compile(r"\{([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)\}"), lambda found: rf"\{_STACKED[found[2]]}{{{found[1]}}}{{{found[3]}}}"),
+    (
+        re.compile(r"\{([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)\}"),
+        lambda found: rf"\{_STACKED[found[2]]}{{{found[1]}}}{{{found[3]}}}",
+    ),
     (re.compile(r"\\sqrt ?(\[[0-9a-z]\])? ?([0-9a-zA-Z])"), r"\\sqrt\1{\2}"),
     (re.compile(r"\\frac ?([0-9a-zA-Z]) ?([0-9a-zA-Z])"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\frac ?([0-9a-zA-Z]) ?\{"), r"\\frac{\1}{"),
     (re.compile(r"(\\frac ?\{[^{}]*\}) ?([0-9a-zA-Z])"), r"\1{\2}"),
     (re.compile(r"(?<![0-9./])([0-9]+) ([0-9]+)/([0-9]+)"), r"\1\\frac{\2}{\3}"),
-    (re.compile(rf"_ ?\{{ ?{_TEXT} ?\{{ ?({'|'.join(_BASES)}) ?\}} ?\}}"), lambda found: f"_{{{_BASES.index(found[1]) + 2}}}"),
-    (re.compile(rf"(?:, ?)?(?:{_TEXT} ?\{{ ?(?:, ?(?:and|or)?|and|or) ?\}}|(?<= )(?:and|or)(?= )) ?,?"), ", "),
+    (
+        re.compile(rf"_ ?\{{ ?{_TEXT} ?\{{ ?({'|'.join(_BASES)}) ?\}} ?\}}"),
+        lambda found: f"_{{{_BASES.index(found[1]) + 2}}}",
+    ),
+    (
+        re.compile(rf"(?:, ?)?(?:{_TEXT} ?\{{ ?(?:, ?(?:and|or)?|and|or) ?\}}|(?<= )(?:and|or)(?= )) ?,?"),
+        ", ",
+    ),
 ]
 _UNIT_WORDS = (
     "cm|mm|km|ft|inch|inches|feet|foot|meters?|metres?|miles?|yards?|yd|units?|degrees?|percent|cents?|dollars?|hours?|hrs?|minutes?|mins?|seconds?|secs?"
     "|days?|weeks?|months?|years?|pounds?|lbs?|ounces?|oz|gallons?|liters?|litres?|grams?|kg|mg|mph|radians?|points?|people|students?|ways"
 )
 _UNIT = re.compile(
-    rf" ?(?:{_TEXT} ?\{{(?! ?[ie] ?\}})[^{{}}]*\}}|(?<=[0-9)}} ])(?:(?:square|cubic|sq)\.? )?(?:{_UNIT_WORDS})|(?<= )in)\.?(?: ?\^ ?\{{?[0-9]\}}?)?$"
+    rf" ?(?:{_TEXT} ?\{{(?! ?[ie] ?\}})[^{{}}]*\}}|(?<=[0-9)}} ])(?:(?:square|cubic|sq)\.? "
+    rf")?(?:{_UNIT_WORDS})|(?<= )in)\.?(?: ?\^ ?\{{?[0-9]\}}?)?$"
 )
 _QUANTITY = re.compile(r"[0-9]|\\pi(?![a-zA-Z])")
 _WRAPPED = re.compile(rf"(?:{_TEXT}|\\boxed|\\fbox) ?\{{([^{{}}]*)\}}")
@@ -59,7 +90,10 @@ _THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _BLANKS = re.compile(r"(\\[a-zA-Z]+) (?=[a-zA-Z])| ")
 _BODY = r"((?:(?!\\begin|\\end).)*)"
 _ENVIRONMENT = re.compile(
-    r"(?:(\(|\[|\\\{|\\?\||\\[lr]?[vV]ert(?![a-zA-Z])) ?)?\\begin ?\{(([pbBvV]?)(?:small)?matrix\*?|array)\} ?(?:\[[a-z]\])?"
+    (
+        r"(?:(\(|\[|\\\{|\\?\||\\[lr]?[vV]ert(?![a-zA-Z])) ?)?\\begin "
+        r"?\{(([pbBvV]?)(?:small)?matrix\*?|array)\} ?(?:\[[a-z]\])?"
+    )
     + _BODY
     + r"\\end ?\{\2\}(?: ?(\)|\]|\\\}|\\?\||\\[lr]?[vV]ert(?![a-zA-Z])))?"
 )
@@ -74,10 +108,14 @@ _NAME = rf"{_LETTER}'?'?(?:{_BELOW})?(?:\^(?:{_SIGN}|\{{{_SIGN}\}}))?(?:{_BELOW}
 _IS_NAME = re.compile(_NAME)
 _DECORATED = re.compile(
     r"\\(?:mathbf|mathrm|mathit|boldsymbol|bm|pmb|mathbb|mathcal|mathsf|vec|hat|bar|tilde|widehat|widetilde|over(?:rightarrow|line)|underline)"
-    rf"(?: ?{_LETTER}|\{{{_NAME}\}})|\\(?:vec|over(?:rightarrow|line))\{{[a-zA-Z]{{2}}\}}|\{{\\(?:bf|rm|it) ?{_LETTER}\}}"
+    r"(?: "
+    rf"?{_LETTER}|\{{{_NAME}\}})|\\(?:vec|over(?:rightarrow|line))\{{[a-zA-Z]{{2}}\}}|\{{\\(?:bf|rm|it) "
+    rf"?{_LETTER}\}}"
 )
 _TRANSPOSED = re.compile(r"\\(?:mathsf|mathtt)(?: ?T|\{T\})")
-_RELATED = re.compile(r"[=<>]|\\(?:neq?|leq?|geq?|[lg]t|approx|equiv|cong|sim(?:eq)?|propto|(?:not)?in|iff|implies|Rightarrow)(?![a-zA-Z])")
+_RELATED = re.compile(
+    r"[=<>]|\\(?:neq?|leq?|geq?|[lg]t|approx|equiv|cong|sim(?:eq)?|propto|(?:not)?in|iff|implies|Rightarrow)(?![a-zA-Z])"
+)
 _MATRIX = re.compile(r"\\begin\{(.)matrix\}" + _BODY + r"\\end\{\1matrix\}")
 _BEHIND, _BEHIND_MATRIX = re.compile(r"(?:[. ]|\\\\)*"), re.compile(r"(?:[.,; ]|\\\\)*")
 _FENCES = {"": "p", "p": "p", "b": "p", "(": "p", "[": "p", r"\{": "B", "|": "v", r"\|": "V"}
@@ -88,7 +126,8 @@ class Listed(NamedTuple):
     r"""An answer of several.
 
     Attributes:
-        fence: its two brackets: "()", "[)", ... where the order counts; "" for a set and where there are none.
+        fence: its two brackets: "()", "[)", ... where the order counts; "" for a set and where there are
+        none.
         is_set: it has the braces of a set.
         elements: as they are written.
     """
@@ -99,16 +138,18 @@ class Listed(NamedTuple):
 
 
 def normalise(answer: str) -> str:
-    r"""An answer in one of the ways in which it may be written: without blanks, $, \left and \right, units, `x =` of a single equation, thousands
-    separators, a full stop or row end behind it; \dfrac as \frac, \frac12 and 1/2 as \frac{1}{2}; every matrix as
-    `\begin{pmatrix}a&b\\c&d\end{pmatrix}`."""
+    r"""An answer in one of the ways in which it may be written: without blanks, $, \left and \right, units,
+    `x =` of a single equation, thousands separators, a full stop or row end behind it; \dfrac as \frac,
+    \frac12 and 1/2 as \frac{1}{2}; every matrix as `\begin{pmatrix}a&b\\c&d\end{pmatrix}`."""
     text = _LAYOUT.sub(_layout, _arguments(" ".join(answer[:MAX_CHARACTERS].split())))
     text = _ENVIRONMENT.sub(_canonical, _without_end(" ".join(text.split())))
     for pattern, new in _REPLACED:
         text = pattern.sub(new, text)
     text = _without_unit(_opened(text.strip()))
     text = _WRAPPED.sub(r"\1", text).strip()
-    text = ", ".join(part.replace(",", "") if _THOUSANDS.fullmatch(part) else part for part in text.split(", "))
+    text = ", ".join(
+        part.replace(",", "") if _THOUSANDS.fullmatch(part) else part for part in text.split(", ")
+    )
     text = _SUFFIX.sub("", _BLANKS.sub(lambda found: f"{found[1]} " if found[1] else "", text)).rstrip(".")
     named = _NAMED.match(text)
     if named and len(named[0]) < len(text) and not _RELATION.search(text, named.end()):
@@ -121,13 +162,15 @@ def normalise(answer: str) -> str:
 
 
 def matrix(text: str) -> tuple[str, list[list[str]]] | None:
-    """The kind of a normalised matrix (p: in brackets, B: in braces, v and V: between lines) and its rows; None: it is no matrix, or more."""
+    """The kind of a normalised matrix (p: in brackets, B: in braces, v and V: between lines) and its rows;
+    None: it is no matrix, or more."""
     found = _MATRIX.fullmatch(text)
     return (found[1], [row.split("&") for row in found[2].split(r"\\")]) if found else None
 
 
 def unnamed(text: str) -> str:
-    r"""A normalised answer without the plain name before its first `=` (`A`, `\vec{v}`, `A_1`, `A^{-1}`, `A^T`, not `2x`, `A^2` or `AB`)."""
+    r"""A normalised answer without the plain name before its first `=` (`A`, `\vec{v}`, `A_1`, `A^{-1}`,
+    `A^T`, not `2x`, `A^2` or `AB`)."""
     name, equals, rest = text.partition("=")
     if not equals or len(name) > _MAX_NAME:
         return text
@@ -143,8 +186,11 @@ def is_relation(text: str) -> bool:
 
 
 def listed(text: str) -> Listed | None:
-    """The elements of a normalised list, set, tuple or interval of at least two, at most `_MAX_ELEMENTS`; None where it is none."""
-    places, depth, closed_at = [0], 0, len(text)
+    """The elements of a normalised list, set, tuple or interval of at least two, at most `_MAX_ELEMENTS`;
+    None where it is none."""
+    places = [0]
+    depth = 0
+    closed_at = len(text)
     first = _TOKEN.match(text)
     is_fenced = first is not None and first[0] in (r"\{", "(", "[")
     outer: list[int] = []
@@ -164,11 +210,16 @@ def listed(text: str) -> Listed | None:
         places, commas = [first.end()], inner
         is_set, fence = first[0] == r"\{", "" if first[0] == r"\{" else first[0] + text[-1]
     else:
-        end, commas, is_set, fence = len(text), outer, False, ""
+        end = len(text)
+        commas = outer
+        is_set = False
+        fence = ""
     if not 0 < len(commas) < _MAX_ELEMENTS:
         return None
     places += [place + 1 for place in commas]
-    return Listed(fence, is_set, [text[start:stop] for start, stop in zip(places, [*commas, end], strict=True)])
+    return Listed(
+        fence, is_set, [text[start:stop] for start, stop in zip(places, [*commas, end], strict=True)]
+    )
 
 
 def _layout(found: re.Match[str]) -> str:
@@ -176,8 +227,11 @@ def _layout(found: re.Match[str]) -> str:
 
 
 def _arguments(text: str) -> str:
-    r"""Without what takes room and is not seen (\phantom{-}, \hspace{2mm}), and with the matrices of TeX, \pmatrix{1 \cr 2}, as environments."""
-    parts, opened, place = list[str](), list[tuple[str, str, int]](), 0
+    r"""Without what takes room and is not seen (\phantom{-}, \hspace{2mm}), and with the matrices of TeX,
+    \pmatrix{1 \cr 2}, as environments."""
+    parts = list[str]()
+    opened = list[tuple[str, str, int]]()
+    place = 0
     for token in _ARGUMENT.finditer(text):
         parts.append(text[place : token.start()])
         place = token.end()
@@ -194,7 +248,8 @@ def _arguments(text: str) -> str:
 
 
 def _without_end(text: str) -> str:
-    """Without the full stops and row ends at its end; where it has an environment, also without commas and semicolons."""
+    """Without the full stops and row ends at its end; where it has an environment, also without commas and
+    semicolons."""
     behind = _BEHIND_MATRIX if r"\end" in text else _BEHIND
     found = behind.match(text[::-1])
     return text[: len(text) - found.end()] if found else text
@@ -205,7 +260,9 @@ def _canonical(found: re.Match[str]) -> str:
     before, after = opening, closing
     fence = letter
     if not letter and opening and closing:
-        before, after, fence = "", "", re.sub(r"\\[lr]?([vV])ert", lambda line: "|" if line[1] == "v" else r"\|", opening)
+        before = ""
+        after = ""
+        fence = re.sub(r"\\[lr]?([vV])ert", lambda line: "|" if line[1] == "v" else r"\|", opening)
     if kind == "array":
         body = _without_columns(body.lstrip())
     rows = body.split(r"\\")

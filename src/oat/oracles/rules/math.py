@@ -1,29 +1,35 @@
-r"""The rule of MATH (Hendrycks et al., arXiv:2103.03874): a response is right when its last boxed answer is the reference's.
+r"""The rule of MATH (Hendrycks et al., arXiv:2103.03874): a response is right when its last boxed answer is
+the reference's.
 
-The answer of a response is what stands in its last closed \boxed{...} (or \fbox), braces balanced; without one, its last number. Two answers are
-equal, unless one is a set and the other an ordered list, or a base (`2516_8`) is not the same on both sides,
+The answer of a response is what stands in its last closed \boxed{...} (or \fbox), braces balanced; without
+one, its last number. Two answers are equal, unless one is a set and the other an ordered list, or a base
+(`2516_8`) is not the same on both sides,
 
 1. as texts, after `normalise` (`latex.py`),
 2. as numbers, exactly (whole, decimal and repeating decimal numbers, fractions of two, mixed numbers),
 3. as mathematics, by math-verify.
 
-Matrices are equal when their shapes and all their cells are; round and square brackets are the same, the lines of a determinant are not. A plain name
-before a matrix (`A^{-1} =`) is not read; with anything else there (`2x =`) it is another answer. Lists, sets and tuples are also compared element by
-element, where the whole is not equal: sets and lists without brackets in any order.
+Matrices are equal when their shapes and all their cells are; round and square brackets are the same, the
+lines of a determinant are not. A plain name before a matrix (`A^{-1} =`) is not read; with anything else
+there (`2x =`) it is another answer. Lists, sets and tuples are also compared element by element, where the
+whole is not equal: sets and lists without brackets in any order.
 
-Only the third way reads mathematics by a parser, of LaTeX, whose simplifications may take for ever and whose relatives evaluate what they read. So it
-runs in workers that are confined and killed when they take too long (`plugins/pool.py`); answers of more than 300 characters never come there.
+Only the third way reads mathematics by a parser, of LaTeX, whose simplifications may take for ever and whose
+relatives evaluate what they read. So it runs in workers that are confined and killed when they take too long
+(`plugins/pool.py`); answers of more than 300 characters never come there.
 
-An answer that cannot be compared in time is not right (0.0), and not failed: otherwise to write what hangs the parser would be better than to be
-wrong.
+An answer that cannot be compared in time is not right (0.0), and not failed: otherwise to write what hangs
+the parser would be better than to be wrong.
 
 Departures from the grader that goes with the data set:
 1. Percent signs, degrees and units behind an answer are not read, on either side: 50\% equals 50.
 2. Without a box the last number counts.
-3. Numbers are compared exactly: 0.3333 is not 1/3, though math-verify, which rounds to six digits, takes 0.333333 for it.
+3. Numbers are compared exactly: 0.3333 is not 1/3, though math-verify, which rounds to six digits, takes
+   0.333333 for it.
 4. 1\frac{1}{2} is a mixed number, as in the data set, and not a product, as in LaTeX.
 5. Of words marked as text, capitals do not count.
-6. Units are words of ours, or marked as text: math-verify's own, which are also letters (3t would equal 3), are turned off.
+6. Units are words of ours, or marked as text: math-verify's own, which are also letters (3t would equal 3),
+   are turned off.
 """
 
 import importlib.util
@@ -77,17 +83,23 @@ class MathRule(CallableOracle):
         self._is_symbolic = symbolic
         if symbolic and importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
-                "math needs the package math-verify, which is not installed; pip install 'oat-align[math]', or set `symbolic: false` to compare "
+                "math needs the package math-verify, which is not installed; pip install "
+                "'oat-align[math]', or set `symbolic: false` to compare "
                 "texts and numbers only"
             )
 
-    def grade(self, prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any) -> list[float | None]:
+    def grade(
+        self, prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any
+    ) -> list[float | None]:
         """One score a completion, in TRL's signature.
 
         Args:
             completions: texts; for conversations, lists that hold one assistant message.
         """
-        texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+        texts = [
+            completion if isinstance(completion, str) else completion[-1]["content"]
+            for completion in completions
+        ]
         rights = [None if answer is None else reference_answer(str(answer)) for answer in reference]
         scores, open_pairs = list[float | None](), dict[tuple[str, str], list[int]]()
         for place, (text, right) in enumerate(zip(texts, rights, strict=True)):
@@ -112,7 +124,10 @@ class MathRule(CallableOracle):
             return []
         if self._workers is None:
             self._workers = Workers(f"{__name__}:verifier", is_confined=True, **self._options)
-        return [outcome.value is True for outcome in self._workers.map([[*map(normalise, pair)] for pair in pairs])]
+        return [
+            outcome.value is True
+            for outcome in self._workers.map([[*map(normalise, pair)] for pair in pairs])
+        ]
 
 
 def answer_of(response: str) -> str | None:
@@ -131,7 +146,8 @@ def reference_answer(reference: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the \boxed{...} that begins last among those that are closed, or behind a last \boxed without braces; None: there is none.
+    r"""What stands in the \boxed{...} that begins last among those that are closed, or behind a last \boxed
+    without braces; None: there is none.
 
     One pass over the text. Escaped braces are no braces.
     """
@@ -154,17 +170,23 @@ def last_boxed(text: str) -> str | None:
 
 
 def compare(found: str, right: str) -> bool | None:
-    """Whether two answers are equal as texts or as numbers, also element by element; None where neither can say."""
+    """Whether two answers are equal as texts or as numbers, also element by element; None where neither can
+    say."""
     if max(len(found), len(right)) > MAX_CHARACTERS:
         return found == right
     one, other = normalise(found), normalise(right)
-    if min(len(one), len(other)) > 2 and (one + other).isalpha() and (_WORDED.search(found) or _WORDED.search(right)):
+    if (
+        min(len(one), len(other)) > 2
+        and (one + other).isalpha()
+        and (_WORDED.search(found) or _WORDED.search(right))
+    ):
         return one.casefold() == other.casefold()
     return agree(one, other, lambda one, other: None if max(len(one), len(other)) <= _MAX_SYMBOLIC else False)
 
 
 def agree(one: str, other: str, prove: Prove) -> bool | None:
-    """Whether two normalised answers are equal; `prove` is asked for whatever texts and numbers do not decide."""
+    """Whether two normalised answers are equal; `prove` is asked for whatever texts and numbers do not
+    decide."""
     if one == other or not one or not other:
         return bool(one) and one == other
     based = [_BASED.fullmatch(one), _BASED.fullmatch(other)]
@@ -189,7 +211,8 @@ def verifier() -> Callable[[str, str], bool]:
 
     logging.disable()  # it warns that its own timeouts are off: ours end the process
     usual: Any = LatexExtractionConfig()
-    read = replace(usual, normalization_config=replace(usual.normalization_config, units=False))  # of 3t, t would be a unit
+    # of 3t, t would be a unit
+    read = replace(usual, normalization_config=replace(usual.normalization_config, units=False))
     how: Any = {"extraction_config": [read], "parsing_timeout": None}
 
     def are_equal(right: str, found: str) -> bool:
@@ -208,22 +231,27 @@ def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool
 
 
 def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
-    """Matrices of one kind and shape, with a plain name and `=` before them or without, are compared cell by cell; whatever else a matrix stands in
-    is proven, unless it is an equation on one side only."""
+    """Matrices of one kind and shape, with a plain name and `=` before them or without, are compared cell by
+    cell; whatever else a matrix stands in is proven, unless it is an equation on one side only."""
     (before, _, one_side), (also, _, other_side) = one.rpartition("="), other.rpartition("=")
     if before and before == also and matrix(one_side) and matrix(other_side):
         one, other = one_side, other_side
     one, other = unnamed(one), unnamed(other)
     left, right = matrix(one), matrix(other)
     if left is None or right is None:
-        return prove(one, other) if "matrix}" in one and "matrix}" in other and is_relation(one) == is_relation(other) else False
+        return (
+            prove(one, other)
+            if "matrix}" in one and "matrix}" in other and is_relation(one) == is_relation(other)
+            else False
+        )
     if (left[0], [*map(len, left[1])]) != (right[0], [*map(len, right[1])]):
         return False
     return _all_agree([*chain(*left[1])], [*chain(*right[1])], prove)
 
 
 def _lists_agree(one: Listed | None, other: Listed | None, prove: Prove) -> bool | None:
-    """True: element by element, in any order where neither is ordered. False: a set and an ordered list. None: it is open."""
+    """True: element by element, in any order where neither is ordered. False: a set and an ordered list.
+    None: it is open."""
     if one is None or other is None:
         return None
     if one.fence != other.fence:
@@ -232,7 +260,9 @@ def _lists_agree(one: Listed | None, other: Listed | None, prove: Prove) -> bool
         return _all_agree(one.elements, other.elements, prove) or None
     left = list(other.elements)
     for element in one.elements:
-        place = next((place for place, candidate in enumerate(left) if agree(element, candidate, prove)), None)
+        place = next(
+            (place for place, candidate in enumerate(left) if agree(element, candidate, prove)), None
+        )
         if place is None:
             return None
         del left[place]
@@ -246,7 +276,9 @@ def _number(text: str) -> Fraction | None:
         sign, whole, above, below = found.groups()
         if whole is None and not Decimal(below):
             return None
-        value = Fraction(Decimal(above)) / Fraction(Decimal(below)) if whole is None else Fraction(Decimal(whole))
+        value = (
+            Fraction(Decimal(above)) / Fraction(Decimal(below)) if whole is None else Fraction(Decimal(whole))
+        )
     elif found := _MIXED.fullmatch(text):
         sign, whole, above, below = found.groups()
         if int(above) >= int(below):
@@ -254,7 +286,9 @@ def _number(text: str) -> Fraction | None:
         value = int(whole) + Fraction(int(above), int(below))
     elif found := _REPEATING.fullmatch(text):
         sign, whole, before, again = found.groups()
-        value = Fraction(int(again), 10 ** len(before) * (10 ** len(again) - 1)) + Fraction(Decimal(f"{whole or 0}.{before or 0}"))
+        value = Fraction(int(again), 10 ** len(before) * (10 ** len(again) - 1)) + Fraction(
+            Decimal(f"{whole or 0}.{before or 0}")
+        )
     else:
         return None
     return -value if sign == "-" else value

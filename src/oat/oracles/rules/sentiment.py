@@ -1,7 +1,9 @@
-"""A reward for cheerful stories, from VADER, a published lexicon of sentiment (C.J. Hutto and E. Gilbert, ICWSM 2014; the package vaderSentiment).
+"""A reward for cheerful stories, from VADER, a published lexicon of sentiment (C.J. Hutto and E. Gilbert,
+ICWSM 2014; the package vaderSentiment).
 
-VADER's `compound` of a sentence lies in [-1, 1]: the words' valences, with rules for negation, degree and capitals, summed and normalised. Over a
-whole story it would saturate at 1, so a story is worth the mean of its sentences.
+VADER's `compound` of a sentence lies in [-1, 1]: the words' valences, with rules for negation, degree and
+capitals, summed and normalised. Over a whole story it would saturate at 1, so a story is worth the mean of
+its sentences.
 
 Not handled: any language but English; sense. A sentence is cheerful by its words.
 """
@@ -18,21 +20,26 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 
 def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Mean over a completion's sentences of VADER's compound, from -1 (gloomy) to 1 (cheerful); 0 for a completion without a sentence.
+    """Mean over a completion's sentences of VADER's compound, from -1 (gloomy) to 1 (cheerful); 0 for a
+    completion without a sentence.
 
     Args:
-        completions: texts; for conversations, lists that hold one assistant message. The prompt does not count, nor does it make a sentence whole.
+        completions: texts; for conversations, lists that hold one assistant message. The prompt does not
+        count, nor does it make a sentence whole.
 
     Raises:
         OracleError: the package vaderSentiment is not installed.
     """
-    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    texts = [
+        completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions
+    ]
     return [_mean([_compound(sentence) for sentence in sentences(text)]) for text in texts]
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text: pieces that have a letter in them and end at a line's end, or at . ! or ? before a blank; closing quotes and
-    brackets there are left out. What stands after the last full stop is a sentence too."""
+    """The sentences of a text: pieces that have a letter in them and end at a line's end, or at . ! or ?
+    before a blank; closing quotes and brackets there are left out. What stands after the last full stop is a
+    sentence too."""
     return [piece.strip() for piece in _SENTENCE.split(text) if _LETTER.search(piece)]
 
 
@@ -49,5 +56,8 @@ def _analyser() -> Any:
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError as error:
-        raise OracleError("cheerful needs the package vaderSentiment, which is not installed; pip install 'oat-align[sentiment]'") from error
+        raise OracleError(
+            "cheerful needs the package vaderSentiment, which is not installed; pip install "
+            "'oat-align[sentiment]'"
+        ) from error
     return SentimentIntensityAnalyzer()

@@ -1,7 +1,8 @@
 """Rules about the shape of a response, whatever it says: its format, its length, what it matches.
 
-Patterns are matched by RE2, whose time grows with the text and not with its malice; a pattern that needs what RE2 lacks (look-around, references
-back) is matched by Python's `re`, in a worker that is killed when it takes too long.
+Patterns are matched by RE2, whose time grows with the text and not with its malice; a pattern that needs what
+RE2 lacks (look-around, references back) is matched by Python's `re`, in a worker that is killed when it takes
+too long.
 """
 
 import importlib.util
@@ -23,7 +24,8 @@ class RegexRule(CallableOracle):
 
     Args:
         pattern: a regular expression; a dot is any character, line ends included.
-        match: "search" finds it anywhere, "whole" holds it against the whole response, blanks around it aside.
+        match: "search" finds it anywhere, "whole" holds it against the whole response, blanks around it
+        aside.
         engine: "re2", or "python" for what RE2 cannot do.
         timeout_s: with "python", seconds for one response; one that takes longer does not match.
         workers: with "python", processes that match.
@@ -42,47 +44,69 @@ class RegexRule(CallableOracle):
     ):
         super().__init__(self.grade, "regex")
         self.version = "1"
-        if not isinstance(pattern, str) or match not in ("search", "whole") or engine not in ("re2", "python"):
+        if (
+            not isinstance(pattern, str)
+            or match not in ("search", "whole")
+            or engine not in ("re2", "python")
+        ):
             raise ConfigError(
-                f"the oracle regex takes a text as pattern, match search or whole, engine re2 or python; not {pattern!r}, {match!r}, {engine!r}"
+                "the oracle regex takes a text as pattern, match search or whole, engine re2 or python; "
+                f"not {pattern!r}, {match!r}, {engine!r}"
             )
         self._match = match
         if engine == "re2":
             self._matches: Callable[[Sequence[str]], list[bool]] = _linear(pattern, match)
             self.close: Callable[[], None] = lambda: None
             return
-        pool = Workers(f"{__name__}:matcher", [pattern, match], count=workers, timeout_s=timeout_s, is_confined=True)
-        self._matches = lambda texts: [outcome.value is True for outcome in pool.map([[text] for text in texts])]
+        pool = Workers(
+            f"{__name__}:matcher", [pattern, match], count=workers, timeout_s=timeout_s, is_confined=True
+        )
+        self._matches = lambda texts: [
+            outcome.value is True for outcome in pool.map([[text] for text in texts])
+        ]
         self.close = pool.close
 
     def grade(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """One score a completion, in TRL's signature."""
         texts = _texts(completions)
-        return [float(does) for does in self._matches([text.strip() for text in texts] if self._match == "whole" else texts)]
+        return [
+            float(does)
+            for does in self._matches([text.strip() for text in texts] if self._match == "whole" else texts)
+        ]
 
 
 class FormatRule(CallableOracle):
     """The oracle `format`: 1.0 for a response that has a form from its beginning to its end, else 0.0.
 
     Args:
-        template: a text in which each `...` stands for anything that is not blank, such as "<think>...</think> <answer>...</answer>". Every tag,
-            which is a piece `<...>`, stands once in the response, in this order; blanks between two tags, or around them, do not count. Other words
-            stand as they are, once between the tags between which the template has them.
+        template: a text in which each `...` stands for anything that is not blank, such as
+            "<think>...</think> <answer>...</answer>". Every tag, which is a piece `<...>`, stands once in the
+            response, in this order; blanks between two tags, or around them, do not count. Other words stand
+            as they are, once between the tags between which the template has them.
         pattern: a regular expression for the whole response instead, as `regex` with match "whole".
 
     Raises:
-        ConfigError: neither is given, or both; a template of gaps alone or without one, or two gaps that nothing parts; a pattern, as `RegexRule`.
+        ConfigError: neither is given, or both; a template of gaps alone or without one, or two gaps that
+        nothing parts; a pattern, as `RegexRule`.
     """
 
     def __init__(self, template: str | None = None, pattern: str | None = None):
         super().__init__(self.grade, "format")
         self.version = "2"
-        if not isinstance(pattern if template is None else template, str) or not (template is None or pattern is None):
-            raise ConfigError('the oracle format takes a `template`, such as "<think>...</think><answer>...</answer>", or a `pattern`; give one')
+        if not isinstance(pattern if template is None else template, str) or not (
+            template is None or pattern is None
+        ):
+            raise ConfigError(
+                'the oracle format takes a `template`, such as "<think>...</think><answer>...</answer>", '
+                "or a `pattern`; give one"
+            )
         if template is not None:
             literals = list(map(str.strip, template.split(_GAP)))
             if len(literals) < 2 or not all(literals[1:-1]) or not any(literals):
-                raise ConfigError(f"the template {template!r} of the oracle format needs tags with `...` between them, such as <answer>...</answer>")
+                raise ConfigError(
+                    f"the template {template!r} of the oracle format needs tags with `...` between them, "
+                    "such as <answer>...</answer>"
+                )
             fills = _form(template)
             self._matches: Callable[[Sequence[str]], list[bool]] = lambda texts: list(map(fills, texts))
         else:
@@ -96,15 +120,15 @@ class FormatRule(CallableOracle):
 class LengthRule(CallableOracle):
     """The oracle `length`: how near a response comes to a length, or how far it goes beyond one.
 
-    target: 1 - |n - target| / target, at least 0.
-    most, buffer: the soft over-long punishment of DAPO (arXiv:2503.14476, Eq. 13): 0 up to most - buffer, from there down to -1 at `most`, and -1
-    beyond.
+    target: 1 - |n - target| / target, at least 0. most, buffer: the soft over-long punishment of DAPO
+    (arXiv:2503.14476, Eq. 13): 0 up to most - buffer, from there down to -1 at `most`, and -1 beyond.
 
     Args:
         unit: what is counted: "tokens", the end of turn included, "characters" or "words" (between blanks).
 
     Raises:
-        ConfigError: neither `target` nor `most` is given, or both; a number below 1, or a buffer greater than `most`.
+        ConfigError: neither `target` nor `most` is given, or both; a number below 1, or a buffer greater than
+        `most`.
     """
 
     def __init__(
@@ -117,19 +141,38 @@ class LengthRule(CallableOracle):
         super().__init__(self.grade_tokens if unit == "tokens" else self.grade_text, "length")
         self.version = "1"
         given = [number for number in (target, most, buffer) if number is not None]
-        if unit not in ("tokens", "characters", "words") or (target is None) == (most is None) or (buffer is None) != (most is None):
-            raise ConfigError("the oracle length takes a `target`, or `most` with `buffer`, and a `unit`: tokens, characters or words")
-        if not all(isinstance(number, int) and number >= 1 for number in given) or (buffer or 0) > (most or math.inf):
-            raise ConfigError(f"the lengths {given} of the oracle length must be whole numbers from 1, and buffer at most `most`; correct them")
-        self._target, self._most, self._buffer, self._unit = target, most, buffer, unit
+        if (
+            unit not in ("tokens", "characters", "words")
+            or (target is None) == (most is None)
+            or (buffer is None) != (most is None)
+        ):
+            raise ConfigError(
+                "the oracle length takes a `target`, or `most` with `buffer`, and a `unit`: tokens, "
+                "characters or words"
+            )
+        if not all(isinstance(number, int) and number >= 1 for number in given) or (buffer or 0) > (
+            most or math.inf
+        ):
+            raise ConfigError(
+                f"the lengths {given} of the oracle length must be whole numbers from 1, and buffer at "
+                "most `most`; correct them"
+            )
+        self._target = target
+        self._most = most
+        self._buffer = buffer
+        self._unit = unit
 
-    def grade_tokens(self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> list[float | None]:
+    def grade_tokens(
+        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]
+    ) -> list[float | None]:
         """One score a completion, from its tokens."""
         return [self._score(len(ids)) for ids in completion_ids]
 
     def grade_text(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float | None]:
         """One score a completion, from its text."""
-        return [self._score(len(text.split() if self._unit == "words" else text)) for text in _texts(completions)]
+        return [
+            self._score(len(text.split() if self._unit == "words" else text)) for text in _texts(completions)
+        ]
 
     def _score(self, size: int) -> float:
         if self._target is not None:
@@ -157,7 +200,8 @@ def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
     """Whether texts match, by RE2."""
     if importlib.util.find_spec("re2") is None:
         raise ConfigError(
-            "patterns need the package google-re2, which is not installed; pip install 'oat-align[regex]', or the oracle regex with `engine: python`"
+            "patterns need the package google-re2, which is not installed; pip install "
+            "'oat-align[regex]', or the oracle regex with `engine: python`"
         )
     import re2
 
@@ -168,7 +212,8 @@ def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
     except re2.error as error:
         said = error.args[0].decode() if error.args and isinstance(error.args[0], bytes) else error
         raise ConfigError(
-            f"RE2 does not take the pattern {pattern!r}: {said}; correct it, or match it by the oracle regex with `engine: python`"
+            f"RE2 does not take the pattern {pattern!r}: {said}; correct it, or match it by the oracle "
+            "regex with `engine: python`"
         ) from error
     test = found.fullmatch if match == "whole" else found.search
     return lambda texts: [test(text) is not None for text in texts]
@@ -177,7 +222,8 @@ def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
 def _form(template: str) -> Callable[[str], bool]:
     """Whether a text has the form of a template.
 
-    The tags part both into stretches, and the words of a stretch, which may stand in others too, part it into gaps.
+    The tags part both into stretches, and the words of a stretch, which may stand in others too, part it into
+    gaps.
     """
     pieces = _TAG.split(template)
     part, fits = _parter(pieces[1::2]), [_stretch(piece) for piece in pieces[::2]]
@@ -196,7 +242,11 @@ def _stretch(template: str) -> Callable[[str], bool]:
         return lambda text: text.split() == template.split()
     wanted = list(map(str.strip, literals))
     part = _parter([words for words in wanted if words])
-    is_gap = [*([False] if wanted[0] else []), *[True] * (len(literals) - 1), *([False] if wanted[-1] else [])]
+    is_gap = [
+        *([False] if wanted[0] else []),
+        *[True] * (len(literals) - 1),
+        *([False] if wanted[-1] else []),
+    ]
 
     def fits(text: str) -> bool:
         found = part(text)
@@ -206,15 +256,23 @@ def _stretch(template: str) -> Callable[[str], bool]:
 
 
 def _parter(literals: Sequence[str]) -> Callable[[str], list[str] | None]:
-    """Texts parted by these literals: what stands before, between and behind them; None where they do not stand once each, in this order.
+    """Texts parted by these literals: what stands before, between and behind them; None where they do not
+    stand once each, in this order.
 
-    Blanks within a literal are any blanks, and a literal that begins or ends with a letter does so with a word.
+    Blanks within a literal are any blanks, and a literal that begins or ends with a letter does so with a
+    word.
     """
     if not literals:
         return lambda text: [text]
     wanted = [" ".join(literal.split()) for literal in literals]
-    patterns = [r"\s+".join(map(re.escape, words.split())) for words in sorted(set(wanted), key=len, reverse=True)]
-    pattern = re.compile("|".join(rf"(?:(?<![a-zA-Z])|(?![a-zA-Z])){words}(?:(?<![a-zA-Z])|(?![a-zA-Z]))" for words in patterns))
+    patterns = [
+        r"\s+".join(map(re.escape, words.split())) for words in sorted(set(wanted), key=len, reverse=True)
+    ]
+    pattern = re.compile(
+        "|".join(
+            rf"(?:(?<![a-zA-Z])|(?![a-zA-Z])){words}(?:(?<![a-zA-Z])|(?![a-zA-Z]))" for words in patterns
+        )
+    )
 
     def part(text: str) -> list[str] | None:
         found = list(pattern.finditer(text))
@@ -227,4 +285,6 @@ def _parter(literals: Sequence[str]) -> Callable[[str], list[str] | None]:
 
 
 def _texts(completions: Sequence[Any]) -> list[str]:
-    return [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    return [
+        completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions
+    ]
