@@ -23,7 +23,7 @@ from oat.config.load import load_config
 from oat.evaluation.evaluation import Evaluation
 from oat.evaluation.trigger import Trigger
 from oat.ledger.store import Store
-from oat.loop import Run, evaluate, train
+from oat.loop import Run, evaluation_metrics, train
 from oat.metrics import repeatable
 from oat.reports.accounts import accounts, contradictions
 from oat.types import Price
@@ -396,7 +396,8 @@ def test_an_evaluation_leaves_every_weight_as_it_was(
         train(run, lambda step, values: None)
         engine: Any = run.weights.holders["sampler"][0]  # type: ignore[attr-defined]
         before, version = tensors_of(run), engine.version("sampler")
-        metrics = evaluate(run, 3, due=True)
+        assert run.evaluation is not None
+        metrics = evaluation_metrics(run, run.evaluation, 3)
     after = tensors_of(run)
     assert ("eval/failed" in metrics.values, "eval/sampled" in metrics.values) == (bool(fails), not fails)
     assert before.keys() == after.keys()

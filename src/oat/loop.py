@@ -94,135 +94,200 @@ def train(run: Run, report: Report) -> str:
         CheckpointError: a checkpoint could not be written or read.
     """
     try:
-        return steps(run, report)
+        reason = steps(run, report)
+        if run.alarms.ended is not None:
+            raise AlarmError(run.alarms.ended)
+        return reason
     finally:
         run.checkpoints.wait()
 
 
+@dataclass(eq=False)
+class Row:
+    """A row of metrics, and the step that it closes: row `number` tells of the state after so many updates.
+
+    Attributes:
+        metrics: what is known of it so far.
+        is_closed: it was written before the loop began, so that the run goes on behind it.
+        feedback: what the step learned from; None in row 0, which has no step.
+        is_rolled_back: an alarm took what was learned back to a checkpoint.
+        is_evaluated: an evaluation was due.
+        later: metrics of the next row that are known before its step.
+    """
+
+    number: int
+    metrics: Metrics = field(default_factory=Metrics)
+    is_closed: bool = False
+    feedback: Feedback | None = None
+    is_rolled_back: bool = False
+    is_evaluated: bool = False
+    later: Metrics = field(default_factory=Metrics)
+
+    @property
+    def step(self) -> int:
+        """The step that leads to this row; also the version of the weights that it begins with."""
+        return self.number - 1
+
+    @property
+    def taken(self) -> Feedback:
+        assert self.feedback is not None, "a step has taken its answers before anything asks for them"
+        return self.feedback
+
+    @property
+    def next(self) -> "Row":
+        return Row(self.number + 1, self.later)
+
+
 def steps(run: Run, report: Report) -> str:
-    """The steps that are left; returns why there are no more."""
-    step, row = restore(run)
-    run.tracking.open(step, is_closed=row is None)
-    metrics = Metrics()
-    if run.alarms.begin(step) and step == 0:
-        save(run, step, states(run), is_last=False)
-    if row is not None:
-        metrics.add(row)
-        reason, metrics = close_step(
-            run, step, metrics, run.ledger.take(step - 1, run.plans(step - 1).questions), report
-        )
-    else:
-        if step == 0:
-            open_rows(run, report)
-        reason = run.alarms.ended or run.stop.reason(step, run.ledger.spent_before(step))
-    while reason is None:
-        plan = run.plans(step)
-        with clock(metrics, "time/step_s"):
-            with clock(metrics, "time/sample_s"), or_saved(run, step):
-                metrics.add(run.collector.fill(step, plan))
-                feedback = run.ledger.take(step, plan.questions)
-            with clock(metrics, "time/learn_s"):
-                learned = run.buffer.fill(feedback)
-                metrics.add(step_metrics(feedback))
-                for objective in run.objectives:
-                    batch = prepared(
-                        objective, learned, run.learner.forward, run.seeds.at("prepare", objective.name, step)
-                    )
-                    metrics.add(
-                        run.learner.update(objective, run.buffer.share_out(objective, batch, learned))
-                    )
-            metrics.add({**missing(feedback.items), **run.buffer.metrics(learned)})
-            if react_to_alarms(run, step + 1, metrics) or run.weights.due(step):
-                run.weights.sync(run.learner, version=step + 1)
-            run.weights.follow(run.learner)
-        metrics.add(
-            {
-                "oracle/reasked": run.ledger.reasked,
-                **run.ledger.reported,
-                "weights/version": run.weights.sampler_version,
-            }
-        )
-        step += 1
-        reason, metrics = close_step(run, step, metrics, feedback, report)
-    if run.alarms.ended is not None:
-        raise AlarmError(run.alarms.ended)
-    return reason
+    """Take the steps that are left; returns why there are no more.
+
+    Whether a step is the last one is known once it has learned, and decides how its row is closed, so each
+    turn begins there: with the row of the step before, or with the one that the run goes on behind.
+    """
+    row = begin(run, report)
+    while True:
+        reason = run.alarms.ended or run.stop.reason(row.number, run.ledger.spent_before(row.number))
+        if not row.is_closed:
+            evaluate(run, row, is_last=reason is not None)
+            write_row(run, row)
+            checkpoint(run, row, is_last=reason is not None)
+            report(row.number, row.metrics.values)
+        if reason is not None:
+            return reason
+        row = row.next
+        with clock(row.metrics, "time/step_s"):
+            with clock(row.metrics, "time/sample_s"), or_saved(run, row.step):
+                fill(run, row)
+                take(run, row)
+            learn(run, row)
+            react_to_alarms(run, row)
+            publish_weights(run, row)
+        count(run, row)
 
 
-def open_rows(run: Run, report: Report) -> None:
-    """Row 0: the start."""
+def begin(run: Run, report: Report) -> Row:
+    """Take up the newest checkpoint; returns the row that the run goes on with, still open where the
+    checkpoint says so, or behind. A new run writes row 0."""
+    number, known = restore(run)
+    run.tracking.open(number, is_closed=known is None)
+    if run.alarms.begin(number) and number == 0:
+        save(run, number, states(run), is_last=False)
+    row = Row(number, is_closed=known is None)
+    if known is not None:
+        row.metrics.add(known)
+        take(run, row)
+    elif number == 0:
+        write_first_row(run, row, report)
+    return row
+
+
+def write_first_row(run: Run, row: Row, report: Report) -> None:
+    """Row 0: the start, with an evaluation where there are any."""
     with run.interruption.at_once():
-        metrics = evaluate(run, 0, due=run.evaluation is not None)
-    metrics.add(run.start)
-    mark_changes(run, 0, metrics, is_evaluated=run.evaluation is not None)
-    run.tracking.row(0, metrics.values)
-    report(0, metrics.values)
+        row.is_evaluated = run.evaluation is not None
+        if run.evaluation is not None:
+            row.metrics.add(evaluation_metrics(run, run.evaluation, row.number).values)
+    row.metrics.add(run.start)
+    write_row(run, row)
+    report(row.number, row.metrics.values)
 
 
-def react_to_alarms(run: Run, step: int, metrics: Metrics) -> bool:
-    """Hold the metrics of the update that made it so many against the alarms; whether what was learned went
-    back to a checkpoint."""
-    back = run.alarms.check(step, metrics.values, is_saved=run.checkpoints.due(step - 1))
+def fill(run: Run, row: Row) -> None:
+    """Sample and ask until the step's questions are on disk."""
+    row.metrics.add(run.collector.fill(row.step, run.plans(row.step)))
+
+
+def take(run: Run, row: Row) -> None:
+    """The answers that the step learns from; the ledger records them before it hands them out."""
+    row.feedback = run.ledger.take(row.step, run.plans(row.step).questions)
+
+
+def learn(run: Run, row: Row) -> None:
+    """Have each objective prepare a batch, and the learner update on it."""
+    with clock(row.metrics, "time/learn_s"):
+        feedback = run.buffer.fill(row.taken)
+        row.metrics.add(step_metrics(row.taken))
+        for objective in run.objectives:
+            generator = run.seeds.at("prepare", objective.name, row.step)
+            batch = prepared(objective, feedback, run.learner.forward, generator)
+            row.metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, feedback)))
+    row.metrics.add({**missing(row.taken.items), **run.buffer.metrics(feedback)})
+
+
+def react_to_alarms(run: Run, row: Row) -> None:
+    """Hold the metrics of the update against the alarms; one of them may take what was learned back to a
+    checkpoint."""
+    back = run.alarms.check(row.number, row.metrics.values, is_saved=run.checkpoints.due(row.step))
     if back is not None:
         run.alarms.back, tensors, plain = run.checkpoints.load_back(back)
         take_up(run, [part for part in run.parts if part in LEARNED], tensors, plain)
-    metrics.add({"alarms/raised": run.alarms.raised, "alarms/rolled_back": back is not None})
-    return back is not None
+    row.is_rolled_back = back is not None
+    row.metrics.add({"alarms/raised": run.alarms.raised, "alarms/rolled_back": row.is_rolled_back})
 
 
-def close_step(
-    run: Run, step: int, metrics: Metrics, feedback: Feedback, report: Report
-) -> tuple[str | None, Metrics]:
-    """What follows the update that made it so many: evaluation, row, checkpoint.
-
-    Returns:
-        Why the run ends here, or None; and the next row so far: the seconds that the checkpoint took.
-    """
-    later = Metrics()
-    reason = run.alarms.ended or run.stop.reason(step, run.ledger.spent_before(step))
-    with or_saved(run, step, metrics.values):
-        is_due = run.evaluation is not None and (
-            reason is not None or run.evaluation.due(step, feedback.queries)
-        )
-        metrics.add(evaluate(run, step, due=is_due, feedback=feedback).values)
-    mark_changes(run, step, metrics, is_evaluated=is_due)
-    run.tracking.row(step, metrics.values, feedback)
-    if run.checkpoints.due(step) or reason is not None:
-        with clock(later, "time/save_s"):
-            save(run, step, states(run), metrics=metrics.values, is_last=reason is not None)
-        if run.checkpoints.oldest is not None:
-            run.ledger.drop(run.buffer.reach(run.checkpoints.oldest))
-    report(step, metrics.values)
-    return reason, later
+def publish_weights(run: Run, row: Row) -> None:
+    """Give the sampler the new weights, when they are due or were taken back, and the reference its own."""
+    if row.is_rolled_back or run.weights.due(row.step):
+        run.weights.sync(run.learner, version=row.number)
+    run.weights.follow(run.learner)
 
 
-def evaluate(run: Run, step: int, *, due: bool, feedback: Feedback | None = None) -> Metrics:
-    """The metrics of an evaluation after `step` updates, the last of which took this, if one is due. Whatever
-    fails in it is said and counted; weights that do not verify and a ledger that cannot be written end the
-    run, since training shares them."""
+def count(run: Run, row: Row) -> None:
+    """What the boxes have counted by the end of the step."""
+    row.metrics.add({"oracle/reasked": run.ledger.reasked, **run.ledger.reported})
+    row.metrics.add({"weights/version": run.weights.sampler_version})
+
+
+def evaluate(run: Run, row: Row, *, is_last: bool) -> None:
+    """Evaluate the new weights, if that is due; the last ones always are."""
+    with or_saved(run, row.number, row.metrics.values):
+        evaluation = run.evaluation
+        if evaluation is not None and (is_last or evaluation.due(row.number, row.taken.queries)):
+            row.is_evaluated = True
+            row.metrics.add(evaluation_metrics(run, evaluation, row.number, row.feedback).values)
+
+
+def write_row(run: Run, row: Row) -> None:
+    """Hand the row to those who keep or show it. From the row on that follows an oracle's first change, each
+    one says how often one has changed."""
+    changes = run.ledger.changes(row.number, is_evaluated=row.is_evaluated)
+    if changes:
+        row.metrics.add({"oracle/changes": changes})
+    run.tracking.row(row.number, row.metrics.values, row.feedback)
+
+
+def checkpoint(run: Run, row: Row, *, is_last: bool) -> None:
+    """Save the state behind the row, if that is due; the last one always is. What no checkpoint on disk will
+    need again, the ledger may drop."""
+    if not (run.checkpoints.due(row.number) or is_last):
+        return
+    with clock(row.later, "time/save_s"):
+        save(run, row.number, states(run), metrics=row.metrics.values, is_last=is_last)
+    if run.checkpoints.oldest is not None:
+        run.ledger.drop(run.buffer.reach(run.checkpoints.oldest))
+
+
+def evaluation_metrics(
+    run: Run, evaluation: Evaluation, step: int, feedback: Feedback | None = None
+) -> Metrics:
+    """The metrics of an evaluation after `step` updates, the last of which learned from this. What fails in
+    it is said and counted; weights that do not verify and a ledger that cannot be written end the run, since
+    training shares them."""
     metrics = Metrics()
-    if due and run.evaluation is not None:
-        with clock(metrics, "time/evaluate_s"):
-            if run.evaluation.slot == "policy":
-                run.weights.push("policy", step, run.learner.tensors("policy"))
-            try:
-                metrics.add(run.evaluation.measure())
-                values = run.evaluation.run(step, feedback.queries if feedback else 0, feedback)
-            except (LedgerError, DirectoryError):
-                raise
-            except OatError as error:
-                warn(f"the evaluation after {step} steps failed and is left out: {error}")
-                values = {"eval/failed": 1.0}
-            run.alarms.note_evaluation(values)
-            metrics.add(values)
+    with clock(metrics, "time/evaluate_s"):
+        if evaluation.slot == "policy":
+            run.weights.push("policy", step, run.learner.tensors("policy"))
+        try:
+            metrics.add(evaluation.measure())
+            values = evaluation.run(step, feedback.queries if feedback else 0, feedback)
+        except (LedgerError, DirectoryError):
+            raise
+        except OatError as error:
+            warn(f"the evaluation after {step} steps failed and is left out: {error}")
+            values = {"eval/failed": 1.0}
+        run.alarms.note_evaluation(values)
+        metrics.add(values)
     return metrics
-
-
-def mark_changes(run: Run, step: int, metrics: Metrics, *, is_evaluated: bool) -> None:
-    """Say in a row that an oracle has changed since the run's first, as soon as one has."""
-    count = run.ledger.changes(step, is_evaluated=is_evaluated)
-    if count:
-        metrics.add({"oracle/changes": count})
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from oat.commands.export import take_up_policy
 from oat.config.load import Origins
 from oat.config.settings import Config
 from oat.files import seen
-from oat.loop import evaluate
+from oat.loop import evaluation_metrics
 
 
 def evaluate_once(config: Config, origins: Origins, run_dir: Path | None = None) -> dict[str, float]:
@@ -38,7 +38,8 @@ def evaluate_once(config: Config, origins: Origins, run_dir: Path | None = None)
         run = build(config, directory=Path(scratch), run_inputs=run_inputs, origins=origins)
         try:
             step = 0 if run_dir is None else take_up_policy(run, seen(run_dir))
-            metrics = evaluate(run, step, due=True)
+            assert run.evaluation is not None, "the configuration has the section"
+            metrics = evaluation_metrics(run, run.evaluation, step)
         finally:
             run.ledger.close()
     return {
