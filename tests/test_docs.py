@@ -113,3 +113,27 @@ def test_every_setting_says_what_it_means() -> None:
         assert missing <= ({"name"} if issubclass(cls, Component) else set()), (
             f"{cls.__name__} says nothing about {missing}"
         )
+
+
+def test_every_older_decision_leads_to_a_file() -> None:
+    """Each number of docs/design.md names files that are there, or says why it is gone."""
+    lines = re.findall(
+        r"^\* (\d+)(?: → (.*)|: gone.*)$", (DOCS / "design.md").read_text(), flags=re.MULTILINE
+    )
+    assert [int(number) for number, _ in lines] == list(range(1, len(lines) + 1))
+    places = {place for _, where in lines for place in re.findall(r"`(\S+)`", where)}
+    roots = (DOCS, DOCS.parent, DOCS.parent / "src" / "oat")
+    assert {place for place in places if not any((root / place).is_file() for root in roots)} == set()
+
+
+def test_decisions_are_short_and_whole() -> None:
+    for record in sorted((DOCS / "decisions").glob("[0-9]*.md")):
+        text = record.read_text(encoding="utf-8")
+        assert text.startswith(f"# {record.name[:3]}: ")
+        assert re.findall(r"^(?:## (\w+)|(Status): )", text, flags=re.MULTILINE) == [
+            ("", "Status"),
+            ("Context", ""),
+            ("Decision", ""),
+            ("Consequence", ""),
+        ]
+        assert len(text.splitlines()) <= 80, record.name

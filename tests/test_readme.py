@@ -73,11 +73,13 @@ def test_the_readme_works_as_typed(
 
 
 def test_every_page_and_file_that_the_readme_names_is_there() -> None:
-    linked = {name for name in re.findall(r"\]\(docs/([a-z/_-]+)\.md", README)}
+    linked = {name for name in re.findall(r"\]\(docs/([a-z/_-]+)\.md", README, flags=re.IGNORECASE)}
     there = {
-        page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in (ROOT / "docs").rglob("*.md")
+        page.relative_to(ROOT / "docs").with_suffix("").as_posix()
+        for page in (ROOT / "docs").rglob("*.md")
+        if not re.match(r"\d", page.stem)
     }
-    assert there - linked == {"README"}, "pages that it does not link to"
+    assert there - linked == set(), "pages that it does not link to, but for the decisions"
     tree = re.search(r"```\nexamples/(.*?)```", README, flags=re.DOTALL)
     assert tree is not None
     for name in re.findall(r"\w+\.py|\w+/", tree[1]):
