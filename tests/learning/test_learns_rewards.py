@@ -84,11 +84,13 @@ def test_learns(tmp_path: Path) -> None:
     assert abs(sum(centre) / len(centre)) < 2
 
 
+@pytest.mark.slow
 @pytest.mark.fault("R22")
 def test_learns_from_what_is_sampled(tmp_path: Path) -> None:
     assert learned(tmp_path, "reward_model", is_online=True)[1] > LEAST
 
 
+@pytest.mark.slow
 @pytest.mark.fault("R22")
 def test_a_flipped_sign_is_noticed(tmp_path: Path, figure) -> None:
     _, accuracy = learned(tmp_path, f'"{HERE}/flipped.py:FlippedRewardModelling"')

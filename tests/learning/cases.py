@@ -1,0 +1,75 @@
+"""The algorithms that learn in the tests of learning, with settings of each."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm, the class of `flipped.py` that must not learn, its settings, further ones of either kind
+    of run, the recorded data that it learns from, if it can, and settings beside the algorithm's."""
+
+    name: str
+    flipped: str
+    options: str = ""
+    online: str = ""
+    offline: str = ""
+    records: str = "pairs.jsonl"
+    flags: tuple[str, ...] = ()
+
+
+CASES = {
+    "dpo": Case("dpo", "FlippedDPO"),
+    "dpo with every option": Case(
+        "dpo", "FlippedDPO", "label_smoothing: 0.1, length_alpha: 0.05, positive_lambda: 0.5, sft_weight: 0.1"
+    ),
+    "robust_dpo": Case("robust_dpo", "FlippedRobustDPO", "label_smoothing: 0.1"),
+    "ipo": Case("ipo", "FlippedIPO"),
+    "slic": Case("slic", "FlippedSLiC"),
+    "simpo": Case("simpo", "FlippedSimPO"),
+    "simpo by a hinge": Case("simpo", "FlippedSimPO", "loss: hinge", offline="beta: 0.5"),
+    "bnf": Case("bnf", "FlippedBNF"),
+    "exo": Case("exo", "FlippedEXO"),
+    "nca": Case("nca", "FlippedNCA"),
+    "apo_zero": Case("apo_zero", "FlippedAPOZero"),
+    "apo_down": Case("apo_down", "FlippedAPODown"),
+    "sppo_hard": Case("sppo_hard", "FlippedSPPOHard"),
+    "discopop": Case("discopop", "FlippedDiscoPOP", "tau: 0.5"),
+    "aot": Case("aot", "FlippedAOT"),
+    "aot unpaired": Case("aot", "FlippedAOT", "form: unpaired"),
+    "orpo": Case("orpo", "FlippedORPO", offline="epochs: 4"),
+    "cpo": Case("cpo", "FlippedCPO"),
+    "kto": Case("kto", "FlippedKTO", online="samples: 2", records="labels.jsonl"),
+    "sft": Case("sft", "FlippedSFT", "threshold: 0.5", "samples: 8", "epochs: 4", "labels.jsonl"),
+    "rest": Case(
+        "sft",
+        "FlippedSFT",
+        "threshold: 0.5, epochs: 2",
+        "samples: 8",
+        records="",
+        flags=("--learner.sync_every", "2"),
+    ),
+    "rft": Case(
+        "sft",
+        "FlippedSFT",
+        "threshold: 0.75, duplicates: run, epochs: 4",
+        "samples: 16",
+        records="",
+        flags=("--learner.sync_every", "99"),
+    ),
+    "grpo": Case("grpo", "FlippedGRPO", "samples: 8", records=""),
+    "dr_grpo": Case("dr_grpo", "FlippedDrGRPO", "samples: 8, max_length: 4", records=""),
+}
+OFFLINE = {name: case for name, case in CASES.items() if case.records}
+
+
+def params(cases: Mapping[str, Case], usual: Collection[str]) -> list[Any]:
+    """All of them for `parametrize`; those that are not in `usual` are left to the slow suite."""
+    assert set(usual) <= cases.keys()
+    return [
+        pytest.param(case, id=name, marks=[] if name in usual else pytest.mark.slow)
+        for name, case in cases.items()
+    ]
