@@ -107,7 +107,7 @@ def test_what_a_kill_left_unanswered_is_counted(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, log = world.config("grpo", tmp_path), tmp_path / "log"
-    place = named("oat.ledger.ledger:Ledger._submit")
+    place = named("oat.ledger.outstanding:Outstanding.submit")
     assert forked(lambda: kill_at(*place, 4) or oat("train", config), log) == -signal.SIGKILL
     assert forked(lambda: oat("train", config), log) == 0
     again = {row["purpose"]: int(row["again"]) for row in table(tmp_path / "grpo", capsys)}

@@ -183,7 +183,7 @@ def test_a_killed_run_spends_what_the_unbroken_one_spends(world: World, tmp_path
         (tmp_path / name).mkdir()
         configs.append(world.config("dpo", tmp_path / name, changes))
     assert oat("train", configs[0]) == 0
-    place, log = named("oat.ledger.ledger:Ledger._submit"), tmp_path / "log"
+    place, log = named("oat.ledger.outstanding:Outstanding.submit"), tmp_path / "log"
     assert forked(lambda: kill_at(*place, 10) or oat("train", configs[1]), log) < 0
     assert forked(lambda: oat("train", configs[1]), log) == 0
     runs = [tmp_path / name / "dpo" for name in ("unbroken", "killed")]

@@ -222,7 +222,7 @@ def test_an_evaluation_that_is_given_up_leaves_nobody_waiting(opened: Opened) ->
         ("failed",),
     ]
     assert contradictions(ledger.store) == []
-    assert (ledger.awaiting, ledger.store.unanswered()) == ({}, [])
+    assert (ledger.settling.awaiting, ledger.store.unanswered()) == ({}, [])
     ask(ledger, 1, make_group(0, "a", "bb"), purpose="eval")
     assert recorded(ledger.store, "eval", 1)[0].cached == (None, (2.0, "ok", ())), (
         "what failed is asked again, and awaits nobody"
@@ -333,9 +333,9 @@ AHEAD = {"grpo": 0, "dpo": 8}
 """Two prompts, each twice a step, and answers of a token out of three: most of what is asked is under way
 already."""
 POINTS = [
-    ("oat.ledger.ledger:Ledger._submit", 3, False),
+    ("oat.ledger.outstanding:Outstanding.submit", 3, False),
     ("oat.ledger.store:Store.add_answers", 6, True),
-    ("oat.ledger.ledger:Ledger._record", 5, False),
+    ("oat.ledger.outstanding:Outstanding._record", 5, False),
 ]
 
 

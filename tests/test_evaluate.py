@@ -207,8 +207,8 @@ def test_a_win_rate_needs_references(
 @pytest.mark.parametrize(
     ("place", "call", "twice"),
     [
-        ("ledger.ledger:Ledger._submit", 2, 0),  # asked, nothing answered yet
-        ("ledger.ledger:Ledger._record", 1, 12),  # in flight: answered, not yet on disk
+        ("ledger.outstanding:Outstanding.submit", 2, 0),  # asked, nothing answered yet
+        ("ledger.outstanding:Outstanding._record", 1, 12),  # in flight: answered, not yet on disk
         ("evaluation.evaluation:Evaluation._write", 1, 0),  # everything on disk
         ("evaluation.evaluation:Evaluation._write", 2, 0),  # also of a later one
     ],

@@ -313,7 +313,7 @@ def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: s
 
 @pytest.mark.parametrize(
     ("place", "call"),
-    [("oat.ledger.ledger:Ledger._submit", 8), ("oat.evaluation.evaluation:Evaluation._write", 2)],
+    [("oat.ledger.outstanding:Outstanding.submit", 8), ("oat.evaluation.evaluation:Evaluation._write", 2)],
 )
 def test_a_budget_that_a_kill_left_half_empty(world: World, tmp_path: Path, place: str, call: int) -> None:
     """An evaluation that had begun is ended, whatever it has cost; what comes later is decided as in the

@@ -304,8 +304,8 @@ def test_a_second_opinion_that_fails_or_has_no_budget(world: World, tmp_path: Pa
 @pytest.mark.parametrize(
     ("place", "call"),
     [
-        ("oat.ledger.ledger:Ledger._record", 11),
-        ("oat.ledger.ledger:Ledger._submit", 15),
+        ("oat.ledger.outstanding:Outstanding._record", 11),
+        ("oat.ledger.outstanding:Outstanding.submit", 15),
         ("oat.evaluation.evaluation:Evaluation._write", 2),
     ],
 )

@@ -32,8 +32,8 @@ from oat.errors import (
     OatWarning,
     OracleError,
 )
-from oat.ledger.ledger import calling
 from oat.oracles.callables import CallableOracle
+from oat.oracles.contract import calling
 from oat.oracles.isolated import Isolated
 from oat.plugins import loading as plugins
 from oat.types import Answer

@@ -12,6 +12,7 @@ from fixtures import make_group, make_questions
 
 from oat.errors import OracleError
 from oat.ledger import ledger as ledger_module
+from oat.ledger import outstanding as outstanding_module
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.base import Oracle
@@ -79,7 +80,8 @@ class Post:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(ledger_module, "time", clock)
+    for module in (ledger_module, outstanding_module):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -221,7 +223,12 @@ def test_ask_is_one_transaction(opened: Callable[..., Ledger]) -> None:
     with pytest.raises(Exception, match="UNIQUE"):
         ledger.ask(0, 0, [group], make_questions([group, group], "compare", 0, oracle="o"))
     assert not ledger.recalls(0, 0)
-    assert (ledger.asked(1, 0), oracle.asked, ledger.pending, ledger.groups) == (0, [], {}, {})
+    assert (ledger.asked(1, 0), oracle.asked, ledger.outstanding.pending, ledger.rounds.groups) == (
+        0,
+        [],
+        {},
+        {},
+    )
 
 
 def test_intents_are_on_disk_before_the_oracle_hears_of_them(
@@ -506,7 +513,7 @@ def test_what_is_given_up_is_closed_and_what_was_answered_is_known(
     assert ledger.committed("eval").queries == 2
     ledger.give_up(2, "eval")
     assert (ledger.committed("eval").queries, ledger.store.spent("eval").queries) == (1, 1)
-    assert [pending.question.key.purpose for pending in ledger.pending.values()] == ["train"]
+    assert [pending.question.key.purpose for pending in ledger.outstanding.pending.values()] == ["train"]
 
     ledger.close()
     ledger = opened(mended := Post(clock, {}, durable=durable), budgets={"eval": Budget(queries=3)})
@@ -669,6 +676,6 @@ def test_rounds_leave_memory_when_nothing_waits_for_them(opened: Callable[..., L
     ask(ledger, 0, make_group(0, "a", "b"))
     ask(ledger, 0, make_group(1, "a", "b"), round=1)
     ledger.take(0, 1)
-    assert list(ledger.groups) == [("train", 0, 1)]
+    assert list(ledger.rounds.groups) == [("train", 0, 1)]
     ledger.take(1, 1)
-    assert ledger.groups == {}
+    assert ledger.rounds.groups == {}

@@ -49,7 +49,9 @@ class Collector(Protocol):
 
 
 class Ledger(Protocol):
-    reasked: int
+    @property
+    def reasked(self) -> int:
+        """Questions that were asked once more after a kill."""
 
     @property
     def reported(self) -> Mapping[str, float]:

@@ -40,8 +40,8 @@ LATE = ("--oracle.name", "late", *AHEAD)
 MOMENTS = {
     "run made, its configuration not yet written": Moment("dpo", "oat.build.open_run:write_atomically", 1),
     "inside a round's transaction": Moment("dpo", "oat.ledger.store:Store.add_round", 4, after=True),
-    "intents on disk, not sent": Moment("grpo", "oat.ledger.ledger:Ledger._submit", 5),
-    "answers made, not on disk": Moment("dpo", "oat.ledger.ledger:Ledger._record", 9),
+    "intents on disk, not sent": Moment("grpo", "oat.ledger.outstanding:Outstanding.submit", 5),
+    "answers made, not on disk": Moment("dpo", "oat.ledger.outstanding:Outstanding._record", 9),
     "inside an answer batch's transaction": Moment(
         "grpo", "oat.ledger.store:Store.add_answers", 6, after=True
     ),
@@ -67,7 +67,9 @@ MOMENTS = {
     "between the modes of a later evaluation": Moment(
         "dpo", "oat.evaluation.evaluation:Evaluation._answer", 4
     ),
-    "an evaluation's answers made, not on disk": Moment("grpo", "oat.ledger.ledger:Ledger._record", 7),
+    "an evaluation's answers made, not on disk": Moment(
+        "grpo", "oat.ledger.outstanding:Outstanding._record", 7
+    ),
     "an evaluation taken, its file not written": Moment(
         "dpo", "oat.evaluation.evaluation:Evaluation._write", 2
     ),
@@ -75,17 +77,23 @@ MOMENTS = {
     "inside a weight sync of a copy": Moment(
         "dpo", "oat.engines.torch:TorchEngine.load", 3, after=True, flags=AHEAD
     ),
-    "ahead of unanswered questions": Moment("dpo", "oat.ledger.ledger:Ledger._submit", 8, flags=AHEAD),
+    "ahead of unanswered questions": Moment(
+        "dpo", "oat.ledger.outstanding:Outstanding.submit", 8, flags=AHEAD
+    ),
     "values on a wire, between files": Moment(
         "dpo", "safetensors.torch:save_file", 1, after=True, flags=WIRE
     ),
     "some late answers on disk, the take not recorded": Moment(
         "dpo", "oat.ledger.store:Store.add_take", 6, flags=LATE
     ),
-    "late answers made, not on disk": Moment("dpo", "oat.ledger.ledger:Ledger._record", 9, flags=LATE),
-    "ahead of late answers, nothing sent": Moment("dpo", "oat.ledger.ledger:Ledger._submit", 5, flags=LATE),
+    "late answers made, not on disk": Moment(
+        "dpo", "oat.ledger.outstanding:Outstanding._record", 9, flags=LATE
+    ),
+    "ahead of late answers, nothing sent": Moment(
+        "dpo", "oat.ledger.outstanding:Outstanding.submit", 5, flags=LATE
+    ),
     "values on a wire, answers not on disk": Moment(
-        "grpo", "oat.ledger.ledger:Ledger._record", 9, flags=WIRE
+        "grpo", "oat.ledger.outstanding:Outstanding._record", 9, flags=WIRE
     ),
 }
 

@@ -51,7 +51,7 @@ class Point:
 
 
 POINTS = {
-    "intents on disk, nothing sent": Point("oat.ledger.ledger:Ledger._submit"),
+    "intents on disk, nothing sent": Point("oat.ledger.outstanding:Outstanding.submit"),
     "inside an answer batch": Point("oat.ledger.store:Store.add_answers", after=True),
     "inside a save": Point("safetensors.torch:save_file", after=True),
     "saved, before the pointer": Point("oat.rundir.checkpoints:Checkpoints._point"),

@@ -45,7 +45,7 @@ OFTEN = ("--checkpoint.every", "1")
 MOMENTS = {
     "before the first question": Moment("dpo", "oat.collector:Collector.fill", 1, 0),
     "while it samples": Moment("grpo", "oat.rollout.actor:Actor.sample", 8, 3),
-    "while it asks": Moment("dpo", "oat.ledger.ledger:Ledger._record", 11, 3),
+    "while it asks": Moment("dpo", "oat.ledger.outstanding:Outstanding._record", 11, 3),
     "while it learns": Moment("grpo", "oat.learner.learner:Learner.update", 3, 3),
     "in the first evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._answer", 1, 0),
     "in a later evaluation": Moment("dpo", "oat.evaluation.evaluation:Evaluation._answer", 3, 2),

@@ -116,9 +116,9 @@ def die_before_an_update() -> None:
 
 
 def die_with_answers_in_hand() -> None:
-    from oat.ledger.ledger import Ledger
+    from oat.ledger.outstanding import Outstanding
 
-    kill_at(Ledger, "_record", 5)
+    kill_at(Outstanding, "_record", 5)
 
 
 @pytest.mark.parametrize(

@@ -159,9 +159,9 @@ def die_in_the_ensembles_update() -> None:
 
 
 def die_after_the_intents() -> None:
-    from oat.ledger.ledger import Ledger
+    from oat.ledger.outstanding import Outstanding
 
-    kill_at(Ledger, "_submit", 4)
+    kill_at(Outstanding, "submit", 4)
 
 
 @pytest.mark.parametrize("arm", [die_in_the_ensembles_update, die_after_the_intents])

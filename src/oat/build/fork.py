@@ -19,7 +19,7 @@ from oat.build.fingerprints import FORK_FILE, GIVEN, recorded
 from oat.errors import ConfigError
 from oat.files import parse_json, read_only_address, seen, sync_to_disk, write_atomically
 from oat.ledger import versions
-from oat.ledger.ledger import close_unanswered
+from oat.ledger.settling import close_unanswered
 from oat.ledger.store import Store
 from oat.loop import ROW
 from oat.rundir.checkpoints import Checkpoints

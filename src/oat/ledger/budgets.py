@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from oat.errors import warn
-from oat.ledger.asked import Asked, Quote, Value, rest
+from oat.ledger.asked import Asked, Quote, rest
 from oat.ledger.cache import Asking, Cache
 from oat.ledger.store import Store
 from oat.ledger.waves import Waves, in_order
-from oat.oracles.base import Oracle, is_cacheable, price_of
+from oat.oracles.base import Oracle, price_of
 from oat.types import UNASKED, Price, Question, Spent
 from oat.types.budget import Budget
 
@@ -34,7 +34,7 @@ class Spending:
         store: Store,
         waves: Waves,
         oracle: Callable[[str], Oracle],
-        cache: Cache | None,
+        cache: Cache,
         row: Callable[[int], Asked],
     ):
         self.store = store
@@ -52,7 +52,7 @@ class Spending:
         quotes = []
         paid = []
         committed = self.store.committed(purpose)
-        asking = {} if self._cache is None else self._cache.asking
+        asking = self._cache.asking
         for question in questions:
             quote, own = self._quote(question, asking)
             paid.append(
@@ -67,7 +67,8 @@ class Spending:
 
     def price(self, questions: Sequence[Question]) -> Price:
         """The most that questions would cost if they were asked now; what is known costs nothing."""
-        asking, price = {} if self._cache is None else dict(self._cache.asking), Price()
+        asking = dict(self._cache.asking)
+        price = Price()
         for question in questions:
             quote, own = self._quote(question, asking)
             asking.update(own)
@@ -141,14 +142,9 @@ class Spending:
         if question.oracle == UNASKED:
             return Quote(), {}
         oracle = self._oracle(question.oracle)
-        cached: tuple[Value, ...] = (None,) * question.size
-        own: Asking = {}
-        if self._cache is not None and is_cacheable(oracle):
-            cached, own = self._cache.find(question, asking)
-        return Quote(
-            cached if any(cached) else (),
-            price_of(oracle, rest(question, cached)) if None in cached else Price(),
-        ), own
+        cached, own = self._cache.find(question, asking)
+        price = price_of(oracle, rest(question, cached)) if None in cached else Price()
+        return Quote(cached if any(cached) else (), price), own
 
     def _price_of(self, row: Asked) -> Price:
         return self.waves.price_of(self.waves.as_asked(row))

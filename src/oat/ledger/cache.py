@@ -29,21 +29,25 @@ class Cache:
     """The known items of one ledger, and those that are being asked.
 
     Args:
-        repeats: answers of an item before they are used again.
+        repeats: answers of an item before they are used again; 0 asks every time, and nothing is known.
         versions: of the oracles, by address; what one said in another version is not known.
+        oracles: the addresses of those whose answers may be used again.
 
     Attributes:
         asking: for the items of questions that no step has taken.
     """
 
-    def __init__(self, store: Store, repeats: int, versions: Mapping[str, str]):
+    def __init__(self, store: Store, repeats: int, versions: Mapping[str, str], oracles: Collection[str]):
         self.store = store
         self.repeats = repeats
         self.versions = versions
+        self.oracles = oracles if repeats else ()
         self.asking: Asking = {}
 
     def find(self, question: Question, asking: Asking) -> tuple[tuple[Value, ...], Asking]:
         """What is known of each value of the answer; and who asks for its items, if it is asked."""
+        if question.oracle not in self.oracles:
+            return (None,) * question.size, {}
         found: list[Value] = []
         own: Asking = {}
         for place, (item, is_turned) in enumerate(self._items(question)):
@@ -63,6 +67,8 @@ class Cache:
     def resume(self, rows: Iterable[Asked]) -> None:
         """Take up who asks for what from questions that no step has taken, oldest first."""
         for row in rows:
+            if row.question.oracle not in self.oracles:
+                continue
             cached = row.cached or (None,) * row.question.size
             for place, (item, is_turned) in enumerate(self._items(row.question)):
                 if cached[place] is None:
@@ -82,6 +88,8 @@ class Cache:
     def keep(self, asked: Asked, answer: Answer, step: int) -> None:
         """Remember the values that were asked for, as of the step that took them; the caller holds the
         transaction."""
+        if asked.question.oracle not in self.oracles:
+            return
         fresh = asked.cached or (None,) * asked.question.size
         for (item, is_turned), before, known in zip(
             self._items(asked.question), fresh, values_of(answer), strict=True

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any, Self
 
 from oat.errors import LedgerError
@@ -13,9 +14,13 @@ from oat.ledger import schema
 
 
 class Connection:
-    """
+    """The open file of one ledger.
+
     Args:
         read_only: the file stays as it is; one of an older schema version is read from a copy in memory.
+
+    Attributes:
+        lock: held by a thread around its transactions, and around whatever no other thread may write between.
 
     Raises:
         LedgerError: the file is of another schema version, is no ledger, or lies on a network file system.
@@ -23,7 +28,9 @@ class Connection:
 
     def __init__(self, path: Path, *, read_only: bool = False):
         refuse_network(path)
-        self.path, self.standing = path, Standing()
+        self.path = path
+        self.standing = Standing()
+        self.lock = RLock()
         try:
             if read_only:
                 self._open_read_only()
