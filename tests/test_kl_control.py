@@ -45,6 +45,15 @@ def test_a_killed_run_has_the_coefficient_of_the_unbroken_one(world: World, tmp_
     assert len(set(coefs)) == len(coefs)
 
 
+def test_over_the_wire_the_learner_gets_the_coefficient_with_the_batch(world: World, tmp_path: Path) -> None:
+    """There the objective that has the losses is not the one that adapts."""
+    config = world.config("grpo", tmp_path, {**ADAPTS, "algorithm.kl_target": 1e-3})
+    for name, flags in (("plain", ()), ("wire", ("--compute.serialise", "true"))):
+        assert oat("train", config, "--run_dir", tmp_path / name, *flags) == 0
+    assert rows_of(tmp_path / "plain")[-1]["kl/coef"] != ADAPTS["algorithm.kl_coef"]
+    assert digest_run(tmp_path / "wire") == digest_run(tmp_path / "plain")
+
+
 def test_it_comes_to_its_target(world: World, tmp_path: Path) -> None:
     """A fixed coefficient lets the policy go far beyond the target; adapted from the same start it holds it
     near."""

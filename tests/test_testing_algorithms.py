@@ -43,6 +43,7 @@ def test_ours_pass(name: str) -> None:
         ("simpo", {"loss": "hinge"}),
         ("sft", {"samples": 4, "threshold": 0.0, "reduction": "prompt"}),
         ("grpo", {"reduction": "token", "kl_coef": 0.1, "epochs": 2, "minibatches": 3}),
+        ("grpo", {"kl_coef": 0.1, "kl_target": 1e-3, "kl_horizon": 24}),
     ],
 )
 def test_ours_pass_with_options(name: str, options: dict[str, Any]) -> None:
@@ -356,6 +357,29 @@ class Loaded(Saved):
         self.largest = state["largest"]
 
 
+class Left(GRPO):
+    """Its loss reads what `prepare` left in it."""
+
+    def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Batch:
+        self.largest = max(abs(value) for item in feedback.items for value in item.answer.values)
+        return super().prepare(feedback, forward, generator)
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        losses = super().losses(outputs, view)
+        return {name: replace(loss, coef=1 / self.largest) for name, loss in losses.items()}
+
+
+class LeftBehind(Left):
+    """Its loss has something to read before, too."""
+
+    largest = 1.0
+
+
+class LeftInMetrics(Loaded):
+    def metrics(self, outputs: Outputs, view: View) -> Any:
+        return {"user/largest": (torch.full((view.num_rows,), self.largest), "N")}
+
+
 class NoJSON(Loaded):
     @property
     def state(self) -> dict[str, Any]:
@@ -480,6 +504,12 @@ def test_a_state_that_comes_back_passes() -> None:
                 r"all that it keeps"
             ),
         ),
+        (Left, r"losses reads self.largest, which is not there before `prepare`; .* a column of the batch"),
+        (
+            LeftBehind,
+            r"loss/total, optim/grad_norm: losses or metrics read what `prepare` left .* a column",
+        ),
+        (LeftInMetrics, r"user/largest: losses or metrics read what `prepare` left in the objective"),
         (Saved, r"load_state does not bring back the state: \['largest'\] was saved"),
         (
             NoJSON,

@@ -1,7 +1,10 @@
 from collections.abc import Iterator
 
+from pathlib import Path
+
 import pytest
 import torch
+from fixtures import World, oat
 
 from oat.hardware.threads import candidates, fastest, on_threads
 
@@ -53,3 +56,11 @@ def test_the_fastest_wins_and_of_near_ones_the_one_with_fewer_threads(
 
 def test_one_candidate_needs_no_measurement() -> None:
     assert fastest(lambda: pytest.fail("measured"), [1]) == 1
+
+
+def test_a_run_over_the_wire_measures_its_threads_too(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oat.learner.limits.candidates", lambda parameters: [1, 2])
+    changes = {"compute.serialise": True, "compute.threads": None, "stop.max_steps": 1, "evaluation": None}
+    assert oat("train", world.config("dpo", tmp_path, changes)) == 0

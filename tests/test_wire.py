@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from oat import types
 from oat.errors import WireError
+from oat.runtime.local import over_wire
 from oat.wire import decode, encode, roundtrip
 
 CLASSES = [cls for cls in vars(types).values() if isinstance(cls, type) and dataclasses.is_dataclass(cls)]
@@ -356,3 +357,21 @@ def test_flipped_bytes_are_a_value_or_a_wire_error(changes):
             decode(bytes(changed))
         except WireError:
             continue
+
+
+def test_an_objective_does_not_travel_and_the_learner_has_its_own():
+    """What `prepare` left in the objective of one side is not there on the other, at no call."""
+
+    class Objective:
+        left = 0
+
+    class Learner:
+        def update(self, objective, batch):
+            objective.left += 1
+            return {"left": objective.left, "rows": len(batch)}
+
+    mine = Objective()
+    mine.left = 5
+    apart = over_wire(Learner(), own=[Objective()])
+    assert [apart.update(mine, [1, 2]) for _ in range(2)] == [{"left": 1, "rows": 2}] * 2
+    assert mine.left == 5

@@ -68,6 +68,10 @@ class Objective(Protocol):
 
     An algorithm is a subclass with a dataclass `Config` (its settings, each with a docstring) and
     `__init__(config)`.
+
+    `prepare`, with what it keeps in `state`, may run in another process than `losses` and `metrics`. So these
+    two read their arguments and the configuration, nothing that `prepare` left in the objective; what it
+    found and they need is a column of the batch.
     """
 
     name: str

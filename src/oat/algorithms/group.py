@@ -171,7 +171,9 @@ class GroupPolicyGradient(Objective):
             if self.config.kl_coef:
                 columns["reference_logps_K"] = forward("reference", rows, {"raw"})["raw"]
                 if self.config.kl_target is not None:
-                    metrics |= self._adapt(rows, columns["reference_logps_K"], feedback.step, forward)
+                    self._adapt(rows, columns["reference_logps_K"], feedback.step, forward)
+                    columns["kl_coef_N"] = torch.full((len(rows),), self.kl_coef, dtype=torch.float64)
+                    metrics["kl/coef"] = self.kl_coef
         metrics["rows/trained"] = float(len(rows))
         units = np.arange(len(rows))
         return Batch(
@@ -189,9 +191,9 @@ class GroupPolicyGradient(Objective):
         terms_K, _ = self._surrogate(outputs, view)
         losses = {"loss/policy": self.reduced(terms_K)}
         if self.config.kl_coef:
-            losses["loss/kl"] = self.reduced(
-                kl_k3(policy["raw"], view["reference_logps_K"]), coef=self.kl_coef
-            )
+            adapted_N = view.columns.get("kl_coef_N")
+            coef = self.config.kl_coef if adapted_N is None else float(adapted_N[0])
+            losses["loss/kl"] = self.reduced(kl_k3(policy["raw"], view["reference_logps_K"]), coef=coef)
         return losses
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
@@ -220,7 +222,7 @@ class GroupPolicyGradient(Objective):
 
     def _adapt(
         self, rows: tuple[Trajectory, ...], reference_K: torch.Tensor, step: int, forward: Forward
-    ) -> dict[str, float]:
+    ) -> None:
         """Move the coefficient by the divergence under the weights that the step begins with."""
         target, horizon = self.config.kl_target, self.config.kl_horizon
         assert target is not None, "asked for where there is one"
@@ -233,7 +235,6 @@ class GroupPolicyGradient(Objective):
         self.kl_coef = adapted_coef(
             self.kl_coef, divergence, target=target, samples=len(rows), horizon=horizon
         )
-        return {"kl/coef": self.kl_coef}
 
     def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         advantages_K = view["advantages_N"][view.row_of_K]

@@ -11,11 +11,12 @@ import torch
 
 from oat import protocols as boxes
 from oat.algorithms.base import Objective
+from oat.algorithms.ensemble import EnsembleLearning
 from oat.build.cross_checks import evaluation_budgets, watched_metrics
 from oat.build.engine import make_sampling, run_engine
 from oat.build.evaluation import held_out_pairs, make_evaluation
 from oat.build.fingerprints import OwnFiles, versions_of
-from oat.build.learner import make_ensemble, make_learner
+from oat.build.learner import EnsembleParts, make_ensemble, make_learner
 from oat.build.models import (
     check_reference,
     device_notes,
@@ -113,10 +114,8 @@ def build(
         ensemble = make_ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
     with blame("model.path"):
-        learner = wired(
-            make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite"),
-            tuple(type(o) for o in objectives),
-        )
+        here = make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite")
+        learner = _apart(config, here, ensemble)
         engine, scorer = (
             wired(run_engine(config, objective.requires, explorer, lms, renderer, seeds)),
             ensemble[2] if ensemble else None,
@@ -185,7 +184,7 @@ def build(
         tracking=_tracking(config, home, run_inputs),
         parts=parts,
         start=_left_out(run_inputs.sources),
-        chosen=_chosen(config, objective, learner, engine),
+        chosen=_chosen(config, objective, here, engine),
         notes=(
             *device_notes(config.compute.profile),
             *dict.fromkeys(note for source in run_inputs.sources for note in source.notes),
@@ -206,8 +205,17 @@ def _home(directory: Path) -> Home:
     return Home(directory, Standing(), Interruption())
 
 
-def _wired(config: Config, box: Any, local: tuple[type, ...] = ()) -> Any:
-    return over_wire(box, local=local) if config.compute.serialise else box
+def _wired(config: Config, box: Any) -> Any:
+    return over_wire(box) if config.compute.serialise else box
+
+
+def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> Learner:
+    """The learner as the rest of the run sees it; over a wire with objectives of its own, which have prepared
+    nothing."""
+    if not config.compute.serialise:
+        return learner
+    believed = [EnsembleLearning(ensemble[0].config)] if ensemble else []
+    return over_wire(learner, own=[make_objective(config), *believed])
 
 
 def _models(

@@ -1,10 +1,13 @@
 """The local runtime: every box in this process.
 
 With `compute.serialise` each call into a box goes through the wire encoding and back, as it would on a
-cluster, so that a value that does not travel, or travels badly, is found on a laptop.
+cluster, so that a value that does not travel, or travels badly, is found on a laptop. An objective does not
+travel: the learner's side has one of its own, made of the configuration alone, and gets the batch that
+`prepare` made on the other side. So what `losses` and `metrics` read is in the batch, or is a setting.
 """
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from oat import wire
@@ -12,18 +15,19 @@ from oat import wire
 Box = TypeVar("Box")
 
 
-def over_wire(box: Box, *, local: tuple[type, ...] = ()) -> Box:
+def over_wire(box: Box, *, own: Sequence[Any] = ()) -> Box:
     """The box as seen through a wire: arguments and results of its methods are encoded and decoded.
 
     Args:
-        local: types of arguments that stay on the caller's side.
+        own: what the box has on its side, in place of arguments of the same types, which do not travel. Each
+        call gets a copy of it as it is here.
     """
-    return cast(Box, _Wired(box, local))
+    return cast(Box, _Wired(box, {type(value): value for value in own}))
 
 
 class _Wired:
-    def __init__(self, box: Any, local: tuple[type, ...]):
-        self._box, self._local = box, local
+    def __init__(self, box: Any, own: dict[type, Any]):
+        self._box, self._own = box, own
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._box, name)
@@ -31,8 +35,13 @@ class _Wired:
 
     def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            sent = [arg if isinstance(arg, self._local) else wire.roundtrip(arg) for arg in args]
-            result = method(*sent, **{name: wire.roundtrip(arg) for name, arg in kwargs.items()})
+            sent = [self._sent(arg) for arg in args]
+            result = method(*sent, **{name: self._sent(arg) for name, arg in kwargs.items()})
             return map(wire.roundtrip, result) if isinstance(result, Iterator) else wire.roundtrip(result)
 
         return call
+
+    def _sent(self, value: Any) -> Any:
+        """An argument as it arrives."""
+        own = self._own.get(type(value))
+        return wire.roundtrip(value) if own is None else copy.deepcopy(own)
