@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from oat.algorithms.registry import ALGORITHMS
 from oat.config.settings import Component, Config, SinkConfig, TorchEngineConfig
-from oat.tracking.registry import SINKS
+from oat.plugins.registry import ALGORITHMS, SINKS
+from oat.tracking.sinks import FILES
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 INTRODUCTION = """# Settings
@@ -72,9 +72,9 @@ def page() -> str:
         parts += [f"## {name}\n", *table(cls), ""]
     parts += ["## engine: torch\n", *table(TorchEngineConfig), ""]
     parts += ["## tracking.sinks\n", *table(SinkConfig), ""]
-    for name, listed in SINKS.items():
-        if dataclasses.fields(listed.options):
-            parts += [f"## tracking.sinks: {name}\n", *table(listed.options), ""]
+    for name in SINKS:
+        if name != FILES and dataclasses.fields(SINKS[name].Config):
+            parts += [f"## tracking.sinks: {name}\n", *table(SINKS[name].Config), ""]
     shared: dict[type, list[str]] = {}
     for name, algorithm in ALGORITHMS.items():
         shared.setdefault(algorithm.Config, []).append(name)

@@ -27,9 +27,9 @@ from pairs import (
 from oat.algorithms.base import View, step_metrics
 from oat.algorithms.contrast import AOT, CPO, EXO, ORPO, DiscoPOP
 from oat.algorithms.direct import BNF, DPO, IPO, Direct, SimPO, SLiC, pair_batch
-from oat.algorithms.registry import ALGORITHMS
 from oat.errors import ConfigError
 from oat.learner.batching import select_rows, view_of
+from oat.plugins.registry import ALGORITHMS
 
 
 def slow_total(

@@ -13,7 +13,6 @@ from tiny_models import build_config, save_model
 
 from oat import Trainer
 from oat.algorithms.direct import Direct
-from oat.algorithms.registry import ALGORITHMS
 from oat.commands.export import digest_run
 from oat.data.fit import Fit
 from oat.data.prompt_set import Source
@@ -25,6 +24,7 @@ from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.learner.optim import OptimiserSettings
 from oat.models.loading import load_lm, load_tokenizer
+from oat.plugins.registry import ALGORITHMS
 from oat.rollout.actor import RecordedActor
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer

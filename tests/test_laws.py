@@ -31,7 +31,7 @@ MAY_IMPORT = {
         "build config data engines errors evaluation files hardware learner ledger loop "
         "metrics models oracles reports rollout rundir seeds text tracking types"
     ),
-    "config": "algorithms errors files",
+    "config": "errors files plugins",
     "control": "config errors types",
     "data": "errors files plugins seeds text types",
     "engines": "errors functional hardware models seeds types",
@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "plugins": "errors files",
     "protocols": "algorithms types",
     "quickstart": "commands errors files models oracles reports rundir seeds text types",
-    "reports": ("algorithms build config control errors files ledger loop metrics rundir tracking types"),
+    "reports": "algorithms build config control errors files ledger loop metrics plugins rundir tracking types",
     "rollout": "data engines environments errors models plugins seeds text types",
     "rundir": "config errors files ledger types",
     "runtime": "engines errors protocols types wire",

@@ -1,5 +1,6 @@
 """Users' code by name."""
 
+import json
 import sys
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from fixtures import World, oat
 
 from oat.errors import ConfigError
+from oat.plugins import registry
 from oat.plugins.loading import load_symbol
+from oat.plugins.registry import Registry
 
 
 def write(folder, text, name="mine.py"):
@@ -141,3 +144,23 @@ def test_all_of_a_traceback_is_shown_on_demand(world: World, tmp_path, monkeypat
                 "grpo", tmp_path, {"algorithm.name": f"{path}:Mine", "evaluation": None, "stop.max_steps": 1}
             ),
         )
+
+
+def test_a_registry_says_names_and_loads_a_part_only_when_it_is_named(tmp_path):
+    place = write(tmp_path, "class Mine: pass\n")
+    colours = Registry(
+        "no colour is called {name!r}; {nearest}", {"red": "gone.module:Red", "json": "json:loads"}
+    )
+    assert [*colours] == ["red", "json"], "nothing is imported for that"
+    assert colours["json"] is json.loads
+    assert colours.load(f"{place}:Mine").__name__ == "Mine"
+    with pytest.raises(ConfigError, match="no colour is called 'rde'; did you mean `red`"):
+        colours.load("rde")
+
+
+@pytest.mark.parametrize("kind", ["ALGORITHMS", "ANSWERS", "ENGINES", "EXPLORERS", "ORACLES", "SINKS"])
+def test_every_line_of_the_registries_names_a_part(kind):
+    parts = getattr(registry, kind)
+    assert all(callable(part) for part in parts.values())
+    if kind == "ALGORITHMS":
+        assert [part.name for part in parts.values()] == [*parts]

@@ -10,7 +10,7 @@ import yaml
 from fixtures import oat
 from tiny_models import build_config, save_model
 
-from oat.algorithms.registry import ALGORITHMS
+from oat.plugins.registry import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
 VARIANTS = {"rest_online", "rft_online", "sft_chat_offline"}

@@ -15,7 +15,7 @@ from fixtures import World, forked, kill_at, named, oat
 
 from oat.config.settings import TrackingConfig
 from oat.tracking.child import SinkProcess, finish_all
-from oat.tracking.registry import described_sinks
+from oat.tracking.sinks import described_sinks
 
 ON = {"tracking.tensorboard": True}
 needs_library = pytest.mark.skipif(

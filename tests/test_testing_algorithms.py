@@ -12,8 +12,8 @@ from oat.algorithms.base import Forward, Objective, Outputs, View, step_metrics
 from oat.algorithms.direct import DPO
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.algorithms.group import GRPO, GRPOConfig
-from oat.algorithms.registry import ALGORITHMS
 from oat.errors import ConfigError, ContractError
+from oat.plugins.registry import ALGORITHMS
 from oat.testing import check_algorithm
 from oat.types import Batch, Feedback, Loss, Plan, Requires
 

@@ -11,7 +11,7 @@ from test_progress import Seen, in_a_terminal
 
 from oat.build.resolve import resolve
 from oat.config.load import load_config
-from oat.tracking.registry import sinks_of
+from oat.tracking.sinks import sinks_of
 
 PAGE = (Path(__file__).parent.parent / "docs" / "watching.md").read_text(encoding="utf-8")
 

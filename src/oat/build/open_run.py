@@ -41,7 +41,7 @@ from oat.plugins.loading import same_by_file
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.text.templates import reads_date
-from oat.tracking.registry import refuse_missing
+from oat.tracking.sinks import refuse_missing
 
 FREE: tuple[str, ...] = (
     *("run_dir", "stop", "tracking", "checkpoint", "alarms", "compute.serialise"),
@@ -237,7 +237,7 @@ def _open(
     config: Config, home: Home, origins: Origins, source: str | None, accept_changed: Collection[str]
 ) -> Run:
     directory, file = home.directory, home.directory / "config.yaml"
-    refuse_missing(config, origins)
+    refuse_missing(config.tracking, origins)
     if source is not None:
         begin_fork(source, directory)
     config = _settled(

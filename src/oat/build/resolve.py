@@ -13,7 +13,6 @@ from typing import Any
 
 from oat.algorithms.base import Objective
 from oat.algorithms.group import DrGRPOConfig
-from oat.algorithms.registry import ALGORITHMS
 from oat.build.cross_checks import BUILTIN, check_rules, judges_of
 from oat.build.explorers import Held
 from oat.config.load import Origins, blaming, convert, refuse_misplaced, unknown_field, where
@@ -26,8 +25,9 @@ from oat.models.lora import described_adapter, is_adapter_directory
 from oat.oracles.registry import oracle_options
 from oat.plugins.calls import bare, guarded
 from oat.plugins.loading import load_symbol
+from oat.plugins.registry import ALGORITHMS
 from oat.text.question_forms import FORMS
-from oat.tracking.registry import with_sinks
+from oat.tracking.sinks import with_sinks
 from oat.types import Requires
 
 
@@ -73,7 +73,7 @@ def resolve(config: Config, origins: Origins) -> Config:
         with blaming(config, origins, section):
             parts[section] = Component(component.name, _options(section, component, cls, origins))
     given = set(config.algorithm.options)
-    config = with_sinks(_with_judges(replace(config, **parts)), origins)
+    config = _with_judges(replace(config, tracking=with_sinks(config.tracking, origins), **parts))
     named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
     named |= {
         f"evaluation.{'gold' if purpose == 'gold' else 'oracle'}": judge

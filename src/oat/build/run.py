@@ -59,7 +59,7 @@ from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.tracking.child import SinkProcess
 from oat.tracking.files import Tracking
-from oat.tracking.registry import described_sinks
+from oat.tracking.sinks import described_sinks
 from oat.types import ENSEMBLE, Plan, Requires
 
 

@@ -33,7 +33,7 @@ from oat.oracles.preferences import Preferences
 from oat.reports.terminal import many
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.reading import read_metrics
-from oat.tracking.registry import refuse_missing, sinks_of
+from oat.tracking.sinks import refuse_missing, sinks_of
 from oat.types import Price
 
 _MOMENTS = 2
@@ -61,7 +61,7 @@ def outline(
     Raises:
         OatError: `oat train` would refuse it before its first step.
     """
-    refuse_missing(config, origins)
+    refuse_missing(config.tracking, origins)
     config, origin = settled(config, origins, source)
     directory, step = (seen(config.run_dir), None) if origin is None else (origin.run, origin.step)
     run_inputs = gather_inputs(config, origins, known=recorded(directory, step))

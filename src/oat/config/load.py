@@ -171,7 +171,7 @@ def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
 
 def _field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
     """Of every field in the tree, with those of our own parts."""
-    from oat.algorithms.registry import ALGORITHMS  # a configuration without a mistake does not need it
+    from oat.plugins.registry import ALGORITHMS  # a configuration without a mistake does not need it
 
     types = get_type_hints(cls)
     for f in dataclasses.fields(cls):

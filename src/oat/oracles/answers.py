@@ -3,21 +3,13 @@
 
 from collections.abc import Callable, Hashable
 
-from oat.errors import ConfigError, OracleError, did_you_mean, shown
-from oat.oracles.rules.countdown import tagged_answer
-from oat.oracles.rules.gsm8k import last_number, marked_number
+from oat.errors import ConfigError, OracleError, shown
 from oat.plugins.calls import guarded
-from oat.plugins.loading import load_symbol
+from oat.plugins.registry import ANSWERS
 
 Answers = Callable[[str], Hashable | None]
 """From the text of a response to its answer, or None where it has none. Responses that give equal answers
 vote for the same."""
-
-_NAMED: dict[str, Answers] = {
-    "last_number": last_number,
-    "marked_number": marked_number,
-    "tagged_answer": tagged_answer,
-}
 
 
 def load_answers(name: str) -> Answers:
@@ -28,14 +20,9 @@ def load_answers(name: str) -> Answers:
         ConfigError: an unknown name, no function, or code that cannot be loaded. The function itself raises
         OracleError where a user's fails.
     """
-    if name not in _NAMED and ":" not in name:
-        raise ConfigError(
-            f"no answers are called {name!r}; {did_you_mean(name, _NAMED)}, or your own as "
-            "path/to/file.py:function"
-        )
-    if name in _NAMED:
-        return _NAMED[name]
-    function = load_symbol(name)
+    function: Answers = ANSWERS.load(name)
+    if name in ANSWERS:
+        return function
     if not callable(function):
         raise ConfigError(
             f"{name} is {type(function).__name__}, no function; name one that takes a text and returns "

@@ -13,27 +13,8 @@ from oat.oracles.base import Oracle, says_version
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.queries import QueryReward
 from oat.plugins.calls import bare, guarded
-from oat.plugins.loading import load_symbol, shown_name
-
-_NAMED = {
-    "exact_match": "oat.oracles.rules.exact:exact_match",
-    "gsm8k": "oat.oracles.rules.gsm8k:gsm8k",
-    "gsm8k_marked": "oat.oracles.rules.gsm8k:gsm8k_marked",
-    "countdown": "oat.oracles.rules.countdown:countdown",
-    "cheerful": "oat.oracles.rules.sentiment:cheerful",
-    "isolated": "oat.oracles.isolated:Isolated",
-    "mixture": "oat.oracles.mixture:Mixture",
-    "math": "oat.oracles.rules.math:MathRule",
-    "format": "oat.oracles.rules.shape:FormatRule",
-    "length": "oat.oracles.rules.shape:LengthRule",
-    "regex": "oat.oracles.rules.shape:RegexRule",
-    "judge": "oat.oracles.judge:Judge",
-    "remote": "oat.oracles.remote.client:RemoteOracle",
-    "reward_model": "oat.oracles.reward_model:RewardModelOracle",
-    "pairrm": "oat.oracles.pairrm:PairRM",
-}
-"""Imported when they are named: a worker of `isolated` starts in a fraction of the time that transformers
-takes to import."""
+from oat.plugins.loading import shown_name
+from oat.plugins.registry import ORACLES
 
 
 def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> Oracle:
@@ -45,11 +26,11 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
     Raises:
         ConfigError: an unknown name, code that cannot be loaded, or as `make_oracle`.
     """
-    found = _found(name)
-    if name in _NAMED and inspect.isclass(found) and "device" in (_keywords(found) or ()):
+    found = ORACLES.load(name)
+    if name in ORACLES and inspect.isclass(found) and "device" in (_keywords(found) or ()):
         options = {"device": device, **options}
     oracle = make_oracle(found, name, options)
-    if name not in _NAMED and not says_version(oracle):
+    if name not in ORACLES and not says_version(oracle):
         name_source(oracle, found, name)
     return oracle
 
@@ -112,7 +93,7 @@ def oracle_options(name: str) -> set[str] | None:
     Raises:
         ConfigError: an unknown name, or code that cannot be loaded.
     """
-    found = _found(name)
+    found = ORACLES.load(name)
     return _keywords(found) if inspect.isclass(found) else set()
 
 
@@ -148,14 +129,6 @@ def _plain_code(code: Any) -> Any:
 
 def _hash(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()[:16]
-
-
-def _found(name: str) -> Any:
-    if name not in _NAMED and ":" not in name:
-        raise ConfigError(
-            f"no oracle is called {name!r}; {did_you_mean(name, _NAMED)}, or your own as path/to/file.py:Name"
-        )
-    return load_symbol(_NAMED.get(name, name))
 
 
 def _keywords(cls: type) -> set[str] | None:

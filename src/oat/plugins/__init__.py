@@ -1,1 +1,1 @@
-"""Code of users: how it is found, called and kept apart."""
+"""Parts by name: the registry of ours, and code of users: how it is found, called and kept apart."""

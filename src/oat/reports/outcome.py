@@ -8,13 +8,13 @@ killed. Where rows are missing nobody knows.
 from collections.abc import Collection, Mapping, Sequence
 
 from oat.algorithms.base import Objective
-from oat.algorithms.registry import ALGORITHMS
 from oat.build.fork import begins_after
 from oat.config.settings import Config
 from oat.control.silence import CAUSES, MISSING, why
 from oat.errors import warn
 from oat.files import seen
 from oat.loop import Run
+from oat.plugins.registry import ALGORITHMS
 from oat.reports.progress import way_on
 from oat.rundir.reading import sound_rows
 

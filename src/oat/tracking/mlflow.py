@@ -34,6 +34,10 @@ class MlflowConfig:
 
 
 class Mlflow:
+    Config = MlflowConfig
+    extra = "mlflow"
+    place = ("tracking_uri", "experiment")
+
     def __init__(self, **options: Any):
         self.config = MlflowConfig(**options)
 

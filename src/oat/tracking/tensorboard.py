@@ -18,6 +18,9 @@ class TensorBoardConfig:
 
 
 class TensorBoard:
+    Config = TensorBoardConfig
+    extra = "tensorboard"
+    place = ()
     begins_anew = True
 
     def open(self, run: Opening) -> None:

@@ -50,6 +50,10 @@ class WandbConfig:
 
 
 class Wandb:
+    Config = WandbConfig
+    extra = "wandb"
+    place = ("project", "entity", "mode")
+
     def __init__(self, **options: Any):
         self.config = WandbConfig(**options)
 

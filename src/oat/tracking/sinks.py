@@ -1,57 +1,31 @@
-"""The sinks by name: their options, and what they need."""
+"""The section `tracking.sinks`: each sink with its options, and what it needs."""
 
 import ast
 import importlib.util
-import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from oat.config.load import Origins, convert, unknown_field, where
-from oat.config.settings import Config, SinkConfig, TrackingConfig
+from oat.config.settings import SinkConfig, TrackingConfig
 from oat.errors import ConfigError, did_you_mean
 from oat.files import seen
+from oat.plugins.registry import SINKS
 from oat.tracking.child import Described
-from oat.tracking.mlflow import MlflowConfig
-from oat.tracking.tensorboard import TensorBoardConfig
-from oat.tracking.wandb import WandbConfig
 
 FILES = "files"
 """May be named among the sinks, and is there in any case."""
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A sink of ours.
-
-    Attributes:
-        options: the class of its options.
-        place: the options that say where the rows go.
-        extra: of this package, which brings its library of the same name.
-    """
-
-    symbol: str
-    options: type
-    extra: str
-    place: tuple[str, ...] = ()
-
-
-SINKS = {
-    "tensorboard": Listed("oat.tracking.tensorboard:TensorBoard", TensorBoardConfig, "tensorboard"),
-    "wandb": Listed("oat.tracking.wandb:Wandb", WandbConfig, "wandb", ("project", "entity", "mode")),
-    "mlflow": Listed("oat.tracking.mlflow:Mlflow", MlflowConfig, "mlflow", ("tracking_uri", "experiment")),
-}
-
-
-def with_sinks(config: Config, origins: Origins) -> Config:
-    """The configuration with every sink as a section, and the options of ours filled in.
+def with_sinks(tracking: TrackingConfig, origins: Origins) -> TrackingConfig:
+    """The section with every sink as a section of its own, and the options of ours filled in.
 
     Raises:
         ConfigError: there is no such sink, it stands twice, or it has no such option.
     """
     found, keys = [], set[str]()
-    for place, given in enumerate(config.tracking.sinks):
+    for place, given in enumerate(tracking.sinks):
         path = ("tracking", "sinks", str(place))
         sink = SinkConfig(given) if isinstance(given, str) else given
         _refuse_unknown(sink, path, origins)
@@ -61,16 +35,19 @@ def with_sinks(config: Config, origins: Origins) -> Config:
                 f"{key}.*; remove one"
             )
         keys.add(key)
-        if sink.name in SINKS:
-            cls = SINKS[sink.name].options
-            known = {f.name for f in fields(cls)}
-            for option in sink.options.keys() - known:
-                raise unknown_field(
-                    (*path, option), {*known, "samples", "wait_s"}, origins, f" of {sink.name}"
-                )
-            sink = replace(sink, options=asdict(convert(cls, sink.options, path, origins)))
+        if sink.name != FILES and sink.name in SINKS:
+            sink = replace(sink, options=_options(sink, path, origins))
         found.append(sink)
-    return replace(config, tracking=replace(config.tracking, sinks=tuple(found)))
+    return replace(tracking, sinks=tuple(found))
+
+
+def _options(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> dict[str, Any]:
+    """The options of a sink of ours, with their defaults."""
+    cls = SINKS[sink.name].Config
+    known = {f.name for f in fields(cls)}
+    for option in sink.options.keys() - known:
+        raise unknown_field((*path, option), {*known, "samples", "wait_s"}, origins, f" of {sink.name}")
+    return asdict(convert(cls, sink.options, path, origins))
 
 
 def sinks_of(tracking: TrackingConfig) -> list[SinkConfig]:
@@ -89,22 +66,22 @@ def described_sinks(tracking: TrackingConfig) -> list[Described]:
     return [_described(sink) for sink in sinks_of(tracking)]
 
 
-def refuse_missing(config: Config, origins: Origins) -> None:
+def refuse_missing(tracking: TrackingConfig, origins: Origins) -> None:
     """Sinks that cannot be made here. Nothing of them is imported or run: that is left to their processes.
 
     Raises:
         ConfigError: a library is missing, or there is no such file, module or class.
     """
-    for sink in sinks_of(config.tracking):
+    for sink in sinks_of(tracking):
         field = (
             "tracking.tensorboard"
-            if sink.name == "tensorboard" and config.tracking.tensorboard
+            if sink.name == "tensorboard" and tracking.tensorboard
             else "tracking.sinks"
         )
         place = where(tuple(field.split(".")), origins)
         if sink.name in SINKS:
             if importlib.util.find_spec(sink.name) is None:
-                extra = SINKS[sink.name].extra
+                extra: str = SINKS[sink.name].extra
                 named = f"{field} is set" if field == "tracking.tensorboard" else f"{field} has {sink.name}"
                 raise ConfigError(
                     f"{place}: {named}, and its library is missing: pip install 'oat-align[{extra}]', or "
@@ -124,11 +101,11 @@ def key_of(name: str) -> str:
 def _described(sink: SinkConfig) -> Described:
     ours = SINKS.get(sink.name)
     place, _, attribute = sink.name.rpartition(":")
-    symbol = ours.symbol if ours else f"{seen(place)}:{attribute}" if place.endswith(".py") else sink.name
-    options: dict[str, Any] = {**(asdict(ours.options()) if ours else {}), **sink.options}
+    is_file = ours is None and place.endswith(".py")
+    options: dict[str, Any] = {**(asdict(ours.Config()) if ours else {}), **sink.options}
     return Described(
         key=key_of(sink.name),
-        symbol=symbol,
+        symbol=f"{seen(place)}:{attribute}" if is_file else SINKS.symbol(sink.name),
         options=options,
         place={name: options[name] for name in (ours.place if ours else options)},
         samples=sink.samples,
@@ -149,12 +126,10 @@ def _refuse_unknown(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -
             "write its class into a file, and name it as "
             "path/to/file.py:Class"
         )
-    if sink.name not in (FILES, *SINKS) and not re.fullmatch(r".+:\w+", sink.name):
-        known = did_you_mean(sink.name, (FILES, *SINKS))
-        raise ConfigError(
-            f"{place}: there is no sink {sink.name!r}; {known}, or your own as path/to/file.py:Class or "
-            "package.module:Class"
-        )
+    try:
+        SINKS.refuse_unknown(sink.name)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def _problem(name: str) -> str:

@@ -1,0 +1,134 @@
+"""The parts of ours by name, one table for each kind. A part is loaded when somebody names it.
+
+A new part is one file, and one line here. A user's own part, `path/to/file.py:Name` or `package.module:Name`,
+is found through the same door.
+"""
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from oat.errors import ConfigError, did_you_mean
+from oat.plugins.loading import load_symbol
+
+
+class Registry(Mapping[str, Any]):
+    """The parts of one kind. Iteration and `in` read the names alone; an item imports its module.
+
+    Args:
+        unknown: the message about a name that no part has, of `{name}` and of `{nearest}`, which proposes names.
+        symbols: where each part stands, as `package.module:Name`.
+        users: the form of the names of users' own parts; None: there are none of this kind.
+    """
+
+    def __init__(self, unknown: str, symbols: Mapping[str, str], *, users: str | None = ".*:.*"):
+        self._unknown = unknown
+        self._symbols = symbols
+        self._users = users
+
+    def __getitem__(self, name: str) -> Any:
+        module, _, attribute = self._symbols[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._symbols
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._symbols)
+
+    def __len__(self) -> int:
+        return len(self._symbols)
+
+    def symbol(self, name: str) -> str:
+        """The place of a part, for another process to load: ours as `package.module:Name`, a user's as named."""
+        return self._symbols.get(name, name)
+
+    def refuse_unknown(self, name: str) -> None:
+        """
+        Raises:
+            ConfigError: the name is neither one of ours nor of the form of a user's.
+        """
+        is_users = self._users is not None and re.fullmatch(self._users, name, re.DOTALL)
+        if name not in self._symbols and not is_users:
+            raise ConfigError(self._unknown.format(name=name, nearest=did_you_mean(name, self._symbols)))
+
+    def load(self, name: str) -> Any:
+        """The part of this name: ours, or a user's.
+
+        Raises:
+            ConfigError: as `refuse_unknown`, and as `load_symbol` for a user's.
+        """
+        self.refuse_unknown(name)
+        return self[name] if name in self else load_symbol(name)
+
+
+_DIRECT = "oat.algorithms.direct"
+_CONTRAST = "oat.algorithms.contrast"
+ALGORITHMS = Registry(
+    "there is no algorithm {name!r}; {nearest}, or path/to/file.py:Name",
+    {
+        "dpo": f"{_DIRECT}:DPO",
+        "robust_dpo": f"{_DIRECT}:RobustDPO",
+        "ipo": f"{_DIRECT}:IPO",
+        "slic": f"{_DIRECT}:SLiC",
+        "simpo": f"{_DIRECT}:SimPO",
+        "bnf": f"{_DIRECT}:BNF",
+        "exo": f"{_CONTRAST}:EXO",
+        "nca": f"{_CONTRAST}:NCA",
+        "apo_zero": f"{_CONTRAST}:APOZero",
+        "apo_down": f"{_CONTRAST}:APODown",
+        "sppo_hard": f"{_CONTRAST}:SPPOHard",
+        "discopop": f"{_CONTRAST}:DiscoPOP",
+        "aot": f"{_CONTRAST}:AOT",
+        "orpo": f"{_CONTRAST}:ORPO",
+        "cpo": f"{_CONTRAST}:CPO",
+        "kto": "oat.algorithms.kto:KTO",
+        "sft": "oat.algorithms.supervised:SFT",
+        "grpo": "oat.algorithms.group:GRPO",
+        "dr_grpo": "oat.algorithms.group:DrGRPO",
+        "reward_model": "oat.algorithms.reward_model:RewardModelling",
+    },
+)
+EXPLORERS = Registry("there is no explorer {name!r}; {nearest}", {"none": "oat.explore.rules:NoExploration"})
+ENGINES = Registry(
+    "there is no engine {name!r}; {nearest}", {"torch": "oat.engines.torch:TorchEngine"}, users=None
+)
+ORACLES = Registry(
+    "no oracle is called {name!r}; {nearest}, or your own as path/to/file.py:Name",
+    {
+        "exact_match": "oat.oracles.rules.exact:exact_match",
+        "gsm8k": "oat.oracles.rules.gsm8k:gsm8k",
+        "gsm8k_marked": "oat.oracles.rules.gsm8k:gsm8k_marked",
+        "countdown": "oat.oracles.rules.countdown:countdown",
+        "cheerful": "oat.oracles.rules.sentiment:cheerful",
+        "isolated": "oat.oracles.isolated:Isolated",
+        "mixture": "oat.oracles.mixture:Mixture",
+        "math": "oat.oracles.rules.math:MathRule",
+        "format": "oat.oracles.rules.shape:FormatRule",
+        "length": "oat.oracles.rules.shape:LengthRule",
+        "regex": "oat.oracles.rules.shape:RegexRule",
+        "judge": "oat.oracles.judge:Judge",
+        "remote": "oat.oracles.remote.client:RemoteOracle",
+        "reward_model": "oat.oracles.reward_model:RewardModelOracle",
+        "pairrm": "oat.oracles.pairrm:PairRM",
+    },
+)
+ANSWERS = Registry(
+    "no answers are called {name!r}; {nearest}, or your own as path/to/file.py:function",
+    {
+        "last_number": "oat.oracles.rules.gsm8k:last_number",
+        "marked_number": "oat.oracles.rules.gsm8k:marked_number",
+        "tagged_answer": "oat.oracles.rules.countdown:tagged_answer",
+    },
+)
+SINKS = Registry(
+    "there is no sink {name!r}; {nearest}, or your own as path/to/file.py:Class or package.module:Class",
+    {
+        "files": "oat.tracking.files:Tracking",
+        "tensorboard": "oat.tracking.tensorboard:TensorBoard",
+        "wandb": "oat.tracking.wandb:Wandb",
+        "mlflow": "oat.tracking.mlflow:Mlflow",
+    },
+    users=r".+:\w+",
+)
