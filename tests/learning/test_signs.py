@@ -14,10 +14,10 @@ from cases import CASES, Case
 from fixtures import make_group, make_questions
 
 from oat.algorithms.base import Objective
-from oat.algorithms.registry import ALGORITHMS
 from oat.learner.batching import view_of
 from oat.learner.reduction import Reduction
 from oat.plugins.loading import load_symbol
+from oat.plugins.registry import ALGORITHMS
 from oat.types import Answer, Feedback, Item, Kind, Trajectory
 
 FLIPPED = Path(__file__).parent / "flipped.py"
