@@ -29,7 +29,7 @@ learner:
   learning_rate: 5e-3
 alarms:
   truncated:
-    action: "off"         # one token is all of a response here; elsewhere it is a bad sign that no response comes to its end
+    action: "off"         # a response is one token here; elsewhere it is a bad sign that none ends
 stop:
   max_steps: 40
 """

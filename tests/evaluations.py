@@ -21,13 +21,14 @@ from oat.types import Answer, Price
 
 
 class Constant:
-    """Says one value of everything; `fails` is where it does not: in `submit`, in `collect`, or after it answered the first mode of evaluation 2.
-    Where the file `healed` is there, it fails nowhere."""
+    """Says one value of everything; `fails` is where it does not: in `submit`, in `collect`, or after it
+    answered the first mode of evaluation 2. Where the file `healed` is there, it fails nowhere."""
 
     durable = False
 
     def __init__(self, value=0.5, fails="", answers="score", healed="/"):
-        self.value, self.fails, self.answers, self.open = value, "" if Path(healed).is_file() else fails, answers, {}
+        self.value, self.answers, self.open = value, answers, {}
+        self.fails = "" if Path(healed).is_file() else fails
 
     def submit(self, questions):
         if self.fails == "submit":
@@ -48,7 +49,8 @@ class Constant:
         return [(ticket, self._answer(self.open.pop(ticket))) for ticket in ready]
 
     def _answer(self, question):
-        values = tuple(self.value if self.value is not None else float(text.count("a")) for text in question.candidates[: question.size])
+        texts = question.candidates[: question.size]
+        values = tuple(float(text.count("a")) if self.value is None else self.value for text in texts)
         return Answer(question.key, values, ("ok",) * question.size, question.size, by="constant")
 
 

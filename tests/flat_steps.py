@@ -16,8 +16,12 @@ FLAT = {flat}
 
 def reward(prompts, completions, **columns):
     """Nothing for a prompt of a flat step; elsewhere other texts have other rewards."""
+
+    def worth(text):
+        return sum(place * ord(letter) for place, letter in enumerate(text, 1)) / 1000
+
     return [
-        0.0 if int(prompt.partition("+")[0]) in FLAT else sum(place * ord(letter) for place, letter in enumerate(text, 1)) / 1000
+        0.0 if int(prompt.partition("+")[0]) in FLAT else worth(text)
         for prompt, text in zip(prompts, completions)
     ]
 '''

@@ -13,16 +13,18 @@ _CHANGING = ", ".join(f"`{name}{'...' if name.endswith('/') else ''}`" for name 
 
 HEAD = f"""# Metrics
 
-What the columns of `metrics.jsonl` are: every name that `oat` reports. A row has those that the step, the algorithm and the oracle give rise to;
-your own objective adds names under `user/`. A unit of – means that the number has none of its own. The second half is for those who know the
-names of TRL, or of the predecessor.
+What the columns of `metrics.jsonl` are: every name that `oat` reports. A row has those that the step, the
+algorithm and the oracle give rise to; your own objective adds names under `user/`. A unit of – means that the
+number has none of its own. The second half is for those who know the names of TRL, or of the predecessor.
 
-Rows of two equal runs, of which one may have been killed, have the same numbers but for these, which depend on clocks, on machines, or on what a
-process has itself asked since it began. `oat digest` leaves them out, and rows that learn from answers of before a kill lack `oracle/source/...`:
+Rows of two equal runs, of which one may have been killed, have the same numbers but for these, which depend
+on clocks, on machines, or on what a process has itself asked since it began. `oat digest` leaves them out,
+and rows that learn from answers of before a kill lack `oracle/source/...`:
 
 {_CHANGING}
 
-Made by `python tests/metrics_page.py` from `src/oat/metrics.py` and `src/oat/reports/metric_names.py`; a test fails when this page is behind them.
+Made by `python tests/metrics_page.py` from `src/oat/metrics.py` and `src/oat/reports/metric_names.py`; a test
+fails when this page is behind them.
 
 | name | unit | meaning |
 | --- | --- | --- |
@@ -31,7 +33,8 @@ Made by `python tests/metrics_page.py` from `src/oat/metrics.py` and `src/oat/re
 OF_TRL = """
 ## Names of TRL
 
-Those that its trainers for DPO, GRPO, RLOO, SFT and online DPO report. `oat plot` knows them too, and says what they are called here.
+Those that its trainers for DPO, GRPO, RLOO, SFT and online DPO report. `oat plot` knows them too, and says
+what they are called here.
 
 | TRL | here | |
 | --- | --- | --- |

@@ -22,7 +22,8 @@ from oat.rollout.actor import RecordedActor
 from oat.text.renderer import Renderer
 from oat.types import Trajectory
 
-EXTENDS = """{% for message in messages %}{{ 'a' if message.role == 'user' else 'b' }}{{ message.content }}{{ eos_token }}{% endfor %}
+EXTENDS = """{% for message in messages %}{{ 'a' if message.role == 'user' else 'b' }}\
+{{ message.content }}{{ eos_token }}{% endfor %}
 {%- if add_generation_prompt %}b{% endif %}"""
 REWRITES = EXTENDS.replace(
     "message.content }}", "message.content if loop.last else message.content.replace('=', '') }}"

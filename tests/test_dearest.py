@@ -38,7 +38,8 @@ class ByLength:
         self.really, self.open = really, {}
 
     def price(self, question):
-        letters = sum(len(text) for text in question.candidates) + len(question.messages[0].content) * question.size
+        prompt = len(question.messages[0].content) * question.size
+        letters = sum(len(text) for text in question.candidates) + prompt
         most = letters / 100 if self.really is None or not question.ids else self.really
         return Price(question.size, letters, most)
 
@@ -48,7 +49,11 @@ class ByLength:
 
     def collect(self, tickets, seconds):
         asked = [(ticket, self.open.pop(ticket)) for ticket in tickets]
-        return [(t, Answer(q.key, tuple(float(len(text)) for text in q.candidates), ("ok",) * q.size, q.size)) for t, q in asked]
+        return [(ticket, self.answer(question)) for ticket, question in asked]
+
+    def answer(self, question):
+        values = tuple(float(len(text)) for text in question.candidates)
+        return Answer(question.key, values, ("ok",) * question.size, question.size)
 '''
 
 

@@ -104,9 +104,8 @@ def test_one_turned_bit_in_the_cast_copy_is_found(world: World, name: str, place
             turn_bit(mine[name], place, bit)
             return super().load(slot, version, mine)
 
-    faulty = FaultyMemory(
-        {"sampler": load_lm(str(world.folder / "model"), dtype="bfloat16")}, num_tokens=16, stop_ids=[1], decode=lambda ids: ""
-    )  # fmt: skip
+    slots = {"sampler": load_lm(str(world.folder / "model"), dtype="bfloat16")}
+    faulty = FaultyMemory(slots, num_tokens=16, stop_ids=[1], decode=lambda ids: "")
     with pytest.raises(WeightsError, match=rf"1 tensors differ .*\({name}\)"):
         Weights({"sampler": [faulty]}, 1, {"sampler": torch.bfloat16}).sync(source, 1)
 

@@ -22,8 +22,9 @@ from oat.reports.accounts import _write_parquet, export_answers
 from oat.testing import FakeOracle, check_oracle
 from oat.types import UNASKED, Group, Key, Message, Prompt, Segment, Trajectory
 
-TEMPLATE = """{% for m in messages %}{% if m.role == 'assistant' %}={% endif %}{{ m.reasoning_content }}{{ m.content }}\
-{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}={% endif %}"""
+TEMPLATE = """{% for m in messages %}{% if m.role == 'assistant' %}={% endif %}{{ m.reasoning_content }}\
+{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{{ eos_token }}{% endfor %}\
+{% if add_generation_prompt %}={% endif %}"""
 
 
 def said(text: str, **fields: Any) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def counted(prompts, completions, **columns):
 
 def choosy(prompts, completions, **columns):
     """No reward for prompts that begin with an odd digit."""
-    return [None if int(prompt[0]) % 2 else float(text.count("a")) for prompt, text in zip(prompts, completions)]
+    values = [float(text.count("a")) for text in completions]
+    return [None if int(prompt[0]) % 2 else value for prompt, value in zip(prompts, values)]
 
 
 def longer(prompts, first, second, **columns):
@@ -55,7 +56,8 @@ class Ties:
         for ticket in tickets:
             question = self.open.pop(ticket)
             tied = question.messages[0].content[0] == "0"
-            found.append((ticket, Answer(question.key, (0.0 if tied else 1.0,), ("tie" if tied else "ok",), 1)))
+            value, mark = (0.0, "tie") if tied else (1.0, "ok")
+            found.append((ticket, Answer(question.key, (value,), (mark,), 1)))
         return found
 '''
 

@@ -36,8 +36,10 @@ def run_of(config: Path, *flags: object) -> Run:
 
 def training_of(run_dir: Path) -> list[tuple[Any, ...]]:
     """Every question of training, its answer, and the step that took it."""
-    sql = """SELECT q.step, q.round, q.occurrence, q.kind, q.oracle, q.prompt, q.candidates, a.vals, a.marks, a.label, a.queries, t.step, t.position
-        FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id WHERE q.purpose = 'train' ORDER BY 1, 2, 3"""
+    sql = """SELECT q.step, q.round, q.occurrence, q.kind, q.oracle, q.prompt, q.candidates,
+        a.vals, a.marks, a.label, a.queries, t.step, t.position
+        FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
+        WHERE q.purpose = 'train' ORDER BY 1, 2, 3"""
     with closing(sqlite3.connect(run_dir / "ledger.sqlite")) as db:
         return db.execute(sql).fetchall()
 

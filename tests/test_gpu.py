@@ -237,9 +237,8 @@ def test_all_spans_at_once_are_the_spans_in_buckets(spans: list[Span]) -> None:
     if not has_kernel():
         pytest.skip("torch or the device has no variable-length attention")
     generator, length = np.random.default_rng(0), spans[-1].stop
-    tensors = [
-        torch.from_numpy(generator.normal(size=(1, count, length, 64))).to(CUDA, torch.bfloat16).requires_grad_() for count in (8, 2, 2)
-    ]  # fmt: skip
+    drawn = [torch.from_numpy(generator.normal(size=(1, count, length, 64))) for count in (8, 2, 2)]
+    tensors = [values.to(CUDA, torch.bfloat16).requires_grad_() for values in drawn]
     slopes = torch.from_numpy(generator.normal(size=(1, length, 8, 64))).to(CUDA, torch.bfloat16)
     found = []
     for attend in (Packed(spans).at_once, Packed(spans).in_buckets):

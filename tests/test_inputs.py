@@ -582,8 +582,9 @@ from {module} import reward
 
 def train(steps, **options):
     prompts = [{{"prompt": f"{{n}}+1="}} for n in range(6)]
-    settings = {{"algorithm": {{"name": "grpo", "prompts": 2, "samples": 2}}, "sampling": {{"max_new_tokens": 3}}, "compute": {{"threads": 1}}}}
-    settings |= {{"model": "model", "oracle": reward, "prompts": prompts, "run_dir": "python", "stop": {{"max_steps": steps}}}}
+    settings = {{"algorithm": {{"name": "grpo", "prompts": 2, "samples": 2}}, "compute": {{"threads": 1}}}}
+    settings |= {{"sampling": {{"max_new_tokens": 3}}, "stop": {{"max_steps": steps}}, "run_dir": "python"}}
+    settings |= {{"model": "model", "oracle": reward, "prompts": prompts}}
     trainer = oat.Trainer(quiet=True, **settings, **options)
     trainer.train()
     return trainer.metrics

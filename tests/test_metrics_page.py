@@ -11,14 +11,13 @@ from oat.metrics import _UNITS, NAMES, unit
 from oat.reports.metric_names import PREDECESSOR, TRL, ours
 
 GROUPS = {
-    "misc": """pi_beta_version global_step policy_sgd_step pi_buffer_len elapse update_interval prompt_epoch gradient_update_elapse lr query_step
-        prompt_consumed r_buffer_len""",
-    "actor": """total_time chosen_avg_str_len rejected_avg_str_len init_clash_ratio loss_mask pair_edit_dist chosen_id generate_time oracle_time
-        first_action_win_prob generate_avg_str_len rewards_mean rewards_std rewards_std_per_prompt minibatch_accuracy no_eos_count num_data""",
-    "eval": (
-        "rm_win_rate rm_win_rate_prob elapse response_str_len online_win_probs rm_acc model_rollout_acc "
-        "model_rollout_win_prob"
-    ),
+    "misc": """pi_beta_version global_step policy_sgd_step pi_buffer_len elapse update_interval prompt_epoch
+        gradient_update_elapse lr query_step prompt_consumed r_buffer_len""",
+    "actor": """total_time chosen_avg_str_len rejected_avg_str_len init_clash_ratio loss_mask pair_edit_dist
+        chosen_id generate_time oracle_time first_action_win_prob generate_avg_str_len rewards_mean
+        rewards_std rewards_std_per_prompt minibatch_accuracy no_eos_count num_data""",
+    "eval": """rm_win_rate rm_win_rate_prob elapse response_str_len online_win_probs rm_acc model_rollout_acc
+        model_rollout_win_prob""",
 }
 """The predecessor's key groups, as its description lists them."""
 

@@ -59,7 +59,8 @@ class Slow:
         question = self.open.pop(ticket)
         marks = tuple("failed" if text == "fail" else "ok" for text in question.candidates)
         n = len(question.candidates)
-        return [(ticket, Answer(question.key, (1.0,) * n, marks, queries=n, cost=self.cost, tokens=7, by="slow"))]
+        answer = Answer(question.key, (1.0,) * n, marks, queries=n, cost=self.cost, tokens=7, by="slow")
+        return [(ticket, answer)]
 '''
 
 

@@ -22,8 +22,8 @@ def reward_func(queries, prompts):
 
 
 def reward_labels(queries, prompts, labels):
-    rewards = [torch.tensor([1.0 if label in query[len(prompt):] else -1.0]) for query, prompt, label in zip(queries, prompts, labels)]
-    return rewards
+    responses = [query[len(prompt):] for query, prompt in zip(queries, prompts)]
+    return [torch.tensor([1.0 if label in text else -1.0]) for text, label in zip(responses, labels)]
 
 
 def reward_dict(queries, prompts, labels, **kwargs):

@@ -148,11 +148,15 @@ def claims(figures: str) -> str:
     all_three = (
         f"{synchronous}, {lagging} where the sampler lags (`sync_every: 2`), {late} where answers come late"
     )
-    return f"""| {sum(int(count) for _, count in series)} runs of 60 steps, each killed once with `kill -9` and continued by the same command | |
+    runs = sum(int(count) for _, count in series)
+    again = of("questions in flight asked once more, and no other")[0]
+    return f"""\
+| {runs} runs of 60 steps, each killed once with `kill -9` and continued by the same command | |
 | --- | --- |
-| runs that end bitwise in the run that nobody killed: weights, optimiser, every other state, metrics, ledger | {all_three} |
+| runs that end bitwise in the run that nobody killed: \
+weights, optimiser, every other state, metrics, ledger | {all_three} |
 | answers in the ledger at a kill that were lost | {of("answers lost")[0]} |
-| questions asked again: those that were in flight, and no others | {of("questions in flight asked once more, and no other")[0]} |
+| questions asked again: those that were in flight, and no others | {again} |
 | questions learned from twice | {of("questions trained twice")[0]} |
 """
 

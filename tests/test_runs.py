@@ -149,7 +149,8 @@ def reward(prompts, completions, reference, answer, place, **columns):
     """Refuses a completion whose prompt it did not come with; notes how many it has scored."""
     for prompt, right, number, tens in zip(prompts, reference, answer, place, strict=True):
         expected = answer_to(prompt)
-        assert (right, number, tens) == (str(expected), expected, {"tens": expected // 10}), f"{prompt} came with {right}, {number} and {tens}"
+        found = f"{prompt} came with {right}, {number} and {tens}"
+        assert (right, number, tens) == (str(expected), expected, {"tens": expected // 10}), found
     with LOG.open("a") as log:
         log.write(f"{len(completions)}\\n")
     return [text.count("a") + 0.1 * text.count("b") + 0.01 * len(text) for text in completions]

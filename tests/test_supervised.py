@@ -183,7 +183,8 @@ def rows_of(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-CHAT = """{% for message in messages %}{{ 'a' if message.role == 'user' else 'b' }}{{ message.content }}{{ eos_token }}{% endfor %}
+CHAT = """{% for message in messages %}{{ 'a' if message.role == 'user' else 'b' }}\
+{{ message.content }}{{ eos_token }}{% endfor %}
 {%- if add_generation_prompt %}b{% endif %}"""
 RECORDED = {
     "oracle.name": "recorded",

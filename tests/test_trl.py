@@ -60,7 +60,8 @@ def reward_some(prompts, completions, task, **kwargs):
 def reward_columns(completions, completion_ids, solution, **kwargs):
     """As in TRL's guide: a column of the data by name, and the tokens."""
     assert {"prompts", "task"} <= set(kwargs)
-    return [len(ids) + float(len(c) <= len(ids)) + 10 * float(right) for c, ids, right in zip(completions, completion_ids, solution)]
+    rows = zip(completions, completion_ids, solution)
+    return [len(ids) + float(len(text) <= len(ids)) + 10 * float(right) for text, ids, right in rows]
 '''
 
 

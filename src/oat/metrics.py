@@ -26,7 +26,9 @@ NAMES = {
     "answers/abstained_frac": "share of the step's questions whose oracle abstained",
     "answers/expired": "answers that came too late for this step to learn from (oracle.max_answer_age)",
     "answers/failed_frac": "share of the step's questions that failed or passed their deadline",
-    "answers/missing_frac": "share of the values that the step asked for and that have none: abstained, failed or unpaid",
+    "answers/missing_frac": (
+        "share of the values that the step asked for and that have none: abstained, failed or unpaid"
+    ),
     "answers/tied_frac": "share of the step's questions without a winner (equal responses, equal rewards)",
     "answers/unpaid_frac": "share of the step's questions that the budget did not allow",
     "answers/wasted_frac": (
@@ -69,7 +71,9 @@ NAMES = {
     "eval/pairs/confidence": "as pairs/confidence, of the held-out pairs",
     "eval/pairs/count": "held-out pairs that count: their responses differ, and neither is empty",
     "eval/pairs/loss": "what the algorithm's loss, all of its parts together, is over the held-out pairs",
-    "eval/pairs/margin": "mean over the held-out pairs of the reward of the chosen minus that of the rejected response",
+    "eval/pairs/margin": (
+        "mean over the held-out pairs of the reward of the chosen minus that of the rejected response"
+    ),
     "eval/pairs/reference_gap": (
         "as logps/reference_gap, of the held-out pairs: how far the policy has moved on what it never learned"
     ),
@@ -86,7 +90,9 @@ NAMES = {
     "kto/desirable_frac": "share of the step's judged responses that are desirable",
     "kto/reward_desirable": "mean over desirable responses of the implicit reward, beta times the log-ratio",
     "kto/reward_undesirable": "mean over the other judged responses of the implicit reward",
-    "lag/versions": "mean over the sampler's tokens of the policy's version minus the version that sampled the token",
+    "lag/versions": (
+        "mean over the sampler's tokens of the policy's version minus the version that sampled the token"
+    ),
     "logps/chosen": "mean over pairs of the summed log-probability of the chosen response, nats",
     "logps/recorded_gap": "mean absolute difference between old and recorded log-probabilities, nats",
     "logps/recomputed": (
@@ -117,7 +123,9 @@ NAMES = {
     "optim/ensemble_learning_rate": "learning rate of the ensemble's last optimiser step",
     "optim/grad_norm": "norm of the gradient of the policy, or of the reward model, before clipping",
     "optim/learning_rate": "learning rate of the last optimiser step",
-    "optim/skipped": "optimiser steps left out so far because a number was not finite (learner.on_nonfinite: skip)",
+    "optim/skipped": (
+        "optimiser steps left out so far because a number was not finite (learner.on_nonfinite: skip)"
+    ),
     "optim/steps": "optimiser steps of the policy, or of the reward model, so far",
     "oracle/changes": (
         "times that an oracle changed before this row: what it says stands in one curve with what it said "
@@ -127,7 +135,9 @@ NAMES = {
         "money that the answers cost that steps have taken so far in training; once any did (the oracle's "
         "price_in and price_out)"
     ),
-    "oracle/invalid_frac": "share of a judge's replies without a verdict, so far in this process (docs/oracles/judge.md)",
+    "oracle/invalid_frac": (
+        "share of a judge's replies without a verdict, so far in this process (docs/oracles/judge.md)"
+    ),
     "oracle/latency_s": (
         "mean seconds of a question to an oracle over HTTP, from its first try to its answer, so far in "
         "this process"
@@ -147,7 +157,9 @@ NAMES = {
         "mean plain score of the source of that label in a mixture, over the newest round of training "
         "that asked it"
     ),
-    "pairs/accuracy": "share of pairs whose reward, implicit or of a reward model, prefers the chosen response",
+    "pairs/accuracy": (
+        "share of pairs whose reward, implicit or of a reward model, prefers the chosen response"
+    ),
     "pairs/brier": (
         "mean over pairs of the squared error of the reward model's probability that the chosen response wins"
     ),
@@ -155,20 +167,26 @@ NAMES = {
         "mean over pairs of the reward model's probability of the response that it scores higher; "
         "calibrated, it is the accuracy"
     ),
-    "pairs/empty_frac": "share of the step's pairs of which a response has no trained token, so that there is no winner",
+    "pairs/empty_frac": (
+        "share of the step's pairs of which a response has no trained token, so that there is no winner"
+    ),
     "pairs/halved_frac": (
         "share of the step's pairs without a winner that count one half in each order (algorithm.ties, "
         "algorithm.abstentions)"
     ),
     "pairs/held_out": "pairs of the step that are only measured (algorithm.held_out)",
-    "pairs/held_out_accuracy": "share of the step's held-out pairs whose chosen response scores higher, before the update",
+    "pairs/held_out_accuracy": (
+        "share of the step's held-out pairs whose chosen response scores higher, before the update"
+    ),
     "pairs/held_out_brier": "as pairs/brier, of the step's held-out pairs, before the update",
     "pairs/held_out_ece": (
         "expected calibration error of pairs/confidence on the step's held-out pairs, in ten bins; of few "
         "pairs it is too high"
     ),
     "pairs/margin": "mean over pairs of the reward of the chosen minus that of the rejected response",
-    "pairs/reward_chosen": "mean over pairs of the reward of the chosen response (the algorithm's page says what it is)",
+    "pairs/reward_chosen": (
+        "mean over pairs of the reward of the chosen response (the algorithm's page says what it is)"
+    ),
     "pairs/reward_rejected": "mean over pairs of the reward of the rejected response",
     "policy/clipped_frac": "share of trained tokens where the clip decides",
     "policy/entropy": "mean over trained tokens of the policy's entropy at temperature 1, nats",
@@ -199,7 +217,9 @@ NAMES = {
         "share of this machine's limit that generation reached: least time of the work over its time "
         "(docs/performance.md)"
     ),
-    "roofline/padded_keys": "share of the cached keys that generation computed with and that belong to no token",
+    "roofline/padded_keys": (
+        "share of the cached keys that generation computed with and that belong to no token"
+    ),
     "roofline/update": (
         "share of this machine's rate of matrix products that prepare's passes and the update reached "
         "(docs/performance.md)"

@@ -62,17 +62,31 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 OTHERWISE = {
-    r"run\.(stop|evaluation\.trigger)\.(before|began|seconds)": "a clock: the hours so far stand in the checkpoint, otherwise divided",
+    r"run\.(stop|evaluation\.trigger)\.(before|began|seconds)": (
+        "a clock: the hours so far stand in the checkpoint, otherwise divided"
+    ),
     r"run\.learner\.stopwatch\._begin": "a clock, for a metric of speed",
     r"run\.learner\.models\['\w+'\]\.work_counter\.flops": "counted for a metric of speed",
     r"run\.collector\.actor\.engine\._meters\[.*": "counted for metrics of speed; who reads them subtracts",
     r"run\..*\._?(standing|streams)\._known.*": "which file it is that this process has opened",
-    r"run\.tracking\.told\.(untold|said.*|written.*)": "what environment.json tells of the new process comes with its first row",
-    r"run\.(ledger\.release\.self\.known|tracking\.told\.modules\.before).*": "what earlier processes were made from, to refuse others",
-    r"run\.collector\.prompts\._(turns|pools\[\d\]\._order)\[\d\]": "a cache: the order of the prompts is a function of the seed",
-    r"run\.collector\.(actor|prompts\.fit)\.renderer\._last\[.*": "a cache: the prompt that was rendered last, and its tokens",
-    r"run\.collector\.actor\.engine\._versions\[#2\]": "the slot `policy` of its own, which is loaded before every evaluation",
-    r"run\.learner\.trained\['policy'\]\.optimiser\.param_groups\[\d\]\['lr'\]": "set from the schedule before every optimiser step",
+    r"run\.tracking\.told\.(untold|said.*|written.*)": (
+        "what environment.json tells of the new process comes with its first row"
+    ),
+    r"run\.(ledger\.release\.self\.known|tracking\.told\.modules\.before).*": (
+        "what earlier processes were made from, to refuse others"
+    ),
+    r"run\.collector\.prompts\._(turns|pools\[\d\]\._order)\[\d\]": (
+        "a cache: the order of the prompts is a function of the seed"
+    ),
+    r"run\.collector\.(actor|prompts\.fit)\.renderer\._last\[.*": (
+        "a cache: the prompt that was rendered last, and its tokens"
+    ),
+    r"run\.collector\.actor\.engine\._versions\[#2\]": (
+        "the slot `policy` of its own, which is loaded before every evaluation"
+    ),
+    r"run\.learner\.trained\['policy'\]\.optimiser\.param_groups\[\d\]\['lr'\]": (
+        "set from the schedule before every optimiser step"
+    ),
 }
 """Paths, as patterns, that may differ between a run and one that takes up its checkpoint, and why nothing
 depends on them."""

@@ -19,7 +19,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    items[:] = [item for item in items if item.get_closest_marker("fault").args == (config.getoption("--fault"),)]
+    wanted = (config.getoption("--fault"),)
+    items[:] = [item for item in items if item.get_closest_marker("fault").args == wanted]
 """
 
 TESTS = """

@@ -50,12 +50,17 @@ class Paid:
         return Price(question.size, 10 * question.size, 0.05 * question.size)
 
     def submit(self, questions):
-        self.open.update({str(question.key): (time.monotonic() + chance.uniform(0.0, 0.02), question) for question in questions})
+        for question in questions:
+            self.open[str(question.key)] = (time.monotonic() + chance.uniform(0.0, 0.02), question)
         return [str(question.key) for question in questions]
 
     def collect(self, tickets, seconds):
         end = time.monotonic() + seconds
-        while not (there := [ticket for ticket in tickets if self.open[ticket][0] <= time.monotonic()]) and time.monotonic() < end:
+        while True:
+            now = time.monotonic()
+            there = [ticket for ticket in tickets if self.open[ticket][0] <= now]
+            if there or now >= end:
+                break
             time.sleep(0.001)
         chance.shuffle(there)
         return [(ticket, self.answer(self.open.pop(ticket)[1])) for ticket in there]
@@ -63,7 +68,8 @@ class Paid:
     def answer(self, question):
         values = tuple(text.count("a") + 0.1 * text.count("b") for text in question.candidates)
         cost = sum(random.Random(text).uniform(0.0005, 0.0025) for text in question.candidates)
-        return Answer(question.key, values, ("ok",) * question.size, question.size, cost, tokens=question.size)
+        size = question.size
+        return Answer(question.key, values, ("ok",) * size, size, cost, tokens=size)
 '''
 LIMIT = 0.3
 KILLS = 24

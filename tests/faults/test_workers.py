@@ -310,7 +310,7 @@ DO = {
 LOOK = {
     "keys": lambda: sorted(name for name in os.environ if "KEY" in name or "TOKEN" in name),
     "read": lambda: open("{folder}/kept").read(),
-    "interfaces": lambda: [line.split(":")[0].strip() for line in open("/proc/net/dev").read().splitlines()[2:]],
+    "interfaces": lambda: [line.split(":")[0].strip() for line in list(open("/proc/net/dev"))[2:]],
 }
 DO |= LOOK
 """

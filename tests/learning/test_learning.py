@@ -30,7 +30,9 @@ engine: {{name: torch, max_rows: 256}}
 oracle: {{name: {oracle}}}
 algorithm: {{name: {name}, prompts: 32, {options}}}
 learner: {{learning_rate: 4e-3, micro_batch_size: 256}}
-evaluation: {{path: {root}/heldout.jsonl, oracle: "{here}/reward.py:even_share", every: 100, samples: 16, greedy: false}}
+evaluation:
+  {{path: {root}/heldout.jsonl, oracle: "{here}/reward.py:even_share",
+    every: 100, samples: 16, greedy: false}}
 checkpoint: {{every: 100}}
 compute: {{threads: 1}}
 stop: {{max_steps: 14}}

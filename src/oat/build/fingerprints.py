@@ -3,12 +3,12 @@ against what is there when it goes on.
 
 | | | another one is |
 | --- | --- | --- |
-| `models` | by field (`model.path`, `model.adapter`, `model.reference`) what is read of it (`models/identity.py`) | refused |
+| `models` | what is read of `model.path`, `.adapter` and `.reference` (`models/identity.py`) | refused |
 | `weights` | likewise; of those that the run still reads | refused |
 | `template` | the text of the chat template | refused |
 | `prompts` | a digest of each source | refused |
 | `held_out`, `pairs` | the same of evaluation | warned of |
-| `oracles` | by field its version, and what it is made of (`ledger/versions.py` has what comes of it) | refused, unless it is accepted |
+| `oracles` | by field: version, and what it is made of (`ledger/versions.py`) | refused, unless accepted |
 | `modules` | a hash of each of the user's own files that were imported | warned of |
 | `readers` | versions of the libraries that read configurations and tokenizers | |
 

@@ -7,8 +7,11 @@ becomes of recorded data without room:
 | too_long | what is learned |
 | --- | --- |
 | leave_out | nothing beyond `max_tokens`; beyond the model's context alone the record is an error |
-| cut_prompt_start | the responses whole, behind the prompt's last tokens, the same for each: as many as the longest response leaves room for |
-| cut_response_end | the prompt whole, and of each response that has no room its first tokens; such a response has no end of its turn |
+| cut_prompt_start | the responses whole, behind the prompt's last tokens |
+| cut_response_end | the prompt whole, and the first tokens of each response that has no room |
+
+The last tokens of a prompt are the same for each of its responses: as many as the longest one leaves room
+for. A response whose end is cut has no end of its turn.
 
 A cut counts tokens as they are rendered. So a prompt that is cut begins where it may: without the tokens that
 open a text, the system message, or the mark of a turn. Both cuts go by the smaller of `max_tokens` and the

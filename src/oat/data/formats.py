@@ -8,13 +8,14 @@ ShareGPT's.
 | prompt-completion | `prompt`, `completion` | that column | `completion` |
 | preference | `prompt`, `chosen`, `rejected` | that column | `chosen`, `rejected` |
 | preference with an implicit prompt | `chosen`, `rejected` | what both begin with | what follows in each |
-| unpaired preference | `prompt`, `completion`, `label` | that column | `completion`, worth 1 where the label is true, else 0 |
-| stepwise supervision | `prompt`, `completions`, `labels` | that column | none: no algorithm here learns from steps |
-| language modelling | `messages` | the messages before the assistant's first answer | `completion`: the rest, which ends with an assistant's |
+| unpaired preference | `prompt`, `completion`, `label` | that column | `completion`, worth its label |
+| stepwise supervision | `prompt`, `completions`, `labels` | that column | none: nothing learns from steps |
+| language modelling | `messages` | those before the assistant's first answer | `completion`: the rest |
 | language modelling, plain text | `text` | none | `completion`: the text |
 
 `messages` and ShareGPT's `conversations` also take the place of `prompt` where there is no such column. A
-message is {"role", "content"} or ShareGPT's {"from", "value"}.
+message is {"role", "content"} or ShareGPT's {"from", "value"}. The rest of `messages`, which is learned, ends
+with an assistant's message. A true label is worth 1, another one 0.
 
 Where the prompt of a preference is a text and both responses are whole conversations, as in UltraFeedback,
 the prompt is what these begin with, as TRL has it.

@@ -3,16 +3,17 @@ is hostile.
 
 | source | is | row of a record |
 | --- | --- | --- |
-| `file.jsonl`, or any file of another ending | one JSON object a line, UTF-8; a byte-order mark, CRLF and blank lines are accepted | line |
+| `file.jsonl`, or any file of another ending | one JSON object a line, UTF-8 | line |
 | `file.json` | the same, or one array of such objects | line, or place from 1 |
 | `file.csv` | a first line of column names, UTF-8; every value is text | its last line |
 | `file.parquet` | a table | place, from 1 |
 | a directory | what `datasets.save_to_disk` wrote, or a folder of data files as on the hub | place, from 1 |
 | `org/name`, `org/name@config` | a dataset of the hub, or of its cache | place, from 1 |
-| `file.py:function`, `package.module:function` | a function without arguments; it returns the same iterable of records every time | place, from 1 |
+| `file.py:function`, `package.module:function` | a function without arguments | place, from 1 |
 | an iterable of records, a function, a dict of them by split | from Python only | place, from 1 |
 
-Packed files (gz, zip and the like) are refused; unpack them.
+A byte-order mark, CRLF and blank lines are accepted. A function returns the same iterable of records every
+time. Packed files (gz, zip and the like) are refused; unpack them.
 
 No code that comes with a dataset is run: `datasets` runs none since 4.0, and older ones are refused.
 """

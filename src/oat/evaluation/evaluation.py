@@ -206,11 +206,10 @@ class Evaluation:
         self.ledger.refuse(step, judge.purpose, price)
         if judge.purpose not in self.warned:
             self.warned.add(judge.purpose)
+            section = "evaluation.gold" if judge is self.gold else "evaluation"
             warn(
-                f"after {step} steps {judge.oracle} is not asked, and will not be again: an evaluation "
-                "may cost "
-                f"{judge.budget.beside(spent, price, 'evaluation.gold' if judge is self.gold else 'evaluation')}; "
-                "training goes on"
+                f"after {step} steps {judge.oracle} is not asked, and will not be again: an evaluation may "
+                f"cost {judge.budget.beside(spent, price, section)}; training goes on"
             )
         return True
 

@@ -3,9 +3,9 @@ them again, another where a field has changed that decides what is computed.
 
 | section | what it has |
 | --- | --- |
-| `config.json` | each field as transformers reads it, but for those that say nothing of a computation, and without dropout |
+| `config.json` | each field that says something of a computation, as transformers reads it; no dropout |
 | `generation_config.json` | the ids that end a text; where there is no such file, those of `config.json` |
-| `tokenizer.json` | vocabulary, merges, normaliser, pre-tokenizer, post-processor, decoder and added tokens, as the tokenizer has them in memory |
+| `tokenizer.json` | vocabulary, merges, added tokens and every stage of the tokenizer, as in memory |
 | `tokenizer_config.json` | the special tokens |
 | `weights` | by name, numbers in it as `*`, a checksum of samples of each tensor of that name, in float32 |
 | `adapter_config.json` | rank, scale and layers of an adapter |

@@ -139,7 +139,8 @@ def accounts(store: Store) -> list[Account]:
     )
     numbers = "COUNT(*), COUNT(a.question), COUNT(*) - COUNT(a.question), COUNT(t.question)"
     sql = f"""SELECT q.purpose, q.oracle, {numbers}, {marked}, SUM(q.cached LIKE '%"%'), SUM(q.again),
-        COALESCE(SUM(a.queries), 0), COALESCE(SUM(a.tokens), 0), COALESCE(SUM(a.cost), 0.0), COALESCE(SUM(a.seconds), 0.0)
+        COALESCE(SUM(a.queries), 0), COALESCE(SUM(a.tokens), 0), COALESCE(SUM(a.cost), 0.0),
+        COALESCE(SUM(a.seconds), 0.0)
         FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
         GROUP BY q.purpose, q.oracle ORDER BY q.purpose DESC, q.oracle"""
     return [Account(*row) for row in store.db.execute(sql)]
@@ -153,7 +154,8 @@ def agreements(store: Store) -> list[Agreement]:
         "prompt, candidates)"
     )
     sql = f"""SELECT f.oracle, s.oracle, f.kind, a.vals, a.marks, b.vals, b.marks
-        FROM {once} f JOIN {once} s ON (s.kind, s.prompt, s.candidates) = (f.kind, f.prompt, f.candidates) AND f.oracle < s.oracle
+        FROM {once} f JOIN {once} s ON (s.kind, s.prompt, s.candidates) = (f.kind, f.prompt, f.candidates)
+        AND f.oracle < s.oracle
         JOIN answers a ON a.question = f.id JOIN answers b ON b.question = s.id"""
     found: dict[tuple[str, str], list[bool]] = {}
     for first, second, kind, *answers in store.db.execute(sql):
