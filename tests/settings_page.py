@@ -104,6 +104,8 @@ def _type(hint: Any) -> str:
 
 
 def _default(f: "dataclasses.Field[Any]") -> str:
+    if dataclasses.is_dataclass(f.default) and not isinstance(f.default, Component):
+        return "see its section"
     if f.default is not dataclasses.MISSING:
         value = f.default.name if isinstance(f.default, Component) else f.default
         text = (

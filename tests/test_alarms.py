@@ -19,7 +19,7 @@ from oat.build.resolve import resolve
 from oat.build.run import build
 from oat.config.alarm_settings import AlarmsConfig
 from oat.config.load import load_config, to_yaml
-from oat.control.alarms import LENGTH, METRICS, Alarms, Rule, rules_of
+from oat.control.alarms import LENGTH, METRICS, Alarm, Alarms, alarms_of
 from oat.errors import ConfigError
 from oat.loop import LEARNED
 from oat.rundir.checkpoints import Checkpoints
@@ -73,7 +73,7 @@ def alone(
     action: str = "warn",
     most: int = 3,
 ) -> Alarms:
-    return Alarms({"kl": Rule(metric, patience, action, below, above)}, most)
+    return Alarms({"kl": Alarm(metric, patience, action, below, above)}, most)
 
 
 class TestBounds:
@@ -104,26 +104,26 @@ class TestBounds:
 
     def test_two_rules_are_two_alarms(self) -> None:
         alarms = Alarms(
-            {"kl": Rule("m", 1, "warn", -math.inf, 1.0), "entropy": Rule("m", 2, "warn", -math.inf, 1.0)}, 3
+            {"kl": Alarm("m", 1, "warn", -math.inf, 1.0), "entropy": Alarm("m", 2, "warn", -math.inf, 1.0)}, 3
         )
         assert fed(alarms, "m", [2, 2, 2]) == [1, 2]
 
     def test_rules_that_are_off_or_have_no_metric_are_not_watched(self) -> None:
         every = {metric for metrics in METRICS.values() for metric in metrics}
         assert (
-            rules_of(AlarmsConfig(), every).keys() | {"gold"}
+            alarms_of(AlarmsConfig(), every).keys() | {"gold"}
             == METRICS.keys()
             == vars(AlarmsConfig()).keys() - {"max_roll_backs"}
         )
-        assert rules_of(AlarmsConfig(), {"policy/entropy", "answers/tied_frac"}).keys() == {
+        assert alarms_of(AlarmsConfig(), {"policy/entropy", "answers/tied_frac"}).keys() == {
             "entropy",
             "spread",
         }
-        assert rules_of(AlarmsConfig(), {"answers/tied_frac"})["spread"] == Rule(
+        assert alarms_of(AlarmsConfig(), {"answers/tied_frac"})["spread"] == Alarm(
             "answers/tied_frac", 5, "warn", -math.inf, 0.99
         )
         assert (
-            rules_of(AlarmsConfig(spread=type(AlarmsConfig().spread)(action="off")), {"answers/tied_frac"})
+            alarms_of(AlarmsConfig(spread=type(AlarmsConfig().spread)(action="off")), {"answers/tied_frac"})
             == {}
         )
 
@@ -155,8 +155,8 @@ class TestRollingBack:
 
     def test_who_ends_the_run_does_not_roll_it_back(self) -> None:
         rules = {
-            "kl": Rule("m", 1, "roll_back", -math.inf, 1.0),
-            "ratio": Rule("m", 1, "stop", -math.inf, 1.0),
+            "kl": Alarm("m", 1, "roll_back", -math.inf, 1.0),
+            "ratio": Alarm("m", 1, "stop", -math.inf, 1.0),
         }
         alarms = Alarms(rules, 3)
         alarms.begin(0)
@@ -198,13 +198,13 @@ class TestGold:
             ([0, 1, 0.4, None, None, 0.4], 1),
             ([0, 1, 0.4, 3, 2.4, 2.4], 1),
         ]:
-            alarms = Alarms({"gold": Rule(*self.RULE)}, 3)
+            alarms = Alarms({"gold": Alarm(*self.RULE)}, 3)
             self.heard(alarms, values)
             assert alarms.raised == raised, values
 
     def test_only_what_it_has_seen_is_proven(self) -> None:
         """States are saved after every step and evaluated after every other one."""
-        alarms = Alarms({"gold": Rule("eval/gold_sampled", 2, "roll_back", -0.5, math.inf)}, 3)
+        alarms = Alarms({"gold": Alarm("eval/gold_sampled", 2, "roll_back", -0.5, math.inf)}, 3)
         alarms.begin(0)
         assert self.heard(alarms, [0, None, 1, None, 0.4], [True] * 5) == [0, 0, 2, 2, 2]
         alarms.note_evaluation({"eval/gold_sampled": 0.3})
@@ -216,7 +216,7 @@ class TestGold:
     def test_a_run_that_goes_on_has_heard_it(self) -> None:
         values = [0.0, 1.0, 0.4, 0.3]
         for cut in range(1, len(values) + 1):
-            first, second = Alarms({"gold": Rule(*self.RULE)}, 3), Alarms({"gold": Rule(*self.RULE)}, 3)
+            first, second = Alarms({"gold": Alarm(*self.RULE)}, 3), Alarms({"gold": Alarm(*self.RULE)}, 3)
             self.heard(first, values[: cut - 1])
             first.note_evaluation({"eval/gold_sampled": values[cut - 1]})
             second.load_state(json.loads(json.dumps(first.state)))
@@ -224,7 +224,7 @@ class TestGold:
             assert (second.raised, second.best) == (1, 1.0)
 
     def test_a_state_of_an_earlier_version_lacks_it(self) -> None:
-        alarms = Alarms({"gold": Rule(*self.RULE)}, 3)
+        alarms = Alarms({"gold": Alarm(*self.RULE)}, 3)
         alarms.load_state(
             {name: value for name, value in alarms.state.items() if name not in ("best", "heard")}
         )
@@ -243,9 +243,9 @@ class TestState:
             assert second.raised == 2
 
     def test_a_changed_rule_starts_anew_and_others_do_not(self) -> None:
-        same = Rule("m", 3, "warn", 0.0, 1.0)
-        old = Rule("n", 3, "stop", 0.0, 1.0)
-        new = Rule("n", 3, "stop", 0.0, 1.5)
+        same = Alarm("m", 3, "warn", 0.0, 1.0)
+        old = Alarm("n", 3, "stop", 0.0, 1.0)
+        new = Alarm("n", 3, "stop", 0.0, 1.5)
         before, after = Alarms({"kl": same, "ratio": old}, 3), Alarms({"kl": same, "ratio": new}, 3)
         for step in (1, 2):
             before.check(step, {"m": 2, "n": 2}, is_saved=False)

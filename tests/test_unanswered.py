@@ -13,7 +13,7 @@ from fixtures import World, forked, kill_at, make_group, make_questions, oat
 from openai_server import Shown, judging
 
 from oat.config.alarm_settings import AlarmsConfig
-from oat.control.alarms import Alarms, Rule, rules_of
+from oat.control.alarms import Alarm, Alarms, alarms_of
 from oat.control.silence import MISSING, WASTED, missing, why
 from oat.learner.learner import Learner
 from oat.ledger.store import Store
@@ -75,7 +75,7 @@ def test_the_hint_is_that_of_the_commonest_cause(mark: str, metric: str) -> None
     shares = {f"answers/{name}_frac": 0.2 for name in ("abstained", "failed", "unpaid")} | {
         f"answers/{metric}_frac": 0.4
     }
-    alarms = Alarms({"unanswered": Rule(MISSING, 1, "warn", -1.0, 0.49)}, 3, oracle="judge")
+    alarms = Alarms({"unanswered": Alarm(MISSING, 1, "warn", -1.0, 0.49)}, 3, oracle="judge")
     with pytest.warns(
         UserWarning, match=r"alarm unanswered: answers/missing_frac is 0\.5, above 0\.49, in one step; "
     ) as said:
@@ -87,7 +87,7 @@ def test_the_hint_is_that_of_the_commonest_cause(mark: str, metric: str) -> None
 
 
 def test_by_default_half_is_warned_of_and_waste_ends_the_run() -> None:
-    rules = rules_of(AlarmsConfig(), {MISSING, WASTED})
+    rules = alarms_of(AlarmsConfig(), {MISSING, WASTED})
     assert {name: (rule.patience, rule.action) for name, rule in rules.items()} == {
         "unanswered": (2, "warn"),
         "wasted": (3, "stop"),

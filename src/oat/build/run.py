@@ -30,7 +30,7 @@ from oat.build.run_inputs import Blame, RunInputs, budget_of, gather_inputs
 from oat.collector import Collector
 from oat.config.load import Origins, blaming, dump
 from oat.config.settings import Config
-from oat.control.alarms import Alarms, rules_of
+from oat.control.alarms import Alarms, alarms_of
 from oat.control.interruption import Interruption
 from oat.control.stop import Stop
 from oat.data.prompts import Prompts
@@ -341,7 +341,7 @@ def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -
 
 def _alarms(config: Config, objective: Objective) -> Alarms:
     return Alarms(
-        rules_of(config.alarms, watched_metrics(config, objective)),
+        alarms_of(config.alarms, watched_metrics(config, objective)),
         config.alarms.max_roll_backs,
         oracle=config.oracle.name,
     )

@@ -1,4 +1,4 @@
-"""The fields of alarms (docs/alarms.md has the reason of each); `control/alarms.py` watches them."""
+"""The settings of alarms. docs/alarms.md gives the reason for each; `control/alarms.py` watches them."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -12,101 +12,101 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
-class RuleConfig:
-    """Fields of every rule."""
+class AlarmConfig:
+    """Fields of every alarm."""
 
     patience: Count = 5
-    """Steps on end that the metric is out of bounds before an alarm is raised."""
+    """Steps in a row with the metric out of bounds before the alarm is raised."""
     action: Literal["off", "warn", "stop", "roll_back"] = "warn"
-    """What follows: nothing, and the rule is not watched; a warning; the end of the run, saved, with exit
-    code 3; or a return to the newest checkpoint that has proven good."""
+    """What follows a raised alarm: a warning; the end of the run, saved, with exit code 3; or a return to the
+    newest checkpoint that has proven good. `off`: the metric is not watched."""
 
 
 @dataclass(frozen=True)
-class KLRule(RuleConfig):
+class KLAlarm(AlarmConfig):
     above: Positive = 1.0
-    """`kl/reference`, nats a token."""
+    """Bound of `kl/reference`, nats a token."""
 
 
 @dataclass(frozen=True)
-class EntropyRule(RuleConfig):
+class EntropyAlarm(AlarmConfig):
     below: Positive = 0.01
-    """`policy/entropy`, nats a token."""
+    """Bound of `policy/entropy`, nats a token."""
 
 
 @dataclass(frozen=True)
-class LengthRule(RuleConfig):
+class LengthAlarm(AlarmConfig):
     above: Multiple = 4.0
-    """`response/length`, in multiples of its mean over the first three steps."""
+    """Upper bound of `response/length`, in multiples of its mean over the first three steps."""
     below: Fraction = 0.25
-    """The same."""
+    """Lower bound, in the same unit."""
 
 
 @dataclass(frozen=True)
-class RatioRule(RuleConfig):
+class RatioAlarm(AlarmConfig):
     above: Multiple = 100.0
-    """`policy/ratio_max`."""
+    """Bound of `policy/ratio_max`."""
 
 
 @dataclass(frozen=True)
-class TruncatedRule(RuleConfig):
+class TruncatedAlarm(AlarmConfig):
     above: Fraction = 0.95
-    """`response/truncated_frac`."""
+    """Bound of `response/truncated_frac`."""
 
 
 @dataclass(frozen=True)
-class SpreadRule(RuleConfig):
+class SpreadAlarm(AlarmConfig):
     above: Fraction = 0.99
-    """`reward/zero_spread_frac`; of comparisons `answers/tied_frac`."""
+    """Bound of `reward/zero_spread_frac`; where pairs are compared, of `answers/tied_frac`."""
 
 
 @dataclass(frozen=True)
-class UnansweredRule(RuleConfig):
+class UnansweredAlarm(AlarmConfig):
     above: Fraction = 0.49
-    """`answers/missing_frac`."""
+    """Bound of `answers/missing_frac`."""
     patience: Count = 2
-    """Steps on end that the metric is out of bounds before an alarm is raised."""
+    """Steps in a row with the metric out of bounds before the alarm is raised."""
 
 
 @dataclass(frozen=True)
-class WastedRule(RuleConfig):
+class WastedAlarm(AlarmConfig):
     above: Fraction = 0.99
-    """`answers/wasted_frac`, which steps have where something was paid."""
+    """Bound of `answers/wasted_frac`, a metric of the steps in which something was paid."""
     patience: Count = 3
-    """Such steps on end that it is out of bounds before an alarm is raised."""
+    """Such steps in a row out of bounds before the alarm is raised."""
     action: Literal["off", "warn", "stop", "roll_back"] = "stop"
-    """As of every rule."""
+    """As for every alarm."""
 
 
 @dataclass(frozen=True)
-class GoldRule(RuleConfig):
+class GoldAlarm(AlarmConfig):
     drop: Positive | None = None
-    """How far `eval/gold_sampled` may fall below its best so far, in the second oracle's own units; None: it
-    is not watched."""
+    """How far `eval/gold_sampled` may fall below its best value so far, in the units of the second oracle;
+    None: it is not watched."""
     patience: Count = 2
-    """Evaluations on end that it is further below before an alarm is raised."""
+    """Evaluations in a row further below than that before the alarm is raised."""
 
 
 @dataclass(frozen=True)
 class AlarmsConfig:
-    kl: KLRule = KLRule()
-    """The policy leaves the reference."""
-    entropy: EntropyRule = EntropyRule()
-    """The policy has only one thing to say."""
-    length: LengthRule = LengthRule()
+    kl: KLAlarm = KLAlarm()
+    """The policy moves away from the reference."""
+    entropy: EntropyAlarm = EntropyAlarm()
+    """The policy gives always the same response."""
+    length: LengthAlarm = LengthAlarm()
     """Responses grow without end, or vanish."""
-    ratio: RatioRule = RatioRule()
+    ratio: RatioAlarm = RatioAlarm()
     """An update moves the probability of a token too far."""
-    truncated: TruncatedRule = TruncatedRule()
+    truncated: TruncatedAlarm = TruncatedAlarm()
     """Responses do not come to an end."""
-    spread: SpreadRule = SpreadRule()
+    spread: SpreadAlarm = SpreadAlarm()
     """Answers have no variance, so nothing is learned."""
-    unanswered: UnansweredRule = UnansweredRule()
-    """The oracle abstains or fails, or the budget does not allow its questions: half of the values that were
-    asked for are missing."""
-    wasted: WastedRule = WastedRule()
-    """Tokens or money are spent, and no question that cost any brings a value."""
-    gold: GoldRule = GoldRule()
-    """What is rewarded rises, and what is wanted falls: the second oracle of evaluations says so."""
+    unanswered: UnansweredAlarm = UnansweredAlarm()
+    """Half of the values that were asked for are missing: the oracle abstains or fails, or the budget does
+    not allow its questions."""
+    wasted: WastedAlarm = WastedAlarm()
+    """Tokens or money are spent, and no question that cost any gets a value."""
+    gold: GoldAlarm = GoldAlarm()
+    """The second oracle of evaluations scores the policy lower, while the rewarded score may still rise."""
     max_roll_backs: Count = 3
-    """Of the whole run; the next alarm that would lead to one more ends it."""
+    """Roll backs of the whole run; the next alarm that would lead to one more ends it."""

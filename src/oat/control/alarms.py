@@ -1,17 +1,17 @@
-"""Alarms: rules over a run's own metrics, so that a run that collapses says so before its budget is spent.
-docs/alarms.md has the reason of each.
+"""Alarms watch a run's own metrics, so that a collapsing run says so before its budget is spent.
+docs/alarms.md gives the reason for each.
 
-A rule holds once its metric has been out of bounds for `patience` steps on end; a step without the metric is
-passed over. Each time a rule begins to hold an alarm is raised: it is counted, said aloud, and followed by
-the rule's action. All of this is a function of recorded metrics and of the settings, so a run that is killed
-and continued raises the same alarms at the same steps.
+An alarm is raised when its metric has been out of bounds for `patience` steps in a row; steps without the
+metric do not count. A raised alarm is counted, printed, and followed by its action. It can be raised again
+after the metric has been within bounds. Everything here is a function of recorded metrics and of the
+settings, so a run that is killed and continued raises the same alarms at the same steps.
 
-What a step reports was measured before its update. So a checkpoint is proven good by the step after it, and a
-roll back leads to the newest one that `checkpoint.every` made and that was proven while no rule with
-`roll_back` was out of bounds.
+The metrics of a step are measured before its update. A checkpoint is therefore proven good by the step after
+it, and a roll back leads to the newest checkpoint that `checkpoint.every` made and that was proven while no
+alarm with `roll_back` was out of bounds.
 
-The second oracle of an evaluation speaks of the policy after the step of its row, as what the next step
-reports does; so it is heard with that step.
+An evaluation after step k and the metrics of step k + 1 describe the same weights, so the scores of an
+evaluation's second oracle are checked together with step k + 1.
 """
 
 import math
@@ -19,15 +19,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from oat.config.alarm_settings import AlarmsConfig, GoldRule
+from oat.config.alarm_settings import AlarmsConfig, GoldAlarm
 from oat.control.silence import CAUSES, MISSING, WASTED, why
 from oat.errors import warn
 
 LENGTH = "response/length"
 LEVEL_ROWS = 3
-"""Steps whose mean length is the level at the start."""
+"""The first steps, whose mean length is the level at the start."""
 GOLD = ("eval/gold_sampled", "eval/gold_greedy")
-"""What an evaluation reports and a rule watches."""
+"""Metrics of an evaluation that an alarm watches."""
 
 METRICS = {
     "kl": ("kl/reference",),
@@ -40,7 +40,7 @@ METRICS = {
     "wasted": (WASTED,),
     "gold": GOLD,
 }
-"""By rule, what it watches: the first of these that the algorithm, or an evaluation, reports."""
+"""The metrics of each alarm. It watches the first of them that the algorithm, or an evaluation, reports."""
 
 _HINTS = {
     "kl": (
@@ -71,13 +71,15 @@ _HINTS = {
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A rule as a run watches it.
+class Alarm:
+    """An alarm as a run watches it.
 
     Attributes:
-        metric: what it watches.
-        below, above: the bounds; those of a length are multiples of its level at the start, and those of the
-        second oracle stand from its best on.
+        metric: the metric that it watches.
+        patience: steps in a row out of bounds after which it is raised.
+        action: what follows: "warn", "stop" or "roll_back".
+        below, above: bounds of the metric. For the length they are multiples of its level at the start, for
+            the second oracle differences from its best value so far.
     """
 
     metric: str
@@ -87,46 +89,46 @@ class Rule:
     above: float
 
 
-def rules_of(config: AlarmsConfig, watched: Collection[str]) -> dict[str, Rule]:
-    """The rules of a run, by name: those that are not off and have a metric.
+def alarms_of(config: AlarmsConfig, watched: Collection[str]) -> dict[str, Alarm]:
+    """The alarms of a run, by name: those that are not off and have a metric.
 
     Args:
-        watched: names of the metrics that there are.
+        watched: names of the metrics that the run reports.
     """
-    rules = {}
+    alarms = {}
     for name, metrics in METRICS.items():
-        settings, metric = (
-            getattr(config, name),
-            next((metric for metric in metrics if metric in watched), None),
-        )
+        settings = getattr(config, name)
+        metric = next((metric for metric in metrics if metric in watched), None)
         if settings.action == "off" or metric is None:
             continue
-        if isinstance(settings, GoldRule):
+        if isinstance(settings, GoldAlarm):
             bounds = (-math.inf if settings.drop is None else -settings.drop), math.inf
         else:
             bounds = getattr(settings, "below", -math.inf), getattr(settings, "above", math.inf)
         if bounds != (-math.inf, math.inf):
-            rules[name] = Rule(metric, settings.patience, settings.action, *bounds)
-    return rules
+            alarms[name] = Alarm(metric, settings.patience, settings.action, *bounds)
+    return alarms
 
 
 class Alarms:
-    """The rules of one run, and what they remember.
+    """The alarms of one run, and their state.
 
     Args:
-        oracle: the name of the one that training asks.
+        alarms: by name.
+        max_roll_backs: the most that a run may do; an alarm that would lead to one more ends it.
+        oracle: name of the oracle that training asks, for hints.
 
     Attributes:
-        raised: alarms so far.
-        back: the step whose checkpoint a roll back would lead to; None where no rule rolls back.
+        raised: alarms raised so far.
+        back: the step whose checkpoint a roll back would lead to; None where no alarm rolls back.
     """
 
-    def __init__(self, rules: Mapping[str, Rule], max_roll_backs: int, *, oracle: str = ""):
-        self.rules = dict(rules)
+    def __init__(self, alarms: Mapping[str, Alarm], max_roll_backs: int, *, oracle: str = ""):
+        self.alarms = dict(alarms)
         self.max_roll_backs = max_roll_backs
         self.oracle = oracle
-        self.rolling = [name for name, rule in rules.items() if rule.action == "roll_back"]
-        self.counts = dict.fromkeys(rules, 0)
+        self.rolling = [name for name, alarm in alarms.items() if alarm.action == "roll_back"]
+        self.counts = dict.fromkeys(alarms, 0)
         self.lengths: list[float] = []
         self.best: float | None = None
         self.heard: dict[str, float] = {}
@@ -136,15 +138,18 @@ class Alarms:
 
     @property
     def ended(self) -> str | None:
-        """Why an alarm ends the run here, or None; it stays until the rule is changed."""
+        """Why an alarm ended the run, or None. The reason stays until the alarm's settings are changed."""
         return None if self._end is None else self._end["reason"]
 
     def begin(self, step: int) -> bool:
-        """Where no checkpoint has proven good yet, a roll back leads to the state of this step, in which the
-        run begins.
+        """Make the state with which the run begins the target of roll backs, while no checkpoint has proven
+        good.
+
+        Args:
+            step: the step at which the run begins.
 
         Returns:
-            Whether that is news, so that the state has to be on disk.
+            Whether the state of this step has to be saved for that.
         """
         if self.back is not None or not self.rolling:
             return False
@@ -152,23 +157,26 @@ class Alarms:
         return True
 
     def note_evaluation(self, values: Mapping[str, float]) -> None:
-        """Keep what an evaluation says until the next step is checked."""
+        """Keep the second oracle's scores of an evaluation until the next step is checked."""
         self.heard = {
-            rule.metric: values[rule.metric]
-            for rule in self.rules.values()
-            if rule.metric in GOLD and rule.metric in values
+            alarm.metric: values[alarm.metric]
+            for alarm in self.alarms.values()
+            if alarm.metric in GOLD and alarm.metric in values
         }
 
     def check(self, step: int, values: Mapping[str, float], *, is_saved: bool) -> int | None:
-        """Hold the metrics of the update that made it so many steps against the rules, once.
+        """Check the metrics of a step; called once for each step.
 
         Args:
-            is_saved: whether a checkpoint that was due holds the state before that update.
+            step: steps that are done, this one included.
+            values: the step's metrics, measured before its update.
+            is_saved: whether a checkpoint that was due holds the state before this step's update.
+
         Returns:
             The step whose checkpoint the run goes back to now, or None.
         """
         values, self.heard = {**values, **self.heard}, {}
-        begun = [name for name in self.rules if self._begins(name, values)]
+        begun = [name for name in self.alarms if self._begins(name, values)]
         if LENGTH in values and len(self.lengths) < LEVEL_ROWS:
             self.lengths.append(values[LENGTH])
         self.raised += len(begun)
@@ -179,7 +187,7 @@ class Alarms:
         if self._end is not None or not set(begun) & set(self.rolling):
             return None
         self.roll_backs += 1
-        self.counts = dict.fromkeys(self.rules, 0)
+        self.counts = dict.fromkeys(self.alarms, 0)
         warn(
             f"after {step} steps: back to the state after {self.back} (roll back {self.roll_backs} of "
             f"{self.max_roll_backs})"
@@ -187,46 +195,35 @@ class Alarms:
         return self.back
 
     def _begins(self, name: str, values: Mapping[str, float]) -> bool:
-        """Count a step; whether the rule begins to hold with it."""
-        rule = self.rules[name]
-        if rule.metric not in values or (rule.metric == LENGTH and len(self.lengths) < LEVEL_ROWS):
+        """Count a step, and return whether it raises the alarm."""
+        alarm = self.alarms[name]
+        if alarm.metric not in values or (alarm.metric == LENGTH and len(self.lengths) < LEVEL_ROWS):
             return False
-        if rule.metric in GOLD:
-            self.best = max(values[rule.metric], values[rule.metric] if self.best is None else self.best)
-        (below, above), value = self._bounds(rule), values[rule.metric]
+        value = values[alarm.metric]
+        if alarm.metric in GOLD:
+            self.best = max(value, value if self.best is None else self.best)
+        below, above = self._bounds(alarm)
         self.counts[name] = self.counts[name] + 1 if value < below or value > above else 0
-        return self.counts[name] == rule.patience
+        return self.counts[name] == alarm.patience
 
     def _is_proven(self, name: str, values: Mapping[str, float]) -> bool:
-        """Whether a rule finds nothing wrong with the state that a step began with; of one that was not
-        evaluated the second oracle says nothing."""
-        metric = self.rules[name].metric
+        """Whether the alarm finds nothing wrong with the state that a step began with. The second oracle's
+        alarm proves only a state that was evaluated."""
+        metric = self.alarms[name].metric
         return not self.counts[name] and (metric not in GOLD or metric in values)
 
-    def _bounds(self, rule: Rule) -> tuple[float, float]:
-        if rule.metric in GOLD and self.best is not None:
-            return self.best + rule.below, math.inf
-        level = sum(self.lengths) / len(self.lengths) if rule.metric == LENGTH else 1.0
-        return rule.below * level, rule.above * level
+    def _bounds(self, alarm: Alarm) -> tuple[float, float]:
+        if alarm.metric in GOLD and self.best is not None:
+            return self.best + alarm.below, math.inf
+        level = sum(self.lengths) / len(self.lengths) if alarm.metric == LENGTH else 1.0
+        return alarm.below * level, alarm.above * level
 
     def _follow(self, name: str, step: int, values: Mapping[str, float]) -> None:
-        """Say it, or let it end the run."""
-        rule = self.rules[name]
-        value = values[rule.metric]
-        below, above = self._bounds(rule)
-        side, bound, multiple = (
-            ("below", below, rule.below) if value < below else ("above", above, rule.above)
-        )
-        level = f" ({multiple:g} times its level at the start)" if rule.metric == LENGTH else ""
-        level = f" ({-rule.below:g} under its best, {self.best:.4g})" if rule.metric in GOLD else level
-        what = "evaluation" if rule.metric in GOLD else "step"
-        since = f"for {rule.patience} {what}s on end" if rule.patience > 1 else f"in one {what}"
-        what = (
-            f"alarm {name}: {rule.metric} is {value:.4g}, {side} {bound:.4g}{level}, {since}; "
-            f"{self._hint(name, values)}"
-        )
-        is_spent = rule.action == "roll_back" and self.roll_backs >= self.max_roll_backs
-        if rule.action != "stop" and not is_spent:
+        """Print a raised alarm, or let it end the run."""
+        alarm = self.alarms[name]
+        what = self._message(name, values)
+        is_spent = alarm.action == "roll_back" and self.roll_backs >= self.max_roll_backs
+        if alarm.action != "stop" and not is_spent:
             warn(f"after {step} steps: {what}")
         elif self._end is None:
             change = f"alarms.{name}" + (" or alarms.max_roll_backs" if is_spent else "")
@@ -237,8 +234,25 @@ class Alarms:
             )
             self._end = {"rule": name, "reason": reason}
 
+    def _message(self, name: str, values: Mapping[str, float]) -> str:
+        alarm = self.alarms[name]
+        value = values[alarm.metric]
+        below, above = self._bounds(alarm)
+        is_low = value < below
+        side, bound = ("below", below) if is_low else ("above", above)
+        multiple = alarm.below if is_low else alarm.above
+        level = f" ({multiple:g} times its level at the start)" if alarm.metric == LENGTH else ""
+        level = f" ({-alarm.below:g} under its best, {self.best:.4g})" if alarm.metric in GOLD else level
+        unit = "evaluation" if alarm.metric in GOLD else "step"
+        since = f"for {alarm.patience} {unit}s on end" if alarm.patience > 1 else f"in one {unit}"
+        return (
+            f"alarm {name}: {alarm.metric} is {value:.4g}, {side} {bound:.4g}{level}, {since}; "
+            f"{self._hint(name, values)}"
+        )
+
     def _hint(self, name: str, values: Mapping[str, float]) -> str:
-        """What to look at; where answers are missing, by the mark that most of the step's questions have."""
+        """What the user should look at; for missing answers, by the mark that most of the step's questions
+        have."""
         if name not in ("unanswered", "wasted"):
             return _HINTS[name]
         shares = {mark: values.get(metric, 0.0) for mark, metric in CAUSES.items()}
@@ -249,9 +263,13 @@ class Alarms:
         )
 
     def _settings(self) -> dict[str, str]:
-        """What each rule is, as text; a rule that reads otherwise when a run is continued starts anew."""
+        """Each alarm as text. An alarm whose text has changed when a run is continued starts anew, so the
+        text of unchanged settings must stay as earlier versions wrote it."""
         limits = dict.fromkeys(self.rolling, f", max_roll_backs={self.max_roll_backs}")
-        return {name: f"{rule}{limits.get(name, '')}" for name, rule in self.rules.items()}
+        return {
+            name: f"{alarm}{limits.get(name, '')}".replace("Alarm(", "Rule(", 1)
+            for name, alarm in self.alarms.items()
+        }
 
     @property
     def state(self) -> dict[str, Any]:
@@ -269,7 +287,7 @@ class Alarms:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         unchanged = {name for name, text in self._settings().items() if state["rules"].get(name) == text}
-        self.counts = {name: state["counts"][name] if name in unchanged else 0 for name in self.rules}
+        self.counts = {name: state["counts"][name] if name in unchanged else 0 for name in self.alarms}
         self.lengths = list(state["lengths"])
         self.raised = state["raised"]
         self.roll_backs = state["roll_backs"]

@@ -1,10 +1,10 @@
-"""A run that is asked to end before its end: by SIGTERM, or by Ctrl-C.
+"""SIGTERM and Ctrl-C ask a run to end early.
 
-While a step samples and waits for answers, and while an evaluation does, the first signal ends it at once:
-nothing moves there that a checkpoint holds, and what was asked and answered is in the ledger. A step that has
-begun to learn learns to its end first. A second Ctrl-C ends the process where it stands, as a kill would, but
-for a checkpoint that is being written; that costs the work since the last one, and no answer. Another SIGTERM
-changes nothing, since whoever ends processes may send several.
+While a step or an evaluation samples and waits for answers, the first signal ends the run at once: nothing
+that a checkpoint holds changes in that time, and the ledger has every question and answer. A step that
+has begun to learn first learns to its end. A second Ctrl-C ends the process where it stands, as a kill
+would, except that a checkpoint being written is completed; the work since the last checkpoint is lost,
+and no answer is. A second SIGTERM changes nothing, since a process manager may send several.
 """
 
 import os
@@ -18,7 +18,7 @@ from oat.errors import Again, Interrupted
 
 
 class Interruption:
-    """What a run knows of signals; nothing, unless they are `heard`."""
+    """A request to end the run. Signals make one only within `heard`."""
 
     def __init__(self) -> None:
         self._asked: int | None = None
@@ -26,7 +26,7 @@ class Interruption:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Within it signals are the run's; only the main thread can hear them."""
+        """Handle signals within this context. In another thread than the main one it does nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -43,15 +43,15 @@ class Interruption:
                 signal.signal(number, handler)
 
     def ask(self) -> None:
-        """As SIGTERM would."""
+        """Ask the run to end, as SIGTERM does."""
         self._ask(signal.SIGTERM)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within it a signal, also one that came before, ends the run.
+        """Let a signal end the run at once within this context, also a signal that came before.
 
         Raises:
-            Interrupted: at any place within.
+            Interrupted: at any place within the context.
         """
         self._at_once = True
         try:
@@ -61,10 +61,10 @@ class Interruption:
             self._at_once = False
 
     def check_interrupt(self) -> None:
-        """Raise again what somebody's code may have caught.
+        """Raise `Interrupted` again, since user code may have caught it.
 
         Raises:
-            Interrupted: a signal is to end the run here.
+            Interrupted: a signal asked the run to end, within `at_once`.
         """
         if self._asked is not None and self._at_once:
             raise Interrupted(self._asked)
@@ -72,9 +72,7 @@ class Interruption:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() == self._process:
             self._ask(number)
-        # a process that a user's code has forked, such as a worker of `multiprocessing`, which SIGTERM is to
-        # end
-        else:
+        else:  # a process forked by user code, such as a worker of `multiprocessing`; SIGTERM has to end it
             signal.signal(number, self._before[signal.Signals(number)])
             signal.raise_signal(number)
 

@@ -1,4 +1,4 @@
-"""What is said, and counted, when a step, or an evaluation, gets no answer that it can use."""
+"""Warnings and metrics about questions of a step, or of an evaluation, that got no usable answer."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from oat.errors import warn
 from oat.types import UNASKED, Item
 
 MISSING, WASTED = "answers/missing_frac", "answers/wasted_frac"
-"""Metrics that alarms watch whatever the algorithm is."""
+"""Metrics that alarms watch for every algorithm that reads answers."""
 CAUSES = {
     "abstain": "answers/abstained_frac",
     "failed": "answers/failed_frac",
     "unpaid": "answers/unpaid_frac",
 }
-"""By mark of a value that is missing, the share of a step's questions that have one."""
+"""For each mark of a missing value, the metric with the share of a step's questions that have it."""
 
 _SAID = {"abstain": "it abstained", "failed": "it failed", "unpaid": "the budget did not allow them"}
 _LONG = (
@@ -36,10 +36,11 @@ _COSTS = (
 
 
 def why(mark: str, oracle: str) -> str:
-    """What is likely amiss where an oracle's answers have this mark, with what to look at.
+    """The likely reason why an oracle's answers have this mark, with what the user should look at.
 
     Args:
-        oracle: its name, or its address; "" where there are several.
+        mark: "abstain", "failed" or "unpaid".
+        oracle: name or address of the oracle; "" where there are several.
     """
     if mark != "abstain":
         return f"{_SAID[mark]}: {_FAILS if mark == 'failed' else _COSTS}"
@@ -49,8 +50,12 @@ def why(mark: str, oracle: str) -> str:
 
 
 def missing(items: Sequence[Item]) -> dict[str, float]:
-    """The share of the values that a step asked for and that are missing; and of the questions that took
-    tokens or money, the share that brought no value at all. Either only where there are any."""
+    """Metrics of what is missing among the values that a step asked for.
+
+    Returns:
+        `MISSING`: the share of all values that are missing, if any was asked for. `WASTED`: among the
+        questions that took tokens or money, the share without any value, if there are such questions.
+    """
     asked = [item.answer for item in items if item.question.oracle != UNASKED]
     lacking = [[mark in CAUSES for mark in answer.marks] for answer in asked]
     paid = [all(lacks) for answer, lacks in zip(asked, lacking, strict=True) if answer.tokens or answer.cost]
@@ -62,8 +67,14 @@ def missing(items: Sequence[Item]) -> dict[str, float]:
 
 
 def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[Item]) -> None:
-    """Say once what would otherwise only be counted: where nobody is asked, or the oracle answers nothing, a
-    run learns nothing."""
+    """Warn once that nobody was asked, or that the oracle answered nothing, so that the run learns nothing.
+
+    Args:
+        warned: purposes that were warned of; extended here.
+        purpose: of the questions: "train", "eval" or "gold".
+        step: the step that learns from them, or the number of steps done before the evaluation.
+        items: all groups of the step or of the evaluation, with their answers.
+    """
     asked = [item for item in items if item.question.oracle != UNASKED]
     if items and not asked and UNASKED not in warned:
         warned.add(UNASKED)

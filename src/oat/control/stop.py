@@ -1,4 +1,4 @@
-"""When a run ends."""
+"""The stop conditions of a run."""
 
 import time
 from typing import Any
@@ -8,13 +8,13 @@ from oat.types.budget import Budget
 
 
 class Stop:
-    """The stop rules of a run; the first that is met ends it, at a step boundary.
+    """The stop conditions of a run. The first that is met ends it, at a step boundary.
 
     Args:
-        last: the number of steps, from `stop.max_steps` or because the prompts are used up; None is no limit.
-        budget: of training; once nothing more can be bought, the run ends with the step that takes the last
-        of what was paid for.
-        max_hours: of running time, over all restarts. Only this rule looks at a clock.
+        last: number of steps of the run, from `stop.max_steps` or from `prompts.epochs`; None for no limit.
+        budget: the budget of training. When it cannot buy another question, the run ends with the step that
+            learns from the last question that was paid for.
+        max_hours: hours of running time, over all restarts. Only this condition looks at a clock.
     """
 
     def __init__(self, *, last: int | None, budget: Budget | None = None, max_hours: float | None = None):
@@ -24,10 +24,10 @@ class Stop:
         self.before, self.began = 0.0, time.monotonic()
 
     def reason(self, step: int, spent: Spent) -> str | None:
-        """Why the run ends before step `step`, or None.
+        """The reason why the run ends before step `step`, or None.
 
         Args:
-            spent: at the take of the step before.
+            spent: what the steps before it have spent.
         """
         if (done := self.steps_done(step)) is not None:
             return done
@@ -38,7 +38,7 @@ class Stop:
         return None
 
     def steps_done(self, step: int) -> str | None:
-        """Why nothing is left to do after so many steps, or None."""
+        """The reason why nothing is left to do after `step` steps, or None."""
         if self.last is None or step < self.last:
             return None
         if step > self.last:

@@ -17,7 +17,8 @@ class Registry(Mapping[str, Any]):
     """The parts of one kind. Iteration and `in` read the names alone; an item imports its module.
 
     Args:
-        unknown: the message about a name that no part has, of `{name}` and of `{nearest}`, which proposes names.
+        unknown: the message about a name that no part has, of `{name}` and of `{nearest}`, which proposes
+            names.
         symbols: where each part stands, as `package.module:Name`.
         users: the form of the names of users' own parts; None: there are none of this kind.
     """
@@ -41,7 +42,8 @@ class Registry(Mapping[str, Any]):
         return len(self._symbols)
 
     def symbol(self, name: str) -> str:
-        """The place of a part, for another process to load: ours as `package.module:Name`, a user's as named."""
+        """The place of a part, for another process to load: ours as `package.module:Name`, a user's as
+        named."""
         return self._symbols.get(name, name)
 
     def refuse_unknown(self, name: str) -> None:
