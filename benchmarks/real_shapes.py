@@ -188,9 +188,7 @@ def compare(shape: Shape, algorithm: str, folder: Path, threads: int, imports: i
     """One row: a run of one step, its estimate and measured peak beyond what imports take, GB, its parts in
     seconds; `folder` holds `model`."""
     file = write_config(shape, algorithm, folder, threads)
-    config, origins = load_config(file)
-    config = resolve(config, origins)
-    estimated = estimate(config, Lengths(shape.prompt))
+    estimated = estimate(resolve(*load_config(file)), Lengths(shape.prompt))
     peak = measure(["-m", "oat", "train", str(file)])
     rows = (folder / algorithm / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     seconds = {name: json.loads(rows[-1])[f"time/{name}_s"] for name in ("sample", "learn", "step")}

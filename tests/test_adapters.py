@@ -108,9 +108,9 @@ def test_a_run_begins_where_its_adapter_is(
 
 def test_its_settings_are_its_own(world: World, adapters: Callable[[str], str], tmp_path: Path) -> None:
     changes = {"model.adapter": adapters("theirs"), "evaluation": None}
-    config = resolve(*load_config(world.config("dpo", tmp_path, changes)))
+    config = resolve(*load_config(world.config("dpo", tmp_path, changes))).config
     assert config.model.lora == LoraConfig(rank=3, alpha=6.0, targets=("v_proj",))
-    assert resolve(config, {}) == config, "as it stands in the run's config.yaml"
+    assert resolve(config, {}).config == config, "as it stands in the run's config.yaml"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_policy_critic_and_reward_model_stand_beside_one_base(
     from oat.seeds import Seeds
 
     changes = {"model.lora": {"rank": 2}, "learner.sync_every": 2, "evaluation": None}
-    config = resolve(*load_config(world.config("dpo", tmp_path, changes)))
+    config = resolve(*load_config(world.config("dpo", tmp_path, changes))).config
     lms = load_models(config, {"reference", "critic", "reward"}, Seeds(0))
     assert set(lms) == {"policy", "reference", "critic", "reward"}
 

@@ -552,7 +552,7 @@ SFT = "{name: sft, prompts: 4, threshold: 1}"
 def resolved(folder: Path, algorithm: str, text: str, *flags: str) -> Any:
     file = folder / "run.yaml"
     file.write_text(f"{MINIMAL}algorithm: {algorithm}\n{text}\n", encoding="utf-8")
-    return resolve(*load_config(file, flags))
+    return resolve(*load_config(file, flags)).config
 
 
 class TestSettings:
@@ -634,7 +634,7 @@ class TestSettings:
             assert config.alarms.kl.action == "off"
             again = tmp_path / "again.yaml"
             again.write_text(to_yaml(config), encoding="utf-8")
-            assert resolve(*load_config(again)) == config
+            assert resolve(*load_config(again)).config == config
 
     def test_defaults_are_written_out(self, tmp_path: Path) -> None:
         tree = yaml.safe_load(to_yaml(resolved(tmp_path, GRPO, "")))["alarms"]

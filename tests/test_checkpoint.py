@@ -17,9 +17,9 @@ from fixtures import World, forked, oat
 
 from oat.build.open_run import open_run
 from oat.build.resolve import resolve
+from oat.build.resolved import Resolved
 from oat.commands.export import digest_run
-from oat.config.load import Origins, load_config
-from oat.config.settings import Config
+from oat.config.load import load_config
 from oat.errors import CheckpointError, ConfigError
 from oat.files import write_atomically
 from oat.loop import Run, restore, train
@@ -39,9 +39,8 @@ def save(checkpoints: Checkpoints, *steps: int, **metrics: float) -> None:
     checkpoints.wait()
 
 
-def resolved(file: Path) -> tuple[Config, Origins]:
-    config, origins = load_config(file)
-    return resolve(config, origins), origins
+def resolved(file: Path) -> Resolved:
+    return resolve(*load_config(file))
 
 
 def on_disk(checkpoints: Checkpoints) -> list[str]:
@@ -376,12 +375,12 @@ def test_so_many_stay_and_the_newest_gives_equal_logits(world: World, tmp_path: 
         tmp_path,
         {"checkpoint.every": 1, "checkpoint.keep_last": 5, "stop.max_steps": 7, "evaluation": None},
     )
-    with open_run(*resolved(config)) as run:
+    with open_run(resolved(config)) as run:
         start = logits(run)
         train(run, lambda step, values: None)
         end = logits(run)
     assert Checkpoints(tmp_path / "dpo" / "checkpoints", every=1, keep_last=5).steps == [3, 4, 5, 6, 7]
-    with open_run(*resolved(config)) as again:
+    with open_run(resolved(config)) as again:
         assert torch.equal(logits(again), start)
         assert restore(again) == (7, None)
         assert torch.equal(logits(again), end)

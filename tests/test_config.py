@@ -84,7 +84,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def resolved(path: str | Path, *flags: str) -> Any:
     config, origins = load_config(path, flags)
-    return resolve(config, origins)
+    return resolve(config, origins).config
 
 
 def test_a_file_and_its_defaults(here: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_file_and_its_defaults(here: Path) -> None:
     assert config.run_dir == os.path.join("runs", "run")
     assert origins["learner", "learning_rate"] == "run.yaml:14"
     assert config.algorithm.options == {"prompts": 4, "samples": 2}
-    assert resolve(config, origins).algorithm.options["clip_low"] == 0.2
+    assert resolve(config, origins).config.algorithm.options["clip_low"] == 0.2
 
 
 @pytest.mark.parametrize(

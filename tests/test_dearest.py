@@ -176,7 +176,7 @@ def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None
         "price_in": 1.0,
         "price_out": 2.0,
     }
-    config = resolve(
+    resolved = resolve(
         *load_config(
             world.config(
                 "dpo",
@@ -185,8 +185,8 @@ def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None
             )
         )
     )
-    run_inputs = gather_inputs(config)
-    most = dearest_question(config, run_inputs)
+    run_inputs = gather_inputs(resolved)
+    most = dearest_question(resolved, run_inputs)
     judge = run_inputs.asked["judge"]
     draw = random.Random(0)
     assert isinstance(judge, Judge)
@@ -235,14 +235,14 @@ def test_prompts_are_spread_over_all_sources(world: World, tmp_path: Path) -> No
         write_jsonl(tmp_path / f"{name}.jsonl", [{"prompt": f"{name}{number}"} for number in range(size)])
         for name, size in (("a", 2), ("b", 7))
     ]
-    config = resolve(
+    resolved = resolve(
         *load_config(
             world.config(
                 "grpo", tmp_path, {"prompts": {"path": [str(file) for file in files]}, "evaluation": None}
             )
         )
     )
-    prompts = gather_inputs(config).prompts
+    prompts = gather_inputs(resolved).prompts
     state = prompts.state
     assert [prompt.messages[0].content for prompt in prompts.spread(99)] == [
         "a0",

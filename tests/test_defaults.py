@@ -18,7 +18,7 @@ from oat.models.loading import outlines
 def said_of(config: Path, *flags: object) -> dict[str, str]:
     """By setting, what `oat check` says of it."""
     tree, origins = load_config(config, [str(flag) for flag in flags])
-    return dict(line.split(": ", 1) for line in derived(resolve(tree, origins), origins))
+    return dict(line.split(": ", 1) for line in derived(resolve(tree, origins)))
 
 
 @pytest.mark.parametrize(("flags", "expected"), [((), 3), (("--engine.threads", 2), 2)])

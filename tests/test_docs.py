@@ -58,7 +58,7 @@ def test_every_block_is_valid(block: str, tmp_path: Path) -> None:
         block if {"model", "oracle", "stop"} <= set(given) else yaml.safe_dump({**BASE, **given}),
         encoding="utf-8",
     )
-    config = resolve(*load_config(path))
+    config = resolve(*load_config(path)).config
     assert config.algorithm.name == given.get("algorithm", BASE["algorithm"])["name"]
 
 

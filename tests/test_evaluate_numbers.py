@@ -402,4 +402,4 @@ def test_the_page_is_valid(world: World, tmp_path: Path) -> None:
     for section in sections:
         config = world.config("dpo", tmp_path, {"evaluation": section})
         settings, origins = load_config(config)
-        assert resolve(settings, origins).evaluation is not None
+        assert resolve(settings, origins).config.evaluation is not None

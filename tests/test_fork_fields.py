@@ -4,6 +4,7 @@ it; any other is refused by name."""
 import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,13 +244,14 @@ def test_a_field_that_may_change(
 def test_a_field_that_may_not_change(parents: Callable[[str], Path], tmp_path: Path, field: str) -> None:
     """Whatever else there would be to say of its value, and before anything is made."""
     config = parents("grpo")
-    tree = dump(resolve(*load_config(config)))
+    begun = resolve(*load_config(config))
+    tree = dump(begun.config)
     section, name = field.split(".")
     tree |= {"run_dir": str(tmp_path / "fork"), section: {**tree[section], name: REFUSED[field]}}
     changed: Config = convert(Config, tree, (), {})
     with (
         pytest.raises(ConfigError, match=rf"cannot change these; .*\n  {field}[.:]"),
-        open_run(changed, {}, f"{run_of(config)}@4"),
+        open_run(replace(begun, config=changed, origins={}), f"{run_of(config)}@4"),
     ):
         pass
     assert not (tmp_path / "fork").exists()

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oat.build.memory import SURE, Lengths, _at_most, estimate, free_memory
 from oat.build.models import load_models, shape_of
-from oat.build.resolve import make_objective, resolve
+from oat.build.resolve import resolve
 from oat.build.run import build
 from oat.cli import _parser, main
 from oat.commands.show_tokens import _seen
@@ -356,8 +356,8 @@ def test_the_resolved_configuration(
     config = world.config("grpo", tmp_path, {"model.path": "nowhere"})
     assert oat(command, config, "--print-config", "--seed", "7") == 0
     (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
-    again = resolve(*load_config(tmp_path / "again.yaml"))
-    assert dump(again) == dump(resolve(*load_config(config, ["--seed", "7"])))
+    again = resolve(*load_config(tmp_path / "again.yaml")).config
+    assert dump(again) == dump(resolve(*load_config(config, ["--seed", "7"])).config)
     assert (again.seed, again.algorithm.options["clip_low"]) == (7, 0.2)
 
 
@@ -381,13 +381,13 @@ def test_help_needs_no_torch() -> None:
 def test_what_is_not_estimated_is_small(
     world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any]
 ) -> None:
-    config = resolve(*load_config(world.config(algorithm, tmp_path, {**changes, "engine.max_rows": 256})))
-    assert make_objective(config).name == algorithm
+    resolved = resolve(*load_config(world.config(algorithm, tmp_path, {**changes, "engine.max_rows": 256})))
+    assert resolved.objective.name == algorithm
     with outlines():
-        shape = shape_of(load_models(config, (), Seeds(0))["policy"])
+        shape = shape_of(load_models(resolved.config, (), Seeds(0))["policy"])
     for lengths in (Lengths(4), Lengths(50, 400, 60)):
-        found = estimate(config, lengths)
-        assert found.peak < _at_most(config, lengths, shape)
+        found = estimate(resolved, lengths)
+        assert found.peak < _at_most(resolved, lengths, shape)
         assert found.phases[found.part] == found.peak
 
 

@@ -28,7 +28,7 @@ def make(world: World, tmp_path: Path) -> Make:
         config = world.config(
             algorithm, folder, {field.replace("__", "."): value for field, value in changes.items()}
         )
-        (folder / "config.yaml").write_text(to_yaml(resolve(*load_config(config))))
+        (folder / "config.yaml").write_text(to_yaml(resolve(*load_config(config)).config))
         (folder / "metrics.jsonl").write_text(
             "".join(json.dumps({"step": step, **row}) + "\n" for step, row in enumerate(rows))
         )

@@ -359,8 +359,9 @@ def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path)
         )
     )
     config = replace(config, compute=replace(config.compute, memory_gb=1.0))
-    config = resolve(config, origins)
-    run = build(config, directory=made(tmp_path / "built"))
+    resolved = resolve(config, origins)
+    config = resolved.config
+    run = build(resolved, directory=made(tmp_path / "built"))
     run.ledger.close()
     learner: Any = run.parts["learner"]
     if not isinstance(learner, Learner):
@@ -438,4 +439,4 @@ def test_eight_rows_are_the_default(world: World, tmp_path: Path) -> None:
                 "dpo", tmp_path, {"learner.micro_batch_size": None, "learner.micro_batch_tokens": tokens}
             )
         )
-        assert resolve(config, origins).learner.micro_batch_size == rows
+        assert resolve(config, origins).config.learner.micro_batch_size == rows

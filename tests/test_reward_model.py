@@ -74,7 +74,7 @@ def chat_model(folder: Path) -> str:
 
 def learned_scores(config: Path) -> tuple[list[tuple[str, str]], list[float]]:
     """Prompts with chosen responses, and what the learner of a run that ended gives them."""
-    with open_run(resolve(*load_config(config)), {}) as run:
+    with open_run(resolve(*load_config(config))) as run:
         restore(run)
         groups = run.collector.actor.sample(run.collector.prompts.take(20), {}, ())
         rows = [group.trajectories[0] for group in groups]

@@ -70,7 +70,7 @@ def test_its_python(
 def test_its_configuration(world: World, tmp_path: Path) -> None:
     config = world.config("grpo", tmp_path)
     config.write_text(config.read_text() + block("yaml"))
-    sinks = sinks_of(resolve(*load_config(config)).tracking)
+    sinks = sinks_of(resolve(*load_config(config)).config.tracking)
     assert [(sink.name, sink.samples) for sink in sinks] == [
         ("tensorboard", False),
         ("wandb", True),

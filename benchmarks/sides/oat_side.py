@@ -233,7 +233,7 @@ def _begin(config: str) -> None:
     metrics: dict[str, float] = {}
 
     def work(turn: Any) -> None:
-        with open_run(resolve(given, origins), origins) as opened:
+        with open_run(resolve(given, origins)) as opened:
 
             def report(number: int, values: dict[str, float]) -> None:
                 metrics.clear()

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,9 +20,8 @@ from oat.files import seen, seen_from
 from oat.plugins.loading import naming, place_of
 
 if TYPE_CHECKING:
+    from oat.build.resolved import Resolved
     from oat.commands.speaker import Manner
-    from oat.config.load import Origins
-    from oat.config.settings import Config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -359,14 +359,15 @@ def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
                     f"--profile is {arguments.profile}; give the number of steps to trace, at least 1"
                 )
             config, origins = load_config(arguments.target, flags)
-            config = resolve(config, origins)
+            resolved = resolve(config, origins)
             if arguments.print_config:
-                print(to_yaml(config), end="")
+                print(to_yaml(resolved.config), end="")
                 return 0
-        return _trained(arguments, config, origins, told)
+        return _trained(arguments, resolved, told)
 
 
-def _trained(arguments: argparse.Namespace, config: "Config", origins: "Origins", told: Interruption) -> int:
+def _trained(arguments: argparse.Namespace, resolved: "Resolved", told: Interruption) -> int:
+    config = resolved.config
     with told.at_once():
         from oat.build.open_run import open_run
         from oat.loop import train
@@ -374,7 +375,7 @@ def _trained(arguments: argparse.Namespace, config: "Config", origins: "Origins"
         from oat.reports.progress import opening, shown
         from oat.reports.trace import train_traced
 
-    with open_run(config, origins, arguments.source, arguments.accept_changed, told) as run:
+    with open_run(resolved, arguments.source, arguments.accept_changed, told) as run:
         outcome = Outcome(run, config)
         print(printable("\n".join(f"oat train: {line}" for line in opening(run, config))), flush=True)
         with shown(run, config) as show:
@@ -406,14 +407,14 @@ def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
     from oat.config.load import load_config, to_yaml
 
     config, origins = load_config(arguments.target, flags)
-    config = resolve(config, origins)
+    resolved = resolve(config, origins)
     if arguments.print_config:
-        print(to_yaml(config), end="")
+        print(to_yaml(resolved.config), end="")
         return 0
     from oat.commands.check import outline
 
     shown = {"with_tokens": arguments.show_tokens, "with_memory": arguments.memory}
-    lines = outline(config, origins, arguments.source, accept_changed=arguments.accept_changed, **shown)
+    lines = outline(resolved, arguments.source, accept_changed=arguments.accept_changed, **shown)
     print(printable("\n".join([f"oat check: {arguments.target} is sound", *lines])))
     return 0
 
@@ -437,16 +438,15 @@ def _evaluated(arguments: argparse.Namespace, flags: list[str]) -> int:
     config, origins = stored_config(target, flags) if is_run else load_config(target, flags)
     if is_run:
         config = known_by_file(config, target / "config.yaml")
-    config = resolve(
-        config,
-        {path: place for path, place in origins.items() if place.startswith("--")} if is_run else origins,
-    )
+    flagged = {path: place for path, place in origins.items() if place.startswith("--")}
+    resolved = replace(resolve(config, flagged if is_run else origins), origins=origins)
+    config = resolved.config
     if config.evaluation is None:
         raise ConfigError(
             f"{target}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl, or "
             "--evaluation.pairs PAIRS.jsonl"
         )
-    values = evaluate_once(config, origins, target if is_run else None)
+    values = evaluate_once(resolved, target if is_run else None)
     if sys.stdout.isatty():
         numbers = {name: value for name, value in values.items() if name != "step"}
         print(

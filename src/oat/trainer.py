@@ -15,6 +15,7 @@ from typing import Any
 from oat.build.fingerprints import GIVEN
 from oat.build.open_run import as_begun, open_run
 from oat.build.resolve import resolve
+from oat.build.resolved import Resolved
 from oat.commands.eval import evaluate_once
 from oat.commands.export import export_run
 from oat.config.load import Origins, convert
@@ -160,7 +161,7 @@ class Trainer:
             **{place: f"oat.Trainer({place[0]}=...)" for place in _places(plain)},
         }
         with plugins.naming(self._given):
-            self.config: Config = resolve(convert(Config, plain, (), self._origins), self._origins)
+            self.config: Config = resolve(convert(Config, plain, (), self._origins), self._origins).config
 
     def train(self) -> Result:
         """Bring the run to its end, from its newest checkpoint.
@@ -176,7 +177,7 @@ class Trainer:
             return self._trained(told)
 
     def _trained(self, told: Interruption) -> Result:
-        opened = open_run(self.config, self._origins, self._source, self.accept_changed, told)
+        opened = open_run(self._resolved(), self._source, self.accept_changed, told)
         with opened as run, self._shown(run) as show:
             is_asked, outcome = False, Outcome(run, self.config)
             self._say(*opening(run, self.config))
@@ -200,6 +201,11 @@ class Trainer:
             self._say(*outcome.lines(reason, cause))
         last = (self.metrics or [{"step": 0}])[-1]
         return Result(self.run_dir, reason, is_finished, outcome.is_idle, int(last["step"]), last, cause)
+
+    def _resolved(self) -> Resolved:
+        """The configuration resolved for one life of the run: an objective has a state, and the life before
+        has left its own behind."""
+        return resolve(self.config, self._origins)
 
     def fork(self, run_dir: str | Path, step: int | None = None, **changes: Any) -> "Trainer":
         """A run that begins where this one stood, under settings that differ. Nothing of it is made before it
@@ -235,7 +241,7 @@ class Trainer:
         """
         with tempfile.TemporaryDirectory() as scratch, seen_from(self._start), plugins.naming(self._given):
             self._write_given()
-            config = as_begun(self.config, self._origins)
+            config = as_begun(self._resolved()).config
             here = self._changed(Path(scratch) / "run", {"evaluation": fields}) if fields else self
             if here.config.evaluation is None:
                 raise ConfigError(
@@ -246,7 +252,8 @@ class Trainer:
             is_begun = (seen(self.run_dir) / "config.yaml").exists()
             with plugins.naming(here._given):
                 config = replace(config, evaluation=here.config.evaluation)
-                return evaluate_once(config, here._origins, self.run_dir if is_begun else None)
+                evaluated = replace(here._resolved(), config=config)
+                return evaluate_once(evaluated, self.run_dir if is_begun else None)
 
     def _changed(
         self, run_dir: str | Path, changes: Mapping[str, Any], source: str | None = None

@@ -141,7 +141,7 @@ def walk(config: Path, run_dir: Path, drop: str | None = None) -> Walked:
     def opened() -> Any:
         torch.manual_seed(0)
         np.random.seed(0)
-        return open_run(resolve(*load_config(config)), {})
+        return open_run(resolve(*load_config(config)))
 
     with opened() as run:
         run.parts.pop(drop, None)

@@ -4,21 +4,19 @@ import dataclasses
 import math
 from collections.abc import Collection
 
-from oat.algorithms.base import OF_RESPONSES, Objective
+from oat.algorithms.base import Objective
 from oat.build.models import has_own_reference
+from oat.build.resolved import Resolved, evaluation_budgets, judges_of
 from oat.config.alarm_settings import AlarmsConfig
 from oat.config.load import Origins, where
 from oat.config.settings import (
     Component,
     Config,
     EvaluationConfig,
-    GoldConfig,
-    OracleConfig,
     SamplingConfig,
     TorchEngineConfig,
 )
-from oat.control.alarms import GOLD, METRICS
-from oat.control.silence import MISSING, WASTED
+from oat.control.alarms import METRICS
 from oat.errors import ConfigError, did_you_mean
 from oat.evaluation.records import RECORD
 from oat.explore.base import Explorer
@@ -26,7 +24,6 @@ from oat.metrics import NAMES
 from oat.oracles.answers import load_answers
 from oat.text.question_forms import FORMS
 from oat.types import ENSEMBLE, Plan, Requires
-from oat.types.budget import Budget
 
 BUILTIN = ("environment", "recorded")
 """Oracles that ask nobody; the data or the environment know the value."""
@@ -36,14 +33,20 @@ Rule = tuple[str, object, str]
 """A field to change, whether it is wrong, and why, with what to do."""
 
 
-def check_rules(config: Config, objective: Objective, explorer: Explorer, origins: Origins) -> None:
-    """Settings that contradict each other, or that nothing reads in this combination."""
-    plan = explorer.widen(objective.plan(0))
+def check_rules(resolved: Resolved) -> None:
+    """Refuse settings that contradict each other, or that nothing reads in this combination.
+
+    Raises:
+        ConfigError: names the place, the field, and what to do.
+    """
+    config, origins = resolved.config, resolved.origins
+    objective, explorer = resolved.objective, resolved.explorer
+    plan = resolved.widened
     rules = [
         *_sizes(config, objective, plan),
         *_ends(config),
         *_answers(config, objective),
-        *_sampled(config, objective, explorer),
+        *_sampled(resolved),
     ]
     rules += [
         *_models(config, explorer),
@@ -72,17 +75,7 @@ def check_rules(config: Config, objective: Objective, explorer: Explorer, origin
                 f"{place}: nothing reads {section}.{key} with algorithm {config.algorithm.name} and these "
                 "settings; remove it"
             )
-    _check_alarms(config, watched_metrics(config, objective), origins)
-
-
-def watched_metrics(config: Config, objective: Objective) -> frozenset[str]:
-    """The metrics that alarms may watch; recorded responses say nothing about the policy. An evaluation has
-    them from its second oracle. Whether answers are missing is known of every algorithm, and matters where it
-    reads them."""
-    unknown = OF_RESPONSES | {"kl/reference"} if config.prompts.responses else frozenset()
-    watched, e = objective.watched - unknown, config.answering
-    watched |= {MISSING, WASTED} if objective.reads_answers else set()
-    return watched | ({GOLD[0] if e.samples else GOLD[1]} if e and e.gold else set())
+    _check_alarms(config, resolved.watched, origins)
 
 
 def _check_alarms(config: Config, watched: Collection[str], origins: Origins) -> None:
@@ -330,10 +323,11 @@ def _held_out_pairs(config: Config, objective: Objective) -> list[Rule]:
     ]
 
 
-def _sampled(config: Config, objective: Objective, explorer: Explorer) -> list[Rule]:
+def _sampled(resolved: Resolved) -> list[Rule]:
     """What an algorithm or an explorer needs of the samples."""
-    requires, plan = objective.requires, objective.plan(0)
-    widened = explorer.widen(plan).samples
+    config, explorer = resolved.config, resolved.explorer
+    requires, plan = resolved.requires, resolved.plan
+    widened = resolved.widened.samples
     name, recorded = config.algorithm.name, bool(config.prompts.responses)
     ratio = f"{name} divides by the probability of sampling"
     return [
@@ -601,27 +595,3 @@ def _unread(config: Config, requires: Requires, needs: Collection[str]) -> dict[
 def _repeats(sampling: SamplingConfig, requires: Requires) -> bool:
     """Whether every response of a prompt is the same."""
     return len(requires.slots) == 1 and (sampling.temperature == 0 or sampling.top_k == 1)
-
-
-def judges_of(config: Config) -> dict[str, OracleConfig | Component]:
-    """Whom the evaluations of a resolved configuration ask, by the purpose of the questions: "eval", and
-    "gold" where a second oracle is named."""
-    if config.answering is None:
-        return {}
-    own, gold = config.answering.oracle, config.answering.gold
-    assert not isinstance(own, str), "resolve makes sections of names"
-    assert not isinstance(gold, str), "resolve makes sections of names"
-    return {"eval": own or config.oracle, **({"gold": gold} if gold else {})}
-
-
-def evaluation_budgets(config: Config) -> dict[str, Budget]:
-    """What all evaluations together may spend, by the purpose of their questions."""
-    e = config.answering
-    if e is None:
-        return {}
-    gold = (
-        Budget(e.gold.max_queries, e.gold.max_tokens, e.gold.max_cost)
-        if isinstance(e.gold, GoldConfig)
-        else Budget()
-    )
-    return {"eval": Budget(e.max_queries, e.max_tokens, e.max_cost), "gold": gold}

@@ -2,22 +2,19 @@
 
 from collections.abc import Iterator
 
-from oat.build.models import has_own_reference, needed_models
-from oat.build.resolve import make_explorer, make_objective
-from oat.config.load import Origins
+from oat.build.models import has_own_reference
+from oat.build.resolved import Resolved
 from oat.config.settings import Config
 
 
-def derived(config: Config, origins: Origins) -> Iterator[str]:
-    """Of a resolved configuration, a sentence for each setting that was left open and that another one has
-    decided."""
+def derived(resolved: Resolved) -> Iterator[str]:
+    """A sentence for each setting that was left open and that another one has decided."""
+    config, origins = resolved.config, resolved.origins
     model = config.model
     learner = config.learner
     e = config.evaluation
     options = config.algorithm.options
-    objective = make_objective(config)
-    needed = needed_models(config, objective.requires, make_explorer(config, objective.requires))
-    has_reference = "reference" in needed
+    has_reference = "reference" in resolved.models
     question = config.render.question
     threads = config.engine.options["threads"]
     is_followed = (
@@ -54,7 +51,7 @@ def derived(config: Config, origins: Origins) -> Iterator[str]:
         ),
         "algorithm.max_length": (True, options.get("max_length"), "as sampling.max_new_tokens"),
         "learner.critic_learning_rate": (
-            "critic" in objective.requires.models,
+            "critic" in resolved.requires.models,
             learner.learning_rate,
             "as learner.learning_rate",
         ),

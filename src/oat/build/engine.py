@@ -3,34 +3,26 @@
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
-from oat.build.models import load_slots, needed_slots
-from oat.build.resolve import make_objective
+from oat.build.models import load_slots
+from oat.build.resolved import Resolved
 from oat.config.settings import Config, TorchEngineConfig
 from oat.engines.torch import TorchEngine
-from oat.explore.base import Explorer
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import is_outlined
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
-from oat.types import Requires, Sampling
+from oat.types import Sampling
 
 
 def run_engine(
-    config: Config,
-    requires: Requires,
-    explorer: Explorer,
-    lms: Mapping[str, CausalLM],
-    renderer: Renderer,
-    seeds: Seeds,
+    resolved: Resolved, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds
 ) -> TorchEngine:
-    options = TorchEngineConfig(**config.engine.options)
-    threads = options.threads or (config.compute.threads if config.compute.profile == "cpu" else None)
-    engine = make_engine(
-        load_slots(config, lms, needed_slots(config, requires, explorer), seeds), renderer, options, threads
-    )
-    if threads is None and config.compute.profile == "cpu" and not is_outlined():
-        plan = make_objective(config).plan(0)
-        engine.choose_threads(max(1, plan.prompts * sum(plan.samples.values())))
+    """The engine of a run, whose slots share the learner's models `lms` where they can."""
+    compute, options = resolved.config.compute, resolved.engine
+    threads = options.threads or (compute.threads if compute.profile == "cpu" else None)
+    engine = make_engine(load_slots(resolved, lms, seeds), renderer, options, threads)
+    if threads is None and compute.profile == "cpu" and not is_outlined():
+        engine.choose_threads(max(1, resolved.plan.prompts * sum(resolved.plan.samples.values())))
     return engine
 
 
@@ -54,10 +46,10 @@ def make_engine(
     )
 
 
-def make_sampling(config: Config, requires: Requires) -> Sampling:
+def make_sampling(resolved: Resolved) -> Sampling:
     """As the actor samples."""
-    sampling = plain_sampling(config)
-    return replace(sampling, keep_sets=requires.ratio_based and sampling.truncates)
+    sampling = plain_sampling(resolved.config)
+    return replace(sampling, keep_sets=resolved.requires.ratio_based and sampling.truncates)
 
 
 def plain_sampling(config: Config) -> Sampling:

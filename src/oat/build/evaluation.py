@@ -3,11 +3,9 @@
 from pathlib import Path
 
 from oat import protocols as boxes
-from oat.algorithms.base import Objective
-from oat.build.cross_checks import evaluation_budgets
 from oat.build.engine import plain_sampling
+from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, pair_columns
-from oat.config.settings import Config
 from oat.evaluation.evaluation import Evaluation, Judge, Mode, Wanted
 from oat.evaluation.held_out import HeldOutPairs, OnlyPairs
 from oat.evaluation.records import Records
@@ -21,7 +19,7 @@ from oat.types import Sampling
 
 
 def make_evaluation(
-    config: Config,
+    resolved: Resolved,
     run_inputs: RunInputs,
     actor: boxes.Actor,
     ledger: Ledger,
@@ -29,6 +27,7 @@ def make_evaluation(
     directory: Path,
     pairs: HeldOutPairs | None,
 ) -> Evaluation | OnlyPairs | None:
+    config = resolved.config
     e, held_out = config.evaluation, run_inputs.held_out
     if e is None:
         return None
@@ -36,7 +35,7 @@ def make_evaluation(
     if held_out is None:
         assert pairs is not None, "cross_checks.py refuses an evaluation of nothing"
         return OnlyPairs(pairs, trigger)
-    budgets, sampling = evaluation_budgets(config), plain_sampling(config)
+    sampling = plain_sampling(config)
     modes = []
     if e.samples:
         modes.append(Mode("sampled", e.samples, sampling))
@@ -51,7 +50,7 @@ def make_evaluation(
         ledger,
         modes,
         [
-            Judge(purpose, address, oracle.answers, budgets[purpose])
+            Judge(purpose, address, oracle.answers, resolved.budgets[purpose])
             for purpose, (address, oracle) in run_inputs.judges.items()
         ],
         slot=e.slot,
@@ -72,9 +71,10 @@ def make_evaluation(
 
 
 def held_out_pairs(
-    config: Config, run_inputs: RunInputs, objective: Objective, learner: Learner, seeds: Seeds
+    resolved: Resolved, run_inputs: RunInputs, learner: Learner, seeds: Seeds
 ) -> HeldOutPairs | None:
     if run_inputs.pairs is None:
         return None
+    config = resolved.config
     actor = RecordedActor(run_inputs.pairs.fit, pair_columns(config), config.prompts.score_key)
-    return HeldOutPairs(objective, run_inputs.pairs.all(), actor, learner, seeds)
+    return HeldOutPairs(resolved.objective, run_inputs.pairs.all(), actor, learner, seeds)

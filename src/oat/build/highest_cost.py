@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from oat.build.cross_checks import BUILTIN
-from oat.build.resolve import make_objective
-from oat.build.run_inputs import RunInputs, budget_of
-from oat.config.load import Origins, where
+from oat.build.resolved import Resolved
+from oat.build.run_inputs import RunInputs
+from oat.config.load import where
 from oat.config.settings import Config
 from oat.errors import ConfigError, warn
 from oat.oracles.base import names_price, price_of
@@ -32,18 +32,19 @@ responses, by each measure."""
 _UNITS = ("queries", "tokens", "cost")
 
 
-def dearest_question(config: Config, run_inputs: RunInputs) -> Price:
+def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
     """The most that a question of training can cost, in each unit by itself. Nothing where nobody is asked.
 
     Raises:
         OracleError: the oracle's `price` fails, or returns no price.
     """
+    config = resolved.config
     if config.oracle.name in BUILTIN:
         return Price()
     ((name, oracle),) = run_inputs.asked.items()
-    kind, samples = (
-        make_objective(config).requires.feedback,
-        len(config.prompts.responses) or _samples(config),
+    kind = resolved.requires.feedback
+    samples = len(config.prompts.responses) or (
+        2 if kind == "compare" else sum(resolved.plan.samples.values())
     )
     assert kind != "none", "an objective without feedback asks no oracle"
     blank = Question(Key("train", 0, 0, 0), kind, (), ("",) * samples, tuple(range(samples)), oracle=name)
@@ -70,7 +71,7 @@ def dearest_question(config: Config, run_inputs: RunInputs) -> Price:
 
 
 def lines_of_costs(
-    config: Config, run_inputs: RunInputs, one: Price, questions: int, steps: int | None
+    resolved: Resolved, run_inputs: RunInputs, one: Price, questions: int, steps: int | None
 ) -> Iterator[str]:
     """For `oat check`: the most that a question, a step and all steps that are left can cost, of an oracle
     that says it.
@@ -80,9 +81,9 @@ def lines_of_costs(
         questions: of a step.
         steps: that are left; None: until a budget ends the run.
     """
-    if config.oracle.name in BUILTIN or not names_price(next(iter(run_inputs.asked.values()))):
+    if resolved.config.oracle.name in BUILTIN or not names_price(next(iter(run_inputs.asked.values()))):
         return
-    step, budget = _times(one, questions), budget_of(config)
+    step, budget = _times(one, questions), resolved.budgets["train"]
     if steps is not None:
         run = f"; all steps {_in_words(budget.within(_times(step, steps)))}"
     else:
@@ -90,20 +91,17 @@ def lines_of_costs(
     yield f"a question {_in_words(one)}; a step {_in_words(step)}{run}"
 
 
-def refuse_small_budget(
-    config: Config, origins: Origins, one: Price, questions: int, *, is_begun: bool
-) -> None:
+def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> None:
     """Hold the budget of training against the most that a question, and a step, can cost. Of a run that is
     begun it is only said.
 
     Args:
         one: as `dearest_question` has it.
-        questions: of a step.
 
     Raises:
         ConfigError: it may be that no question can be asked.
     """
-    budget = budget_of(config)
+    budget, questions = resolved.budgets["train"], resolved.plan.questions
     alone = {
         "queries": Budget(queries=budget.queries),
         "tokens": Budget(tokens=budget.tokens),
@@ -123,13 +121,13 @@ def refuse_small_budget(
             )
             continue
         what = (
-            f"{field} is {limit:g}, and one question can cost {most:,.6g} ({config.oracle.name} "
+            f"{field} is {limit:g}, and one question can cost {most:,.6g} ({resolved.config.oracle.name} "
             f"{_in_words(one)}), so that it might not be asked"
         )
         if is_begun:
             warn(what)
             continue
-        place = where(("stop", f"max_{unit}"), origins)
+        place = where(("stop", f"max_{unit}"), resolved.origins)
         options = "the oracle's options (of a judge `tries` and `orders`)"
         raise ConfigError(
             f"{place}: {what}; raise it, or lower what a question can cost: sampling.max_new_tokens, or "
@@ -154,14 +152,6 @@ def longest_responses(renderer: Renderer, size: int) -> list[str]:
 
 def _name_lengths(tokens: dict[str, int]) -> dict[int, int]:
     return {id: len(name) for name, id in tokens.items()}
-
-
-def _samples(config: Config) -> int:
-    return (
-        2
-        if (objective := make_objective(config)).requires.feedback == "compare"
-        else sum(objective.plan(0).samples.values())
-    )
 
 
 def _about(prompt: Prompt, question: Question, candidates: tuple[str, ...]) -> Question:

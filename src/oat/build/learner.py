@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oat.algorithms.base import Objective
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
 from oat.build.engine import make_sampling
-from oat.config.settings import Config
+from oat.build.resolved import Resolved
 from oat.errors import ConfigError
 from oat.explore.base import Explorer
 from oat.learner.following import Following
@@ -28,8 +27,7 @@ EnsembleParts = tuple[EnsembleLearning, Ensemble, Scorer]
 
 
 def make_learner(
-    config: Config,
-    objective: Objective,
+    resolved: Resolved,
     lms: Mapping[str, CausalLM],
     renderer: Renderer,
     seeds: Seeds,
@@ -37,6 +35,7 @@ def make_learner(
     keep: Path | None = None,
 ) -> Learner:
     """The learner; a batch that stops it goes into the folder `keep`."""
+    config, objective = resolved.config, resolved.objective
     c = config.learner
     models: dict[str, Model] = {}
     for name in sorted(objective.requires.models):
@@ -84,7 +83,7 @@ def make_learner(
         seeds=seeds,
     )
     if c.micro_batch_tokens == "auto":
-        sampling = make_sampling(config, objective.requires)
+        sampling = make_sampling(resolved)
         learner.micro_batch_tokens = measure_tokens(learner, objective, config, sampling, renderer.num_tokens)
     return learner
 

@@ -24,10 +24,10 @@ from torch import Tensor
 from oat.algorithms.base import Objective
 from oat.build.engine import make_sampling
 from oat.build.learner import make_ensemble, make_learner
-from oat.build.models import Shape, load_models, load_slots, needed_models, needed_slots, shape_of
-from oat.build.resolve import make_explorer, make_objective
+from oat.build.models import Shape, load_models, load_slots, shape_of
+from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, make_renderer
-from oat.config.load import Origins, blaming, where
+from oat.config.load import where
 from oat.config.settings import Config, LoraConfig, TorchEngineConfig
 from oat.engines.decoding import cache_dtype, cache_dtype_on, filled_up
 from oat.engines.decoding import passes as in_passes
@@ -91,7 +91,7 @@ def lengths_of(run_inputs: RunInputs) -> Lengths:
     return Lengths(run_inputs.prompts.longest, *((held_out.size, held_out.longest) if held_out else ()))
 
 
-def refuse_too_large(config: Config, lengths: Lengths, origins: Origins, policy: Shape) -> str:
+def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: Shape) -> str:
     """Hold the estimate against `compute.memory_gb`, or against the memory that is free. A small run is not
     even estimated.
 
@@ -105,6 +105,7 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins, policy:
         ConfigError: it clearly does not fit; says which settings would make it fit, and how to go on all the
         same.
     """
+    config = resolved.config
     given = config.compute.memory_gb
     limit = free_memory(config.compute.profile) if given is None else int(given * GB)
     if config.learner.micro_batch_tokens == "auto" or limit is None:
@@ -114,10 +115,10 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins, policy:
         if given is None
         else f"compute.memory_gb is {limit / GB:.3g}"
     )
-    with blaming(config, origins, "model.reference"):
-        if _at_most(config, lengths, policy) <= limit:
+    with resolved.blame("model.reference"):
+        if _at_most(resolved, lengths, policy) <= limit:
             return f"small for the machine ({has}); --memory estimates it"
-    found = estimate(config, lengths)
+    found = estimate(resolved, lengths)
     if SURE * found.peak <= limit:
         return f"about {found.peak / GB:.3g} GB for tensors ({found.part}), and {has}"
     peaks: dict[str, int] = {}
@@ -126,7 +127,7 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins, policy:
         if changes == TOGETHER and fits:
             break
         with suppress(OatError):  # what this model, or this installation, cannot
-            peaks[changes] = estimate(smaller, lengths).peak
+            peaks[changes] = estimate(replace(resolved, config=smaller), lengths).peak
             fits += [f"{changes} ({peaks[changes] / GB:.3g} GB)"] if SURE * peaks[changes] <= limit else []
     least = min(peaks.values(), default=found.peak) / GB
     advice = (
@@ -135,14 +136,14 @@ def refuse_too_large(config: Config, lengths: Lengths, origins: Origins, policy:
         else f"it would not fit with {', '.join(peaks)} either ({least:.3g} GB); take a smaller model"
     )
     raise ConfigError(
-        f"{where(('compute', 'memory_gb'), origins)}: {has}, and this run needs about "
+        f"{where(('compute', 'memory_gb'), resolved.origins)}: {has}, and this run needs about "
         f"{found.peak / GB:.3g} GB for "
         f"tensors ({found.part}): {advice}; to go on all the same, set compute.memory_gb to "
         f"{1.1 * found.peak / GB:.3g} or more"
     )
 
 
-def refuse_short_cache(config: Config, lengths: Lengths, origins: Origins, policy: Shape) -> None:
+def refuse_short_cache(resolved: Resolved, lengths: Lengths, policy: Shape) -> None:
     """Hold the longest sequence that is sampled against `engine.cache_gb`. Of episodes it is the first turn.
 
     Args:
@@ -151,7 +152,7 @@ def refuse_short_cache(config: Config, lengths: Lengths, origins: Origins, polic
     Raises:
         EngineError: as the engine, when it is asked for such a sequence.
     """
-    options = TorchEngineConfig(**config.engine.options)
+    config, options = resolved.config, resolved.engine
     prompts = [
         *([] if config.prompts.responses else [lengths.prompt]),
         *([lengths.held_out_prompt] if lengths.held_out else []),
@@ -160,7 +161,7 @@ def refuse_short_cache(config: Config, lengths: Lengths, origins: Origins, polic
         return
     page_bytes = PAGE * policy.keys * cache_dtype_on(policy.device, getattr(torch, options.dtype)).itemsize
     rows = fixed_rows(options.max_rows) if options.deterministic else None
-    with blaming(config, origins, "engine.cache_gb"):
+    with resolved.blame("engine.cache_gb"):
         refuse_small_cache(
             _width(policy, max(prompts), config.sampling.max_new_tokens),
             int(options.cache_gb * GB / page_bytes),
@@ -195,20 +196,20 @@ def _free_in_group() -> list[int]:
         return []
 
 
-def _at_most(config: Config, lengths: Lengths, policy: Shape) -> int:
+def _at_most(resolved: Resolved, lengths: Lengths, policy: Shape) -> int:
     """More bytes than a run takes, from the shapes of its matrices; in a moment, and many times too much."""
+    config, options = resolved.config, resolved.engine
     weights, a_token = policy.weights, policy.a_token
     if config.model.reference:
         with outlines():
             reference = shape_of(load_models(config, {"reference"}, Seeds(config.seed))["reference"])
         weights, a_token = weights + reference.weights, a_token + reference.a_token
-    plan = make_objective(config).plan(0)
+    plan = resolved.plan
     rows = _questions(config, plan) * max(sum(plan.samples.values()), len(config.prompts.responses))
     evaluated = lengths.held_out * max(config.answering.samples, 1) if config.answering else 0
     width = max(lengths.prompt, lengths.held_out_prompt) + config.sampling.max_new_tokens
     recorded = (policy.context_length or width) if config.prompts.responses else 0
     width = max(width, recorded)
-    options = TorchEngineConfig(**config.engine.options)
     tokens = max(rows, evaluated, fixed_rows(options.max_rows) if options.deterministic else 0) * width
     return 4 * (_COPIES * weights + _SAVED * tokens * (a_token + width * policy.heads))
 
@@ -242,28 +243,26 @@ def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str,
     yield TOGETHER, changed
 
 
-def estimate(config: Config, lengths: Lengths) -> Estimate:
-    """The memory of a resolved configuration's run.
+def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
+    """The memory of a run.
 
     Raises:
         ConfigError, ModelError: a part cannot be made as configured.
     """
-    seeds, objective = Seeds(config.seed), make_objective(config)
-    explorer = make_explorer(config, objective.requires)
+    config, objective = resolved.config, resolved.objective
+    seeds = Seeds(config.seed)
     with outlines(), LiveBytes() as live:
-        lms = load_models(config, needed_models(config, objective.requires, explorer), seeds)
-        ensemble = make_ensemble(explorer, lms, seeds)
-        learner = make_learner(config, objective, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
+        lms = load_models(config, resolved.models, seeds)
+        ensemble = make_ensemble(resolved.explorer, lms, seeds)
+        learner = make_learner(resolved, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
         learned = sum(
             parameter.nbytes
             for name in learner.trained
             for parameter in learner.models[name].trainable().values()
         )
-        slots = load_slots(config, lms, needed_slots(config, objective.requires, explorer), seeds)
-        sampling, loads = (
-            make_sampling(config, objective.requires),
-            _loads(config, explorer.widen(objective.plan(0)), lengths, lms["policy"]),
-        )
+        slots = load_slots(resolved, lms, seeds)
+        sampling = make_sampling(resolved)
+        loads = _loads(config, resolved.widened, lengths, lms["policy"])
         kept = (
             [tensor.clone() for tensor in lms["policy"].trainable().values()]
             if config.learner.sync_every > 1
@@ -273,7 +272,7 @@ def estimate(config: Config, lengths: Lengths) -> Estimate:
         first = {name: load for name, load in loads.items() if name == "sampling" and has_one_step}
         phases = _sampling(config, sampling, slots["sampler"], first, live)
         for _ in range(1 if has_one_step else 2):
-            plan, rows = objective.plan(0), partial(_rows, sampling, objective, lms["policy"], lengths)
+            plan, rows = resolved.plan, partial(_rows, sampling, resolved.plan, lms["policy"], lengths)
             prepared, passes = (
                 _micro_batches(learner, objective, rows(count))
                 for count in (_questions(config, plan), plan.prompts)
@@ -348,14 +347,12 @@ def _questions(config: Config, plan: Plan) -> int:
     return max(plan.prompts, config.learner.buffer.questions if config.learner.buffer else 0)
 
 
-def _rows(
-    sampling: Sampling, objective: Objective, lm: CausalLM, lengths: Lengths, questions: int
-) -> list[Trajectory]:
+def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questions: int) -> list[Trajectory]:
     """The rows of so many questions, each as long as it can get, with the prompts of their groups in common.
 
     What is computed of kept sets depends on values; another temperature takes as much.
     """
-    plan, width = objective.plan(0), _width(lm, lengths.prompt, sampling.max_new_tokens)
+    width = _width(lm, lengths.prompt, sampling.max_new_tokens)
     samples, temperature = sum(plan.samples.values()), 0.5 if sampling.keep_sets else sampling.temperature
     return [
         row_of(width, width - lengths.prompt, number // samples, temperature)
@@ -469,9 +466,9 @@ def _cache_bytes(config: Config, lm: CausalLM, load: _Load) -> int:
     return min(int(options.cache_gb * GB), pages * PAGE * shape_of(lm).keys * cache_dtype(lm).itemsize)
 
 
-def memory_lines(config: Config, lengths: Lengths) -> list[str]:
+def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
     """The estimate as a table."""
-    found = estimate(config, lengths)
+    found = estimate(resolved, lengths)
     lines = ["memory of tensors, GB (10^9 bytes), beyond the process after its imports (about 0.5)"]
     for title, sizes in (("held", found.parts), ("most at once", found.phases)):
         lines += [f"  {title}", *(f"    {name:<22}{size / GB:9.3f}" for name, size in sizes.items() if size)]

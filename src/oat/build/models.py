@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from oat.build.resolved import Resolved
 from oat.config.settings import Config, ModelConfig
 from oat.engines.decoding import blaming_model
 from oat.errors import ConfigError, ModelError
-from oat.explore.base import Explorer
 from oat.hardware.allocator import give_back_freed_memory
 from oat.hardware.threads import LARGE
 from oat.models.causal_lm import CausalLM, is_adapter
@@ -18,7 +18,6 @@ from oat.models.lora import described_adapter, is_adapter_directory, load_model,
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.text.vocabulary import check_vocabulary
-from oat.types import ENSEMBLE, Requires
 
 HALF = {"bfloat16": torch.bfloat16}
 """Precisions in which the engine has weights of its own (`engine.dtype`)."""
@@ -117,23 +116,6 @@ def device_notes(profile: str) -> tuple[str, ...]:
     )
 
 
-def needed_slots(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
-    """Slots of the engine that training or evaluations ask."""
-    e = config.answering
-    return {
-        *requires.slots,
-        *explorer.needs,
-        *([e.slot] if e else []),
-        *(["reference"] if e and e.kl else []),
-    }
-
-
-def needed_models(config: Config, requires: Requires, explorer: Explorer) -> set[str]:
-    """Names of the models that a run has; an ensemble's features are the reference's."""
-    named = {*requires.models, *needed_slots(config, requires, explorer)}
-    return named | {"reference"} if ENSEMBLE in explorer.needs else named
-
-
 def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[str, CausalLM]:
     """The learner's: the policy, and as far as they are needed a frozen reference and the backbones of critic
     and reward model. With an adapter they share the frozen weights, and the reference is the policy with the
@@ -155,19 +137,16 @@ def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[st
     return lms
 
 
-def load_slots(
-    config: Config, lms: Mapping[str, CausalLM], needs: Collection[str], seeds: Seeds
-) -> dict[str, CausalLM]:
+def load_slots(resolved: Resolved, lms: Mapping[str, CausalLM], seeds: Seeds) -> dict[str, CausalLM]:
     """The engine's: they share the learner's tensors wherever neither version nor precision can differ.
 
     Args:
         lms: the learner's.
-        needs: slots beside `sampler` and `policy` that somebody asks.
 
     Raises:
         ModelError: a tensor stays in float32 when its model is loaded in `engine.dtype`.
     """
-    dtype = config.engine.options["dtype"]
+    config, dtype = resolved.config, resolved.engine.dtype
     policy = lms["policy"]
     is_late = config.learner.sync_every > 1
     if dtype not in HALF:
@@ -177,7 +156,7 @@ def load_slots(
         }
         return {**slots, **({"reference": lms["reference"]} if "reference" in lms else {})}
     own = replace(config, model=replace(config.model, dtype=dtype, reference_dtype=None))
-    lms = load_models(own, set(needs) & {"reference"}, seeds)
+    lms = load_models(own, resolved.slots & {"reference"}, seeds)
     slots = {"sampler": load_model(own.model, device=policy.device) if is_late else lms["policy"], **lms}
     for lm in slots.values():
         for name, tensor in lm.tensors().items():
@@ -190,9 +169,12 @@ def load_slots(
     return slots
 
 
-def slot_dtypes(config: Config) -> dict[str, torch.dtype]:
-    """By slot, the precision of weights that are not kept in the learner's."""
-    dtype = config.engine.options["dtype"]
+def slot_dtypes(dtype: str) -> dict[str, torch.dtype]:
+    """By slot, the precision of weights that are not kept in the learner's.
+
+    Args:
+        dtype: `engine.dtype`.
+    """
     return dict.fromkeys(("sampler", "policy", "reference"), HALF[dtype]) if dtype in HALF else {}
 
 

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,10 +23,11 @@ from oat.build.fingerprints import (
 from oat.build.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
 from oat.build.highest_cost import dearest_question, refuse_small_budget
 from oat.build.memory import lengths_of, refuse_short_cache, refuse_too_large
-from oat.build.resolve import make_objective, resolve
+from oat.build.resolve import resolve
+from oat.build.resolved import Resolved
 from oat.build.run import Home, build
-from oat.build.run_inputs import RunInputs, budget_of, gather_inputs, refuse_weights
-from oat.config.load import Origins, blaming, convert, dump, load_config, stored_config, to_yaml, with_given
+from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
+from oat.config.load import Origins, convert, dump, load_config, to_yaml, with_given
 from oat.config.settings import Component, Config
 from oat.control.interruption import Interruption
 from oat.errors import ConfigError, DirectoryError, warn
@@ -111,8 +111,7 @@ CHOSEN = {
 
 @contextmanager
 def open_run(
-    config: Config,
-    origins: Origins,
+    resolved: Resolved,
     source: str | None = None,
     accept_changed: Collection[str] = (),
     interruption: Interruption | None = None,
@@ -121,6 +120,7 @@ def open_run(
     process's until the end.
 
     Args:
+        resolved: used for this run alone.
         source: "RUN@STEP" or "RUN": a new run begins where that one stood at its checkpoint, by default the
             newest. Where the directory has the fork already, it is continued.
         accept_changed: of `inputs.CHANGEABLE`, what the run goes on with though it has changed.
@@ -140,13 +140,13 @@ def open_run(
             "--accept-changed"
         )
     with seen_from():
-        directory = seen(config.run_dir)
+        directory = seen(resolved.config.run_dir)
         made, is_new = _made(directory), not (directory / "lock").exists()
         with _locked(directory) as standing:
             home = Home(directory, standing, interruption or Interruption())
             try:
                 with home.interruption.at_once():
-                    run = _open(config, home, origins, source, accept_changed)
+                    run = _open(resolved, home, source, accept_changed)
             except BaseException:
                 if standing.is_there:
                     _unmake(made)
@@ -233,19 +233,18 @@ def _locked(directory: Path) -> Iterator[Standing]:
             _locks.discard(file)
 
 
-def _open(
-    config: Config, home: Home, origins: Origins, source: str | None, accept_changed: Collection[str]
-) -> Run:
+def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Collection[str]) -> Run:
     directory, file = home.directory, home.directory / "config.yaml"
-    refuse_missing(config.tracking, origins)
+    refuse_missing(resolved.config.tracking, resolved.origins)
     if source is not None:
         begin_fork(source, directory)
-    config = _settled(
-        config, directory, origins, origin_of(directory) if source is not None and not file.exists() else None
-    )
-    if source is not None and not file.exists():
-        stored = resolve(stored_config(origin_of(directory).run)[0], {})
-        copy_state(directory, same_judges=stored.evaluation == config.evaluation)
+    origin = origin_of(directory) if source is not None and not file.exists() else None
+    resolved, stored = _settled(resolved, directory, origin)
+    config = resolved.config
+    if origin is not None:
+        assert stored is not None, "the run that is forked has a configuration"
+        theirs = with_given(stored.config, stored.config.run_dir, str(origin.run))
+        copy_state(directory, same_judges=theirs.evaluation == config.evaluation)
     checkpoints = Checkpoints(directory / "checkpoints", **asdict(config.checkpoint))
     checkpoints.refuse_others()
     refuse_lost(directory)
@@ -257,23 +256,17 @@ def _open(
             "before oat wrote it; so nobody knows whether they have changed since; from here on they are "
             "held against what they are now"
         )
-    run_inputs = gather_inputs(config, origins, folder=directory, known=known)
+    run_inputs = gather_inputs(resolved, folder=directory, known=known)
     with ExitStack() as left:
         left.callback(run_inputs.close)
-        refuse_short_cache(config, lengths_of(run_inputs), origins, run_inputs.shape)
-        refuse_too_large(config, lengths_of(run_inputs), origins, run_inputs.shape)
-        refuse_changes(config, origins, run_inputs, directory / "ledger.sqlite", accept_changed)
-        if budget_of(config).is_limited:
-            refuse_small_budget(
-                config,
-                origins,
-                dearest_question(config, run_inputs),
-                make_objective(config).plan(0).questions,
-                is_begun=file.exists(),
-            )
-        run = build(config, directory=home, run_inputs=run_inputs, origins=origins)
+        refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.shape)
+        refuse_too_large(resolved, lengths_of(run_inputs), run_inputs.shape)
+        refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed)
+        if resolved.budgets["train"].is_limited:
+            refuse_small_budget(resolved, dearest_question(resolved, run_inputs), is_begun=file.exists())
+        run = build(resolved, directory=home, run_inputs=run_inputs)
         left.callback(run.ledger.close)
-        refuse_weights(config, origins, run_inputs, is_begun=is_begun)
+        refuse_weights(resolved, run_inputs, is_begun=is_begun)
         for (section, name), value in run.chosen.items():
             config = _with(config, section, name, value)
         home.standing.refuse_lost(DirectoryError)
@@ -282,7 +275,7 @@ def _open(
     return run
 
 
-def settled(config: Config, origins: Origins, source: str | None = None) -> tuple[Config, Origin | None]:
+def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Origin | None]:
     """The configuration that `oat train` would run, with what is fixed in the run that its directory holds;
     and where it begins as a fork, if it does. Everything is left as it is.
 
@@ -292,7 +285,7 @@ def settled(config: Config, origins: Origins, source: str | None = None) -> tupl
     Raises:
         ConfigError, CheckpointError, LedgerError: as `open_run`.
     """
-    directory = seen(config.run_dir)
+    directory = seen(resolved.config.run_dir)
     made, lock = _made(directory), directory / "lock"
     is_new = not lock.exists()
     try:
@@ -301,19 +294,19 @@ def settled(config: Config, origins: Origins, source: str | None = None) -> tupl
                 left.callback(lock.unlink)  # while it is held, so that nobody else has it open and locked
             found = find_origin(source, directory) if source is not None else None
             origin = None if (directory / "config.yaml").exists() else found
-            config = _settled(config, directory, origins, origin)
+            resolved, _ = _settled(resolved, directory, origin)
             if origin is not None:
                 verify_origin(origin)
-            Checkpoints(directory / "checkpoints", **asdict(config.checkpoint)).refuse_others()
+            kept = asdict(resolved.config.checkpoint)
+            Checkpoints(directory / "checkpoints", **kept).refuse_others()
             refuse_lost(directory)
-            return config, origin
+            return resolved, origin
     finally:
         _unmake(made)
 
 
 def refuse_changes(
-    config: Config,
-    origins: Origins,
+    resolved: Resolved,
     run_inputs: RunInputs,
     ledger: Path,
     accept_changed: Collection[str],
@@ -329,24 +322,25 @@ def refuse_changes(
         DataError: the prompts are others.
         ConfigError: a reward file, or a reward model, has changed, and that is not accepted.
     """
-    blame = partial(blaming, config, origins)
-    with blame("prompts.path"):
+    with resolved.blame("prompts.path"):
         run_inputs.prompts.refuse_others((run_inputs.known or {}).get("prompts", []))
     warn_of_other_prompts(run_inputs.known, run_inputs.inputs)
     if "reward" not in accept_changed:
         changed = changed_since(ledger, versions_of(run_inputs.known, run_inputs.roles), step)
-        refuse_changed_oracles(run_inputs.known, run_inputs.roles, changed, blame)
+        refuse_changed_oracles(run_inputs.known, run_inputs.roles, changed, resolved.blame)
 
 
-def as_begun(config: Config, origins: Origins) -> Config:
+def as_begun(resolved: Resolved) -> Resolved:
     """The configuration with what was fixed when the run of its directory began; where there is none, as it
     is.
 
     Raises:
         ConfigError: the directory holds a run of another configuration.
     """
-    file = Path(config.run_dir) / "config.yaml"
-    return _as_stored(config, origins, file, is_fork=False) if file.exists() else config
+    file = Path(resolved.config.run_dir) / "config.yaml"
+    if not file.exists():
+        return resolved
+    return _as_stored(resolved, resolve(load_config(file)[0], {}), file, is_fork=False)
 
 
 def known_by_file(config: Config, file: Path) -> Config:
@@ -361,64 +355,69 @@ def known_by_file(config: Config, file: Path) -> Config:
 
 
 @contextmanager
-def outlined(config: Config, origins: Origins, run_inputs: RunInputs) -> Iterator[Run]:
+def outlined(resolved: Resolved, run_inputs: RunInputs) -> Iterator[Run]:
     """The run of a configuration made without weights, in a folder of its own; it is not to be begun.
 
     Raises:
         OatError: as `build`.
     """
-    here = replace(config, compute=replace(config.compute, serialise=False))
+    here = replace(resolved.config, compute=replace(resolved.config.compute, serialise=False))
     with tempfile.TemporaryDirectory() as scratch, outlines(), LiveBytes():
-        run = build(here, directory=Path(scratch), run_inputs=run_inputs, origins=origins)
+        run = build(replace(resolved, config=here), directory=Path(scratch), run_inputs=run_inputs)
         try:
             yield run
         finally:
             run.ledger.close()
 
 
-def _refuse_mistakes(config: Config, origins: Origins) -> None:
+def _refuse_mistakes(resolved: Resolved) -> None:
     """What is wrong with a configuration whatever its directory holds."""
-    run_inputs = gather_inputs(config, origins)
-    refuse_short_cache(config, lengths_of(run_inputs), origins, run_inputs.shape)
-    with outlined(config, origins, run_inputs):
+    run_inputs = gather_inputs(resolved)
+    refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.shape)
+    with outlined(resolved, run_inputs):
         pass
 
 
-def _settled(config: Config, directory: Path, origins: Origins, origin: Origin | None) -> Config:
-    """With what was fixed when the run of this directory, or the one that it is a fork of, began; and with
-    the day, where a template reads it."""
+def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tuple[Resolved, Resolved | None]:
+    """The configuration with what was fixed when the run of this directory, or the one that it is a fork of,
+    began, and with the day, where a template reads it; beside it the configuration of that run, if there is
+    one, resolved for itself."""
     file = directory / "config.yaml"
+    stored: Resolved | None = None
     try:
         if file.exists() or origin is not None:
-            config = _as_stored(
-                config,
-                origins,
-                file if origin is None else origin.run / "config.yaml",
-                is_fork=origin is not None,
-            )
+            file = file if origin is None else origin.run / "config.yaml"
+            stored = resolve(load_config(file)[0], {})
+            resolved = _as_stored(resolved, stored, file, is_fork=origin is not None)
         elif not _is_unused(directory):
             raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
     except ConfigError:
         if origin is None:
-            _refuse_mistakes(config, origins)  # a difference may be one, and then undoing it is no help
+            _refuse_mistakes(resolved)  # a difference may be one, and then undoing it is no help
         raise
+    config = resolved.config
     if config.render.template is None or config.render.date is not None:
-        return config
-    with blaming(config, origins, "model.path"):
+        return resolved, stored
+    with resolved.blame("model.path"):
         tokenizer = load_tokenizer(config.model.path)
-    with blaming(config, origins, "render.template"):
+    with resolved.blame("render.template"):
         is_dated = reads_date(config.render.template, tokenizer)
-    return replace(config, render=replace(config.render, date=datetime.date.today())) if is_dated else config
+    if is_dated:
+        config = replace(config, render=replace(config.render, date=datetime.date.today()))
+    return replace(resolved, config=config), stored
 
 
-def _as_stored(config: Config, origins: Origins, file: Path, *, is_fork: bool) -> Config:
+def _as_stored(resolved: Resolved, theirs: Resolved, file: Path, *, is_fork: bool) -> Resolved:
     """The configuration with what was fixed when the run began.
+
+    Args:
+        theirs: the configuration of that run, which stands in
+        file: in its directory.
 
     Raises:
         ConfigError: it differs from the run's in what may not change.
     """
-    config = known_by_file(config, file)
-    stored = resolve(load_config(file)[0], {})
+    config, stored = known_by_file(resolved.config, file), theirs.config
     if not is_fork:
         before = stored.run_dir
         stored, config = (with_given(each, before, config.run_dir) for each in (stored, config))
@@ -445,13 +444,13 @@ def _as_stored(config: Config, origins: Origins, file: Path, *, is_fork: bool) -
             f"a fork of {file.parent} cannot change these; begin a run of its own, or undo:\n  {lines}"
         )
     if differences and not is_fork:
-        lines = "\n  ".join(line + _reason(line, stored, config, origins) for line in differences)
+        lines = "\n  ".join(line + _reason(line, stored, config, resolved.origins) for line in differences)
         way = "begin a run of its own" if refused else f"fork it with --from {file.parent}@STEP"
         raise ConfigError(
             f"{file.parent} holds a run of another configuration; give another --run_dir ({way}), or "
             f"undo:\n  {lines}"
         )
-    return config
+    return replace(resolved, config=config)
 
 
 def _setting(config: Config, section: str, name: str) -> Any:

@@ -1,9 +1,9 @@
-"""A configuration resolved: what each part reads, and the defaults that follow from other settings;
-`build/cross_checks.py` has what contradicts what.
+"""From a configuration to a `Resolved`: the options that each part reads, the defaults that follow from other
+settings, the objective and the explorer; `build/cross_checks.py` has what contradicts what.
 
-Whatever the configuration alone decides is decided here, before anything is loaded, sampled or paid for.
-`config/load.py` checks each field by itself, `build/run_inputs.py` and `build/run.py` what only the model and
-the data can tell.
+Everything that the configuration alone decides is decided here, before anything is loaded, sampled or paid
+for. `config/load.py` checks each field by itself, `build/run_inputs.py` and `build/run.py` check what only the
+model and the data can tell.
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ from typing import Any
 
 from oat.algorithms.base import Objective
 from oat.algorithms.group import DrGRPOConfig
-from oat.build.cross_checks import BUILTIN, check_rules, judges_of
+from oat.build.cross_checks import BUILTIN, check_rules
 from oat.build.explorers import Held
+from oat.build.resolved import Resolved, judges_of
 from oat.config.load import Origins, blaming, convert, refuse_misplaced, unknown_field, where
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig, TorchEngineConfig
 from oat.errors import ConfigError, did_you_mean
 from oat.explore.base import Explorer
 from oat.explore.rules import NoExploration
-from oat.learner.buffer import optimiser_steps
 from oat.models.lora import described_adapter, is_adapter_directory
 from oat.oracles.registry import oracle_options
 from oat.plugins.calls import bare, guarded
@@ -36,8 +36,9 @@ class NoOptions:
     pass
 
 
-def resolve(config: Config, origins: Origins) -> Config:
-    """The configuration with every default of its parts filled in, and every rule between settings checked.
+def resolve(config: Config, origins: Origins) -> Resolved:
+    """Fill in every default of a configuration's parts, make its objective and its explorer, and check every
+    rule between settings.
 
     Raises:
         ConfigError: names the place, the field, and what to do.
@@ -88,11 +89,10 @@ def resolve(config: Config, origins: Origins) -> Config:
     config = _with_responses(_with_stop(config), objective)
     with blaming(config, origins, "explorer.name"):
         built = make_explorer(config, objective.requires)
-    check_rules(config, objective, built, origins)
-    config = _with_schedule(_with_samples(config, given, origins), origins)
-    if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
-        config = replace(config, learner=replace(config.learner, micro_batch_size=8))
-    return config
+    resolved = Resolved(config, origins, objective, built)
+    check_rules(resolved)
+    resolved = _with_samples(resolved, given)
+    return replace(resolved, config=_with_micro_batch(_with_schedule(resolved)))
 
 
 def algorithm_class(name: str, origins: Origins) -> Any:
@@ -242,46 +242,43 @@ def _with_responses(config: Config, objective: Objective) -> Config:
     return replace(config, prompts=replace(config.prompts, responses=names))
 
 
-def _with_samples(config: Config, given: Collection[str], origins: Origins) -> Config:
-    """Recorded responses are as many as they are; whoever states another number of samples is mistaken."""
-    recorded, found = len(config.prompts.responses), config.algorithm.options.get("samples")
-    if not recorded or found is None or found == recorded:
-        return config
+def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
+    """A prompt with recorded responses has as many samples as the data name; another number is an error.
+    Where it was left open, the objective is made again, of that number."""
+    config, samples = resolved.config, resolved.config.algorithm.options.get("samples")
+    recorded = len(config.prompts.responses)
+    if not recorded or samples is None or samples == recorded:
+        return resolved
     if "samples" in given:
-        place = where(("algorithm", "samples"), origins)
+        place = where(("algorithm", "samples"), resolved.origins)
         raise ConfigError(
-            f"{place}: algorithm.samples is {found}: prompts.responses names {recorded}, and nothing else "
+            f"{place}: algorithm.samples is {samples}: prompts.responses names {recorded}, and nothing else "
             "is learned from; remove it"
         )
-    return _with_option(config, "samples", recorded)
+    config = _with_option(config, "samples", recorded)
+    return replace(resolved, config=config, objective=make_objective(config))
 
 
-def _with_schedule(config: Config, origins: Origins) -> Config:
+def _with_schedule(resolved: Resolved) -> Config:
     """A falling schedule ends, by default, with the run."""
+    config = resolved.config
     if config.learner.schedule == "constant" or config.learner.schedule_steps is not None:
         return config
     if config.stop.max_steps is None:
-        place = where(("learner", "schedule"), origins)
+        place = where(("learner", "schedule"), resolved.origins)
         raise ConfigError(
             f"{place}: a {config.learner.schedule} schedule ends at a step; set learner.schedule_steps, "
             "or stop.max_steps"
         )
-    return replace(
-        config, learner=replace(config.learner, schedule_steps=updates_of(config, config.stop.max_steps))
-    )
+    steps = resolved.optimiser_steps(config.stop.max_steps)
+    return replace(config, learner=replace(config.learner, schedule_steps=steps))
 
 
-def updates_of(config: Config, steps: int) -> int:
-    """Optimiser steps of the first so many steps together, as they are planned."""
-    options, c = config.algorithm.options, config.learner
-    passes = {"epochs": options.get("epochs", 1), "of_a_step": options.get("minibatches", 1)}
-    return optimiser_steps(
-        steps,
-        questions=make_objective(config).plan(0).questions,
-        **passes,
-        config=c.buffer,
-        most=c.max_updates,
-    )
+def _with_micro_batch(config: Config) -> Config:
+    """A pass has at most 8 rows, unless the configuration limits its rows or its tokens."""
+    if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
+        return replace(config, learner=replace(config.learner, micro_batch_size=8))
+    return config
 
 
 def _with_option(config: Config, name: str, value: object) -> Config:

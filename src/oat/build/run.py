@@ -1,5 +1,5 @@
-"""From a resolved configuration to boxes. The only place that knows all; `build/resolve.py` resolves, and
-`build/run_inputs.py` makes what needs no weight."""
+"""From a `Resolved` to the boxes of a run. The only place that knows all of them; `build/run_inputs.py` makes
+those that need no weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,30 +12,22 @@ import torch
 from oat import protocols as boxes
 from oat.algorithms.base import Objective
 from oat.algorithms.ensemble import EnsembleLearning
-from oat.build.cross_checks import evaluation_budgets, watched_metrics
 from oat.build.engine import make_sampling, run_engine
 from oat.build.evaluation import held_out_pairs, make_evaluation
 from oat.build.fingerprints import OwnFiles, versions_of
 from oat.build.learner import EnsembleParts, make_ensemble, make_learner
-from oat.build.models import (
-    check_reference,
-    device_notes,
-    load_models,
-    needed_models,
-    needed_slots,
-    slot_dtypes,
-)
-from oat.build.resolve import make_explorer, make_objective
-from oat.build.run_inputs import Blame, RunInputs, budget_of, gather_inputs
+from oat.build.models import check_reference, device_notes, load_models, slot_dtypes
+from oat.build.resolve import make_objective
+from oat.build.resolved import Resolved
+from oat.build.run_inputs import RunInputs, gather_inputs
 from oat.collector import Collector
-from oat.config.load import Origins, blaming, dump
+from oat.config.load import dump
 from oat.config.settings import Config
 from oat.control.alarms import Alarms, alarms_of
 from oat.control.interruption import Interruption
 from oat.control.stop import Stop
 from oat.data.prompts import Prompts
 from oat.engines.torch import TorchEngine
-from oat.explore.base import Explorer
 from oat.files import Standing, seen
 from oat.learner.buffer import Buffer
 from oat.learner.learner import Learner
@@ -60,7 +52,7 @@ from oat.text.renderer import Renderer
 from oat.tracking.child import SinkProcess
 from oat.tracking.files import Tracking
 from oat.tracking.sinks import described_sinks
-from oat.types import ENSEMBLE, Plan, Requires
+from oat.types import ENSEMBLE, Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +70,15 @@ class Home:
 
 
 def build(
-    config: Config,
+    resolved: Resolved,
     *,
     directory: Path | Home | None = None,
     run_inputs: RunInputs | None = None,
-    origins: Origins | None = None,
 ) -> Run:
-    """The boxes of a resolved configuration.
+    """The boxes of a run.
 
     Args:
+        resolved: used for this run alone, whose objective is in it.
         directory: where the run lives, if not in `config.run_dir`; made where it is missing and nobody has
         opened it.
         run_inputs: what its parts read and ask, if that is there already.
@@ -94,50 +86,42 @@ def build(
     Raises:
         OatError: a part cannot be made as configured.
     """
+    config, objective, explorer = resolved.config, resolved.objective, resolved.explorer
     home = directory if isinstance(directory, Home) else _home(directory or seen(config.run_dir))
     directory = home.directory
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
-    run_inputs, blame = (
-        run_inputs or gather_inputs(config, origins, folder=directory),
-        partial(blaming, config, origins or {}),
-    )
+    run_inputs = run_inputs or gather_inputs(resolved, folder=directory)
     seeds = Seeds(config.seed)
     wired = partial(_wired, config)
-    objective = make_objective(config)
-    explorer = make_explorer(config, objective.requires)
     renderer = run_inputs.renderer
     prompts = run_inputs.prompts
     asked = run_inputs.asked
-    lms = _models(config, objective.requires, explorer, renderer, seeds, blame)
-    with blame("explorer.name"):
+    lms = _models(resolved, renderer, seeds)
+    with resolved.blame("explorer.name"):
         ensemble = make_ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
-    with blame("model.path"):
-        here = make_learner(config, objective, lms, renderer, seeds, ensemble, directory / "nonfinite")
+    with resolved.blame("model.path"):
+        here = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
         learner = _apart(config, here, ensemble)
-        engine, scorer = (
-            wired(run_engine(config, objective.requires, explorer, lms, renderer, seeds)),
-            ensemble[2] if ensemble else None,
-        )
-    actor, trained = (
-        wired(box) for box in _actors(config, objective.requires, run_inputs, engine, scorer, seeds)
-    )
+        engine = wired(run_engine(resolved, lms, renderer, seeds))
+    scorer = ensemble[2] if ensemble else None
+    actor, trained = (wired(box) for box in _actors(resolved, run_inputs, engine, scorer, seeds))
     served = {
         name: wired(oracle) for name, oracle in _served(run_inputs, has_ensemble=bool(ensemble)).items()
     }
-    ledger = _ledger(config, directory, served, seeds, run_inputs, home.interruption.check_interrupt)
+    ledger = _ledger(resolved, directory, served, seeds, run_inputs, home.interruption.check_interrupt)
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
 
     stop = Stop(
-        last=_last_step(config, prompts, plans), budget=budget_of(config), max_hours=config.stop.max_hours
+        last=_last_step(config, prompts, plans),
+        budget=resolved.budgets["train"],
+        max_hours=config.stop.max_hours,
     )
-    weights, alarms = (
-        _weights(config, engine, objective.requires, explorer, wired(scorer) if scorer else None),
-        _alarms(config, objective),
-    )
+    weights = _weights(resolved, engine, wired(scorer) if scorer else None)
+    alarms = _alarms(resolved)
     ahead: dict[str, Any] = {
         "plans": plans,
         "last": stop.last,
@@ -145,13 +129,13 @@ def build(
     }
     collector = Collector(prompts, trained, explorer, OneOracle(next(iter(asked))), ledger, seeds, **ahead)
     evaluation = make_evaluation(
-        config,
+        resolved,
         run_inputs,
         actor,
         ledger,
         seeds,
         directory,
-        held_out_pairs(config, run_inputs, objective, learner, seeds),
+        held_out_pairs(resolved, run_inputs, learner, seeds),
     )
     parts: dict[str, boxes.Stateful] = {
         "learner": learner,
@@ -218,11 +202,10 @@ def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> 
     return over_wire(learner, own=[make_objective(config), *believed])
 
 
-def _models(
-    config: Config, requires: Requires, explorer: Explorer, renderer: Renderer, seeds: Seeds, blame: Blame
-) -> dict[str, CausalLM]:
-    with blame("model.reference" if config.model.reference else "model.path"):
-        lms = load_models(config, needed_models(config, requires, explorer), seeds)
+def _models(resolved: Resolved, renderer: Renderer, seeds: Seeds) -> dict[str, CausalLM]:
+    config = resolved.config
+    with resolved.blame("model.reference" if config.model.reference else "model.path"):
+        lms = load_models(config, resolved.models, seeds)
         if config.model.reference and "reference" in lms:
             check_reference(lms["reference"], config.model.reference, renderer)
     return lms
@@ -237,14 +220,14 @@ def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
 
 
 def _ledger(
-    config: Config,
+    resolved: Resolved,
     directory: Path,
     oracles: Mapping[str, Oracle],
     seeds: Seeds,
     run_inputs: RunInputs,
     check_interrupt: Callable[[], None],
 ) -> Ledger:
-    o, budgets = config.oracle, {"train": budget_of(config), **evaluation_budgets(config)}
+    o = resolved.config.oracle
     common: dict[str, Any] = {
         "labels": o.labels,
         "deadline_s": o.deadline_s,
@@ -253,14 +236,14 @@ def _ledger(
     }
     common |= {
         "repeats": o.repeats,
-        "keep_groups": config.tracking.keep_trajectories,
+        "keep_groups": resolved.config.tracking.keep_trajectories,
         "known_versions": versions_of(run_inputs.known, run_inputs.roles),
     }
     return Ledger(
         Store(directory / "ledger.sqlite"),
         oracles,
         seeds,
-        budgets=budgets,
+        budgets=resolved.budgets,
         check_interrupt=check_interrupt,
         release=run_inputs.close,
         **common,
@@ -292,22 +275,20 @@ def _chosen(
     }
 
 
-def _weights(
-    config: Config, engine: TorchEngine, requires: Requires, explorer: Explorer, scorer: Scorer | None
-) -> Weights:
+def _weights(resolved: Resolved, engine: TorchEngine, scorer: Scorer | None) -> Weights:
+    config = resolved.config
     holders: dict[str, list[Holder]] = {
         "sampler": [engine],
         "policy": [engine],
         **({ENSEMBLE: [scorer]} if scorer else {}),
     }
-    if config.model.reference_update is not None and "reference" in needed_slots(config, requires, explorer):
+    if config.model.reference_update is not None and "reference" in resolved.slots:
         holders["reference"] = [engine]
-    return Weights(holders, config.learner.sync_every, slot_dtypes(config))
+    return Weights(holders, config.learner.sync_every, slot_dtypes(resolved.engine.dtype))
 
 
 def _actors(
-    config: Config,
-    requires: Requires,
+    resolved: Resolved,
     run_inputs: RunInputs,
     engine: TorchEngine,
     scorer: Scorer | None,
@@ -318,14 +299,15 @@ def _actors(
     actor = Actor(
         run_inputs.renderer,
         engine,
-        make_sampling(config, requires),
+        make_sampling(resolved),
         seeds,
         environment=run_inputs.environment,
         scorer=scorer,
     )
-    if not config.prompts.responses:
+    p = resolved.config.prompts
+    if not p.responses:
         return actor, actor
-    return actor, RecordedActor(run_inputs.prompts.fit, config.prompts.responses, config.prompts.score_key)
+    return actor, RecordedActor(run_inputs.prompts.fit, p.responses, p.score_key)
 
 
 def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -> int | None:
@@ -339,9 +321,8 @@ def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -
     return step
 
 
-def _alarms(config: Config, objective: Objective) -> Alarms:
+def _alarms(resolved: Resolved) -> Alarms:
+    config = resolved.config
     return Alarms(
-        alarms_of(config.alarms, watched_metrics(config, objective)),
-        config.alarms.max_roll_backs,
-        oracle=config.oracle.name,
+        alarms_of(config.alarms, resolved.watched), config.alarms.max_roll_backs, oracle=config.oracle.name
     )

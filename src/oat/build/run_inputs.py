@@ -1,14 +1,12 @@
 """The inputs of a run, made from its configuration: what is read, and who answers. Nothing here needs a
 weight."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oat.build.cross_checks import BUILTIN, evaluation_budgets, judges_of
+from oat.build.cross_checks import BUILTIN
 from oat.build.fingerprints import (
     Inputs,
     inputs_of_models,
@@ -22,9 +20,10 @@ from oat.build.fingerprints import (
     warn_of_other_prompts,
     weights_read,
 )
-from oat.build.models import Shape, check_tokenizer, load_models, needed_models, shape_of
-from oat.build.resolve import make_explorer, make_objective, resolve
-from oat.config.load import Origins, blaming, stored_config
+from oat.build.models import Shape, check_tokenizer, load_models, shape_of
+from oat.build.resolve import resolve
+from oat.build.resolved import Resolved
+from oat.config.load import stored_config
 from oat.config.settings import Config, OracleConfig, SamplingConfig, SourceConfig
 from oat.data.formats import UNPAIRED
 from oat.data.index_cache import cache_folders
@@ -57,8 +56,6 @@ from oat.types.budget import Budget
 
 Judges = dict[str, tuple[str, Oracle]]
 """The oracles that evaluations ask, by purpose, each with its address."""
-Blame = Callable[[str], AbstractContextManager[None]]
-"""`blaming`, of one configuration."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,14 +104,13 @@ class RunInputs:
 
 
 def gather_inputs(
-    config: Config,
-    origins: Origins | None = None,
+    resolved: Resolved,
     *,
     folder: Path | None = None,
     has_opponent: bool = False,
     known: Inputs | None = None,
 ) -> RunInputs:
-    """The inputs of a resolved configuration's run. Of the policy only its configuration is read.
+    """The inputs of a run. Of the policy only its configuration is read.
 
     Args:
         folder: of the run, for copies of what can only be read in order.
@@ -126,9 +122,9 @@ def gather_inputs(
     Raises:
         OatError: a part cannot be made as configured.
     """
+    config, blame = resolved.config, resolved.blame
     seeds = Seeds(config.seed)
-    objective = make_objective(config)
-    blame = partial(blaming, config, origins or {})
+    numbers = resolved.objective.numbers
     with outlines(), blame("model.path"):
         lm = load_models(config, (), seeds)["policy"]
         shape, tokenizer = shape_of(lm), load_tokenizer(config.model.path)
@@ -142,7 +138,7 @@ def gather_inputs(
     with blame("model.path"):
         check_tokenizer(lm, config.model.path, renderer)
     with blame("prompts.path"):
-        prompts = _training_prompts(config, objective.numbers, renderer, lm.context_length, seeds, folder)
+        prompts = _training_prompts(config, numbers, renderer, lm.context_length, seeds, folder)
     held_out: Prompts | None = None
     if config.answering is not None:
         with blame("evaluation.path"):
@@ -150,15 +146,15 @@ def gather_inputs(
     pairs: Prompts | None = None
     if config.evaluation is not None and config.evaluation.pairs is not None:
         with blame("evaluation.pairs"):
-            pairs = _held_out_pairs(config, objective.numbers, renderer, lm.context_length, seeds, folder)
+            pairs = _held_out_pairs(config, numbers, renderer, lm.context_length, seeds, folder)
     with blame("sampling.environment"):
         environment = build_environment(config.sampling.environment) if config.sampling.environment else None
     with blame("oracle.name"):
-        asked, oracle = _asked(config, objective.requires)
+        asked, oracle = _asked(config, resolved.requires)
         for name, each in asked.items():
-            _check_price(budget_of(config), name, each, "stop")
+            _check_price(resolved.budgets["train"], name, each, "stop")
         _check_columns(oracle, prompts)
-    judges = _judges(config, oracle, blame)
+    judges = _judges(resolved, oracle)
     with blame("evaluation.oracle"):
         if (
             not has_opponent
@@ -180,7 +176,7 @@ def gather_inputs(
     return run_inputs
 
 
-def refuse_weights(config: Config, origins: Origins, run_inputs: RunInputs, *, is_begun: bool) -> None:
+def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) -> None:
     """Remember the weights that lie on this machine, and hold those that are read against what they were.
 
     Args:
@@ -189,17 +185,16 @@ def refuse_weights(config: Config, origins: Origins, run_inputs: RunInputs, *, i
     Raises:
         ModelError: they are others.
     """
-    objective = make_objective(config)
-    needed = needed_models(config, objective.requires, make_explorer(config, objective.requires))
+    config = resolved.config
     run_inputs.inputs.update(inputs_of_weights(config))
-    fields = weights_read(config, has_reference="reference" in needed, is_begun=is_begun)
-    refuse_other_weights(run_inputs.known, run_inputs.inputs, fields, partial(blaming, config, origins))
+    fields = weights_read(config, has_reference="reference" in resolved.models, is_begun=is_begun)
+    refuse_other_weights(run_inputs.known, run_inputs.inputs, fields, resolved.blame)
 
 
 def warn_of_changes(run_dir: Path, config: Config, run_inputs: RunInputs) -> None:
     """For an evaluation of a run by its own configuration: oracles or held-out prompts that are not those of
-    the run."""
-    stored = resolve(stored_config(run_dir)[0], {})
+    the run, whose stored configuration is resolved for it."""
+    stored = resolve(stored_config(run_dir)[0], {}).config
     if (stored.evaluation, stored.oracle) == (config.evaluation, config.oracle):
         warn_of_changed_oracles(run_inputs.known, run_inputs.roles, run_dir)
         warn_of_other_prompts(run_inputs.known, run_inputs.inputs)
@@ -283,12 +278,13 @@ def _check_columns(oracle: Oracle, prompts: Prompts) -> None:
         oracle.check_columns(prompts.columns, prompts.has_references)
 
 
-def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
+def _judges(resolved: Resolved, trained: Oracle) -> Judges:
     """Two sections of one name and equal options are one oracle; with other options the address says whose it
     is."""
+    config, blame = resolved.config, resolved.blame
     made: dict[str, tuple[Mapping[str, Any], Oracle]] = {config.oracle.name: (config.oracle.options, trained)}
     found = {}
-    for purpose, section in judges_of(config).items():
+    for purpose, section in resolved.judges.items():
         name = address = section.name
         field = "evaluation.gold" if purpose == "gold" else "evaluation.oracle"
         if name in made and made[name][0] != section.options:
@@ -307,7 +303,7 @@ def _judges(config: Config, trained: Oracle, blame: Blame) -> Judges:
                     "`normalise: none` or `fixed`"
                 )
         _check_price(
-            evaluation_budgets(config)[purpose],
+            resolved.budgets[purpose],
             name,
             oracle,
             "evaluation.gold" if purpose == "gold" else "evaluation",
@@ -473,8 +469,3 @@ def _room(sampling: SamplingConfig, context: int | None) -> dict[str, Any]:
         "room": context - new,
         "room_is": f" ({context} tokens less sampling.max_new_tokens: {new}{is_default})",
     }
-
-
-def budget_of(config: Config) -> Budget:
-    """What training may spend."""
-    return Budget(config.stop.max_queries, config.stop.max_tokens, config.stop.max_cost)

@@ -10,17 +10,16 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from oat.build.cross_checks import BUILTIN, judges_of
+from oat.build.cross_checks import BUILTIN
 from oat.build.defaults import derived
 from oat.build.fingerprints import recorded
 from oat.build.fork import Origin
 from oat.build.highest_cost import dearest_question, lines_of_costs, refuse_small_budget
 from oat.build.memory import lengths_of, memory_lines, refuse_short_cache, refuse_too_large
 from oat.build.open_run import outlined, refuse_changes, settled
-from oat.build.resolve import make_objective, updates_of
+from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
 from oat.commands.show_tokens import token_lines
-from oat.config.load import Origins
 from oat.config.secrets import Hider
 from oat.config.settings import BufferConfig, Config
 from oat.files import bytes_free, seen
@@ -42,8 +41,7 @@ _UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
 def outline(
-    config: Config,
-    origins: Origins,
+    resolved: Resolved,
     source: str | None = None,
     *,
     accept_changed: Collection[str] = (),
@@ -61,39 +59,39 @@ def outline(
     Raises:
         OatError: `oat train` would refuse it before its first step.
     """
-    refuse_missing(config.tracking, origins)
-    config, origin = settled(config, origins, source)
+    refuse_missing(resolved.config.tracking, resolved.origins)
+    resolved, origin = settled(resolved, source)
+    config = resolved.config
     directory, step = (seen(config.run_dir), None) if origin is None else (origin.run, origin.step)
-    run_inputs = gather_inputs(config, origins, known=recorded(directory, step))
+    run_inputs = gather_inputs(resolved, known=recorded(directory, step))
     lengths = lengths_of(run_inputs)
-    refuse_short_cache(config, lengths, origins, run_inputs.shape)
-    memory = refuse_too_large(config, lengths, origins, run_inputs.shape)
-    refuse_changes(config, origins, run_inputs, directory / "ledger.sqlite", accept_changed, step)
+    refuse_short_cache(resolved, lengths, run_inputs.shape)
+    memory = refuse_too_large(resolved, lengths, run_inputs.shape)
+    refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed, step)
     is_begun = origin is None and (directory / "config.yaml").exists()
-    most = dearest_question(config, run_inputs)
-    refuse_small_budget(config, origins, most, make_objective(config).plan(0).questions, is_begun=is_begun)
+    most = dearest_question(resolved, run_inputs)
+    refuse_small_budget(resolved, most, is_begun=is_begun)
     refuse_weights(
-        config,
-        origins,
+        resolved,
         run_inputs,
         is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps),
     )
-    with outlined(config, origins, run_inputs) as run:
+    with outlined(resolved, run_inputs) as run:
         assert isinstance(run.learner, Learner), "nothing goes through the wire here"
         begun = _begun(config, origin)
         lines = [
             *_model(run.learner),
             *_data(run_inputs),
-            *_step(config, run, run_inputs),
-            *_rest(config, run, run_inputs, most, *begun),
+            *_step(resolved, run, run_inputs),
+            *_rest(resolved, run, run_inputs, most, *begun),
         ]
         lines += [
-            *_evaluations(config, run, run_inputs, begun[0]),
+            *_evaluations(resolved, run, run_inputs, begun[0]),
             *_checkpoints(config, run.learner, origin, run.stop.last),
         ]
         lines += [
             *_places(config, run.learner),
-            *_defaults(config, origins),
+            *_defaults(resolved),
             *_sinks(config),
             ("memory", memory),
             *(("note", note) for note in run.notes),
@@ -102,7 +100,7 @@ def outline(
     return [
         *table,
         *(token_lines(config, run_inputs) if with_tokens else []),
-        *(memory_lines(config, lengths) if with_memory else []),
+        *(memory_lines(resolved, lengths) if with_memory else []),
     ]
 
 
@@ -166,8 +164,9 @@ def _stored(config: Config) -> int | None:
     return Checkpoints(seen(config.run_dir) / "checkpoints", every=1, keep_last=1).next_loaded
 
 
-def _step(config: Config, run: Run, run_inputs: RunInputs) -> _Lines:
+def _step(resolved: Resolved, run: Run, run_inputs: RunInputs) -> _Lines:
     """The arithmetic of a step."""
+    config = resolved.config
     plan = run.plans(0)
     options = config.algorithm.options
     recorded = bool(config.prompts.responses)
@@ -180,7 +179,7 @@ def _step(config: Config, run: Run, run_inputs: RunInputs) -> _Lines:
         f"{many(plan.prompts, 'prompt')} x {samples} = {many(responses, 'response')} {of}; {asked}",
     )
     epochs, minibatches = options.get("epochs", 1), options.get("minibatches", 1)
-    is_pair = make_objective(config).requires.feedback == "compare"
+    is_pair = resolved.requires.feedback == "compare"
     units, unit = (plan.questions, "pair") if is_pair else (responses, "response")
     size, tokens = config.learner.micro_batch_size, run.learner.micro_batch_tokens
     most = " and ".join(
@@ -198,10 +197,12 @@ def _step(config: Config, run: Run, run_inputs: RunInputs) -> _Lines:
     )
     yield "", f"{each}, each of {many(math.ceil(units / minibatches), unit)}, in passes of at most {most}"
     if (buffer := config.learner.buffer) is not None:
-        yield "a buffer", _buffered(config, buffer, plan.questions)
+        yield "a buffer", _buffered(resolved, buffer)
 
 
-def _rest(config: Config, run: Run, run_inputs: RunInputs, dearest: Price, begun: int, spent: int) -> _Lines:
+def _rest(
+    resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Price, begun: int, spent: int
+) -> _Lines:
     """The arithmetic of all steps that are left.
 
     Args:
@@ -209,13 +210,13 @@ def _rest(config: Config, run: Run, run_inputs: RunInputs, dearest: Price, begun
         begun: steps that are done.
         spent: queries of theirs.
     """
-    last = run.stop.last
+    config, last = resolved.config, run.stop.last
     stop = config.stop
     plan = run.plans(0)
     samples = _samples(config, run)
     queries = plan.questions * _price(config, run_inputs, samples)
     for costs in lines_of_costs(
-        config, run_inputs, dearest, plan.questions, None if last is None else max(0, last - begun)
+        resolved, run_inputs, dearest, plan.questions, None if last is None else max(0, last - begun)
     ):
         yield "cost", costs
     limits = {
@@ -263,7 +264,9 @@ def _rest(config: Config, run: Run, run_inputs: RunInputs, dearest: Price, begun
     )
     asked = _queries(int(min(steps_left * queries, left))) + beside
     taken = f"{many(int(prompts), 'prompt')} ({times}), {many(int(prompts * samples), 'response')}, {asked}"
-    updates = many(updates_of(config, last) - updates_of(config, min(begun, last)), "optimiser step")
+    updates = many(
+        resolved.optimiser_steps(last) - resolved.optimiser_steps(min(begun, last)), "optimiser step"
+    )
     yield (
         "the run",
         f"{many(steps_left, 'step')}{after}: {taken}, {updates}" + (f"; or until {until}" if until else ""),
@@ -278,12 +281,13 @@ def _each(prompts: int, size: int, *, is_exact: bool) -> str:
     return f"each {'' if is_exact else 'about '}{often}" + (f", {more} of them once more" if more else "")
 
 
-def _buffered(config: Config, buffer: BufferConfig, questions: int) -> str:
+def _buffered(resolved: Resolved, buffer: BufferConfig) -> str:
     """What a step learns from beside its own take, when it has the most."""
+    questions = resolved.widened.questions
     takes = math.ceil(buffer.questions / questions)
     fullest = min(takes, buffer.clear_every or takes)
     cleared = f", cleared every {many(buffer.clear_every, 'step')}" if buffer.clear_every else ""
-    steps = many(updates_of(config, fullest) - updates_of(config, fullest - 1), "optimiser step")
+    steps = many(resolved.optimiser_steps(fullest) - resolved.optimiser_steps(fullest - 1), "optimiser step")
     return (
         f"the newest {many(min(buffer.questions, fullest * questions), 'question')}{cleared}: up to "
         f"{steps} a step"
@@ -313,8 +317,8 @@ def _size(count: int) -> str:
     return f"{count / unit[0]:.3g} {unit[1]}"
 
 
-def _evaluations(config: Config, run: Run, run_inputs: RunInputs, begun: int) -> _Lines:
-    e, last = config.evaluation, run.stop.last
+def _evaluations(resolved: Resolved, run: Run, run_inputs: RunInputs, begun: int) -> _Lines:
+    e, last = resolved.config.evaluation, run.stop.last
     if e is None:
         return
     is_rarer = bool(e.every_queries or e.every_hours)
@@ -343,12 +347,12 @@ def _evaluations(config: Config, run: Run, run_inputs: RunInputs, begun: int) ->
         [*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])]
     )
     prompts = many(run_inputs.held_out.size, "prompt")
-    plan, is_pair = run.plans(0), make_objective(config).requires.feedback == "compare"
+    plan, is_pair = run.plans(0), resolved.requires.feedback == "compare"
     online = plan.questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
     learned = f", and the step's own {online}" if online else ""
     yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {many(responses, 'response')}{learned}"
     for purpose, (address, _) in run_inputs.judges.items():
-        priced = 0 if judges_of(config)[purpose].name in BUILTIN else responses + online
+        priced = 0 if resolved.judges[purpose].name in BUILTIN else responses + online
         total = priced * (count or 0) - (online if priced and not begun else 0)
         yield (
             "",
@@ -434,7 +438,7 @@ def _where_asked(config: Config) -> str:
     return "in this process" + (", asks nobody" if config.oracle.name in BUILTIN else "")
 
 
-def _defaults(config: Config, origins: Origins) -> _Lines:
+def _defaults(resolved: Resolved) -> _Lines:
     """What other settings have decided."""
-    for number, line in enumerate(derived(config, origins)):
+    for number, line in enumerate(derived(resolved)):
         yield "" if number else "by default", line

@@ -16,11 +16,12 @@ import numpy as np
 
 from oat.build.fingerprints import recorded
 from oat.build.resolve import resolve
+from oat.build.resolved import Resolved
 from oat.build.run import build
 from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
 from oat.commands.export import take_up_policy
-from oat.config.load import Origins, load_config, stored_config
-from oat.config.settings import Config, ModelConfig
+from oat.config.load import load_config, stored_config
+from oat.config.settings import ModelConfig
 from oat.errors import ConfigError
 from oat.evaluation.evaluation import Evaluation, Judge
 from oat.evaluation.statistics import average, bootstrap_interval, length_controlled_win_rate, wins
@@ -38,12 +39,12 @@ class Contender:
 
     Attributes:
         name: as it was given.
-        config: the comparison's, with its own model and template.
+        resolved: the comparison's, with its own model and template.
         run_dir: of the run whose newest checkpoint it is; None: the model as it lies there.
     """
 
     name: str
-    config: Config
+    resolved: Resolved
     run_dir: Path | None
 
 
@@ -92,11 +93,10 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
 
 
 def _inputs_of(contender: Contender) -> RunInputs:
-    origins: Origins = {(): contender.name}
     known = None if contender.run_dir is None else recorded(contender.run_dir)
-    run_inputs = gather_inputs(contender.config, origins, has_opponent=True, known=known)
+    run_inputs = gather_inputs(contender.resolved, has_opponent=True, known=known)
     if contender.run_dir is not None:
-        refuse_weights(contender.config, origins, run_inputs, is_begun=True)
+        refuse_weights(contender.resolved, run_inputs, is_begun=True)
     return run_inputs
 
 
@@ -111,27 +111,30 @@ def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contende
             "which oracle; give a configuration and the "
             f"first model by a flag: oat eval CONFIG --model.path {first} --against {second}"
         )
-    if base.answering is None:
+    evaluation = base.config.answering
+    if evaluation is None:
         raise ConfigError(
             f"{first if loaded[0] else second}: has no held-out prompts; add --evaluation.path PROMPTS.jsonl"
         )
-    evaluation = base.answering
 
-    def contender(name: str, own: Config | None) -> Contender:
-        model = (
-            ModelConfig(name) if own is None else replace(own.model, reference=None, reference_update=None)
-        )
+    def contender(name: str, own: Resolved | None) -> Contender:
+        model, render = ModelConfig(name), base.config.render
+        if own is not None:
+            model = replace(own.config.model, reference=None, reference_update=None)
+            render = own.config.render
         # the other order is to be asked, and not to be concluded from the first
-        oracle = replace(base.oracle, repeats=0)
-        config = replace(base, model=model, oracle=oracle, render=base.render if own is None else own.render)
+        oracle = replace(base.config.oracle, repeats=0)
+        config = replace(base.config, model=model, oracle=oracle, render=render)
         # a comparison has no reference
         config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None))
-        return Contender(name, config, seen(name) if _is_run(name) else None)
+        # nobody learns, so both may have the same objective
+        resolved = replace(base, config=config, origins={(): name})
+        return Contender(name, resolved, seen(name) if _is_run(name) else None)
 
     return contender(first, loaded[0]), contender(second, loaded[1])
 
 
-def _load(name: str, flags: Sequence[str]) -> Config | None:
+def _load(name: str, flags: Sequence[str]) -> Resolved | None:
     """The configuration of a run, or in a file; None for a model."""
     if _is_run(name):
         return resolve(stored_config(seen(name), flags)[0], {})
@@ -154,7 +157,7 @@ def _common(inputs: Sequence[RunInputs]) -> list[Prompt]:
 def _made(contender: Contender, run_inputs: RunInputs, scratch: Path) -> tuple[Run, int]:
     """The run that a contender is of, its policy in the slot that answers, and how many updates it has
     had."""
-    run = build(contender.config, directory=scratch, run_inputs=run_inputs, origins={(): contender.name})
+    run = build(contender.resolved, directory=scratch, run_inputs=run_inputs)
     step = take_up_policy(run, contender.run_dir) if contender.run_dir is not None else 0
     run.weights.push(SLOT, step, run.learner.tensors("policy"))
     return run, step

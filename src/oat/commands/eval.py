@@ -5,37 +5,35 @@ import tempfile
 from pathlib import Path
 
 from oat.build.fingerprints import recorded
+from oat.build.resolved import Resolved
 from oat.build.run import build
 from oat.build.run_inputs import gather_inputs, refuse_weights, warn_of_changes
 from oat.commands.export import take_up_policy
-from oat.config.load import Origins
-from oat.config.settings import Config
 from oat.files import seen
 from oat.loop import evaluation_metrics
 
 
-def evaluate_once(config: Config, origins: Origins, run_dir: Path | None = None) -> dict[str, float]:
+def evaluate_once(resolved: Resolved, run_dir: Path | None = None) -> dict[str, float]:
     """The metrics of one evaluation, `eval/...`, and the `step` after which the weights stood. Nothing is
     written into the run, and the budget is the evaluation's own; what fails in it is warned of, and
     `eval/failed` is 1.
 
     Args:
-        config: resolved, with a section `evaluation`.
+        resolved: with a section `evaluation`; used for this evaluation alone.
         run_dir: of the run whose newest checkpoint it is; None: the start model.
 
     Raises:
         OatError: a part cannot be made as configured, the run has no checkpoint, or its model or text is not
         what it was.
     """
-    assert config.evaluation is not None, "who calls it says which prompts"
+    assert resolved.config.evaluation is not None, "who calls it says which prompts"
     with tempfile.TemporaryDirectory() as scratch:
-        run_inputs = gather_inputs(
-            config, origins, folder=Path(scratch), known=None if run_dir is None else recorded(seen(run_dir))
-        )
+        known = None if run_dir is None else recorded(seen(run_dir))
+        run_inputs = gather_inputs(resolved, folder=Path(scratch), known=known)
         if run_dir is not None:
-            refuse_weights(config, origins, run_inputs, is_begun=True)
-            warn_of_changes(run_dir, config, run_inputs)
-        run = build(config, directory=Path(scratch), run_inputs=run_inputs, origins=origins)
+            refuse_weights(resolved, run_inputs, is_begun=True)
+            warn_of_changes(run_dir, resolved.config, run_inputs)
+        run = build(resolved, directory=Path(scratch), run_inputs=run_inputs)
         try:
             step = 0 if run_dir is None else take_up_policy(run, seen(run_dir))
             assert run.evaluation is not None, "the configuration has the section"

@@ -1,0 +1,140 @@
+"""A resolved configuration: every setting filled in, and the parts and numbers that follow from it.
+
+`build/resolve.py` makes one `Resolved` a command, or a life of a run, and every function of `build/` reads it
+instead of finding the same things again. Where two configurations are compared (the run in a directory, the
+run that is forked), each is a resolved value of its own.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+
+from oat.algorithms.base import OF_RESPONSES, Objective
+from oat.config.load import Origins, blaming
+from oat.config.settings import Component, Config, GoldConfig, OracleConfig, TorchEngineConfig
+from oat.control.alarms import GOLD
+from oat.control.silence import MISSING, WASTED
+from oat.explore.base import Explorer
+from oat.learner.buffer import optimiser_steps
+from oat.types import ENSEMBLE, Plan, Requires
+from oat.types.budget import Budget
+
+
+@dataclass(frozen=True, eq=False)
+class Resolved:
+    """A configuration and what it comes to.
+
+    `dataclasses.replace(resolved, config=...)` keeps objective and explorer, and finds the rest again: for
+    settings that neither of the two reads.
+
+    Attributes:
+        config: with every default filled in.
+        origins: where each setting was given, for messages.
+        objective: of the run that is made of this value. It has a state, such as an adapted coefficient of
+            the KL, so a second run, or a second life, is resolved anew.
+        explorer: as the run calls it.
+    """
+
+    config: Config
+    origins: Origins
+    objective: Objective
+    explorer: Explorer
+
+    def blame(self, field: str) -> AbstractContextManager[None]:
+        """Within it errors say where the field stands (`config.load.blaming`)."""
+        return blaming(self.config, self.origins, field)
+
+    @property
+    def requires(self) -> Requires:
+        return self.objective.requires
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The first step's, as the objective states it."""
+        return self.objective.plan(0)
+
+    @cached_property
+    def widened(self) -> Plan:
+        """The first step's, with the samples that the explorer adds."""
+        return self.explorer.widen(self.plan)
+
+    @cached_property
+    def engine(self) -> TorchEngineConfig:
+        return TorchEngineConfig(**self.config.engine.options)
+
+    @cached_property
+    def judges(self) -> dict[str, OracleConfig | Component]:
+        return judges_of(self.config)
+
+    @cached_property
+    def budgets(self) -> dict[str, Budget]:
+        """Spending limits by the purpose of the questions: "train", and those of `evaluation_budgets`."""
+        stop = self.config.stop
+        training = Budget(stop.max_queries, stop.max_tokens, stop.max_cost)
+        return {"train": training, **evaluation_budgets(self.config)}
+
+    @cached_property
+    def slots(self) -> frozenset[str]:
+        """Slots of the engine that training or evaluations ask."""
+        e = self.config.answering
+        evaluated = {e.slot, *(["reference"] if e.kl else [])} if e else set()
+        return frozenset({*self.requires.slots, *self.explorer.needs, *evaluated})
+
+    @cached_property
+    def models(self) -> frozenset[str]:
+        """Names of the models that a run has; an ensemble's features are the reference's."""
+        backbone = {"reference"} if ENSEMBLE in self.explorer.needs else set()
+        return frozenset({*self.requires.models, *self.slots, *backbone})
+
+    @cached_property
+    def watched(self) -> frozenset[str]:
+        return watched_metrics(self.config, self.objective)
+
+    def optimiser_steps(self, steps: int) -> int:
+        """Planned optimiser steps of the first `steps` steps together."""
+        options = self.config.algorithm.options
+        learner = self.config.learner
+        return optimiser_steps(
+            steps,
+            questions=self.plan.questions,
+            epochs=options.get("epochs", 1),
+            of_a_step=options.get("minibatches", 1),
+            config=learner.buffer,
+            most=learner.max_updates,
+        )
+
+
+def judges_of(config: Config) -> dict[str, OracleConfig | Component]:
+    """The oracles that evaluations ask, by the purpose of the questions: "eval", and "gold" where a second
+    oracle is named."""
+    if config.answering is None:
+        return {}
+    own, gold = config.answering.oracle, config.answering.gold
+    assert not isinstance(own, str), "resolve makes sections of names"
+    assert not isinstance(gold, str), "resolve makes sections of names"
+    return {"eval": own or config.oracle, **({"gold": gold} if gold else {})}
+
+
+def evaluation_budgets(config: Config) -> dict[str, Budget]:
+    """The limits of all evaluations together, by the purpose of their questions."""
+    e = config.answering
+    if e is None:
+        return {}
+    gold = (
+        Budget(e.gold.max_queries, e.gold.max_tokens, e.gold.max_cost)
+        if isinstance(e.gold, GoldConfig)
+        else Budget()
+    )
+    return {"eval": Budget(e.max_queries, e.max_tokens, e.max_cost), "gold": gold}
+
+
+def watched_metrics(config: Config, objective: Objective) -> frozenset[str]:
+    """The metrics that alarms may watch.
+
+    Recorded responses say nothing about the policy. The gold metric comes from the evaluation's second
+    oracle. Every algorithm knows how many answers are missing; it matters to one that reads them.
+    """
+    unknown = OF_RESPONSES | {"kl/reference"} if config.prompts.responses else frozenset()
+    watched, e = objective.watched - unknown, config.answering
+    watched |= {MISSING, WASTED} if objective.reads_answers else set()
+    return watched | ({GOLD[0] if e.samples else GOLD[1]} if e and e.gold else set())
