@@ -102,25 +102,15 @@ class Prompts:
         self.notes: tuple[str, ...] = ()
         self.formats: set[str] = set()
         self._pools: list[_Pool] = []
+        skip = on_bad_record == "skip"
+        own: dict[str, Any] = {"max_prompts": max_prompts, "skip": skip, "folder": folder, "caches": caches}
         for number, one in enumerate(sources):
             layout = Layout(prompt_key, reference_key, responses, score_key, numbers)
-            own: dict[str, Any] = {
-                "max_prompts": max_prompts,
-                "skip": on_bad_record == "skip",
-                "folder": folder,
-                "caches": caches,
-            }
             found = PromptSet(one, layout, self.fit, **own)
-            index = found.index
             self.notes += found.notes
-            self._count(one, index, "prompts with their longest response" if responses else "prompts")
-            if index.over and room is not None:
-                raise _no_room(one, index, layout, room, room_is)
-            self.skipped, self.longest = self.skipped + index.skipped, max(self.longest, index.longest)
-            self.columns, self.has_references = (
-                self.columns | index.columns,
-                self.has_references or index.has_references,
-            )
+            self._count(one, found.index)
+            if found.index.over and room is not None:
+                raise _no_room(one, found.index, layout, room, room_is)
             self.formats |= {layout.format.name} if layout.format else set()
             self._pools.append(_Pool(found, seeds, number, shuffle))
         self.size = sum(len(pool.prompts) for pool in self._pools)
@@ -201,15 +191,22 @@ class Prompts:
         number, turn = (int(values[place]) for values in self._turns)
         return self._pools[number].at(turn)
 
-    def _count(self, source: Source, index: Index, what: str) -> None:
-        """What of a source is left out since it is too long, and what is cut."""
+    def _count(self, source: Source, index: Index) -> None:
+        """Add what was read of a source to what is known of all, and note what of it is left out or cut.
+
+        Raises:
+            DataError: no prompt of it is left.
+        """
+        self.skipped += index.skipped
+        self.longest = max(self.longest, index.longest)
+        self.columns |= index.columns
+        self.has_references |= index.has_references
+        what = "prompts with their longest response" if self.has_responses else "prompts"
         most = self.fit.most
         rule = self.fit.too_long
         dropped = index.read - len(index)
-        longer, makes_none = (
-            f"of {index.read} {what} are longer than {most} tokens",
-            f"prompts.too_long: {rule} makes no room",
-        )
+        longer = f"of {index.read} {what} are longer than {most} tokens"
+        makes_none = f"prompts.too_long: {rule} makes no room"
         if not len(index):
             all_of = f"{source.name}: all {index.read} {what} are longer than {most} tokens"
             if rule == "leave_out":

@@ -91,20 +91,7 @@ class TorchEngine:
                 "row and some memory"
             )
         for slot, lm in slots.items():
-            if num_tokens > lm.vocab_rows:
-                raise EngineError(
-                    f"the tokenizer has {num_tokens} tokens but the model of slot `{slot}` only "
-                    f"{lm.vocab_rows}; use its own tokenizer"
-                )
-            if (
-                context_length is not None
-                and lm.context_length is not None
-                and context_length > lm.context_length
-            ):
-                raise EngineError(
-                    f"a context of {context_length} is more than the {lm.context_length} tokens of the "
-                    f"model of slot `{slot}`; lower it"
-                )
+            _check_sizes(slot, lm, num_tokens, context_length)
         self._page_bytes = {
             id(lm): page_bytes_of(lm) for lm in {id(lm): lm for lm in slots.values()}.values()
         }
@@ -483,3 +470,19 @@ def page_bytes_of(lm: CausalLM) -> int:
             f"attention model"
         )
     return cache.page_bytes
+
+
+def _check_sizes(slot: str, lm: CausalLM, num_tokens: int, context_length: int | None) -> None:
+    """Raises:
+    EngineError: the model has fewer tokens than the tokenizer, or a shorter context than it is to have.
+    """
+    if num_tokens > lm.vocab_rows:
+        raise EngineError(
+            f"the tokenizer has {num_tokens} tokens but the model of slot `{slot}` only {lm.vocab_rows}; use "
+            "its own tokenizer"
+        )
+    if context_length is not None and lm.context_length is not None and context_length > lm.context_length:
+        raise EngineError(
+            f"a context of {context_length} is more than the {lm.context_length} tokens of the model of slot "
+            f"`{slot}`; lower it"
+        )

@@ -4,6 +4,7 @@ whole.
 Everything here computes in at least float32, whatever the logits come in; float64 stays float64.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -143,24 +144,7 @@ def chunked_head(
         raise ConfigError(
             f"chunk is {chunk}; give the number of tokens whose logits fit in memory, at least 1"
         )
-
-    def values_of(hidden_CD: Tensor, span: slice) -> tuple[Tensor, ...]:
-        logits_CV = head(hidden_CD)
-        if logits_CV.ndim != 2 or len(logits_CV) != len(hidden_CD):
-            raise ShapeError(
-                f"the head made {tuple(logits_CV.shape)} of {tuple(hidden_CD.shape)}; it must give one "
-                "row of logits a token"
-            )
-        logits_CV = _at_least_float32(logits_CV)
-        values = {name: functional(logits_CV, span) for name, functional in functionals.items()}
-        for name, value in values.items():
-            if value.shape != hidden_CD.shape[:1]:
-                raise ShapeError(
-                    f"functional `{name}` gave {tuple(value.shape)} for {len(hidden_CD)} tokens; it must "
-                    "give one value a token"
-                )
-        return tuple(values.values())
-
+    values_of = functools.partial(_chunk_values, head, functionals)
     starts = range(0, max(len(hidden_KD), 1), chunk)
     spans = [slice(start, min(start + chunk, len(hidden_KD))) for start in starts]
     if torch.is_grad_enabled() and len(spans) > 1:
@@ -173,6 +157,34 @@ def chunked_head(
     return {
         name: torch.cat(columns) for name, columns in zip(functionals, zip(*parts, strict=True), strict=True)
     }
+
+
+def _chunk_values(
+    head: Callable[[Tensor], Tensor],
+    functionals: Mapping[str, Callable[[Tensor, slice], Tensor]],
+    hidden_CD: Tensor,
+    span: slice,
+) -> tuple[Tensor, ...]:
+    """(C,) values of each functional for the C tokens of one chunk.
+
+    Raises:
+        ShapeError: the head does not give one row a token, or a functional one value.
+    """
+    logits_CV = head(hidden_CD)
+    if logits_CV.ndim != 2 or len(logits_CV) != len(hidden_CD):
+        raise ShapeError(
+            f"the head made {tuple(logits_CV.shape)} of {tuple(hidden_CD.shape)}; it must give one row of "
+            "logits a token"
+        )
+    logits_CV = _at_least_float32(logits_CV)
+    values = {name: functional(logits_CV, span) for name, functional in functionals.items()}
+    for name, value in values.items():
+        if value.shape != hidden_CD.shape[:1]:
+            raise ShapeError(
+                f"functional `{name}` gave {tuple(value.shape)} for {len(hidden_CD)} tokens; it must give "
+                "one value a token"
+            )
+    return tuple(values.values())
 
 
 def _check_one_a_row(logits_KV: Tensor, **columns: Tensor) -> None:

@@ -61,11 +61,9 @@ def check_oracle(
     """
     name = oracle if isinstance(oracle, str) else getattr(oracle, "__qualname__", type(oracle).__name__)
     is_made = hasattr(oracle, "submit") and not isinstance(oracle, type)
-    built = (
-        build_oracle(oracle, options or {})
-        if isinstance(oracle, str)
-        else make_oracle(oracle, name, options or {})
-    )
+    settings = options or {}
+    is_named = isinstance(oracle, str)
+    built = build_oracle(oracle, settings) if is_named else make_oracle(oracle, name, settings)
     ask = _Asking(built, name, seconds)
     ask.require(
         not (is_made and options),
@@ -74,37 +72,18 @@ def check_oracle(
     given = questions is not None and (reference is not None or columns)
     ask.require(
         not given,
-        (
-            "reference and columns are for made-up questions, and nothing reads them here; put them into "
-            "yours with make_question"
-        ),
+        "reference and columns are for made-up questions, and nothing reads them here; put them into yours "
+        "with make_question",
     )
     asked = list(questions) if questions is not None else _questions(built, reference, dict(columns or {}))
     ask.require(asked, f"there is nothing to ask; give questions of the kind {built.answers!r}")
     first = ask(asked)
     if is_cacheable(built):
-        _check_same(
-            name, "asked again, with other keys", asked, first, ask(_renamed(asked, 1_000)), tolerance
-        )
-        _check_same(
-            name, "asked in the other order", asked, first, ask(_renamed(asked, 2_000)[::-1])[::-1], tolerance
-        )
-        _check_same(
-            name,
-            "asked alone",
-            asked,
-            first,
-            [_alone(ask, question, place) for place, question in enumerate(asked)],
-            tolerance,
-        )
-        _check_same(
-            name,
-            "asked of other tokens with that text",
-            asked,
-            first,
-            ask(_retokenised(_renamed(asked, 10_000))),
-            tolerance,
-        )
+        same = functools.partial(_check_same, name, asked, first, tolerance)
+        same("asked again, with other keys", ask(_renamed(asked, 1_000)))
+        same("asked in the other order", ask(_renamed(asked, 2_000)[::-1])[::-1])
+        same("asked alone", [_alone(ask, question, place) for place, question in enumerate(asked)])
+        same("asked of other tokens with that text", ask(_retokenised(_renamed(asked, 10_000))))
 
 
 class _Asking(Part):
@@ -264,11 +243,11 @@ def _alone(ask: _Asking, question: Question, place: int) -> Answer:
 
 def _check_same(
     name: str,
-    how: str,
     questions: Sequence[Question],
     first: Sequence[Answer],
-    other: Sequence[Answer],
     tolerance: float,
+    how: str,
+    other: Sequence[Answer],
 ) -> None:
     for question, one, two in zip(questions, first, other, strict=True):
         for place in range(question.size):
