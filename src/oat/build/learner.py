@@ -18,12 +18,12 @@ from oat.learner.optim import OptimiserSettings
 from oat.models.causal_lm import CausalLM
 from oat.models.ensemble import Ensemble
 from oat.models.sequence_classifier import check_backbone
-from oat.rollout.ensemble_scorer import Scorer
+from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import ENSEMBLE
 
-EnsembleParts = tuple[EnsembleLearning, Ensemble, Scorer]
+EnsembleParts = tuple[EnsembleLearning, Ensemble, EnsembleScorer]
 
 
 def make_learner(
@@ -123,4 +123,4 @@ def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds)
         shape = {"features": width, "members": settings.members, "hidden": settings.hidden}
         return Ensemble(**shape, activation=settings.activation, generator=seeds.at("init", ENSEMBLE))
 
-    return EnsembleLearning(settings), fresh(), Scorer(backbone, fresh())
+    return EnsembleLearning(settings), fresh(), EnsembleScorer(backbone, fresh())

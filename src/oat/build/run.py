@@ -41,7 +41,7 @@ from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.router import OneOracle
 from oat.rollout.actor import Actor, RecordedActor
-from oat.rollout.ensemble_scorer import Scorer
+from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import Holdings
 from oat.rundir.provenance import Told, environment_of
@@ -275,7 +275,7 @@ def _chosen(
     }
 
 
-def _weights(resolved: Resolved, engine: TorchEngine, scorer: Scorer | None) -> Weights:
+def _weights(resolved: Resolved, engine: TorchEngine, scorer: EnsembleScorer | None) -> Weights:
     config = resolved.config
     holders: dict[str, list[Holder]] = {
         "sampler": [engine],
@@ -291,7 +291,7 @@ def _actors(
     resolved: Resolved,
     run_inputs: RunInputs,
     engine: TorchEngine,
-    scorer: Scorer | None,
+    scorer: EnsembleScorer | None,
     seeds: Seeds,
 ) -> tuple[boxes.Actor, boxes.Actor]:
     """The actor that samples, for evaluation; and the one that training learns from: the same, or that of

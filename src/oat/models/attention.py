@@ -33,7 +33,7 @@ _AGREEMENT = 5e-2
 """Most that a kernel in half precision may differ from the buckets, relative to the largest number."""
 
 
-class Layout(Protocol):
+class AttentionLayout(Protocol):
     """Who sees whom in one forward pass."""
 
     def attend(
@@ -429,7 +429,7 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    layout: Layout | None = None,
+    layout: AttentionLayout | None = None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:

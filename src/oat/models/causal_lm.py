@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oat.errors import ModelError
-from oat.models.attention import Layout, Packed, pack, pack_groups
+from oat.models.attention import AttentionLayout, Packed, pack, pack_groups
 from oat.models.linear import Linear
 
 _NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
@@ -83,7 +83,7 @@ class CausalLM:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def hidden(
-        self, input_ids: Tensor, *, positions: Tensor | None = None, layout: Layout | None = None
+        self, input_ids: Tensor, *, positions: Tensor | None = None, layout: AttentionLayout | None = None
     ) -> Tensor:
         """Last hidden states of the backbone; the gradient flows, in training as in evaluation mode.
 

@@ -14,7 +14,7 @@ from oat.engines.base import Engine
 from oat.environments.base import Environment
 from oat.errors import EpisodeError
 from oat.plugins.calls import guarded
-from oat.rollout.ensemble_scorer import Scorer
+from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import (
@@ -83,7 +83,7 @@ class Actor:
         seeds: Seeds,
         *,
         environment: Environment | None = None,
-        scorer: Scorer | None = None,
+        scorer: EnsembleScorer | None = None,
     ):
         self.renderer = renderer
         self.engine = engine

@@ -15,7 +15,7 @@ _ROWS = 64
 """Rows of one forward pass of the backbone."""
 
 
-class Scorer:
+class EnsembleScorer:
     """Rewards of samples under every member of the ensemble.
 
     The feature of a sample is the backbone's last hidden state at its last token, (D,).
