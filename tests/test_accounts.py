@@ -12,6 +12,7 @@ import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat, recorded
 
 from oat.ledger import schema
+from oat.ledger.reader import Reader
 from oat.ledger.store import Store
 from oat.reports.accounts import accounts
 from oat.types import Answer
@@ -374,7 +375,7 @@ def test_a_ledger_of_an_older_schema_goes_on(
     content = file.read_bytes()
     assert oat("ledger", tmp_path / "run") == 0
     assert file.read_bytes() == content, "who only looks changes nothing"
-    before, after = Store(runs / "grpo" / "ledger.sqlite", read_only=True), Store(file)
+    before, after = Reader(runs / "grpo" / "ledger.sqlite"), Store(file)
     assert after.digest() == before.digest()
     assert accounts(after) == accounts(before)
     assert [after.committed(purpose) for purpose in ("train", "eval")] == [
@@ -416,6 +417,6 @@ def test_what_steps_cost_is_known_after_a_migration(tmp_path: Path) -> None:
         store.db.execute(statement)
     store.db.execute("UPDATE meta SET value = '2' WHERE name = 'schema'")
     store.close()
-    with closing(Store(tmp_path / "ledger.sqlite", read_only=True)) as store:
+    with closing(Reader(tmp_path / "ledger.sqlite")) as store:
         assert [store.take_price("train", step).cost for step in range(3)] == [0.75, 0.75, 2.75]
         assert store.digest() == digest

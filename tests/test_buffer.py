@@ -16,7 +16,7 @@ from pairs import item
 from oat.commands.export import digest_run
 from oat.config.settings import BufferConfig
 from oat.learner.buffer import Buffer, minibatches, optimiser_steps
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 from oat.types import Feedback, Item
 
 
@@ -194,7 +194,7 @@ def test_a_fork_that_changes_nothing_and_a_longer_run_are_the_run(
     )
     assert oat("train", config, *longer) == 0
     assert [row["buffer/questions"] for row in rows_of(tmp_path / "longer")[7:]] == [10, 10, 10]
-    with closing(Store(tmp_path / "longer" / "ledger.sqlite", read_only=True)) as store:
+    with closing(Reader(tmp_path / "longer" / "ledger.sqlite")) as store:
         kept = [
             step
             for (step,) in store.db.execute(

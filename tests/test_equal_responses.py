@@ -17,7 +17,7 @@ import oat
 from oat.environments.base import Turn
 from oat.errors import ConfigError, ContractError, OatWarning
 from oat.explore.rules import NoExploration
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 from oat.reports.accounts import _write_parquet, export_answers
 from oat.testing import FakeOracle, check_oracle
 from oat.types import UNASKED, Group, Key, Message, Prompt, Segment, Trajectory
@@ -112,7 +112,7 @@ def test_episodes_with_equal_last_texts_are_told_apart_by_their_rewards(
     sampling = {"max_new_tokens": 1, "environment": FirstTurnCounts}
     prompts = [{"prompt": [asked(f"{number % 10}+{number // 10}=")]} for number in range(64)]
     run, _ = trained(prompts, "environment", sampling=sampling, algorithm={"name": "dpo", "prompts": 64})
-    store, found = Store(run / "ledger.sqlite", read_only=True), 0
+    store, found = Reader(run / "ledger.sqlite"), 0
     for row, _, label in store.answers(store.taken("train", 0)):
         first, second = store.groups("train", 0, 0)[row.member].trajectories
         if first.text == second.text and first.reward != second.reward:
@@ -211,7 +211,7 @@ def test_episodes_of_several_turns_are_left_out_of_exports_and_counted(
     prompts = [{"prompt": [asked(f"{number % 10}+{number // 10}=")]} for number in range(32)]
     algorithm = {"name": "dpo" if layout == "preference" else "grpo", "prompts": 32, "samples": 2}
     run, _ = trained(prompts, "environment", sampling=sampling, algorithm=algorithm)
-    store = Store(run / "ledger.sqlite", read_only=True)
+    store = Reader(run / "ledger.sqlite")
     whole = 0
     others = 0
     for row, answer, label in store.answers(

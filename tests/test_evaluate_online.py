@@ -11,7 +11,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat, write_jsonl
 
 from oat.commands.export import digest_run
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 
 SINGLE = {"engine": {"name": "torch", "threads": 1}}
 
@@ -48,7 +48,7 @@ def test_samples_of_training_are_held_against_the_references(online: Path) -> No
     rows = rows_of(online)
     assert "eval/online" not in rows[0], "nothing was learned from yet"
     for step in (2, 4):
-        with closing(Store(online / "ledger.sqlite", read_only=True)) as store:
+        with closing(Reader(online / "ledger.sqlite")) as store:
             taken = store.taken("train", step - 1)
             purposes = [
                 purpose for (purpose,) in store.db.execute("SELECT DISTINCT purpose FROM rounds ORDER BY 1")

@@ -13,6 +13,7 @@ import pytest
 from fixtures import World, damage_metrics, oat
 
 from oat.errors import ConfigError, DataError, OatWarning
+from oat.ledger.reader import Reader
 from oat.ledger.store import Store
 from oat.rundir.reading import load_run, read_rows, sound_rows, table
 
@@ -81,7 +82,7 @@ def test_questions_and_answers(run_dir: Path, without_pandas: None) -> None:
     rows = [dict(zip(questions, values, strict=True)) for values in zip(*questions.values(), strict=True)]
     assert [row["purpose"] for row in rows].count("train") == 16
     assert [row["purpose"] for row in rows].count("eval") == 3 * 4 * 2
-    with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
+    with closing(Reader(run_dir / "ledger.sqlite")) as store:
         asked = {str(row.question.key): (row.question, *store.answer(row)) for row in store.answered()}
     for row in rows:
         question, answer, label = asked[

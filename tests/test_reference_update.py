@@ -22,7 +22,7 @@ from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError
 from oat.learner.following import Following
 from oat.learner.learner import Learner
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 from oat.loop import Run, restore, train
 from oat.models.loading import load_lm
 from oat.rundir.checkpoints import Checkpoints
@@ -289,7 +289,7 @@ def test_an_algorithm_that_samples_from_it(world: World, tmp_path: Path) -> None
     }
     config, run_dir = world.config("xpo", tmp_path, changes), tmp_path / "xpo"
     assert oat("train", config) == 0
-    with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
+    with closing(Reader(run_dir / "ledger.sqlite")) as store:
         found = []
         for step in range(4):
             rows = [row for group in store.groups("train", step, 0) for row in group.trajectories]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fixtures import World, oat, write_jsonl
 
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 
 ORACLES = '''
 def shorter(prompts, first, second, **columns):
@@ -57,7 +57,7 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 def learned(run_dir: Path) -> list[tuple[Any, ...]]:
     """Of each step its prompts with their responses, the better first, and what they are worth."""
     found = []
-    with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
+    with closing(Reader(run_dir / "ledger.sqlite")) as store:
         for step in range(len(rows_of(run_dir)) - 1):
             for asked, answer, label in store.answers(store.taken("train", step)):
                 texts = asked.question.candidates[::-1] if label == 1 else asked.question.candidates

@@ -14,7 +14,7 @@ import pytest
 from fixtures import NO_TRL, World, make_model, oat, write_jsonl
 
 from oat.ledger.asked import Asked
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 from oat.oracles.registry import build_oracle
 from oat.types import Answer, Key, Message, Question
 
@@ -41,7 +41,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def answered(run: Path) -> list[tuple[Asked, Answer]]:
-    with closing(Store(run / "ledger.sqlite", read_only=True)) as store:
+    with closing(Reader(run / "ledger.sqlite")) as store:
         return [(asked, store.answer(asked)[0]) for asked in store.answered()]
 
 

@@ -20,6 +20,7 @@ from fixtures import World, oat
 from reward_server import Served, save_tiny_reward_model, served
 
 from oat.commands.export import digest_run
+from oat.ledger.reader import Reader
 from oat.ledger.store import Store
 from oat.oracles.remote.format import decode_request, encode_reply
 from oat.reports.accounts import accounts
@@ -195,7 +196,7 @@ def test_a_real_server_is_killed_for_half_a_minute(world: World, tmp_path: Path,
     assert found["asked"] == sound["asked"] == 4 * 40
     assert found["failed"] == sound["failed"] == 0
     assert oat("ledger", tmp_path / "away" / "dpo", "--check") == 0
-    with contextlib.closing(Store(tmp_path / "away" / "dpo" / "ledger.sqlite", read_only=True)) as store:
+    with contextlib.closing(Reader(tmp_path / "away" / "dpo" / "ledger.sqlite")) as store:
         (account,) = [each for each in accounts(store) if each.oracle != UNASKED]
     assert (account.pending, account.failed, account.again) == (0, 0, 0)
     assert account.answered == account.taken == account.asked

@@ -12,7 +12,7 @@ from fixtures import World, oat
 from transformers import AutoModelForCausalLM
 
 from oat.commands.export import digest_run
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 
 ORACLES = '''
 def proxy(prompts, completions, **columns):
@@ -100,7 +100,7 @@ def test_the_distance_is_that_of_the_responses_and_moves_nothing(world: World, t
     assert run(world, tmp_path, 2)[0] == 0
     ours, theirs = (digest_run(tmp_path / name) for name in ("grpo", "without"))
     assert {name for name in ours if ours[name] != theirs[name]} == {"metrics"}
-    with contextlib.closing(Store(tmp_path / "grpo" / "ledger.sqlite", read_only=True)) as store:
+    with contextlib.closing(Reader(tmp_path / "grpo" / "ledger.sqlite")) as store:
         groups = store.groups("eval", 2, 0)
     model = AutoModelForCausalLM.from_pretrained(world.folder / "model")
     found = []

@@ -20,7 +20,7 @@ from oat.config.settings import Config
 from oat.errors import CheckpointError, ConfigError, DataError, ExportError
 from oat.files import saying_what_is_free, seen
 from oat.learner.models import RewardModel, frozen_checksum
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 from oat.loop import ROW, Run
 from oat.metrics import repeatable
 from oat.models.causal_lm import CausalLM
@@ -311,7 +311,7 @@ def digest_run(run_dir: Path) -> dict[str, str]:
     state.pop(HELD, None)  # the ledger itself is below
     state.get("evaluation", {}).pop("seconds", None)
     rows = _all_rows(run_dir / "metrics.jsonl", 0 if step == 0 else step + (ROW not in state))
-    with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
+    with closing(Reader(run_dir / "ledger.sqlite")) as store:
         return {
             "weights": _tensor_digest(weights),
             "optimiser": _tensor_digest(others),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import RLock
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from oat.errors import LedgerError
 from oat.files import Standing, read_only_address, refuse_network, unwritten
@@ -16,23 +16,23 @@ from oat.ledger import schema
 class Connection:
     """The open file of one ledger.
 
-    Args:
-        read_only: the file stays as it is; one of an older schema version is read from a copy in memory.
-
     Attributes:
+        is_read_only: the file stays as it is; one of an older schema version is read from a copy in memory.
         lock: held by a thread around its transactions, and around whatever no other thread may write between.
 
     Raises:
         LedgerError: the file is of another schema version, is no ledger, or lies on a network file system.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False):
+    is_read_only: ClassVar[bool] = True
+
+    def __init__(self, path: Path):
         refuse_network(path)
         self.path = path
         self.standing = Standing()
         self.lock = RLock()
         try:
-            if read_only:
+            if self.is_read_only:
                 self._open_read_only()
             else:
                 self.db = _connect(str(path))

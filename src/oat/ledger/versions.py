@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.errors import warn
+from oat.ledger.reader import Reader
 from oat.ledger.store import Store
 
 _VERSION, _CHANGE = "version of ", "change "
@@ -56,13 +57,13 @@ def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = 
         return set()
 
 
-def changes_of(store: Store) -> list[dict[str, Any]]:
+def changes_of(store: Reader) -> list[dict[str, Any]]:
     """All that is on record, the oldest first: by oracle the version `before`, and the first steps of
     training (`train`) and of evaluations (`eval`) that had taken nothing then."""
     return list(_changes(store.db).values())
 
 
-def changes(store: Store, row: int, *, is_evaluated: bool) -> int:
+def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
     """How many changes of an oracle came before what a row of metrics tells of."""
     return sum(
         change["train"] < row or (is_evaluated and change["eval"] <= row) for change in changes_of(store)

@@ -30,7 +30,7 @@ from oat.errors import ConfigError, LedgerError, printable, warn
 from oat.files import replacing, write_atomically
 from oat.ledger import schema
 from oat.ledger.asked import Asked, text_name
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 from oat.ledger.versions import changes_of
 from oat.rundir.holdings import lacking, refuse_lost
 from oat.types import Answer, Group
@@ -132,7 +132,7 @@ def problems(run_dir: Path) -> list[str]:
         return [*found, *contradictions(store)]
 
 
-def accounts(store: Store) -> list[Account]:
+def accounts(store: Reader) -> list[Account]:
     """What was asked of whom and what came back, by purpose and oracle."""
     marked = ", ".join(
         f"""COALESCE(SUM(a.marks LIKE '%"{mark}"%'), 0)""" for mark in ("tie", "abstain", "failed", "unpaid")
@@ -146,7 +146,7 @@ def accounts(store: Store) -> list[Account]:
     return [Account(*row) for row in store.db.execute(sql)]
 
 
-def agreements(store: Store) -> list[Agreement]:
+def agreements(store: Reader) -> list[Agreement]:
     """For each two oracles that were asked about the same responses to the same prompt; of what one was asked
     twice, the first."""
     once = (
@@ -163,9 +163,9 @@ def agreements(store: Store) -> list[Agreement]:
     return [Agreement(*oracles, len(alike), sum(alike)) for oracles, alike in sorted(found.items()) if alike]
 
 
-def contradictions(store: Store) -> list[str]:
+def contradictions(store: Reader) -> list[str]:
     """What is wrong with the file, in sentences; empty for a sound ledger."""
-    checks: dict[str, Callable[[Store], Iterator[str]]]
+    checks: dict[str, Callable[[Reader], Iterator[str]]]
     checks = {
         "the file": _damage,
         "trajectories": _other_blobs,
@@ -182,7 +182,7 @@ def contradictions(store: Store) -> list[str]:
     return found
 
 
-def _damage(store: Store) -> Iterator[str]:
+def _damage(store: Reader) -> Iterator[str]:
     for (line,) in store.db.execute("PRAGMA integrity_check"):
         if line != "ok":
             yield f"SQLite says: {line}"
@@ -190,19 +190,19 @@ def _damage(store: Store) -> Iterator[str]:
         yield f"table {table}, row {row}: points to a row of {to} that is not there"
 
 
-def _other_blobs(store: Store) -> Iterator[str]:
+def _other_blobs(store: Reader) -> Iterator[str]:
     for name, data in store.db.execute("SELECT hash, data FROM blobs"):
         if hashlib.sha256(data).hexdigest() != name:
             yield f"blob {name[:12]}: its content has another hash"
 
 
-def _other_texts(store: Store) -> Iterator[str]:
+def _other_texts(store: Reader) -> Iterator[str]:
     for name, text in store.db.execute("SELECT hash, text FROM texts"):
         if text_name(text) != name:
             yield f"text {name[:12]}: its content has another hash"
 
 
-def _made_up(store: Store) -> Iterator[str]:
+def _made_up(store: Reader) -> Iterator[str]:
     """Known values of which the step that is said to have brought them took none, or fewer, from the oracle.
     Which response each is of is in a hash that also has the oracle's version, so that is not looked at."""
     given: Counter[tuple[Any, ...]] = Counter()
@@ -223,7 +223,7 @@ def _made_up(store: Store) -> Iterator[str]:
             yield f"what is known of {item[:12]} ({number}) is no answer that step {place[1]} took"
 
 
-def _rows(sql: str, what: str, store: Store) -> Iterator[str]:
+def _rows(sql: str, what: str, store: Reader) -> Iterator[str]:
     for row in store.db.execute(sql):
         yield f"{what}: {' '.join(map(str, row))}"
 
@@ -284,12 +284,12 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
 
 
 @contextmanager
-def _opened(run_dir: Path) -> Iterator[Store]:
+def _opened(run_dir: Path) -> Iterator[Reader]:
     """The ledger of a run; what cannot be read in it is an error that says so."""
     path = run_dir / "ledger.sqlite"
     if not path.exists():
         raise LedgerError(f"{run_dir}: has no ledger.sqlite; give the directory that `oat train` named")
-    with closing(Store(path, read_only=True)) as store:
+    with closing(Reader(path)) as store:
         try:
             yield store
         except _UNREADABLE as error:
@@ -333,7 +333,7 @@ class _SeveralTurns(Exception):
 class _Responses:
     """The responses of a run as messages."""
 
-    def __init__(self, store: Store, config: Config):
+    def __init__(self, store: Reader, config: Config):
         self.store = store
         self.columns = config.prompts.responses
         self.has_turns = config.sampling.environment is not None

@@ -12,7 +12,7 @@ from typing import Any
 from oat.config.load import to_yaml
 from oat.config.settings import Config
 from oat.files import seen
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 from oat.reports.accounts import accounts
 from oat.rundir.provenance import is_secret, versions
 from oat.rundir.reading import read_metrics
@@ -122,7 +122,7 @@ def _sources(run_dir: Path, config: Config) -> str:
         else [p if isinstance(p, str) else p.path for p in config.prompts.path]
     )
     lines = [f"* Prompts: {', '.join(f'`{_public(path)}`' for path in paths)}"]
-    with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
+    with closing(Reader(run_dir / "ledger.sqlite")) as store:
         for account in [account for account in accounts(store) if account.oracle != UNASKED]:
             cost = f", at a cost of {in_money(account.cost)}" if account.cost else ""
             work = _PURPOSES.get(account.purpose, account.purpose)

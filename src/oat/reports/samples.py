@@ -15,7 +15,7 @@ from typing import Any
 
 from oat.errors import ConfigError, DataError, LedgerError, printable
 from oat.ledger.asked import Asked
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.reading import load_run, read_rows
 from oat.types import Answer, FinishReason
@@ -58,7 +58,7 @@ def _learned(run_dir: Path, step: int | None) -> Iterator[str]:
             f"{run_dir}: no step has learned from an answer yet (there is no ledger); let `oat train` "
             "reach its first step"
         )
-    with closing(Store(run_dir / "ledger.sqlite", read_only=True)) as store:
+    with closing(Reader(run_dir / "ledger.sqlite")) as store:
         found = (
             "SELECT DISTINCT step + 1 FROM taken WHERE purpose = 'train' AND position >= 0 ORDER BY step DESC"
         )
@@ -72,7 +72,7 @@ def _learned(run_dir: Path, step: int | None) -> Iterator[str]:
             yield from _learned_in(store, number)
 
 
-def _learned_in(store: Store, step: int) -> Iterator[str]:
+def _learned_in(store: Reader, step: int) -> Iterator[str]:
     asked = store.taken("train", step - 1)
     ends: dict[tuple[int, int], list[list[FinishReason]]] = {}
     for number, (question, answer, label) in enumerate(store.answers(asked), 1):
@@ -84,7 +84,7 @@ def _learned_in(store: Store, step: int) -> Iterator[str]:
         yield _page(f"step {step}, {number} of {len(asked)}", messages, question.question.reference, replies)
 
 
-def _ends(store: Store, step: int, round: int) -> list[list[FinishReason]]:
+def _ends(store: Reader, step: int, round: int) -> list[list[FinishReason]]:
     """How each trajectory of a round ended, by group; empty where they were dropped."""
     try:
         return [

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from oat.errors import LedgerError, warn
 from oat.files import parse_json, read_only_address
-from oat.ledger.store import Store
+from oat.ledger.reader import Reader
 from oat.rundir.checkpoint_files import newest_state, place_of
 from oat.rundir.reading import is_step
 
@@ -37,7 +37,7 @@ _TAIL = 2**20
 class Holdings:
     """What one ledger holds, for the checkpoints of its run."""
 
-    def __init__(self, store: Store):
+    def __init__(self, store: Reader):
         self.store = store
 
     def before(self, step: int, *, evaluated: bool) -> dict[str, Any]:

@@ -138,14 +138,14 @@ class LoadedRun:
             LedgerError: the ledger cannot be opened, or lacks what the run's checkpoints and rows say that it
             holds.
         """
-        from oat.ledger.store import Store
+        from oat.ledger.reader import Reader
         from oat.rundir.holdings import refuse_lost
 
         refuse_lost(self.path)
         file = self.path / "ledger.sqlite"
         if not file.exists():
             return table([], _ASKED)
-        with closing(Store(file, read_only=True)) as store:
+        with closing(Reader(file)) as store:
             found = store.db.execute(_QUESTIONS).fetchall()
             texts = dict(store.db.execute("SELECT hash, text FROM texts"))
         return table((_question(row, texts) for row in found), _ASKED)

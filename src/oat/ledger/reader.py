@@ -1,0 +1,241 @@
+"""What a ledger's tables say: questions, answers, budgets and trajectories, read and never changed."""
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from oat.errors import LedgerError
+from oat.ledger import blobs, schema
+from oat.ledger.asked import Asked, Known, text_name, values_of
+from oat.ledger.connection import Connection
+from oat.ledger.rows import ANSWER_COLUMNS, QUESTION_COLUMNS, answer_of, list_values, question_of, text_names
+from oat.types import Answer, Group, Key, Price
+
+_TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
+
+
+class Reader(Connection):
+    """The tables of one run. Opened by itself, it leaves the file as it is; `ledger/store.py` writes, too."""
+
+    def is_empty(self) -> bool:
+        """Whether nothing was ever asked."""
+        return self._one("SELECT COUNT(*) FROM rounds", ()) == 0
+
+    def has_round(self, purpose: str, step: int, round: int) -> bool:
+        return (
+            self._one(
+                "SELECT COUNT(*) FROM rounds WHERE (purpose, step, round) = (?, ?, ?)", (purpose, step, round)
+            )
+            > 0
+        )
+
+    def asked(self, purpose: str, step: int, round: int) -> int:
+        """Questions in recorded rounds before (step, round)."""
+        sql = "SELECT COALESCE(SUM(questions), 0) FROM rounds WHERE purpose = ? AND (step, round) < (?, ?)"
+        return self._one(sql, (purpose, step, round))
+
+    def groups(self, purpose: str, step: int, round: int) -> list[Group]:
+        """The trajectories of a recorded round.
+
+        Raises:
+            LedgerError: they were dropped, since every kept checkpoint was past them; or they are damaged.
+        """
+        sql = (
+            "SELECT data, hash FROM rounds JOIN blobs ON blobs.hash = rounds.groups WHERE (purpose, step, "
+            "round) = (?, ?, ?)"
+        )
+        row = self.db.execute(sql, (purpose, step, round)).fetchone()
+        if row is None:
+            raise LedgerError(
+                f"{self.path}: the trajectories of step {step} were dropped once every kept checkpoint "
+                "was past them, and are needed now; put a "
+                "checkpoint back, or begin anew in another run_dir (tracking.keep_trajectories keeps them)"
+            )
+        if hashlib.sha256(row[0]).hexdigest() != row[1]:
+            raise self._damaged(f"blob {row[1][:12]}")
+        return blobs.unpack(row[0])
+
+    def by_id(self, id: int) -> Asked:
+        (row,) = self._questions("", "q.id = ?", (id,))
+        return row
+
+    def answered(self) -> list[Asked]:
+        """Every answered question, in the order they were asked."""
+        return self._questions(
+            "JOIN answers a ON a.question = q.id", "TRUE", (), order="q.purpose, q.step, q.round, q.position"
+        )
+
+    def unanswered(self) -> list[Asked]:
+        """Every intent without an answer, of every purpose, oldest first."""
+        return self.waiting(0)
+
+    def waiting(self, *answered: int) -> list[Asked]:
+        """Questions of every purpose that no step has taken, by what there is of their answers
+        (`schema.TABLES`), oldest first."""
+        return self._questions(
+            "JOIN waiting w ON w.question = q.id",
+            f"w.answered IN ({', '.join('?' * len(answered))})",
+            answered,
+        )
+
+    def lacks(self, purpose: str, step: int, count: int, oldest: int = 0) -> bool:
+        """Whether an answer is missing to one of the next `count` questions that no step has taken, in the
+        order they were asked, of rounds from `oldest` up to `step`; or to one of an older round."""
+        old = "SELECT 1 FROM waiting w WHERE w.purpose = ? AND w.step < ? AND w.answered < 1"
+        rounds = "w.purpose = ? AND w.step BETWEEN ? AND ?"
+        new = f"SELECT w.answered FROM waiting w WHERE {rounds} ORDER BY w.step, w.round, w.position LIMIT ?"
+        sql = f"SELECT EXISTS ({old}) OR EXISTS (SELECT 1 FROM ({new}) WHERE answered < 1)"
+        return bool(self._one(sql, (purpose, oldest, purpose, oldest, step, count)))
+
+    def num_takeable(self, purpose: str, step: int, oldest: int = 0) -> int:
+        """Of those of `takeable_ids` that were paid."""
+        return self._one(
+            f"SELECT COUNT(*) FROM waiting w WHERE {_TAKEABLE} AND w.answered = 1", (purpose, oldest, step)
+        )
+
+    def takeable_ids(self, purpose: str, step: int, limit: int, oldest: int = 0) -> list[int]:
+        """Answered questions of rounds from `oldest` up to `step` that no step has taken, in the order they
+        were asked; limit -1: all."""
+        sql = (
+            f"SELECT w.question FROM waiting w WHERE {_TAKEABLE} ORDER BY w.step, w.round, w.position LIMIT ?"
+        )
+        return [id for (id,) in self.db.execute(sql, (purpose, oldest, step, limit))]
+
+    def num_open(self, purpose: str) -> int:
+        """Questions that are paid for and that no step has taken."""
+        return self._one("SELECT COUNT(*) FROM waiting WHERE purpose = ? AND answered < 2", (purpose,))
+
+    def unpaid_ids(self, purpose: str) -> list[int]:
+        """Questions that were not paid, and that no step has taken."""
+        return [
+            id
+            for (id,) in self.db.execute(
+                "SELECT question FROM waiting WHERE purpose = ? AND answered = 2", (purpose,)
+            )
+        ]
+
+    def values(self, key: Key) -> list[Known] | None:
+        """What the answer to a question says; None: it has no answer."""
+        sql = (
+            f"SELECT {ANSWER_COLUMNS} FROM answers a JOIN questions q ON q.id = a.question "
+            f"WHERE ({schema.KEY}) = (?, ?, ?, ?, ?)"
+        )
+        place = (key.purpose, key.step, key.round, key.occurrence, key.index)
+        row = self.db.execute(sql, place).fetchone()
+        return None if row is None else values_of(answer_of(key, row)[0])
+
+    def answer(self, asked: Asked) -> tuple[Answer, int | None]:
+        ((_, answer, label),) = self.answers([asked])
+        return answer, label
+
+    def answers(self, rows: Sequence[Asked]) -> list[tuple[Asked, Answer, int | None]]:
+        """Answered questions with their answers and labels."""
+        sql = f"SELECT question, {ANSWER_COLUMNS} FROM answers WHERE question IN ({{}})"
+        found = {id: answer for id, *answer in self._each(sql, [row.id for row in rows])}
+        with self._reading():
+            return [(row, *answer_of(row.question.key, found[row.id])) for row in rows]
+
+    def cached(self, purpose: str, oracle: str, item: str) -> list[Known]:
+        """The answers that are kept of an item, in the order they were taken."""
+        sql = (
+            "SELECT value, mark, scores FROM cache WHERE purpose = ? AND oracle = ? AND item = ? "
+            "ORDER BY number"
+        )
+        found = self.db.execute(sql, (purpose, oracle, item))
+        return [Known(value, mark, list_values(scores)) for value, mark, scores in found]
+
+    def has_take(self, purpose: str, step: int) -> bool:
+        return self._one("SELECT COUNT(*) FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)) > 0
+
+    def take_price(self, purpose: str, step: int) -> Price:
+        """What the answers cost that this step and those before it took. Ledgers of before have what all
+        answers did that were there."""
+        return Price(
+            *self.db.execute(
+                "SELECT queries, tokens, cost FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)
+            ).fetchone()
+        )
+
+    def take_refused(self, purpose: str, step: int) -> Price | None:
+        """The price of the cheapest question of a step's take that was not paid."""
+        (refused,) = self.db.execute(
+            "SELECT refused FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)
+        ).fetchone()
+        return None if refused is None else Price(*json.loads(refused))
+
+    def last_refused(self, purpose: str, step: int) -> Price | None:
+        """The same of the newest take up to a step, if there is one."""
+        sql = "SELECT refused FROM takes WHERE purpose = ? AND step <= ? ORDER BY step DESC LIMIT 1"
+        (refused,) = self.db.execute(sql, (purpose, step)).fetchone() or (None,)
+        return None if refused is None else Price(*json.loads(refused))
+
+    def taken(self, purpose: str, step: int) -> list[Asked]:
+        """The questions that a step trains on, in recorded order."""
+        return self._questions(
+            "JOIN taken t ON t.question = q.id",
+            "t.purpose = ? AND t.step = ? AND t.position >= 0",
+            (purpose, step),
+            order="t.position",
+        )
+
+    def num_taken(self, purpose: str, step: int) -> int:
+        return self._one(
+            "SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position >= 0", (purpose, step)
+        )
+
+    def num_expired(self, purpose: str, step: int) -> int:
+        """Answered questions that a step found too old to learn from."""
+        return self._one(
+            "SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position < 0", (purpose, step)
+        )
+
+    def asked_again(self) -> int:
+        """How often a question was asked once more, of every purpose."""
+        return self._one("SELECT COALESCE(SUM(again), 0) FROM purses", ())
+
+    def spent(self, purpose: str) -> Price:
+        """What all answers cost that are there."""
+        return self._sums("queries, tokens, cost", purpose)
+
+    def committed(self, purpose: str) -> Price:
+        """What was taken so far, and the most that everything waiting may cost: a sum at the cursor, whenever
+        answers come."""
+        rows = self.db.execute(
+            "SELECT queries, tokens, cost FROM waiting WHERE purpose = ?", (purpose,)
+        ).fetchall()
+        queries, tokens, costs = zip(*rows, strict=True) if rows else ((), (), ())
+        return self.taken_so_far(purpose) + Price(sum(queries), sum(tokens), math.fsum(costs))
+
+    def taken_so_far(self, purpose: str) -> Price:
+        """What the answers cost that steps have taken."""
+        return self._sums("taken_queries, taken_tokens, taken_cost", purpose)
+
+    def digest(self) -> str:
+        """SHA-256 of the ledger in canonical form (`schema.CANONICAL`)."""
+        digest = hashlib.sha256()
+        for sql in schema.CANONICAL:
+            for row in self.db.execute(sql):
+                digest.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        return digest.hexdigest()
+
+    def _sums(self, columns: str, purpose: str) -> Price:
+        sql = f"SELECT {columns} FROM purses WHERE purpose = ?"
+        return Price(*(self.db.execute(sql, (purpose,)).fetchone() or (0, 0, 0.0)))
+
+    def _questions(
+        self, join: str, condition: str, values: Sequence[Any], order: str = "q.step, q.round, q.position"
+    ) -> list[Asked]:
+        sql = f"SELECT {QUESTION_COLUMNS} FROM questions q {join} WHERE {condition} ORDER BY {order}"
+        with self._reading():
+            rows = self.db.execute(sql, values).fetchall()
+            texts = self._texts({name for row in rows for name in text_names(row)})
+            return [question_of(row, texts) for row in rows]
+
+    def _texts(self, names: Collection[str]) -> dict[str, str]:
+        found = dict(self._each("SELECT hash, text FROM texts WHERE hash IN ({})", list(names)))
+        for name in names:
+            if name not in found or text_name(found[name]) != name:
+                raise self._damaged(f"text {name[:12]}")
+        return found
