@@ -96,11 +96,9 @@ def page() -> str:
     lines = [
         "# What the tests prove",
         "",
-        (
-            "Rows of the inventory of features that this project must have, and the tests that prove each. "
-            "Made by `python tests/coverage_page.py` from"
-        ),
-        "the markers `@pytest.mark.inventory(row)`; a test fails when this page is behind them.",
+        "The features that this project must have, by the rows of its inventory, and the tests that prove each.",
+        "`python tests/coverage_page.py` makes this page from the markers `@pytest.mark.inventory(row)`; a test",
+        "fails when the page is behind them.",
         "",
         "| row | feature | tests |",
         "| --- | --- | --- |",

@@ -3,23 +3,28 @@ tests/metrics_page.py`."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 
 from oat.metrics import NAMES, UNREPEATABLE, unit
 from oat.reports.metric_names import PREDECESSOR, TRL, Name
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
-_CHANGING = ", ".join(f"`{name}{'...' if name.endswith('/') else ''}`" for name in sorted(UNREPEATABLE))
+_CHANGING = fill(
+    ", ".join(f"`{name}{'...' if name.endswith('/') else ''}`" for name in sorted(UNREPEATABLE)),
+    width=110,
+    break_on_hyphens=False,
+)
 
 HEAD = f"""# Metrics
 
-What the columns of `metrics.jsonl` are: every name that `oat` reports. A row has those that the step, the
+This page has every name that `oat` reports in `metrics.jsonl`. A row has those names that the step, the
 algorithm and the oracle give rise to; your own objective adds names under `user/`. A unit of – means that the
-number has none of its own. The second half is for those who know the names of TRL, or of the predecessor.
+number has no unit. The second half is for readers who know the names of TRL, or of the predecessor.
 
-Rows of two equal runs, of which one may have been killed, have the same numbers but for these, which depend
-on clocks, on machines, or on what a process has itself asked since it began. `oat digest` leaves them out,
-and rows that learn from answers of before a kill lack `oracle/source/...`:
+Rows of two equal runs, of which one may have been killed, have the same numbers, but for the ones below.
+These depend on clocks, on machines, or on what a process has asked since it began. `oat digest` leaves them
+out, and rows that learn from answers of before a kill lack `oracle/source/...`:
 
 {_CHANGING}
 
@@ -33,8 +38,8 @@ fails when this page is behind them.
 OF_TRL = """
 ## Names of TRL
 
-Those that its trainers for DPO, GRPO, RLOO, SFT and online DPO report. `oat plot` knows them too, and says
-what they are called here.
+The names that TRL's trainers for DPO, GRPO, RLOO, SFT and online DPO report. `oat plot` knows them too, and
+says what they are called here.
 
 | TRL | here | |
 | --- | --- | --- |
@@ -43,7 +48,8 @@ what they are called here.
 OF_PREDECESSOR = """
 ## Names of the predecessor
 
-By its key groups. What it has under `explorer/`, an explorer of your own reports under `user/`.
+The predecessor's names, by its key groups. What it has under `explorer/`, an explorer of your own reports
+under `user/`.
 
 | predecessor | here | |
 | --- | --- | --- |

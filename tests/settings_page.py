@@ -18,10 +18,10 @@ from oat.tracking.sinks import FILES
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 INTRODUCTION = """# Settings
 
-Every field that a configuration may have, made from the code by `python tests/settings_page.py`. Each is a
-line of the YAML file, a flag (`--learner.learning_rate 1e-5`), and an argument from Python
-(`oat.Trainer(learner={"learning_rate": 1e-5})`). A field without a default must be given. `name` may be
-`path/to/file.py:Name` or `package.module:Name`; the fields of such a part stand beside its name.
+This page has every field that a configuration may have; `python tests/settings_page.py` makes it from the
+code. Each field is a line of the YAML file, a flag (`--learner.learning_rate 1e-5`), and an argument from
+Python (`oat.Trainer(learner={"learning_rate": 1e-5})`). A field without a default must be given. `name` may
+be `path/to/file.py:Name` or `package.module:Name`; the fields of such a part stand beside its name.
 """
 TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "NoneType": "null"}
 
