@@ -9,12 +9,12 @@ from fixtures import World, forked, kill_at, make_group, make_questions, named, 
 
 from oat.commands.export import digest_run
 from oat.errors import OatWarning, OracleError
+from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.preferences import Preferences
-from oat.reports.accounts import contradictions
 from oat.seeds import Seeds
 from oat.types import Answer, Kind, Price, Question, Spent
 from oat.types.budget import Budget

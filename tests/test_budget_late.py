@@ -10,10 +10,11 @@ import pytest
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat
 
 from oat.commands.export import digest_run
+from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.callables import CallableOracle
-from oat.reports.accounts import accounts, contradictions
+from oat.reports.accounts import accounts
 from oat.seeds import Seeds
 from oat.types import Answer, Kind, Question
 from oat.types.budget import Budget

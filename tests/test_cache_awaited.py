@@ -14,11 +14,12 @@ from fixtures import World, forked, kill_at, make_group, make_questions, named, 
 from oat.commands.export import digest_run
 from oat.errors import OracleError
 from oat.ledger.asked import Awaited
+from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.callables import CallableComparison
 from oat.oracles.preferences import Preferences
-from oat.reports.accounts import accounts, contradictions
+from oat.reports.accounts import accounts
 from oat.seeds import Seeds
 from oat.testing import FakeOracle
 from oat.types import UNASKED, Answer, Feedback, Group, Kind, Price, Question

@@ -14,10 +14,10 @@ import torch
 from fixtures import make_group, make_questions
 
 from oat.errors import ContractError, OracleError
+from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.preferences import Preferences
-from oat.reports.accounts import contradictions
 from oat.seeds import Seeds
 from oat.testing import FakeOracle, check_oracle
 from oat.types import Answer, Question

@@ -22,10 +22,11 @@ from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.evaluation.evaluation import Evaluation
 from oat.evaluation.trigger import Trigger
+from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.loop import Run, evaluation_metrics, train
 from oat.metrics import repeatable
-from oat.reports.accounts import accounts, contradictions
+from oat.reports.accounts import accounts
 from oat.types import Price
 
 

@@ -22,10 +22,10 @@ from oat.build.resolve import resolve
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.errors import ConfigError, OracleError
+from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.metrics import NAMES, Metrics
 from oat.oracles.answers import load_answers
-from oat.reports.accounts import contradictions
 from oat.types import Price
 
 

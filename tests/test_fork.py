@@ -12,8 +12,9 @@ from fixtures import World, forked, kill_at, named, oat
 from oat.build.fingerprints import recorded
 from oat.build.fork import begins_after
 from oat.commands.export import digest_run
+from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
-from oat.reports.accounts import accounts, contradictions
+from oat.reports.accounts import accounts
 from oat.rundir.checkpoints import Checkpoints
 
 

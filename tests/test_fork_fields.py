@@ -19,8 +19,8 @@ from oat.build.resolve import resolve
 from oat.config.load import convert, dump, load_config
 from oat.config.settings import Config
 from oat.errors import ConfigError
+from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
-from oat.reports.accounts import contradictions
 
 FORKED: dict[str, Any] = {
     "seed": 1,

@@ -14,11 +14,11 @@ from fixtures import World, make_group, make_questions, oat, write_jsonl
 from openai_server import Model, Says, Shown, completion, counts, judging
 
 from oat.config.load import load_config
+from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.judge import Judge
 from oat.oracles.preferences import Preferences
-from oat.reports.accounts import contradictions
 from oat.seeds import Seeds
 from oat.types.budget import Budget
 

@@ -12,9 +12,9 @@ from fixtures import World, oat
 from late import Played, Slow, play
 
 from oat.commands.export import digest_run
+from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
-from oat.reports.accounts import contradictions
 from oat.seeds import Seeds
 from oat.types.budget import Budget
 

@@ -13,12 +13,12 @@ from fixtures import make_group, make_questions
 from oat.errors import OracleError
 from oat.ledger import ledger as ledger_module
 from oat.ledger import outstanding as outstanding_module
+from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.preferences import Preferences
-from oat.reports.accounts import contradictions
 from oat.seeds import Seeds
 from oat.types import UNASKED, Answer, Group, Kind, Question
 from oat.types.budget import Budget

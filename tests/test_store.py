@@ -9,8 +9,8 @@ from fixtures import make_group, make_questions, recorded
 from oat import files, wire
 from oat.errors import LedgerError
 from oat.ledger.asked import Asked, Known
+from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
-from oat.reports.accounts import contradictions
 from oat.types import Answer, Price, Question
 
 

@@ -18,10 +18,11 @@ from late import MOST, Played, Slow, group, play
 
 from oat.errors import OracleError
 from oat.ledger.asked import Awaited, rest
+from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.base import Oracle
-from oat.reports.accounts import accounts, contradictions
+from oat.reports.accounts import accounts
 from oat.seeds import Seeds
 from oat.testing import FakeOracle
 from oat.types import Answer, Price, Question

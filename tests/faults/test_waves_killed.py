@@ -23,8 +23,9 @@ import pytest
 from fixtures import World, counting, forked, kill_at, named, oat
 
 from oat.commands.export import digest_run
+from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
-from oat.reports.accounts import accounts, contradictions
+from oat.reports.accounts import accounts
 
 pytestmark = pytest.mark.fault("R13")
 

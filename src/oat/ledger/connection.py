@@ -67,7 +67,7 @@ class Connection:
         with self:
             found = self._version()
             if found is None:
-                for statement in schema.TABLES.split(";\n"):
+                for statement in schema.TABLES.values():
                     self.db.execute(statement)
                 self.db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(schema.VERSION),))
             while found in schema.MIGRATIONS:

@@ -11,16 +11,12 @@ messages. Of a sampled episode of several turns the ledger has no messages but t
 episodes are left out, and counted. An empty response is written as it is: it ended at once, and is read so.
 """
 
-import hashlib
 import importlib
 import json
-import sqlite3
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
-from itertools import combinations, zip_longest
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,8 +24,8 @@ from oat.config.load import load_config
 from oat.config.settings import Config
 from oat.errors import ConfigError, LedgerError, printable, warn
 from oat.files import replacing, write_atomically
-from oat.ledger import schema
-from oat.ledger.asked import Asked, text_name
+from oat.ledger.asked import Asked
+from oat.ledger.audit import UNREADABLE, contradictions
 from oat.ledger.reader import Reader
 from oat.ledger.versions import changes_of
 from oat.rundir.holdings import lacking, refuse_lost
@@ -85,9 +81,6 @@ class Agreement:
     judged: int
     agreed: int
 
-
-_UNREADABLE = (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, LookupError)
-"""What damaged rows raise in those who read them."""
 
 _COLUMNS = tuple(f.name for f in fields(Account))
 
@@ -163,71 +156,6 @@ def agreements(store: Reader) -> list[Agreement]:
     return [Agreement(*oracles, len(alike), sum(alike)) for oracles, alike in sorted(found.items()) if alike]
 
 
-def contradictions(store: Reader) -> list[str]:
-    """What is wrong with the file, in sentences; empty for a sound ledger."""
-    checks: dict[str, Callable[[Reader], Iterator[str]]]
-    checks = {
-        "the file": _damage,
-        "trajectories": _other_blobs,
-        "texts": _other_texts,
-        "what is known from earlier answers": _made_up,
-    }
-    checks |= {what: partial(_rows, sql, what) for sql, what in schema.CONTRADICTIONS.items()}
-    found: list[str] = []
-    for what, check in checks.items():
-        try:
-            found.extend(check(store))
-        except _UNREADABLE as error:
-            found.append(f"{what}: cannot be checked ({type(error).__name__}: {error})")
-    return found
-
-
-def _damage(store: Reader) -> Iterator[str]:
-    for (line,) in store.db.execute("PRAGMA integrity_check"):
-        if line != "ok":
-            yield f"SQLite says: {line}"
-    for table, row, to, _ in store.db.execute("PRAGMA foreign_key_check"):
-        yield f"table {table}, row {row}: points to a row of {to} that is not there"
-
-
-def _other_blobs(store: Reader) -> Iterator[str]:
-    for name, data in store.db.execute("SELECT hash, data FROM blobs"):
-        if hashlib.sha256(data).hexdigest() != name:
-            yield f"blob {name[:12]}: its content has another hash"
-
-
-def _other_texts(store: Reader) -> Iterator[str]:
-    for name, text in store.db.execute("SELECT hash, text FROM texts"):
-        if text_name(text) != name:
-            yield f"text {name[:12]}: its content has another hash"
-
-
-def _made_up(store: Reader) -> Iterator[str]:
-    """Known values of which the step that is said to have brought them took none, or fewer, from the oracle.
-    Which response each is of is in a hash that also has the oracle's version, so that is not looked at."""
-    given: Counter[tuple[Any, ...]] = Counter()
-    sql = """SELECT t.purpose, t.step, q.oracle, q.kind, q.candidates, q.cached, a.vals, a.marks
-        FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id"""
-    for *place, kind, texts, cached, values, marks in store.db.execute(sql):
-        names = json.loads(texts)
-        known = json.loads(cached)
-        answer = list(zip(json.loads(values), json.loads(marks), strict=False))
-        is_turned = kind == "compare" and names[0] > names[1]
-        fresh = [one for one, before in zip_longest(answer, known) if before is None]
-        given.update((*place, 1.0 - value if is_turned else value, mark) for value, mark in fresh)
-    for *place, value, mark, item, number in store.db.execute(
-        "SELECT purpose, step, oracle, value, mark, item, number FROM cache"
-    ):
-        given[*place, value, mark] -= 1
-        if given[*place, value, mark] < 0:
-            yield f"what is known of {item[:12]} ({number}) is no answer that step {place[1]} took"
-
-
-def _rows(sql: str, what: str, store: Reader) -> Iterator[str]:
-    for row in store.db.execute(sql):
-        yield f"{what}: {' '.join(map(str, row))}"
-
-
 def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train") -> int:
     """Write the answers of a purpose as a data set, JSONL or Parquet by the file's name, whose folder is
     made; returns its number of rows.
@@ -292,7 +220,7 @@ def _opened(run_dir: Path) -> Iterator[Reader]:
     with closing(Reader(path)) as store:
         try:
             yield store
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise LedgerError(
                 f"{path}: cannot be read ({type(error).__name__}: {error}); `oat ledger {run_dir} "
                 "--check` says where, and a copy may help"

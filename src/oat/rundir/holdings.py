@@ -8,7 +8,7 @@ back, of a fork's origin) has it. A row of `metrics.jsonl` says that the take be
 is lost behind the newest checkpoint is seen too.
 
 Covered: a ledger that is gone, that lacks its end (an older copy, a lost or cut `-wal`), or that is another
-run's. Not covered: rows that were changed within, which `accounts.contradictions` looks for; answers that no
+run's. Not covered: rows that were changed within, which `ledger/audit.py` looks for; answers that no
 step had taken.
 """
 
