@@ -20,11 +20,10 @@ from oat.types import Answer, Kind, Price, Question, Spent
 from oat.types.budget import Budget
 
 
-class Judge:
+class Judge(Oracle):
     """Compares for money: sets aside 100 tokens and 1.00 a question and takes what it is told."""
 
     answers: Kind = "compare"
-    durable = False
 
     def __init__(self, takes: Sequence[Price]):
         self.takes, self.open = list(takes), dict[str, Question]()

@@ -13,6 +13,7 @@ from oat.commands.export import digest_run
 from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
+from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableOracle
 from oat.reports.accounts import accounts
 from oat.seeds import Seeds
@@ -86,11 +87,10 @@ def test_a_killed_run_learns_from_all_it_paid_for_too(world: World, tmp_path: Pa
     assert digest_run(tmp_path / "killed" / "dpo") == digest_run(tmp_path / "unbroken" / "dpo")
 
 
-class Post:
+class Post(Oracle):
     """Answers by the time of this clock, one a call."""
 
     answers: Kind = "compare"
-    durable = False
 
     def __init__(self) -> None:
         self.open: dict[str, Question] = {}

@@ -18,7 +18,6 @@ from fixtures import oat as command
 from tiny_models import build_config, save_reward_model
 from transformers import AutoTokenizer
 
-from oat.oracles.base import made_of, version_of
 from oat.oracles.registry import build_oracle
 from oat.plugins import loading as plugins
 
@@ -805,5 +804,5 @@ def test_a_lambda_is_what_it_does_and_not_the_line_it_stands_in(monkeypatch: pyt
     for function in (one, same, more):
         monkeypatch.setitem(plugins.given, "lambda_", function)
         found.append(build_oracle("python:lambda_", {}))
-    assert len({version_of(oracle) for oracle in found[:2]}) == 2, other
-    assert made_of(found[0]) == made_of(found[1]) != made_of(found[2])
+    assert len({oracle.version for oracle in found[:2]}) == 2, other
+    assert found[0].made_of == found[1].made_of != found[2].made_of

@@ -37,7 +37,7 @@ class Clock:
         return 1e9 + self.now
 
 
-class Post:
+class Post(Oracle):
     """Comparisons by post: each prompt's answer arrives so many seconds after it was asked, the newest
     letters first; None is never.
 

@@ -13,7 +13,6 @@ from tiny_models import build_config, save_reward_model
 from oat.commands.export import digest_run
 from oat.errors import ConfigError, OracleError
 from oat.ledger.store import Store
-from oat.oracles.base import names_cost, names_price, price_of
 from oat.oracles.mixture import Mixture
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle
@@ -226,16 +225,16 @@ def test_prices_add_up(code: str) -> None:
             {"name": f"{code}:Slow", "cost": 1.0, "label": "dear"},
         ]
     )
-    assert price_of(both, question(0, "a", "b")) == Price(6, 14, 1.25)
-    assert names_price(both), "the length, which does not say what it costs, costs a query for each value"
-    assert not names_price(Mixture([{"name": f"{code}:length"}]))
-    assert names_price(Mixture([{"name": f"{code}:Slow"}]))
+    assert both.price(question(0, "a", "b")) == Price(6, 14, 1.25)
+    assert both.names_price, "the length, which does not say what it costs, costs a query for each value"
+    assert not Mixture([{"name": f"{code}:length"}]).names_price
+    assert Mixture([{"name": f"{code}:Slow"}]).names_price
     rows = {"by": "task", "recipe": {"x": ["slow"], "default": ["length"]}}
     chosen = Mixture(
         [{"name": f"{code}:Slow", "label": "slow"}, {"name": f"{code}:length", "label": "length"}], **rows
     )
-    assert price_of(chosen, question(0, "a", task="x")) == Price(1, 7, 0.25)
-    assert price_of(chosen, question(0, "a", task="y")) == Price(1)
+    assert chosen.price(question(0, "a", task="x")) == Price(1, 7, 0.25)
+    assert chosen.price(question(0, "a", task="y")) == Price(1)
 
 
 def test_a_column_chooses(code: str) -> None:
@@ -388,7 +387,7 @@ def test_what_its_sources_are_goes_through(tmp_path: Path) -> None:
     )
     assert (waiting.max_outage_s, Mixture([counted]).max_outage_s) == (7, None)
     waiting.close()
-    assert [names_cost(Mixture(sources)) for sources in ([counted], [counted, slow])] == [False, True]
+    assert [Mixture(sources).names_cost for sources in ([counted], [counted, slow])] == [False, True]
     path = save_reward_model(tmp_path / "model", build_config("llama"))
     mixture = build_oracle("mixture", {"sources": [{"name": "reward_model", "path": path}]}, "meta")
     assert mixture._sources["reward_model"].oracle.scorer.device.type == "meta"  # type: ignore[attr-defined]

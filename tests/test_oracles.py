@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from oat import wire
 from oat.errors import ConfigError, OracleError
-from oat.oracles.base import close_oracle, is_cacheable, is_relative, made_of, outage_of, price_of, version_of
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle
@@ -460,7 +459,7 @@ def test_oracles_by_name(users):
     compared = build_oracle(f"{users}:compare", {})
     assert isinstance(compared, CallableComparison)
     assert ask(compared, question(0, ["a", "b"], kind="compare"))[0].values == (1.0,)
-    assert build_oracle(f"{users}:Constant", {"value": 3, "delay": 1.0}).value == 3
+    assert build_oracle(f"{users}:Constant", {"value": 3, "delay": 1.0}).oracle.value == 3
     assert build_oracle("oat.oracles.rules.exact:exact_match", {}).answers == "score"
 
 
@@ -543,25 +542,3 @@ def test_an_error_of_a_function_names_its_line(tmp_path: Path) -> None:
         OracleError, match=r"mine.py:reward raised KeyError: 'a' \(line 6 of mine.py\); repair the function"
     ):
         oracle.collect(tickets, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("version", version_of),
-        ("made_of", made_of),
-        ("cacheable", is_cacheable),
-        ("is_relative", is_relative),
-        ("max_outage_s", outage_of),
-        ("price", lambda oracle: price_of(oracle, question(0, ["a"]))),
-        ("close", close_oracle),
-    ],
-)
-def test_a_member_that_raises_is_named(name, read):
-    def boo(oracle):
-        raise RuntimeError("boo")
-
-    with pytest.raises(
-        OracleError, match=f"`{name}` of oracle Sick raised RuntimeError: boo; give a value, or leave it out"
-    ):
-        read(type("Sick", (), {name: property(boo)})())

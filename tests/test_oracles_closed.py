@@ -12,8 +12,8 @@ from fixtures import World, oat
 
 from oat import Trainer
 from oat.errors import OatWarning
-from oat.oracles.base import close_oracle
 from oat.oracles.remote.format import decode_request, encode_reply
+from oat.oracles.users import UsersOracle
 from oat.plugins.loading import load_symbol
 
 OWN = """
@@ -115,5 +115,5 @@ def test_what_a_close_raises_is_said() -> None:
             raise OSError("gone")
 
     with pytest.warns(OatWarning, match="oracle mine could not be closed: OSError: gone"):
-        close_oracle(Broken())  # type: ignore[arg-type]
-    close_oracle(object())  # type: ignore[arg-type]
+        UsersOracle(Broken()).close()
+    UsersOracle(object()).close()

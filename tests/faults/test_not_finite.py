@@ -21,6 +21,7 @@ from oat.errors import NonFiniteError, OracleError
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.loop import Run
+from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableOracle
 from oat.seeds import Seeds
 from oat.types import Answer, Batch, Loss, Question
@@ -176,10 +177,10 @@ def test_any_bad_number_at_any_place_moves_nothing(
     assert tried > 0 or (what == "columns of a batch" and algorithm in WITHOUT_COLUMNS)
 
 
-class Careless:
+class Careless(Oracle):
     """An oracle of scores that gives its numbers as they are."""
 
-    answers, durable = "score", False
+    answers = "score"
 
     def __init__(self, scores: Sequence[float]):
         self.scores, self.open = list(scores), dict[str, Question]()

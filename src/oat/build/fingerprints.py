@@ -37,7 +37,7 @@ from oat.models.identity import (
 )
 from oat.models.loading import load_config
 from oat.models.lora import is_adapter_directory
-from oat.oracles.base import Oracle, made_of, version_of
+from oat.oracles.base import Oracle
 from oat.plugins.loading import own_files
 from oat.rundir.provenance import entries, recorded_inputs
 from oat.text.templates import load_template
@@ -196,7 +196,7 @@ def inputs_of_oracles(roles: Roles, versions: Mapping[str, str]) -> Inputs:
     """
     found = {}
     for field, (address, oracle) in roles.items():
-        found[field] = {"of": hash_of(address), "version": versions[address], "made_of": made_of(oracle)}
+        found[field] = {"of": hash_of(address), "version": versions[address], "made_of": oracle.made_of}
     return {"oracles": found}
 
 
@@ -206,8 +206,8 @@ def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
     found = {}
     for field, (address, oracle) in roles.items():
         before = _before(known, field, address)
-        is_same = bool(before.get("made_of")) and are_same(before["made_of"], made_of(oracle))
-        found[address] = str(before["version"]) if is_same else version_of(oracle)
+        is_same = bool(before.get("made_of")) and are_same(before["made_of"], oracle.made_of)
+        found[address] = str(before["version"]) if is_same else oracle.version or ""
     return found
 
 
@@ -221,9 +221,9 @@ def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str]
         ConfigError: names file and field.
     """
     for field, (address, oracle) in roles.items():
-        now = {file: fields for file, fields in made_of(oracle).items() if file != "options"}
+        now = {file: fields for file, fields in oracle.made_of.items() if file != "options"}
         before = _before(known, field, address).get("made_of")
-        is_known = before is not None and not are_same(before, made_of(oracle))
+        is_known = before is not None and not are_same(before, oracle.made_of)
         lines = differences(before or {}, now) if is_known else [f"{file}: its text" for file in now]
         if address in changed and lines:
             with blame(f"{field}.name"):
@@ -271,7 +271,7 @@ class OwnFiles:
     def __init__(self, known: Inputs | None, roles: Roles):
         self.base = start()
         self.before: dict[str, str] = dict((known or {}).get("modules", {}))
-        self.said = {file.partition(" of ")[0] for _, oracle in roles.values() for file in made_of(oracle)}
+        self.said = {file.partition(" of ")[0] for _, oracle in roles.values() for file in oracle.made_of}
 
     def __call__(self) -> dict[str, str]:
         """Hashes by name, also of those that only earlier processes have imported; what has changed is said,

@@ -18,7 +18,6 @@ from oat.build.run_inputs import RunInputs
 from oat.config.load import where
 from oat.config.settings import Config
 from oat.errors import ConfigError, warn
-from oat.oracles.base import names_price, price_of
 from oat.rollout.actor import RecordedActor
 from oat.text.renderer import Renderer
 from oat.types import Key, Kind, Price, Prompt, Question
@@ -48,15 +47,13 @@ def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
     )
     assert kind != "none", "an objective without feedback asks no oracle"
     blank = Question(Key("train", 0, 0, 0), kind, (), ("",) * samples, tuple(range(samples)), oracle=name)
-    if not names_price(oracle):
-        return price_of(oracle, blank)
+    if not oracle.names_price:
+        return oracle.price(blank)
     prompts = run_inputs.prompts.spread(_PROMPTS)
     if config.prompts.responses:
-        return _most(
-            price_of(oracle, _recorded(config, run_inputs, prompt, kind, name)) for prompt in prompts
-        )
+        return _most(oracle.price(_recorded(config, run_inputs, prompt, kind, name)) for prompt in prompts)
     plain = [(prompt, _about(prompt, blank, ("",) * samples)) for prompt in prompts]
-    prices = [price_of(oracle, question) for _, question in plain]
+    prices = [oracle.price(question) for _, question in plain]
     chosen = {
         place
         for unit in _UNITS
@@ -64,7 +61,7 @@ def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
     }
     texts = longest_responses(run_inputs.renderer, config.sampling.max_new_tokens)
     return _most(
-        price_of(oracle, replace(plain[place][1], candidates=(text,) * samples))
+        oracle.price(replace(plain[place][1], candidates=(text,) * samples))
         for place in sorted(chosen)
         for text in texts
     )
@@ -81,7 +78,8 @@ def lines_of_costs(
         questions: of a step.
         steps: that are left; None: until a budget ends the run.
     """
-    if resolved.config.oracle.name in BUILTIN or not names_price(next(iter(run_inputs.asked.values()))):
+    oracle = next(iter(run_inputs.asked.values()))
+    if resolved.config.oracle.name in BUILTIN or not oracle.names_price:
         return
     step, budget = _times(one, questions), resolved.budgets["train"]
     if steps is not None:

@@ -34,16 +34,7 @@ from oat.errors import ConfigError
 from oat.models.causal_lm import CausalLM
 from oat.models.identity import hash_of
 from oat.models.loading import load_tokenizer, outlines
-from oat.oracles.base import (
-    ChecksColumns,
-    Oracle,
-    bind,
-    close_oracle,
-    is_relative,
-    names_cost,
-    names_price,
-    outage_of,
-)
+from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle, name_source
@@ -100,7 +91,7 @@ class RunInputs:
         """End what its oracles hold."""
         everyone = [*self.asked.values(), *(judge for _, judge in self.judges.values())]
         for oracle in {id(oracle): oracle for oracle in everyone}.values():
-            close_oracle(oracle)
+            oracle.close()
 
 
 def gather_inputs(
@@ -153,7 +144,7 @@ def gather_inputs(
         asked, oracle = _asked(config, resolved.requires)
         for name, each in asked.items():
             _check_price(resolved.budgets["train"], name, each, "stop")
-        _check_columns(oracle, prompts)
+        oracle.check_columns(prompts.columns, prompts.has_references)
     judges = _judges(resolved, oracle)
     with blame("evaluation.oracle"):
         if (
@@ -167,7 +158,7 @@ def gather_inputs(
             )
         for _, judge in judges.values():
             if held_out is not None:
-                _check_columns(judge, held_out)
+                judge.check_columns(held_out.columns, held_out.has_references)
     inputs |= {"prompts": prompts.digests, **_held_out_inputs(config, {"held_out": held_out, "pairs": pairs})}
     run_inputs = RunInputs(
         shape, renderer, prompts, held_out, pairs, environment, asked, judges, known, inputs
@@ -212,24 +203,24 @@ def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Render
 
 def _check_price(budget: Budget, name: str, oracle: Oracle, section: str) -> None:
     """Whether a budget in tokens or money can be held; the oracle then hears of it."""
-    if not names_price(oracle) and (budget.tokens is not None or budget.cost is not None):
+    if not oracle.names_price and (budget.tokens is not None or budget.cost is not None):
         field = f"{section}.max_tokens" if budget.tokens is not None else f"{section}.max_cost"
         raise ConfigError(
             f"{field} is set, and the oracle {name} does not say what a question costs; give it a method "
             "`price`, or remove it"
         )
-    if not names_cost(oracle) and budget.cost is not None:
+    if not oracle.names_cost and budget.cost is not None:
         raise ConfigError(
             f"{section}.max_cost is set, and the oracle {name} does not know what a token costs; give it "
             "prices, or remove it"
         )
     if budget.tokens is not None or budget.cost is not None:
-        bind(oracle)
+        oracle.bind()
 
 
 def _check_outage(config: Config, name: str, oracle: Oracle) -> None:
     """A question must not be given up before what keeps it unanswered is known to be an outage."""
-    outage_s, deadline_s = outage_of(oracle), config.oracle.deadline_s
+    outage_s, deadline_s = oracle.max_outage_s, config.oracle.deadline_s
     if outage_s is not None and deadline_s <= outage_s:
         raise ConfigError(
             f"oracle.deadline_s is {deadline_s:g}, and the oracle {name} has max_outage_s: {outage_s:g}, "
@@ -271,13 +262,6 @@ def _named(config: Config, name: str, options: Mapping[str, Any], kind: Kind) ->
     return known
 
 
-def _check_columns(oracle: Oracle, prompts: Prompts) -> None:
-    """A function gets the columns that it names; of a class's methods nothing is known, unless it has the
-    same check."""
-    if isinstance(oracle, ChecksColumns):
-        oracle.check_columns(prompts.columns, prompts.has_references)
-
-
 def _judges(resolved: Resolved, trained: Oracle) -> Judges:
     """Two sections of one name and equal options are one oracle; with other options the address says whose it
     is."""
@@ -295,7 +279,7 @@ def _judges(resolved: Resolved, trained: Oracle) -> Judges:
         oracle = made[address][1]
         _check_outage(config, name, oracle)
         with blame(field):
-            if is_relative(oracle):
+            if oracle.is_relative:
                 raise ConfigError(
                     f"the scores of {name} are relative to those that are asked about together "
                     "(`normalise: group` or `batch`), so that their mean "

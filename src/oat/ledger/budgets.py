@@ -15,7 +15,7 @@ from oat.ledger.asked import Asked, Quote, rest
 from oat.ledger.cache import Asking, Cache
 from oat.ledger.store import Store
 from oat.ledger.waves import Waves, in_order
-from oat.oracles.base import Oracle, price_of
+from oat.oracles.base import Oracle
 from oat.types import UNASKED, Price, Question, Spent
 from oat.types.budget import Budget
 
@@ -143,7 +143,7 @@ class Spending:
             return Quote(), {}
         oracle = self._oracle(question.oracle)
         cached, own = self._cache.find(question, asking)
-        price = price_of(oracle, rest(question, cached)) if None in cached else Price()
+        price = oracle.price(rest(question, cached)) if None in cached else Price()
         return Quote(cached if any(cached) else (), price), own
 
     def _price_of(self, row: Asked) -> Price:

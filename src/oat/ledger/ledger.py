@@ -34,7 +34,7 @@ from oat.ledger.settling import Settling, close_unanswered
 from oat.ledger.store import Store
 from oat.ledger.versions import changes, take_up
 from oat.ledger.waves import Waves, unpaid
-from oat.oracles.base import Oracle, is_cacheable, metrics_of, price_of, version_of
+from oat.oracles.base import Oracle
 from oat.oracles.contract import nothing
 from oat.seeds import Seeds
 from oat.types import UNASKED, Answer, Feedback, Group, Item, Price, Question, Spent
@@ -88,8 +88,10 @@ class Ledger:
         self.budgets = budgets or {}
         self.keep_groups = keep_groups
         self.release = release
-        versions = {name: known_versions.get(name) or version_of(oracle) for name, oracle in oracles.items()}
-        cacheable = {name for name, oracle in oracles.items() if is_cacheable(oracle)}
+        versions = {
+            name: known_versions.get(name) or oracle.version or "" for name, oracle in oracles.items()
+        }
+        cacheable = {name for name, oracle in oracles.items() if oracle.cacheable}
         self.cache = Cache(store, repeats, versions, cacheable)
         self.rounds = OpenRounds(store)
         self.settling = Settling(store, seeds, labels)
@@ -97,9 +99,7 @@ class Ledger:
             store, oracles, self.rounds, self.settling, self.budgets, deadline_s, check_interrupt
         )
         oracle_of = self.outstanding.oracle
-        self.waves = Waves(
-            store, self.budgets, lambda question: price_of(oracle_of(question.oracle), question)
-        )
+        self.waves = Waves(store, self.budgets, lambda question: oracle_of(question.oracle).price(question))
         self.spending = Spending(store, self.waves, oracle_of, self.cache, self.rounds.question)
         self.warned: set[str] = set()
         self._collecting = RLock()
@@ -115,9 +115,7 @@ class Ledger:
         """What its oracles say of themselves, as metrics; of several that report the same, the one that
         training asks."""
         return {
-            name: value
-            for oracle in [*self.oracles.values()][::-1]
-            for name, value in metrics_of(oracle).items()
+            name: value for oracle in [*self.oracles.values()][::-1] for name, value in oracle.metrics.items()
         }
 
     def asked(self, step: int, round: int, purpose: str = "train") -> int:

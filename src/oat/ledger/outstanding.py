@@ -11,7 +11,7 @@ from oat.ledger.asked import Asked, rest, whole
 from oat.ledger.open_rounds import OpenRounds, Place, place_of
 from oat.ledger.settling import Settling
 from oat.ledger.store import Store
-from oat.oracles.base import Oracle, price_of
+from oat.oracles.base import Oracle
 from oat.oracles.contract import calling, checked, nothing, pairs_of, tickets_of
 from oat.types import Answer, Question
 from oat.types.budget import Budget
@@ -191,7 +191,7 @@ class Outstanding:
 
     def _pending(self, row: Asked, question: Question, age: float = 0.0) -> Pending:
         is_limited = self.budgets.get(question.key.purpose, Budget()).is_limited
-        most = Budget.of(price_of(self.oracle(question.oracle), question)) if is_limited else Budget()
+        most = Budget.of(self.oracle(question.oracle).price(question)) if is_limited else Budget()
         return Pending(row, question, question.oracle, time.monotonic() - age, most)
 
     def _record(self, answered: Sequence[tuple[Pending, Any]]) -> None:

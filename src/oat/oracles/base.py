@@ -1,176 +1,118 @@
-"""The oracle's protocol. An answer may come late, in another order, or never."""
+"""The oracle's protocol: the class `Oracle`, with a default for every member that an oracle may leave out; and
+`Wrapper`, for an oracle that asks another one."""
 
-from collections.abc import Collection, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from oat.errors import OatError, OracleError, shown, warn
-from oat.plugins.calls import bare, raising
-from oat.plugins.loading import given
 from oat.types import Answer, Kind, Price, Question
 
 
-class Oracle(Protocol):
-    """Answers questions.
+class Oracle:
+    """Answers questions. An answer may come late, in another order, or never.
 
-    Attributes:
-        answers: the kind of question it takes.
-        durable: it keeps its tickets when this process dies, so that they are attached again and not asked
-        again.
+    A subclass has `answers`, `submit` and `collect`; everything else has a default. The ledger calls `submit`,
+    `collect` and `price` from the thread of the run; `oat check` and the start of a run read the rest before the
+    first question.
 
-    Eight members are optional:
-        cacheable: bool, True where it is missing: its answers are functions of what a question says in text
-            (messages, reference, columns, and each candidate), so that they may be used again. One that also
-            reads `ids` or `known` says False: turns before the last differ in them alone. price(question) ->
-            Price: the most that the question can cost, for budgets. Where it is missing, that is a query for
-            each value; a budget in tokens or money needs it. names_cost: bool, True where it is missing: its
-            prices have money. bind(): hear, before the first question, that a budget in tokens or money
-            limits it, so that nothing it may have to pay goes uncounted. version: str, "" where it is
-            missing: answers of another version are not used again. A user's function or class without one has
-            the hash of the file it stands in (`registry.py`). made_of: plain values by file and field, empty
-            where it is missing: what is read of the files that the version is about. Where all of it is what
-            it was, answers of before stay known, whatever the version says; where a file has changed, a run
-            goes on only when that is accepted. The section `options` has what else the version is about.
-            metrics: numbers by name (`oat.metrics`), as they stand now; every step's row has them. close():
-            end what it holds (threads, processes, connections). A run calls it at its end, but for an object
-            that was given from Python, which is its giver's.
+    A user's oracle need not be a subclass: `oat.oracles.users` reads the same members of any object.
     """
 
     answers: Kind
-    durable: bool
+    """The kind of question that it takes."""
+    durable: bool = False
+    """Whether tickets outlive this process: after a restart the ledger collects them again, and asks nothing
+    twice."""
+    name: str = ""
+    """What messages call it; "" stands for the name of its class."""
+    cacheable: bool = True
+    """Whether its answers are functions of what a question says in text (messages, reference, columns and each
+    candidate), so that the ledger may use them again. An oracle that also reads `ids` or `known` says False: two
+    episodes whose last responses are equal may differ in these alone."""
+    is_relative: bool = False
+    """Whether its scores only order the candidates that are asked about together. Their mean says nothing then,
+    and an evaluation refuses the oracle."""
+    names_cost: bool = True
+    """Whether its prices have money. The start of a run refuses a budget in money where they have none."""
+    max_outage_s: float | None = None
+    """Seconds for which it waits for its service before it ends the run; None where it has no service.
+    `oracle.deadline_s` has to be longer."""
+    version: str | None = None
+    """What its answers depend on beside the question, as text: the ledger does not use answers of another version
+    again. None where it does not say; a user's function or class then has the hash of its file (`registry.py`)."""
+    made_of: Mapping[str, Mapping[str, Any]] = {}
+    """By file and field, plain values of what `version` is about; the section `options` has what stands in no
+    file. As long as all of it stays equal, a run that goes on keeps its answers, whatever `version` says; where a
+    file has changed, it goes on only when that is accepted (`build/fingerprints.py`)."""
 
-    def submit(self, questions: Sequence[Question]) -> list[str]:
-        """Take questions; returns one ticket each. Must not wait for answers."""
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Numbers by name (`oat.metrics`), as they stand now. Every row of metrics reads them."""
+        return {}
 
-    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers that are there, or arrive within `seconds`, for some of the tickets, each with its
-        ticket.
+    @property
+    def names_price(self) -> bool:
+        """Whether it says what a question can cost, which a budget in tokens or money needs: whether it has a
+        `price` of its own."""
+        return type(self).price is not Oracle.price
 
-        Returns as soon as there is at least one. An answered ticket is not returned again in the same
-        process; a durable oracle returns it again after a restart, since the kill may have fallen between the
-        answer and its record.
-        """
-
-
-@runtime_checkable
-class ChecksColumns(Protocol):
-    """An oracle that knows which columns it needs."""
+    def price(self, question: Question) -> Price:
+        """The most that a question can cost, by default a query for each value. The ledger sets it aside before
+        it asks, and refuses an answer that cost more. Must not ask anybody."""
+        return Price(question.size)
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
-        """Hold what it needs against the columns of the data.
+        """Hold the columns that it reads against those of the data; called before the first question, once for
+        the prompts of training and once for those of evaluations.
 
         Raises:
             ConfigError: the data lack a column.
         """
 
+    def bind(self) -> None:
+        """Hear that a budget in tokens or money limits it, so that nothing that it may have to pay goes
+        uncounted; called before the first question, and only then."""
 
-def is_cacheable(oracle: Oracle) -> bool:
-    return bool(_member(oracle, "cacheable", True))
+    def submit(self, questions: Sequence[Question]) -> list[str]:
+        """Take questions; returns one ticket each, different from all others that are open. Must not wait for
+        answers."""
+        raise NotImplementedError
 
+    def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
+        """The answers that are there, or arrive within `seconds`, for some of the tickets, each with its ticket.
 
-def is_relative(oracle: Oracle) -> bool:
-    """Whether its scores only order the candidates that are asked about together, so that their mean says
-    nothing."""
-    return bool(_member(oracle, "is_relative", False))
+        Returns as soon as there is at least one. An answered ticket is not returned again in the same process; a
+        durable oracle returns it again after a restart, since the kill may have fallen between the answer and its
+        record.
+        """
+        raise NotImplementedError
 
-
-def version_of(oracle: Oracle) -> str:
-    return str(_member(oracle, "version", ""))
-
-
-def says_version(oracle: Oracle) -> bool:
-    return _member(oracle, "version", None) is not None
-
-
-def made_of(oracle: Oracle) -> dict[str, dict[str, Any]]:
-    return dict(_member(oracle, "made_of", {}))
-
-
-def _member(oracle: Oracle, name: str, default: Any) -> Any:
-    """What an oracle may say of itself.
-
-    Raises:
-        OracleError: its code raises.
-    """
-    with raising(
-        lambda what: OracleError(
-            f"`{name}` of oracle {type(oracle).__name__} {what}; give a value, or leave it out"
-        )
-    ):
-        return getattr(oracle, name, default)
+    def close(self) -> None:
+        """End what it holds (threads, processes, connections). A run calls it once, at its end; an object that
+        was given from Python stays open, since it belongs to its giver."""
 
 
-def metrics_of(oracle: Oracle) -> dict[str, float]:
-    with raising(
-        lambda what: OracleError(
-            f"`metrics` of oracle {type(oracle).__name__} {what}; give numbers by name, or leave it out"
-        )
-    ):
-        return dict(getattr(oracle, "metrics", {}))
+class _HandedOn:
+    """A member of a wrapper that is read of the oracle within; the wrapper may set one of its own over it."""
+
+    def __init__(self, member: str):
+        self._member = member
+
+    def __get__(self, wrapper: "Wrapper | None", owner: type) -> Any:
+        return self if wrapper is None else wrapper.read(self._member)
 
 
-def close_oracle(oracle: Oracle) -> None:
-    """End what an oracle holds. What it raises is said, and disturbs nothing."""
-    close = _member(oracle, "close", None)
-    if close is None or any(oracle is each for each in given.values()):
-        return
-    try:
-        with raising(lambda what: OracleError(bare(what))):
-            close()
-    except OatError as error:
-        name = getattr(oracle, "name", None)
-        warn(
-            f"oracle {name if isinstance(name, str) else type(oracle).__name__} could not be closed: {error}"
-        )
+class Wrapper(Oracle):
+    """An oracle that asks another one: each member that a subclass does not define is that oracle's."""
+
+    def __init__(self, oracle: Oracle):
+        self.oracle = oracle
+
+    def read(self, member: str) -> Any:
+        """The value of a member of the oracle within."""
+        return getattr(self.oracle, member)
 
 
-def outage_of(oracle: Oracle) -> float | None:
-    """Seconds for which an oracle waits for its service; None where it has none."""
-    found = _member(oracle, "max_outage_s", None)
-    return found if isinstance(found, float | int) else None
-
-
-def bind(oracle: Oracle) -> None:
-    """Tell an oracle that a budget in tokens or money limits it."""
-    tell = _member(oracle, "bind", None)
-    if tell is not None:
-        with raising(
-            lambda what: OracleError(
-                f"`bind` of oracle {type(oracle).__name__} {what}; repair it, and run the same command again"
-            )
-        ):
-            tell()
-
-
-def names_price(oracle: Oracle) -> bool:
-    """Whether an oracle says itself what a question can cost."""
-    return bool(_member(oracle, "names_price", _member(oracle, "price", None) is not None))
-
-
-def names_cost(oracle: Oracle) -> bool:
-    """Whether an oracle knows what a question costs in money."""
-    return names_price(oracle) and bool(_member(oracle, "names_cost", True))
-
-
-def price_of(oracle: Oracle, question: Question) -> Price:
-    """The most that a question can cost.
-
-    Raises:
-        OracleError: the oracle does not say it.
-    """
-    own = _member(oracle, "price", None)
-    if own is None:
-        return Price(question.size)
-
-    def refuse(what: str) -> OracleError:
-        return OracleError(
-            f"`price` of oracle {question.oracle} {what}, asked about {question.key}; repair it, and run "
-            "the same command again"
-        )
-
-    with raising(refuse):
-        price: Price = own(question)
-    if not isinstance(price, Price):
-        raise OracleError(
-            f"`price` of oracle {question.oracle} returned {shown(price)}; return an oat.types.Price"
-        )
-    return price
+MEMBERS = tuple(name for name in (*Oracle.__annotations__, *vars(Oracle)) if not name.startswith("_"))
+"""The names of all members of an oracle."""
+for _name in MEMBERS:
+    setattr(Wrapper, _name, _HandedOn(_name))

@@ -7,13 +7,13 @@ give. `ensemble`: the belief of the ensemble that chose the pair. None of them c
 from collections.abc import Sequence
 
 from oat.errors import OracleError
+from oat.oracles.base import Oracle
 from oat.types import Answer, Kind, Mark, Price, Question
 
 
-class KnownOracle:
+class KnownOracle(Oracle):
     """Answers with `Question.known`: the scores as they are, or which of the two is greater."""
 
-    durable = False
     cacheable = False
 
     def __init__(self, name: str, answers: Kind):

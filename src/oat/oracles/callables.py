@@ -25,11 +25,12 @@ from threading import Thread
 from typing import Any
 
 from oat.errors import ConfigError, OracleError, did_you_mean, shortened, shown
+from oat.oracles.base import Oracle
 from oat.plugins.calls import guarded
 from oat.types import Answer, Kind, Mark, Question
 
 
-class CallableOracle:
+class CallableOracle(Oracle):
     """A function `reward(prompts, completions, **columns) -> list[float | None]`, sync or async, as an oracle
     of scores.
 
@@ -45,7 +46,6 @@ class CallableOracle:
     """
 
     answers: Kind = "score"
-    durable = False
     given: tuple[str, ...] = ("prompts", "completions", "completion_ids")
     """What every call has, beside the columns."""
 

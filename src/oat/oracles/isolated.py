@@ -19,7 +19,7 @@ from typing import Any
 from oat import wire
 from oat.errors import ConfigError, warn
 from oat.files import start
-from oat.oracles.base import made_of, version_of
+from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableOracle, check_needed
 from oat.oracles.registry import build_oracle
 from oat.plugins import loading as plugins
@@ -36,7 +36,7 @@ class _Open:
     found: dict[int, Answer | None] = field(default_factory=dict)
 
 
-class Isolated:
+class Isolated(Oracle):
     """The oracle `isolated`: a function of a file or a module, called in workers.
 
     Args:
@@ -49,8 +49,6 @@ class Isolated:
     Raises:
         ConfigError: the function cannot be loaded, or is none.
     """
-
-    durable = False
 
     def __init__(self, function: str, timeout_s: float = 5.0, memory_gb: float = 8.0, workers: int = 1):
         if not isinstance(function, str) or ":" not in function or function.startswith("python:"):
@@ -147,9 +145,9 @@ class _Served:
         self.about: dict[str, Any] = {
             "answers": oracle.answers,
             "cacheable": oracle.cacheable,
-            "version": version_of(oracle),
+            "version": oracle.version or "",
         }
-        self.about |= {"made_of": made_of(oracle), "own_files": plugins.own_files(start())}
+        self.about |= {"made_of": oracle.made_of, "own_files": plugins.own_files(start())}
         self.about |= {"needed": list(oracle.needed), "given": list(oracle.given)}
 
     def __call__(self, question: bytes) -> tuple[bytes, dict[str, str]]:

@@ -35,6 +35,7 @@ from functools import partial
 from typing import Any
 
 from oat.errors import ConfigError, NoReplyError, OatError, OracleError, RefusalError, warn
+from oat.oracles.base import Oracle
 from oat.oracles.http_client import HttpClient
 from oat.oracles.judge_config import OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
 from oat.oracles.judge_prompts import TIE, comparison, scoring
@@ -95,7 +96,7 @@ class _Open:
     since: float = field(default_factory=time.monotonic)
 
 
-class Judge:
+class Judge(Oracle):
     """Asks a chat model; the options are those of `JudgeConfig`. Nothing is sent before the first question.
 
     Attributes:
@@ -106,8 +107,6 @@ class Judge:
         ConfigError: an option has no meaning, or there is no URL, or no key where `key_env` names one.
     """
 
-    durable = False
-    cacheable = True
     __signature__ = inspect.signature(JudgeConfig)
 
     def __init__(self, **options: Any):

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Sequence
 
+from oat.oracles.base import Oracle
 from oat.types import Answer, Kind, Mark, Question
 
 Values = Sequence[Sequence[float | None]]
 """For each question its values; None abstains."""
 
 
-class LocalOracle:
+class LocalOracle(Oracle):
     """Answers everything that is open in one go when it is collected, and is waited for, however long that
     takes.
 
@@ -20,7 +21,6 @@ class LocalOracle:
     """
 
     answers: Kind = "score"
-    durable = False
 
     def __init__(self, name: str):
         self.name = name

@@ -35,21 +35,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from oat.errors import ConfigError, OracleError, did_you_mean
-from oat.oracles.base import (
-    ChecksColumns,
-    Oracle,
-    bind,
-    close_oracle,
-    is_cacheable,
-    is_relative,
-    made_of,
-    metrics_of,
-    names_cost,
-    names_price,
-    outage_of,
-    price_of,
-    version_of,
-)
+from oat.oracles.base import Oracle
 from oat.oracles.contract import pairs_of, plain_answer
 from oat.oracles.registry import build_oracle
 from oat.types import Answer, Kind, Mark, Price, Question
@@ -91,7 +77,7 @@ class _Round:
     open: int = 0
 
 
-class Mixture:
+class Mixture(Oracle):
     """The oracle `mixture`.
 
     Args:
@@ -110,7 +96,6 @@ class Mixture:
     """
 
     answers: Kind = "score"
-    durable = False
 
     def __init__(
         self,
@@ -146,29 +131,35 @@ class Mixture:
         oracles = [source.oracle for source in self._sources.values()]
         self.is_relative = any(
             source.normalise in ("group", "batch") for source in self._sources.values()
-        ) or any(map(is_relative, oracles))
-        self.cacheable = all(map(is_cacheable, oracles)) and not self.is_relative
-        self.names_price, self.names_cost = any(map(names_price, oracles)), any(map(names_cost, oracles))
+        ) or any(oracle.is_relative for oracle in oracles)
+        self.cacheable = all(oracle.cacheable for oracle in oracles) and not self.is_relative
+        self.names_cost = any(oracle.names_price and oracle.names_cost for oracle in oracles)
         self.max_outage_s = max(
-            (seconds for seconds in map(outage_of, oracles) if seconds is not None), default=None
+            (oracle.max_outage_s for oracle in oracles if oracle.max_outage_s is not None), default=None
         )
-        said = json.dumps([list(map(version_of, oracles)), list(sources), by, recipe], default=str)
+        versions = [oracle.version or "" for oracle in oracles]
+        said = json.dumps([versions, list(sources), by, recipe], default=str)
         self.version = hashlib.sha256(said.encode()).hexdigest()[:16]
-        declared = [version_of(oracle) for oracle in oracles if not made_of(oracle)]
+        declared = [version for oracle, version in zip(oracles, versions, strict=True) if not oracle.made_of]
         options = json.dumps([declared, list(sources), by, recipe], default=str)
         self.made_of: dict[str, dict[str, Any]] = {
             "options": {"mixture": hashlib.sha256(options.encode()).hexdigest()[:16]}
         }
         for label, source in self._sources.items():
-            for place, fields in made_of(source.oracle).items():
+            for place, fields in source.oracle.made_of.items():
                 if place == "options":
                     self.made_of[place] |= {f"{label}.{name}": value for name, value in fields.items()}
                 else:
-                    self.made_of[f"{place} of {label}"] = fields
+                    self.made_of[f"{place} of {label}"] = dict(fields)
         self._rounds: list[_Round] = []
         self._open: dict[str, dict[str, tuple[_Round, str]]] = {label: {} for label in self._sources}
         self._ready: dict[str, Answer] = {}
         self._means: dict[str, float] = {}
+
+    @property
+    def names_price(self) -> bool:
+        """Whether any of its sources says it."""
+        return any(source.oracle.names_price for source in self._sources.values())
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -177,7 +168,7 @@ class Mixture:
         return {
             name: value
             for source in [*self._sources.values()][::-1]
-            for name, value in metrics_of(source.oracle).items()
+            for name, value in source.oracle.metrics.items()
         } | self._means
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
@@ -192,15 +183,14 @@ class Mixture:
                 f"{did_you_mean(self._by, columns)}"
             )
         for source in self._sources.values():
-            if isinstance(source.oracle, ChecksColumns):
-                source.oracle.check_columns(columns, has_reference)
+            source.oracle.check_columns(columns, has_reference)
 
     def price(self, question: Question) -> Price:
         """The most that all sources of its row together can cost; those that do not say it cost a query for
         each value."""
         total = Price()
         for label in self._chosen(question):
-            total = total + price_of(self._sources[label].oracle, question)
+            total = total + self._sources[label].oracle.price(question)
         return total
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
@@ -251,12 +241,12 @@ class Mixture:
     def bind(self) -> None:
         """Tell its sources."""
         for source in self._sources.values():
-            bind(source.oracle)
+            source.oracle.bind()
 
     def close(self) -> None:
         """Close its sources."""
         for source in self._sources.values():
-            close_oracle(source.oracle)
+            source.oracle.close()
 
     def _hear(self, label: str, answers: Sequence[tuple[str, Answer]]) -> None:
         for ticket, answer in pairs_of(answers, label):

@@ -33,7 +33,7 @@ from transformers.utils import cached_file
 
 from oat.errors import ConfigError, ModelError, OracleError
 from oat.files import seen
-from oat.models.identity import Identity, model_identity, tokenizer_identity, weights_identity
+from oat.models.identity import model_identity, tokenizer_identity, weights_identity
 from oat.models.loading import load_config, load_tokenizer
 from oat.models.scoring import batches, hash_of_files
 from oat.oracles.local import LocalOracle, Values
@@ -105,24 +105,16 @@ class PairRM(LocalOracle):
                     f"the tokenizer of {path} does not give {marker} the id of config.json's {name}; give "
                     "the one that belongs to it"
                 )
-
-    @cached_property
-    def version(self) -> str:
-        """Other weights, another precision, other limits: another oracle."""
-        return f"{hash_of_files(self.path)}/{self.dtype}/{self.source_tokens}/{self.candidate_tokens}"
-
-    @cached_property
-    def made_of(self) -> Identity:
-        limits = {
-            "dtype": self.dtype,
-            "source_tokens": self.source_tokens,
-            "candidate_tokens": self.candidate_tokens,
-        }
-        return {
+        self.version = f"{hash_of_files(path)}/{dtype}/{source_tokens}/{candidate_tokens}"
+        self.made_of = {
             **model_identity(self.config),
             **tokenizer_identity(self.tokenizer),
-            **weights_identity(self.path),
-            "options": limits,
+            **weights_identity(path),
+            "options": {
+                "dtype": dtype,
+                "source_tokens": source_tokens,
+                "candidate_tokens": candidate_tokens,
+            },
         }
 
     def encode(self, source: str, first: str, second: str) -> list[int]:

@@ -3,26 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from oat.errors import ConfigError, OracleError
-from oat.oracles.base import (
-    Oracle,
-    bind,
-    close_oracle,
-    is_cacheable,
-    made_of,
-    metrics_of,
-    names_cost,
-    names_price,
-    price_of,
-    version_of,
-)
+from oat.oracles.base import Oracle, Wrapper
 from oat.oracles.contract import pairs_of, plain_answer
 from oat.types import Answer, Kind, Mark, Price, Question
 
 
-class Preferences:
+class Preferences(Wrapper):
     """Makes an oracle of scores answer comparisons (Bradley and Terry, 1952).
 
     p = sigmoid((r_first - r_second) / scale)
@@ -48,31 +36,13 @@ class Preferences:
             )
         if not (math.isfinite(scale) and scale > 0):
             raise ConfigError(f"the scale of preferences must be a finite number above 0, not {scale}")
-        self.oracle = oracle
+        super().__init__(oracle)
         self.scale = scale
-        self.durable = oracle.durable
-        self.cacheable = is_cacheable(oracle)
-        self.names_price = names_price(oracle)
-        self.names_cost, self.version = names_cost(oracle), version_of(oracle)
-        self.name: str = getattr(oracle, "name", type(oracle).__name__)
+        self.name = oracle.name or type(oracle).__name__
         self._broken: OracleError | None = None
 
-    @property
-    def made_of(self) -> dict[str, dict[str, Any]]:
-        return made_of(self.oracle)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        return metrics_of(self.oracle)
-
     def price(self, question: Question) -> Price:
-        return price_of(self.oracle, replace(question, kind="score"))
-
-    def bind(self) -> None:
-        bind(self.oracle)
-
-    def close(self) -> None:
-        close_oracle(self.oracle)
+        return self.oracle.price(replace(question, kind="score"))
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
         return self.oracle.submit([replace(question, kind="score") for question in questions])

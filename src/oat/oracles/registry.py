@@ -1,6 +1,5 @@
 """Oracles by name."""
 
-import contextlib
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,9 +8,10 @@ from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
 from oat.files import start
-from oat.oracles.base import Oracle, says_version
+from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.queries import QueryReward
+from oat.oracles.users import UsersOracle
 from oat.plugins.calls import bare, guarded
 from oat.plugins.loading import shown_name
 from oat.plugins.registry import ORACLES
@@ -27,10 +27,11 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
         ConfigError: an unknown name, code that cannot be loaded, or as `make_oracle`.
     """
     found = ORACLES.load(name)
-    if name in ORACLES and inspect.isclass(found) and "device" in (_keywords(found) or ()):
-        options = {"device": device, **options}
+    if name in ORACLES:
+        computes = inspect.isclass(found) and "device" in (_keywords(found) or ())
+        return _made(found, name, {"device": device, **options} if computes else options)
     oracle = make_oracle(found, name, options)
-    if name not in ORACLES and not says_version(oracle):
+    if oracle.version is None:
         name_source(oracle, found, name)
     return oracle
 
@@ -43,17 +44,16 @@ def name_source(oracle: Oracle, code: Any, name: str) -> None:
         name: of it.
     """
     place, version, text = _source(code, name)
-    with contextlib.suppress(AttributeError):  # a class may have no room for it
-        oracle.version = version  # type: ignore[attr-defined]
-        oracle.made_of = {place: {"text": text}} if version else {}  # type: ignore[attr-defined]
+    oracle.version = version
+    oracle.made_of = {place: {"text": text}} if version else {}
 
 
 def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
-    """The oracle that a function or a class is.
+    """The oracle that a user's function, class or object is.
 
     A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, a
-    `QueryReward` when its first two are queries, prompts, else a `CallableOracle`. A class that implements
-    the `Oracle` protocol is constructed with the options as keywords.
+    `QueryReward` when its first two are queries, prompts, else a `CallableOracle`. A class with `submit` and
+    `collect` is constructed with the options as keywords, and asked through `UsersOracle`, as an object is.
 
     Args:
         name: stands in messages and in `Answer.by`.
@@ -62,6 +62,11 @@ def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
         ConfigError: neither a function nor a class, a class that is no oracle, or an option that it does not
         take or misses.
     """
+    oracle = _made(found, name, options)
+    return oracle if isinstance(oracle, CallableOracle) else UsersOracle(oracle)
+
+
+def _made(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
     if inspect.isclass(found):
         return _construct(found, name, options)
     if hasattr(found, "submit"):
@@ -161,11 +166,16 @@ def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
 
 
 def _check_methods(oracle: Any, name: str) -> None:
-    missing = [method for method in ("submit", "collect") if not callable(getattr(oracle, method, None))]
+    missing = [method for method in ("submit", "collect") if _lacks(oracle, method)]
     if missing:
         raise ConfigError(
             f"the oracle {name} lacks {' and '.join(missing)}; see the Oracle protocol in oat/oracles/base.py"
         )
+
+
+def _lacks(oracle: Any, method: str) -> bool:
+    found = getattr(oracle, method, None)
+    return not callable(found) or getattr(found, "__func__", found) is getattr(Oracle, method)
 
 
 def _sound(oracle: Any, name: str) -> Oracle:
@@ -177,7 +187,8 @@ def _sound(oracle: Any, name: str) -> Oracle:
             f'the oracle {name} must have `answers`, "compare" or "score", and `durable`, true or false; '
             "see oat/oracles/base.py"
         )
-    return oracle
+    sound: Oracle = oracle
+    return sound
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:

@@ -2,10 +2,8 @@
 process."""
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from oat.errors import ConfigError, OracleError, TemplateError
-from oat.models.identity import Identity
 from oat.models.scoring import Scorer
 from oat.oracles.local import LocalOracle, Values
 from oat.types import Question
@@ -52,15 +50,9 @@ class RewardModelOracle(LocalOracle):
             path, dtype=dtype, device=device, label=label, batch_tokens=batch_tokens, max_tokens=max_tokens
         )
         self.overflow = overflow
-
-    @cached_property
-    def version(self) -> str:
-        """Other weights, another template, another label or precision: another oracle."""
-        return f"{self.scorer.version}/{self.scorer.label}/{self.scorer.dtype}"
-
-    @cached_property
-    def made_of(self) -> Identity:
-        return {**self.scorer.identity, "options": {"label": self.scorer.label, "dtype": self.scorer.dtype}}
+        self.version = f"{self.scorer.version}/{self.scorer.label}/{self.scorer.dtype}"
+        options = {"label": self.scorer.label, "dtype": self.scorer.dtype}
+        self.made_of = {**self.scorer.identity, "options": options}
 
     def values(self, questions: Sequence[Question]) -> Values:
         """The scores of the candidates.

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableOracle
 from oat.oracles.rules.exact import exact_match
 from oat.seeds import Seeds
 from oat.types import Answer, Kind, Question
 
 
-class PermutedRewards:
+class PermutedRewards(Oracle):
     """Answers of `exact_match`, permuted over all candidates of a training round, so no reward belongs to its
     response any more.
 
@@ -23,7 +24,6 @@ class PermutedRewards:
     """
 
     answers: Kind = "score"
-    durable = False
     cacheable = False
 
     def __init__(self, seed: int = 0):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from oat.engines.base import checksum
+from oat.oracles.base import Oracle
 from oat.types import Answer, Completion, Kind, Mark, Question, Receipt, Request, Work
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class FakeEngine:
         )
 
 
-class FakeOracle:
+class FakeOracle(Oracle):
     """An oracle that answers from a script, at once or late, in any order, or never.
 
     Args:
@@ -98,8 +99,6 @@ class FakeOracle:
     Attributes:
         asked: questions that came so far, in order.
     """
-
-    durable = False
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import numpy as np
 
 from oat import wire
 from oat.errors import ContractError, OracleError
-from oat.oracles.base import Oracle, is_cacheable, names_price, price_of
+from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableOracle
 from oat.oracles.contract import checked, in_words, pairs_of, tickets_of
 from oat.oracles.registry import build_oracle, make_oracle
@@ -78,7 +78,7 @@ def check_oracle(
     asked = list(questions) if questions is not None else _questions(built, reference, dict(columns or {}))
     ask.require(asked, f"there is nothing to ask; give questions of the kind {built.answers!r}")
     first = ask(asked)
-    if is_cacheable(built):
+    if built.cacheable:
         same = functools.partial(_check_same, name, asked, first, tolerance)
         same("asked again, with other keys", ask(_renamed(asked, 1_000)))
         same("asked in the other order", ask(_renamed(asked, 2_000)[::-1])[::-1])
@@ -155,8 +155,8 @@ class _Asking(Part):
 
     def _check(self, question: Question, answer: Any) -> Answer:
         """One answer against its question."""
-        price = price_of(self.oracle, question)
-        most = Budget.of(price) if names_price(self.oracle) else Budget(price.queries)
+        price = self.oracle.price(question)
+        most = Budget.of(price) if self.oracle.names_price else Budget(price.queries)
         sound: Answer = self.hold(checked, answer, question, self.name, most)
         return sound
 

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 from oat.errors import ConfigError, NoReplyError, RefusalError, warn
+from oat.oracles.base import Oracle
 from oat.oracles.contract import nothing
 from oat.oracles.http_client import HttpClient
 from oat.oracles.remote.format import CONTENT_TYPE, ROUTE, decode_reply, encode_request
@@ -28,7 +29,7 @@ class _Call:
     future: Future[list[float | None]]
 
 
-class RemoteOracle:
+class RemoteOracle(Oracle):
     """Asks a reward server, or several that share the questions.
 
     A value that the server does not give (its model cannot read so much) is an abstention. A question without
@@ -53,8 +54,6 @@ class RemoteOracle:
     Raises:
         ConfigError: an argument that cannot be used.
     """
-
-    durable = False
 
     def __init__(
         self,

@@ -1,0 +1,161 @@
+"""A user's oracle, as a run reads it.
+
+It is any object with `answers`, `durable`, `submit` and `collect`; the other members of `Oracle` are optional. This
+is the only place that looks whether they are there: a missing one has the default of `Oracle`, one of a wrong kind
+is an error that names it, and what the user's code raises becomes an error of that oracle.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from numbers import Number, Real
+from typing import Any
+
+import numpy as np
+
+from oat.errors import OatError, OracleError, shown, warn
+from oat.oracles.base import Oracle, Wrapper
+from oat.plugins.calls import bare, raising
+from oat.plugins.loading import given
+from oat.types import Price, Question
+
+_MISSING = object()
+
+
+def _is_flag(value: Any) -> bool:
+    return value is None or isinstance(value, Number | np.bool_)
+
+
+def _is_seconds(value: Any) -> bool:
+    return value is None or isinstance(value, Real)
+
+
+def _is_text(value: Any) -> bool:
+    return not callable(value)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _as_text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+_FLAG = (_is_flag, bool, "True or False")
+_KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
+    "cacheable": _FLAG,
+    "is_relative": _FLAG,
+    "names_cost": _FLAG,
+    "names_price": _FLAG,
+    "max_outage_s": (_is_seconds, lambda seconds: seconds, "seconds"),
+    "version": (_is_text, _as_text, "a text"),
+    "made_of": (_is_mapping, dict, "a dict of plain values by file and field"),
+    "metrics": (_is_mapping, dict, "numbers by name"),
+}
+"""By optional member that is no method: whether a value is of its kind, how the run has it, and what to give."""
+
+
+class UsersOracle(Wrapper):
+    """A user's object with the members that it leaves out.
+
+    Args:
+        oracle: has `answers`, `durable`, `submit` and `collect`.
+
+    Raises (each member):
+        OracleError: the user's code raised, or the member is of another kind.
+    """
+
+    oracle: Any
+
+    def read(self, member: str) -> Any:
+        """The value of a member as the run has it."""
+        if member == "name":
+            found = self._own(member)
+            return found if isinstance(found, str) and found else self._class
+        if member not in _KINDS:
+            return super().read(member)
+        is_right, plain, kind = _KINDS[member]
+        with self._reading(member):
+            value = getattr(self.oracle, member, _MISSING)
+            if value is _MISSING:
+                return self._default(member)
+            if is_right(value):
+                return plain(value)
+        raise self._wrong(member, value, f"give {kind}")
+
+    def price(self, question: Question) -> Price:
+        own = self._method("price")
+        if own is None:
+            return Oracle.price(self, question)
+
+        def refuse(what: str) -> OracleError:
+            return OracleError(
+                f"`price` of oracle {question.oracle} {what}, asked about {question.key}; repair it, and run "
+                "the same command again"
+            )
+
+        with raising(refuse):
+            price: Price = own(question)
+        if not isinstance(price, Price):
+            raise OracleError(
+                f"`price` of oracle {question.oracle} returned {shown(price)}; return an oat.types.Price"
+            )
+        return price
+
+    def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
+        if check := self._method("check_columns"):
+            check(columns, has_reference)
+
+    def bind(self) -> None:
+        tell = self._method("bind")
+        if tell is None:
+            return
+        with raising(
+            lambda what: OracleError(
+                f"`bind` of oracle {self._class} {what}; repair it, and run the same command again"
+            )
+        ):
+            tell()
+
+    def close(self) -> None:
+        """End what the user's oracle holds, unless the object was given from Python. What it raises is said, and
+        disturbs nothing."""
+        close = self._method("close")
+        if close is None or any(self.oracle is each for each in given.values()):
+            return
+        try:
+            with raising(lambda what: OracleError(bare(what))):
+                close()
+        except OatError as error:
+            warn(f"oracle {self.name} could not be closed: {error}")
+
+    @property
+    def _class(self) -> str:
+        return type(self.oracle).__name__
+
+    def _default(self, member: str) -> Any:
+        if member == "names_price":
+            return self._method("price") is not None
+        return {} if member == "metrics" else getattr(Oracle, member)
+
+    def _method(self, name: str) -> Callable[..., Any] | None:
+        found: Callable[..., Any] | None = self._own(name)
+        if found is not None and not callable(found):
+            raise self._wrong(name, found, "make it a method")
+        return found
+
+    def _own(self, member: str) -> Any:
+        """What the user's object has; None where it has nothing."""
+        with self._reading(member):
+            return getattr(self.oracle, member, None)
+
+    def _reading(self, member: str) -> AbstractContextManager[None, None]:
+        meant = "numbers by name" if member == "metrics" else "a value"
+        return raising(
+            lambda what: OracleError(
+                f"`{member}` of oracle {self._class} {what}; give {meant}, or leave it out"
+            )
+        )
+
+    def _wrong(self, member: str, value: Any, advice: str) -> OracleError:
+        return OracleError(f"`{member}` of oracle {self._class} is {shown(value)}; {advice}, or leave it out")

@@ -1,0 +1,189 @@
+"""A user's oracle need not be a subclass of `Oracle`: what it leaves out has a default, and what it has is held
+against its kind."""
+
+from typing import Any
+
+import pytest
+
+from oat.errors import ConfigError, OatWarning, OracleError
+from oat.oracles.base import MEMBERS, Oracle, Wrapper
+from oat.oracles.registry import build_oracle, make_oracle
+from oat.oracles.users import UsersOracle
+from oat.testing import FakeOracle
+from oat.types import Answer, Key, Message, Price, Question
+
+QUESTION = Question(
+    Key("train", 0, 0, 0), "score", (Message("user", "?"),), ("a", "b"), (0, 1), oracle="mine"
+)
+
+CALLS, FILES = {"user/calls": 1.0}, {"file": {"text": "1"}}
+
+
+class Bare:
+    """The least that is an oracle."""
+
+    answers = "score"
+    durable = False
+
+    def submit(self, questions):
+        return [str(question.key) for question in questions]
+
+    def collect(self, tickets, seconds):
+        return [(ticket, Answer(QUESTION.key, (1.0, 2.0), ("ok", "ok"), 2)) for ticket in tickets]
+
+
+def users(**members: Any) -> Oracle:
+    return make_oracle(type("Mine", (Bare,), members), "mine", {})
+
+
+def used(oracle: Oracle, member: str) -> Any:
+    """The value of a member, or what a call of it returns."""
+    found = getattr(oracle, member)
+    arguments = {"price": (QUESTION,), "check_columns": (["a"], False)}.get(member, ())
+    return found(*arguments) if callable(found) else found
+
+
+def test_what_is_left_out_has_the_default_of_the_base_class() -> None:
+    class Plain(Oracle):
+        answers = "score"
+        submit, collect = Bare.submit, Bare.collect
+
+    for bare, plain in ((users(), Plain()), (UsersOracle(Plain()), Plain())):
+        for member in set(MEMBERS) - {"name", "submit", "collect", "price", "check_columns", "bind", "close"}:
+            assert getattr(bare, member) == getattr(plain, member), member
+        assert bare.price(QUESTION) == plain.price(QUESTION) == Price(2)
+        bare.check_columns([], False)
+        bare.bind()
+        bare.close()
+    tickets = users().submit([QUESTION])
+    assert users().collect(tickets, 0.0) == [(tickets[0], Answer(QUESTION.key, (1.0, 2.0), ("ok", "ok"), 2))]
+
+
+@pytest.mark.parametrize("base", [object, Oracle])
+def test_what_it_has_is_read(base: type) -> None:
+    heard: list[Any] = []
+
+    class Mine(base):  # type: ignore[misc]
+        answers, durable, name, is_relative, names_cost = "score", True, "mine", True, False
+        cacheable, version, max_outage_s = 0, 3, 2.5
+        metrics, made_of = CALLS, FILES
+        submit, collect = Bare.submit, Bare.collect
+
+        def price(self, question):
+            return Price(1, 2, 3.0)
+
+        def check_columns(self, columns, has_reference):
+            heard.append((columns, has_reference))
+
+        def bind(self):
+            heard.append("bound")
+
+        def close(self):
+            heard.append("closed")
+
+    oracle = make_oracle(Mine(), "python:mine", {})
+    assert (oracle.answers, oracle.durable, oracle.name) == ("score", True, "mine")
+    assert (oracle.cacheable, oracle.is_relative, oracle.names_cost) == (False, True, False)
+    assert (oracle.version, oracle.max_outage_s, oracle.made_of) == ("3", 2.5, FILES)
+    assert (oracle.metrics, oracle.names_price) == (CALLS, True)
+    assert oracle.price(QUESTION) == Price(1, 2, 3.0)
+    oracle.check_columns(["a"], True)
+    oracle.bind()
+    oracle.close()
+    assert heard == [(["a"], True), "bound", "closed"]
+
+
+def test_its_members_are_read_anew_each_time() -> None:
+    class Mine(Bare):
+        calls = 0
+
+        @property
+        def metrics(self):
+            self.calls += 1
+            return {"user/calls": self.calls}
+
+    oracle = make_oracle(Mine, "mine", {})
+    assert [oracle.metrics, oracle.metrics] == [{"user/calls": 1}, {"user/calls": 2}]
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "words"),
+    [
+        ("cacheable", "no", "is 'no'; give True or False"),
+        ("cacheable", lambda self: False, "is <.*; give True or False"),
+        ("is_relative", [], r"is \[\]; give True or False"),
+        ("names_cost", "yes", "is 'yes'; give True or False"),
+        ("max_outage_s", "300", "is '300'; give seconds"),
+        ("version", lambda self: "1", "is <.*; give a text"),
+        ("made_of", "mine.py", "is 'mine.py'; give a dict of plain values by file and field"),
+        ("metrics", lambda self: {}, "is <.*; give numbers by name"),
+        ("price", 3, "is 3; make it a method"),
+        ("bind", True, "is True; make it a method"),
+        ("check_columns", ["a"], r"is \['a'\]; make it a method"),
+    ],
+)
+def test_a_member_of_a_wrong_kind_is_named(member: str, value: Any, words: str) -> None:
+    oracle = users(**{member: value})
+    with pytest.raises(OracleError, match=f"`{member}` of oracle Mine {words}, or leave it out"):
+        used(oracle, member)
+
+
+@pytest.mark.parametrize(
+    "member", ["version", "made_of", "cacheable", "is_relative", "max_outage_s", "price", "close"]
+)
+def test_a_member_that_raises_is_named(member: str) -> None:
+    def boo(oracle):
+        raise RuntimeError("boo")
+
+    sick = UsersOracle(type("Sick", (), {member: property(boo)})())
+    words = f"`{member}` of oracle Sick raised RuntimeError: boo; give a value, or leave it out"
+    with pytest.raises(OracleError, match=words):
+        used(sick, member)
+
+
+def test_what_its_methods_raise_is_named() -> None:
+    def boo(*arguments):
+        raise RuntimeError("boo")
+
+    sick = users(price=boo, bind=boo, close=boo, metrics=property(boo))
+    with pytest.raises(
+        OracleError, match=r"`price` of oracle mine raised RuntimeError: boo, asked about train/0/0/0"
+    ):
+        sick.price(QUESTION)
+    with pytest.raises(OracleError, match="`bind` of oracle Mine raised RuntimeError: boo; repair it"):
+        sick.bind()
+    with pytest.raises(OracleError, match=r"`metrics` of oracle Mine raised .* boo; give numbers by name"):
+        _ = sick.metrics
+    with pytest.warns(OatWarning, match="oracle Mine could not be closed: RuntimeError: boo"):
+        sick.close()
+    with pytest.raises(OracleError, match=r"`price` of oracle mine returned 3; return an oat.types.Price"):
+        users(price=lambda self, question: 3).price(QUESTION)
+
+
+def test_a_subclass_without_its_methods_is_none() -> None:
+    with pytest.raises(ConfigError, match="the oracle mine lacks submit and collect"):
+        make_oracle(type("Empty", (Oracle,), {"answers": "score"}), "mine", {})
+    with pytest.raises(ConfigError, match="the oracle mine must have `answers`"):
+        make_oracle(type("Vague", (Oracle,), {"submit": Bare.submit, "collect": Bare.collect}), "mine", {})
+
+
+def test_its_version_is_that_of_its_file_unless_it_says_one(tmp_path) -> None:
+    text = (
+        "class Mine:\n    answers, durable = 'score', False\n    submit = collect = lambda *arguments: []\n\n\n"
+        "class Said(Mine):\n    version = ''\n    made_of = {'a': {}}\n"
+    )
+    (tmp_path / "mine.py").write_text(text)
+    mine, said = (build_oracle(f"{tmp_path / 'mine.py'}:{name}", {}) for name in ("Mine", "Said"))
+    assert len(mine.version or "") == 16
+    assert [place.rpartition("/")[2] for place in mine.made_of] == ["mine.py"]
+    assert (said.version, said.made_of) == ("", {"a": {}})
+
+
+def test_a_wrapper_hands_on_every_member() -> None:
+    inner = FakeOracle(lambda question: 1.0)
+    inner.cacheable, inner.version, inner.max_outage_s, inner.made_of = False, "v", 1.0, {"a": {}}
+    wrapper = Wrapper(inner)
+    for member in MEMBERS:
+        assert getattr(wrapper, member) == getattr(inner, member), member
+    wrapper.name = "outer"
+    assert (wrapper.name, inner.name) == ("outer", "")
