@@ -240,11 +240,12 @@ MISTAKES: dict[str, tuple[str, list[str], list[str]]] = {
     "no such algorithm": ("5e-4", ["--algorithm.name", "gpro"], ["--algorithm.name: ", "`grpo`"]),
     "no such engine": ("5e-4", ["--engine.name", "trch"], ["--engine.name: ", "`torch`"]),
     "no such explorer": ("5e-4", ["--explorer.name", "apl2"], ["--explorer.name: ", "none"]),
-    "a router by path, which nothing reads yet": (
+    "a router, of which there are none": (
         "5e-4",
         ["--router.name", "mine.py:function"],
-        ["--router.name: ", "one"],
+        ["--router.name: ", "'mine.py:function'", "remove `router`", "mixture"],
     ),
+    "a field of the section that there was": ("5e-4", ["--router.by", "x"], ["--router.by: ", "`router.by`"]),
     "an algorithm that is a function": (
         "5e-4",
         ["--algorithm.name", "mine.py:function"],
@@ -567,6 +568,16 @@ def test_a_section_that_needs_no_field_may_be_empty_or_missing(here: Path) -> No
         encoding="utf-8",
     )
     assert resolved("run.yaml").prompts.epochs == 2
+
+
+@pytest.mark.parametrize("section", [{"name": "one"}, {}, None, "one"])
+def test_the_router_of_an_older_configuration_is_read_and_left_out(here: Path, section: Any) -> None:
+    """There was one, and every configuration of a run has it."""
+    without = resolved("run.yaml")
+    assert resolved("run.yaml", "--router.name", "one") == without
+    (here / "run.yaml").write_text(yaml.safe_dump({**yaml.safe_load(MINIMAL), "router": section}))
+    assert resolved("run.yaml") == without
+    assert "router" not in to_yaml(without)
 
 
 @pytest.mark.parametrize("field", ["path", "reference"])

@@ -1,11 +1,16 @@
 """Explorers that need no ensemble."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from oat.collector import Collector
 from oat.errors import ConfigError
 from oat.explore.rules import NoExploration
-from oat.types import Group, Key, Message, Plan, Prompt, Segment, Trajectory
+from oat.seeds import Seeds
+from oat.types import UNASKED, Group, Key, Message, Plan, Prompt, Question, Segment, Trajectory
 
 
 def group(occurrence, *texts):
@@ -17,6 +22,19 @@ def group(occurrence, *texts):
 def choose(kind, *groups):
     keys = [Key("train", 3, 0, one.prompt.occurrence) for one in groups]
     return NoExploration(kind).choose(groups, keys, {}, np.random.default_rng(0))
+
+
+def test_a_question_without_an_address_goes_to_the_oracle_of_training() -> None:
+    """One that has an address keeps it."""
+    groups, plan = [group(0, "a", "b"), group(1, "a", "a")], Plan(2, {"sampler": 2}, 2)
+    asked: list[Question] = []
+    actor = SimpleNamespace(sample=lambda *arguments: groups, score=lambda *arguments: {})
+    ledger = SimpleNamespace(ask=lambda step, round, groups, questions: asked.extend(questions))
+    boxes: Any = (None, actor, NoExploration("compare"), "mine", ledger, Seeds(0))
+    collector = Collector(*boxes, plans=lambda step: plan, last=1, max_outstanding=0)
+    collector._ask(0, 0, [each.prompt for each in groups], plan)
+    assert [question.oracle for question in asked] == ["mine", UNASKED]
+    assert [question.key.occurrence for question in asked] == [0, 1]
 
 
 def test_it_needs_nothing_and_widens_nothing():

@@ -149,7 +149,6 @@ REFUSED: dict[str, Any] = {
     "engine.dtype": "bfloat16",
     "engine.threads": 2,
     "explorer.name": "explorer.py:Own",
-    "router.name": "router.py:Own",
     "compute.profile": "gpu",
     "compute.threads": 2,
 }

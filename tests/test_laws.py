@@ -13,7 +13,7 @@ import oat
 ROOT = Path(oat.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 BOXES = ("algorithms", "engines", "explore", "oracles")
-PROTOCOLS = {f"oat.{box}.base" for box in BOXES} | {"oat.oracles.router"}
+PROTOCOLS = {f"oat.{box}.base" for box in BOXES}
 """Modules of a box that hold its protocol and simplest form; everybody may know them."""
 
 MAY_IMPORT = {
@@ -26,7 +26,7 @@ MAY_IMPORT = {
         "protocols rollout rundir runtime seeds text tracking types"
     ),
     "cli": "build commands config control errors files loop plugins quickstart reports",
-    "collector": "explore oracles protocols seeds types",
+    "collector": "explore protocols seeds types",
     "commands": (
         "build config data engines errors evaluation files hardware learner ledger loop "
         "metrics models oracles reports rollout rundir seeds text tracking types"

@@ -1,4 +1,4 @@
-"""Oracles made of plain functions, rules, preferences from scores, names and routes."""
+"""Oracles made of plain functions, rules, preferences from scores, names."""
 
 import asyncio
 import functools
@@ -18,7 +18,6 @@ from oat.errors import ConfigError, OracleError
 from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle
-from oat.oracles.router import OneOracle
 from oat.oracles.rules.exact import exact_match
 from oat.types import Key, Message, Question
 
@@ -480,14 +479,6 @@ def test_oracles_by_name(users):
 def test_names_and_options_that_do_not_fit(users, name, options, message):
     with pytest.raises(ConfigError, match=message):
         build_oracle(name.format(users=users), options)
-
-
-def test_one_oracle_fills_empty_addresses():
-    asked = [question(0, ["a"]), question(1, ["b"], oracle="none")]
-    routed = OneOracle("mine").route(asked)
-    assert [one.oracle for one in routed] == ["mine", "none"]
-    assert [one.key for one in routed] == [one.key for one in asked]
-    assert asked[0].oracle == ""
 
 
 def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> None:

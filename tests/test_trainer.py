@@ -45,6 +45,16 @@ def objects(world: World) -> dict[str, Any]:
     return {"model": model, "tokenizer": tokenizer, "prompts": {"path": records, "reference_key": "answer"}}
 
 
+def test_the_router_of_older_lines_is_left_out(world: World, tmp_path: Path) -> None:
+    without = Trainer(**lines(world, tmp_path / "run")).config
+    for router in ("one", {"name": "one"}):
+        assert Trainer(**lines(world, tmp_path / "run", router=router)).config == without
+    with pytest.raises(
+        ConfigError, match=r"oat.Trainer\(router=...\): router.name is 'two', and there are no"
+    ):
+        Trainer(**lines(world, tmp_path / "run", router="two"))
+
+
 def test_it_is_the_run_of_the_command_line(world: World, tmp_path: Path) -> None:
     """Bitwise, but for the name of the oracle in the ledger; as well with a model, records and functions that
     are given as objects."""

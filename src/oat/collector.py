@@ -1,11 +1,11 @@
-"""The collector: fills the ledger for a step. The only caller of actor, explorer and router."""
+"""The collector: fills the ledger for a step. The only caller of actor and explorer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from oat.explore.base import Explorer
-from oat.oracles.router import Router
 from oat.protocols import Actor, Ledger, Plans, PromptSource
 from oat.seeds import Seeds
 from oat.types import Key, Plan, Prompt, Work
@@ -18,6 +18,7 @@ class Collector:
     """Samples, chooses and asks until a step has its questions.
 
     Args:
+        oracle: the address that a question gets which the explorer gave none.
         plans: of all steps.
         last: steps of the run; no questions are asked ahead for later ones. None: it has no end.
         max_outstanding: questions asked beyond those that are due.
@@ -31,7 +32,7 @@ class Collector:
         prompts: PromptSource,
         actor: Actor,
         explorer: Explorer,
-        router: Router,
+        oracle: str,
         ledger: Ledger,
         seeds: Seeds,
         *,
@@ -42,7 +43,7 @@ class Collector:
         self.prompts = prompts
         self.actor = actor
         self.explorer = explorer
-        self.router = router
+        self.oracle = oracle
         self.ledger = ledger
         self.seeds = seeds
         self.plans = plans
@@ -107,7 +108,8 @@ class Collector:
         keys = [Key("train", step, round, prompt.occurrence) for prompt in batch]
         scores = self.actor.score(groups, sorted(self.explorer.needs))
         chosen = self.explorer.choose(groups, keys, scores, self.seeds.at("explore", step, round))
-        self.ledger.ask(step, round, groups, self.router.route(chosen))
+        questions = [each if each.oracle else replace(each, oracle=self.oracle) for each in chosen]
+        self.ledger.ask(step, round, groups, questions)
 
 
 def _reached(work: Work) -> dict[str, float]:

@@ -121,7 +121,7 @@ class Trainer:
                 name: dict(value) if isinstance(value, Mapping) else value for name, value in sections.items()
             },
         }
-        for section in ("engine", "explorer", "router"):
+        for section in ("engine", "explorer"):
             if section in tree:
                 tree[section] = {
                     "name": Config.__dataclass_fields__[section].default.name,

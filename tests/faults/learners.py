@@ -91,7 +91,6 @@ def item(
     rows = tuple(trajectory(ids, is_trained) for ids in responses)
     group = Group(Prompt(number + 1, number, (Message("user", f"{number}+1="),)), rows)
     kind = run.objectives[0].requires.feedback
-    assert kind != "none"
     question = Question.about(group, Key("train", 0, 0, number), kind, tuple(range(len(rows))), "o")
     if kind == "score":
         return Item(

@@ -54,10 +54,9 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     known: dict[str, type] = {
         "engine": TorchEngineConfig,
         "explorer": choices,
-        "router": NoOptions,
         "algorithm": algorithm.Config,
     }
-    names = {"engine": ["torch"], "explorer": ["none"], "router": ["one"]}
+    names = {"engine": ["torch"], "explorer": ["none"]}
     parts: dict[str, Any] = {}
     for section, cls in known.items():
         component: Component = getattr(config, section)
@@ -130,7 +129,6 @@ def make_objective(config: Config) -> Objective:
 def make_explorer(config: Config, requires: Requires) -> Explorer:
     """NoExploration, or a user's class: constructed with (kind), or (kind, config) where it has a dataclass
     `Config`."""
-    assert requires.feedback != "none", "an objective without feedback needs no explorer"
     if config.explorer.name == "none":
         return NoExploration(requires.feedback, reads_text=config.oracle.name not in BUILTIN)
     cls: Callable[..., Explorer] = load_symbol(config.explorer.name)

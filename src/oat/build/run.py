@@ -39,7 +39,6 @@ from oat.models.causal_lm import CausalLM
 from oat.models.loading import is_outlined
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
-from oat.oracles.router import OneOracle
 from oat.rollout.actor import Actor, RecordedActor
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.rundir.checkpoints import Checkpoints
@@ -127,7 +126,7 @@ def build(
         "last": stop.last,
         "max_outstanding": config.oracle.max_outstanding,
     }
-    collector = Collector(prompts, trained, explorer, OneOracle(next(iter(asked))), ledger, seeds, **ahead)
+    collector = Collector(prompts, trained, explorer, next(iter(asked)), ledger, seeds, **ahead)
     evaluation = make_evaluation(
         resolved,
         run_inputs,

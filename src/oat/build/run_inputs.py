@@ -233,7 +233,6 @@ def _asked(config: Config, requires: Requires) -> tuple[dict[str, Oracle], Oracl
     """The oracle that training asks, by its address; and the one of that name, from whose scores its
     preferences may be made."""
     kind = requires.feedback
-    assert kind != "none", "an objective without feedback asks no oracle"
     name = config.oracle.name
     oracle = _named(config, name, config.oracle.options, kind)
     _check_outage(config, name, oracle)

@@ -121,6 +121,8 @@ def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: 
         raise ConfigError(
             f"{where(path, origins)}: expected fields of {_dotted(path)}, got {data!r}; write {hint}"
         )
+    if cls is Config:
+        data = _without_router(data, origins)
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in data.items():
@@ -141,6 +143,27 @@ def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: 
                 f"{where(path, origins)}: the field `{field}` is missing; add it, or pass --{field}"
             )
     return cls(**values)
+
+
+def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]:
+    """The fields of a configuration without the section `router`, which older ones have: there was one router,
+    `one`, and so nothing to choose.
+
+    Raises:
+        ConfigError: it names another one, or has other fields.
+    """
+    section = tree.get("router")
+    fields = section if isinstance(section, Mapping) else {"name": section}
+    for key in fields:
+        if key != "name":
+            raise unknown_field(("router", str(key)), ["name"], origins)
+    if fields.get("name") not in (None, "one"):
+        raise ConfigError(
+            f"{where(('router', 'name'), origins)}: router.name is {fields['name']!r}, and there are no routers: "
+            "every question goes to the oracle of the section `oracle`; remove `router`, and where rows of the data "
+            "need different oracles, name them in a mixture (docs/oracles/mixtures.md)"
+        )
+    return {name: value for name, value in tree.items() if name != "router"}
 
 
 def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str = "") -> ConfigError:

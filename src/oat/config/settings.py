@@ -1,6 +1,6 @@
 """The tree of a configuration: every section and field, its type, its default, and what it means.
 
-Sections with a `name` (engine, explorer, oracle, router, algorithm) may name one of ours,
+Sections with a `name` (engine, explorer, oracle, algorithm) may name one of ours,
 `path/to/file.py:Name` or `package.module:Name`; the fields such a part reads stand beside its name and are
 checked by `oat.build.resolve`, which knows the parts. `oat.config.load` reads and writes the tree.
 """
@@ -422,7 +422,6 @@ class Config:
     render: RenderConfig = RenderConfig()
     engine: Component = Component("torch")
     explorer: Component = Component("none")
-    router: Component = Component("one")
     evaluation: EvaluationConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from oat.types.questions import Kind
 from oat.types.sampling import Trajectory
 
 if TYPE_CHECKING:
@@ -34,14 +35,15 @@ class Requires:
     """What an objective needs from the house.
 
     Attributes:
-        feedback: the kind of answers, or "none".
+        feedback: the kind of answers. One that learns from recorded responses alone has "score", and
+        `reads_answers = False`.
         slots: engine slots it samples from.
         models: learner models it reads or trains.
         ratio_based: its loss divides by the probability of sampling, so it needs the sampled distribution
         exactly.
     """
 
-    feedback: Literal["compare", "score", "none"]
+    feedback: Kind
     slots: frozenset[str] = frozenset({"sampler"})
     models: frozenset[str] = frozenset({"policy"})
     ratio_based: bool = False

@@ -42,7 +42,7 @@ class Question:
     Attributes:
         candidates: the texts asked about.
         picks: for each candidate, its place among the group's trajectories.
-        oracle: the address; empty until the router fills it, "none" for a question that is not asked, whose
+        oracle: the address; empty until the collector fills it, "none" for a question that is not asked, whose
         items are masked.
         known: one value a candidate known beforehand, for the oracles that ask nobody; empty where there is
         none.
