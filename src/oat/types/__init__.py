@@ -1,4 +1,7 @@
-"""The values that travel between the boxes, and the notation of the whole project.
+"""The values that travel between the boxes, and the notation and the words of the whole project.
+
+Values are frozen dataclasses of numbers, strings, tuples, dicts, numpy arrays and tensors, so each survives
+`oat.wire`.
 
 Axes, used as suffixes of names and in docstrings:
 
@@ -7,13 +10,53 @@ Axes, used as suffixes of names and in docstrings:
     T   tokens of one sequence          K   trained tokens of the rows at hand, flat, in row order
     V   vocabulary                      M   members of an ensemble
 
-`policy` is being learned, `sampler` produced the tokens, `reference` is frozen. Log-probabilities are float32
-nats; `recorded` ones were kept at sampling, `old` ones are the policy's at `prepare`. `raw` means temperature
-1 and the whole vocabulary; `sampled` means the distribution that was really drawn from, after temperature,
-top-k, top-p and min-p.
+Words. Models and log-probabilities:
 
-Values are frozen and made of numbers, strings, tuples, dicts and numpy arrays, so that each survives
-`oat.wire`.
+    policy          the model that is learned
+    sampler         the weights that produced the tokens: the policy's, or those of some steps ago
+    reference       the model that the policy is tied to: frozen, or following the policy
+    version         the number of updates that a model has had
+    slot            the name under which an engine holds weights: `sampler`, `policy`, `reference`
+    receipt         version and checksums that an engine reads back after weights were loaded into a slot
+    log-probability float32, nats. `raw`: at temperature 1, over the whole vocabulary. `sampled`: under the
+                    distribution that was drawn from, after temperature, top-k, top-p and min-p
+    recorded        of log-probabilities: as they were kept at sampling
+    old             of log-probabilities: the policy's at `prepare`; the denominator of importance ratios
+    kept set        the ids that could be drawn for a token, after top-k, top-p and min-p
+
+From prompts to answers:
+
+    prompt          a conversation to be continued, with the further columns of its record
+    trajectory      a prompt and one response as token ids, sampled or recorded, never padded
+    segment         a run of a trajectory's tokens by one author: the model, or the context that it reads
+    group           a prompt with its trajectories; it stays together from the actor to the loss
+    round           the prompts that a step takes at a time; their questions are recorded in one transaction
+    candidate       a response that a question is about
+    question        what an oracle is asked about a group: compare two candidates, or score any number
+    query           one priced item of a question: a scored candidate, or a compared pair
+    answer          what an oracle says to a question: values, each with a mark
+    mark            of a value: `ok`, `tie`, `abstain`, `failed`, or `unpaid`, which was never asked
+    ticket          the string by which an oracle names a question that it has not answered yet
+    wave            questions that are sent together, because their highest price fits the budget
+    budget          the limits of a purpose, in queries, tokens and money
+    purpose         what questions are asked for: `train`, `eval`, or `gold`, an evaluation's second oracle
+    ledger          the record of every question, answer and price of a run, in SQLite
+    feedback        the answered questions that a step learns from, in recorded order
+
+From feedback to weights:
+
+    objective       what is learned of feedback: an algorithm, made with its settings
+    batch           the rows that an objective prepares of feedback, with their columns
+    row             of a batch: a trajectory. Of metrics: a line of `metrics.jsonl`. Of data: a record's place
+    unit            rows of a batch that stay in one forward pass, such as the two of a pair
+    column          a tensor of a batch, cut by the last letter of its name, which is its axis
+    step            one turn of the loop: fill, take, learn. Step n leads from row n of metrics to row n + 1
+    optimiser step  one step of Adam. It learns from a mini-batch, whose gradient is accumulated over
+                    micro-batches
+    update          the optimiser steps that a step of the loop makes of one batch
+    replay buffer   the older feedback that a step learns from beside its own
+    run directory   the folder of a run: configuration, ledger, metrics, checkpoints
+    checkpoint      the state of every part before a step: what a run continues, forks or rolls back to
 """
 
 from oat.types.conversation import Message, Prompt

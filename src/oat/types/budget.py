@@ -1,9 +1,9 @@
-"""What a run may spend: in queries, tokens and money.
+"""Budgets: what a run may spend, in queries, tokens and money.
 
-The most that a question can cost is reserved when it is asked, so the limits are never passed, whoever asks
-and however many at a time. What it did cost counts once a step has taken its answer; with a limit in tokens
-or money, where that is far less, once its wave is answered (`ledger/waves.py`). Whether a question can be
-paid depends on what is on record only.
+The ledger reserves the most that a question can cost when it asks, so the limits are never passed, whoever
+asks and however many at a time. The real cost counts once a step has taken the answer; with a limit in tokens
+or money, where the real cost is far less, once the question's wave is answered (`ledger/waves.py`). Whether a
+question can be paid depends on what is on record only.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from oat.types import Price, Spent
 
 _SLACK = 1e-9
-"""Of a limit in money: sums of the same costs in another order differ by less."""
+"""Relative slack of a limit in money: sums of the same costs in another order differ by less."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Budget:
 
     @classmethod
     def of(cls, price: Price) -> "Budget":
-        """As much as this, and no more."""
+        """The budget that allows this price and no more."""
         return cls(price.queries, price.tokens, price.cost)
 
     def allows(self, price: Price) -> bool:
-        """Whether so much may be spent altogether."""
+        """True if the limits allow this price as the sum of all that is spent."""
         pairs = (
             (price.queries, self.queries),
             (price.tokens, self.tokens),
@@ -41,7 +41,7 @@ class Budget:
         return all(limit is None or spent <= limit for spent, limit in pairs)
 
     def within(self, price: Price) -> Price:
-        """As much of it as may be spent."""
+        """The price, lowered to the limits."""
         queries, tokens = (
             min(most, limit) if limit is not None else most
             for most, limit in ((price.queries, self.queries), (price.tokens, self.tokens))
@@ -49,8 +49,8 @@ class Budget:
         return Price(queries, tokens, price.cost if self.cost is None else min(price.cost, self.cost))
 
     def used_up(self, spent: Spent) -> str | None:
-        """Why nothing more can be bought for now, or None; answers may turn out cheaper than what is set
-        aside for them."""
+        """Why nothing more can be bought for now, or None. It is "for now" because answers may turn out
+        cheaper than what is reserved for them."""
         pairs = {
             "queries": (spent.price.queries, self.queries),
             "tokens": (spent.price.tokens, self.tokens),
@@ -69,8 +69,12 @@ class Budget:
         return None
 
     def beside(self, spent: Price, price: Price, section: str) -> str:
-        """A price that is not allowed beside what was spent, for messages: in the units that it is too much
-        in."""
+        """A price that is not allowed beside what was spent, in words: for each unit whose limit it would
+        pass, how much it takes, how much is spent, and the setting.
+
+        Args:
+            section: of the configuration, which has the limits.
+        """
         units = ("queries", "tokens", "cost")
         found = [
             (name, getattr(price, name), getattr(spent, name), limit)
@@ -92,16 +96,15 @@ class Budget:
 
     @property
     def is_known_late(self) -> bool:
-        """Whether what a question takes of it is known only from its answer: tokens and money."""
+        """True if there is a limit in tokens or money: how much a question took of it is known from its answer."""
         return self.tokens is not None or self.cost is not None
 
 
 def in_money(cost: float) -> str:
-    """A cost for people, in the oracle's own currency: two decimals, and below 1 three digits, however small
-    they are."""
+    """A cost for people, in the oracle's own currency: two decimals, or three significant digits below 1."""
     return f"{cost:,.2f}" if cost == 0 or cost >= 1 else f"{cost:.3g}"
 
 
 def _number(value: float) -> str:
-    """Without the last digits of sums of costs, which are rounding."""
+    """A number to ten digits: the last ones of a sum of costs are rounding."""
     return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Conversations, as data have them and as runs ask them."""
+"""Conversations and prompts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ class Message:
     """One message of a conversation.
 
     Attributes:
-        fields: what the data say of it beside role and text (`name`, `tool_calls`, `reasoning_content`,
-            `weight`), none of it null; templates and reward functions get it.
+        fields: what the data have beside role and text (`name`, `tool_calls`, `reasoning_content`, `weight`),
+            none of it null; templates and reward functions get it.
     """
 
     role: str
@@ -20,7 +20,7 @@ class Message:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As data, templates and reward functions have it."""
+        """The form of data, templates and reward functions: one dict."""
         return {"role": self.role, "content": self.content, **self.fields}
 
     @classmethod
@@ -34,7 +34,7 @@ class Message:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """As it is stored: what `Message` takes, without fields where it has none."""
+        """The form in which it is stored: arguments of `Message`, without empty `fields`."""
         return (self.role, self.content, self.fields) if self.fields else (self.role, self.content)
 
 
@@ -44,12 +44,12 @@ class Prompt:
 
     Attributes:
         row: line of the record in its file, from 1.
-        occurrence: how many prompts the run had taken before this one; the same record taken twice has two
+        occurrence: prompts that the run had taken before this one; the same record taken twice has two
         occurrences.
-        messages: the raw conversation; what oracles see.
+        messages: the raw conversation, which oracles see.
         reference: the reference answer or response, if the data has one.
         columns: every further column of the record, by name.
-        is_chat: the data give messages, and so reward functions get messages too.
+        is_chat: the data have messages, so reward functions get messages too.
     """
 
     row: int

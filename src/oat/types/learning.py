@@ -1,5 +1,4 @@
-"""What is learned from answers: what a step collects, its batch and its losses, and the receipt for new
-weights."""
+"""Learning: the plan of a step, its batch and losses, and the receipt for new weights."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -17,12 +16,12 @@ Per = Literal["token", "sequence", "sequence_sum", "prompt", "constant", "pair",
 
 @dataclass(frozen=True)
 class Plan:
-    """What one step collects.
+    """The plan of one step.
 
     Attributes:
         prompts: prompts a round.
         samples: responses a prompt, by the slot that produces them, for example {"sampler": 8}.
-        questions: questions the step trains on.
+        questions: questions that the step learns from.
     """
 
     prompts: int
@@ -32,15 +31,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Requires:
-    """What an objective needs from the house.
+    """What an objective needs of a run.
 
     Attributes:
-        feedback: the kind of answers. One that learns from recorded responses alone has "score", and
-        `reads_answers = False`.
-        slots: engine slots it samples from.
-        models: learner models it reads or trains.
-        ratio_based: its loss divides by the probability of sampling, so it needs the sampled distribution
-        exactly.
+        feedback: the kind of answers. An objective that learns from recorded responses alone has "score", and
+            `reads_answers = False`.
+        slots: engine slots that it samples from.
+        models: models of the learner that it reads or trains.
+        ratio_based: its loss has importance ratios, which divide by the probability of sampling, so it needs
+            the sampled distribution exactly.
     """
 
     feedback: Kind
@@ -51,10 +50,10 @@ class Requires:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What an engine holds after a load, read back from the tensors it generates with.
+    """The weights that an engine holds after a load, read back from the tensors it generates with.
 
     Attributes:
-        version: the version it now calls this slot.
+        version: the version that the slot now has.
         checksums: CRC-32 of the bytes of every tensor, by name.
     """
 
@@ -65,10 +64,10 @@ class Receipt:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What `prepare` hands to the learner: the rows of one step and their columns.
+    """The rows of one step and their columns, as `prepare` hands them to the learner.
 
     Attributes:
-        rows: N trajectories, whose trained tokens, in row order, are the K axis; none where the models read
+        rows: N trajectories, whose trained tokens, in row order, are the K axis; empty if the models read
         features only.
         unit_of_N: (N,) from 0 upward; rows of one unit stay in one forward pass, in their order.
         group_of_N: (N,) from 0 upward.
@@ -76,7 +75,7 @@ class Batch:
         epochs: passes over the rows.
         minibatches: optimiser steps a pass.
         metrics: numbers about the batch, by metric name.
-        shuffle: whether each pass takes the units in a new order; otherwise as they stand.
+        shuffle: each pass takes the units in a new order; otherwise in the order of their numbers.
     """
 
     rows: tuple[Trajectory, ...]
@@ -96,14 +95,14 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """Unreduced terms of one part of an objective; the learner masks, weights and reduces them (see
-    `learner/reduction.py`).
+    """The unreduced terms of one part of a loss; the learner masks, weights and reduces them
+    (`learner/reduction.py`).
 
     Attributes:
         terms: (K,) for token, sequence, sequence_sum, prompt and constant; (U,) for pair; () for step.
         per: the reduction.
         coef: multiplies the reduced value.
-        constant: the length that `per="constant"` divides by.
+        constant: the length, in tokens, that `per="constant"` divides by.
     """
 
     terms: "torch.Tensor"

@@ -1,4 +1,4 @@
-"""What is asked about samples, what it costs, and what is answered."""
+"""Questions about samples, their prices, and their answers."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,15 +12,15 @@ Kind = Literal["compare", "score"]
 Mark = Literal["ok", "tie", "abstain", "failed", "unpaid"]
 
 UNASKED = "none"
-"""The oracle of questions that are not asked: they cost nothing and have no winner."""
+"""The oracle of questions that are not asked; they cost nothing and have no winner."""
 ENSEMBLE = "ensemble"
-"""The oracle of questions that the ensemble answers itself; they never teach it."""
+"""The oracle of questions that the ensemble answers itself; it never learns from them."""
 
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The address of a question in a run's ledger: one a group, so (purpose, step, round, occurrence) is
-    enough for training; `index` numbers several questions about one prompt in an evaluation."""
+    """The address of a question in a run's ledger. A group of training has one question, so (purpose, step,
+    round, occurrence) tells them apart; `index` numbers the questions about one prompt of an evaluation."""
 
     purpose: str
     step: int
@@ -34,19 +34,18 @@ class Key:
 
 @dataclass(frozen=True)
 class Question:
-    """One question, about one group.
+    """One question about one group.
 
-    `compare`: two candidates, the answer is the probability that the first wins. `score`: any number of
-    candidates, one value each.
+    A question of the kind `compare` has two candidates, and its answer is the probability that the first
+    wins; one of the kind `score` has any number of candidates, and a value for each.
 
     Attributes:
         candidates: the texts asked about.
         picks: for each candidate, its place among the group's trajectories.
-        oracle: the address; empty until the collector fills it, "none" for a question that is not asked, whose
-        items are masked.
-        known: one value a candidate known beforehand, for the oracles that ask nobody; empty where there is
-        none.
-        features: one row a candidate, (candidates, D) float32, for the ensemble's learning.
+        oracle: the address; empty until the collector fills it, "none" for a question that is not asked and
+        has no winner.
+        known: one value a candidate that is known beforehand, for the oracles that ask nobody; empty without.
+        features: (candidates, D) float32, one row a candidate, for the ensemble's learning.
         is_chat: as in `Prompt`.
         ids: for each candidate the ids that follow its prompt, (T,) int32; empty in a question that comes
         back from the ledger.
@@ -67,7 +66,7 @@ class Question:
 
     @property
     def size(self) -> int:
-        """Values of its answer."""
+        """The number of values of its answer."""
         return 1 if self.kind == "compare" else len(self.candidates)
 
     @classmethod
@@ -91,7 +90,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Price:
-    """What answers take: priced items (one a scored candidate, one a compared pair), tokens, and money in the
+    """What answers cost: queries (one a scored candidate, one a compared pair), tokens, and money in the
     oracle's own currency."""
 
     queries: int = 0
@@ -107,9 +106,9 @@ class Spent:
     """What a run had spent when a step had taken its answers.
 
     Attributes:
-        price: of what was taken, and the most that what waits may still take.
-        refused: the price of the cheapest question, taken then or waiting, that the budget did not allow;
-        None when all were paid.
+        price: of the answers that were taken, and the most that open questions may still cost.
+        refused: the price of the cheapest question, taken by that step or still waiting, that the budget did
+        not allow; None when all were paid.
         open: questions that are paid for and that no step has taken.
     """
 
@@ -123,15 +122,16 @@ class Answer:
     """The answer to one question.
 
     Attributes:
-        values: one p (compare) or one score a candidate (score); a value whose mark is not "ok" is not used.
-        marks: one a value; "tie" has no winner, "abstain" and "failed" have no value; "unpaid", which no
-            oracle says, was never asked, since the budget was spent.
-        queries: priced items it took: one a scored candidate, one a compared pair.
+        values: one probability (compare), or one score a candidate (score); a value whose mark is not "ok" is
+            not used.
+        marks: one a value. "tie" has no winner; "abstain" and "failed" have no value. "unpaid", which no
+            oracle says, was never asked, because the budget was spent.
+        queries: priced items: one a scored candidate, one a compared pair.
         cost: money, in the oracle's own currency.
         by: the oracle that answered.
         seconds: from submission to answer.
-        scores: compare: those of the two candidates, where the answer was made of scores, None for one that
-        has none; otherwise empty.
+        scores: of the two candidates of a comparison that was made of scores, None for one without; empty
+            otherwise.
     """
 
     key: Key
@@ -162,14 +162,14 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Feedback:
-    """What a step learns from, in the order the ledger recorded.
+    """The answered questions that a step learns from, in the order in which the ledger recorded them.
 
     Attributes:
-        step: the step that takes it; also the version of the policy's weights before this step's update.
-        queries: priced items of the answers that this step and those before it took.
+        step: the step that takes them; also the version of the policy's weights before this step's update.
+        queries: priced items of the answers that this step and all before it took.
         expired: answers that came too late for this step to learn from.
-        older: what earlier steps took and this one learns from again, oldest first; metrics are of `items`
-        alone.
+        older: items of earlier steps that this one learns from again (the replay buffer), oldest first;
+            metrics are of `items` alone.
         cost: of the same answers as `queries`, in the oracle's own currency.
     """
 

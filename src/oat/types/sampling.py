@@ -1,4 +1,4 @@
-"""What is sampled: how, of what, and what came."""
+"""Sampling: its settings, requests to engines, and the trajectories that come of them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,14 +10,14 @@ from oat.types.conversation import Prompt
 
 FinishReason = Literal["stop", "length", "aborted"]
 KEPT_LIMIT = 1024
-"""Most ids of a recorded kept set."""
+"""Most ids of a recorded kept set (`KeptSets`)."""
 _NOTHING = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn: divide by `temperature` (0 is greedy), then top-k, top-p and min-p, each over
-    what the one before it left.
+    """Settings of sampling. Logits are divided by `temperature` (0 is greedy); then top-k, top-p and min-p
+    apply, each to what the one before it left.
 
     Attributes:
         max_new_tokens: most tokens of a response.
@@ -25,7 +25,7 @@ class Sampling:
         top_p: keep the smallest set of most probable tokens whose probability reaches p; 1 keeps all.
         min_p: keep tokens at least `min_p` times as probable as the most probable one; 0 keeps all.
         stop: strings that end a response when they appear in it; their tokens stay.
-        keep_sets: record the kept set of every token (needed for ratios under truncation).
+        keep_sets: record the kept set of every token, which importance ratios under truncation need.
     """
 
     max_new_tokens: int
@@ -38,12 +38,13 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
+        """True if some ids of the vocabulary cannot be drawn."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class KeptSets:
-    """The tokens that could be drawn, for each of T tokens: `ids[offsets[t]:offsets[t + 1]]`."""
+    """The ids that could be drawn for each of T tokens: `ids[offsets[t]:offsets[t + 1]]` for token t."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -51,7 +52,7 @@ class KeptSets:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One response wanted from an engine.
+    """A request for one response of an engine.
 
     Attributes:
         ids: (L,) int32 prompt ids, at least one.
@@ -65,13 +66,13 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """What an engine returns for `requests[index]`.
+    """The response of an engine to `requests[index]`.
 
     Attributes:
-        ids: (T,) int32; a stop id or the tokens of a stop string are kept.
-        raw_logps, sampled_logps: (T,) float32.
-        kept: the kept sets when they were asked for and the sampling truncates.
-        version: the weights' version that produced every token.
+        ids: (T,) int32, with the stop id or the tokens of the stop string that ended it.
+        raw_logps, sampled_logps: (T,) float32 nats.
+        kept: the kept sets, if they were asked for and the sampling truncates.
+        version: of the weights that produced every token.
     """
 
     index: int
@@ -85,13 +86,13 @@ class Completion:
 
 @dataclass(frozen=True)
 class Work:
-    """What a box has computed so far.
+    """What a box has computed since it was first asked.
 
     Attributes:
         seconds: that it took.
         least_s: seconds that the machine needs for it at least (`oat.hardware.roofline`).
-        keys: cached keys that decoding computed with, a layer.
-        padded_keys: those among them that belong to no token.
+        keys: keys of the KV cache that decoding computed with, for each layer.
+        padded_keys: keys among them that belong to no token.
     """
 
     seconds: float = 0.0
@@ -108,7 +109,7 @@ class Work:
         )
 
     def since(self, before: "Work") -> "Work":
-        """What came after a moment."""
+        """The part that was computed after `before`."""
         return Work(
             self.seconds - before.seconds,
             self.least_s - before.least_s,
@@ -122,8 +123,10 @@ class Segment:
     """A run of tokens by one author. A `context` segment has ids only.
 
     Attributes:
+        ids: (T,) int32.
         mask: (T,) bool, which tokens may be trained.
-        versions: (T,) int32, the weights' version of each token.
+        versions: (T,) int32, the version of the weights that produced each token.
+        raw_logps, sampled_logps: (T,) float32 nats, recorded at sampling.
     """
 
     author: Literal["context", "model"]
@@ -137,13 +140,15 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """One sampled (or recorded) sequence, never padded; what the learner trains on, id by id.
+    """One sampled or recorded sequence, never padded. The learner trains on exactly these ids.
 
     Attributes:
-        slot: whose weights produced the model segments.
+        slot: the slot whose weights produced the model segments.
+        segments: the first one is the prompt.
         text: the decoded response for oracles and people, cut before a stop string.
         temperature: of the sampled distribution.
-        reward: known without asking: of the episode in an environment, or recorded with the data.
+        reward: a reward that is known without asking: an episode's in an environment, or one recorded with
+            the data.
     """
 
     slot: str
@@ -159,7 +164,7 @@ class Trajectory:
 
     @property
     def completion(self) -> np.ndarray:
-        """(T,) int32: the ids behind the prompt, which is the first segment."""
+        """(T,) int32: the ids after the prompt, which is the first segment."""
         return (
             self.segments[1].ids
             if len(self.segments) == 2
@@ -170,7 +175,8 @@ class Trajectory:
 
     @cached_property
     def trained(self) -> np.ndarray:
-        """(T,) bool: model tokens that may be trained. The first token has no predecessor and never is."""
+        """(T,) bool: model tokens that may be trained. The first token is never trained, since nothing comes
+        before it to predict it."""
         masks = [s.mask if s.mask is not None else np.zeros(len(s.ids), dtype=bool) for s in self.segments]
         trained = np.concatenate(masks)
         trained[:1] = False
@@ -187,7 +193,7 @@ class Trajectory:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The samples of one prompt; they stay together from the actor to the loss."""
+    """A prompt with its samples, which stay together from the actor to the loss."""
 
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
