@@ -1,7 +1,7 @@
-"""What a user can do wrong, and what can go wrong around a run.
+"""Errors and warnings: what a user can do wrong, and what can go wrong around a run.
 
 Every message says what happened, where, and what to do. Each class is also the nearest class of the standard
-library, so that `except ValueError` works, and each survives pickling (their arguments are their state).
+library, so that `except ValueError` works. Each survives pickling, since its arguments are its state.
 """
 
 import difflib
@@ -15,17 +15,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MAX_MESSAGE = 10_000
-"""Characters of a message, of whose middle the rest is left out: what to do stands at the end."""
+"""Most characters of a message. A longer one loses its middle, since its end says what to do."""
 _MAX_ERROR = 300
-"""Of what the error of somebody else's code says."""
+"""Most characters that are quoted of an error in a user's or a library's code."""
 _MOST_NAMES, _LONGEST_NAME = 200, 1000
-"""Of names that are listed, and of one that another is looked for."""
+"""Most names that are listed, and the longest name for which a near one is looked for."""
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class OatError(Exception):
-    """Base of all our exceptions; the command line prints it as one message, without a traceback, and exits
-    with `exit_code`."""
+    """The base of all our exceptions. The command line prints its message without a traceback and exits with
+    `exit_code`."""
 
     exit_code = 2
 
@@ -42,7 +42,7 @@ class DataError(OatError, ValueError):
 
 
 class TemplateError(OatError, ValueError):
-    """A chat template is missing, or rewrites history."""
+    """A chat template is missing, or changes earlier messages of a conversation."""
 
 
 class ShapeError(OatError, ValueError):
@@ -50,11 +50,11 @@ class ShapeError(OatError, ValueError):
 
 
 class ModelError(OatError, ValueError):
-    """A model or tokenizer cannot be loaded, or does what this code cannot follow."""
+    """A model or tokenizer cannot be loaded, or computes in a way that this code does not support."""
 
 
 class EngineError(OatError, ValueError):
-    """A request that the engine refuses."""
+    """The engine refuses a request or a setting."""
 
 
 class OracleError(OatError, RuntimeError):
@@ -64,7 +64,7 @@ class OracleError(OatError, RuntimeError):
 
 
 class NoReplyError(OracleError):
-    """A service gave no usable reply to a question, although others may have theirs."""
+    """A service gave no usable reply to a question; the replies to others may be usable."""
 
 
 class RefusalError(OracleError):
@@ -84,7 +84,7 @@ class RefusalError(OracleError):
 
 
 class OutageError(OracleError):
-    """No oracle's service has answered for longer than the run may wait; where it stood is on disk."""
+    """No oracle's service has answered for longer than the run may wait; the run's state is on disk."""
 
     exit_code = 4
 
@@ -138,7 +138,7 @@ class NonFiniteError(OatError, ArithmeticError):
 
 
 class AlarmError(OatError, RuntimeError):
-    """An alarm ended the run; where it stood is on disk."""
+    """An alarm ended the run; its state is on disk."""
 
     exit_code = 3
 
@@ -152,7 +152,7 @@ class ContractError(OatError, AssertionError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run ends, and where it stood is on disk.
+    """A signal ends the run; its state is on disk.
 
     Attributes:
         exit_code: 75 for SIGTERM ("try again"), 130 for Ctrl-C.
@@ -168,12 +168,11 @@ class Again(KeyboardInterrupt):
 
 
 class OatWarning(UserWarning):
-    """What a run says and goes on; the command line prints it as one line on stderr."""
+    """A warning of a run that goes on; the command line prints it as one line on stderr."""
 
 
 def warn(text: str) -> None:
-    """Warn through the `warnings` module, at the line outside this package that led here, whatever lies
-    between."""
+    """Warn through the `warnings` module, at the outermost call from outside this package into it."""
     ours, frame = sys._getframe(1), sys._getframe(1).f_back
     while frame is not None:
         ours = frame if frame.f_code.co_filename.startswith(_PACKAGE) else ours
@@ -191,9 +190,9 @@ def warn(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Text for a terminal or a page: what a terminal would obey, or what would change the order of letters
-    (control codes, escapes, marks of direction), stands there as JSON writes it, `\\u001b`. Lines stay lines;
-    everything that people can see stays as it is."""
+    """Text for a terminal or a page. Characters that a terminal would obey, or that change the order of
+    letters (control codes, escapes, marks of direction), are written as JSON escapes, `\\u001b`; line breaks,
+    tabs and everything visible stay."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] if ord(c) != 0x7F else "\\u007f"
         for c in text
@@ -201,8 +200,8 @@ def printable(text: str) -> str:
 
 
 def is_signal(error: BaseException) -> bool:
-    """Whether an error is a person's Ctrl-C, or a signal to the run; users' code may also raise a
-    KeyboardInterrupt itself."""
+    """True if an error is a person's Ctrl-C or a signal to the run, and no KeyboardInterrupt that users' code
+    raised itself."""
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return False
     return (
@@ -212,8 +211,8 @@ def is_signal(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """The class and the text of an error of somebody else's code, in one line: its beginning, and the class
-    alone where the text cannot be had."""
+    """The class and the beginning of the text of an error in a user's or a library's code, in one line; the
+    class alone if its text cannot be made."""
     kind = shortened(type(error).__name__)
     try:
         text = " ".join(shortened(str(error), _MAX_ERROR).split())
@@ -225,7 +224,7 @@ def described(error: BaseException) -> str:
 
 
 def shown(value: object, most: int = 80) -> str:
-    """The beginning of a value as Python writes it; of one that cannot be written its class."""
+    """The beginning of a value's repr; its class if the repr fails."""
     if isinstance(value, str):
         return repr(shortened(value, most))
     try:
@@ -237,7 +236,8 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """A text of at most so many characters, and then three dots; whatever methods its class has."""
+    """The first `most` characters of a text, with three dots if there are more. A subclass's own methods are
+    not called."""
     return str.__getitem__(text, slice(0, most)) + ("..." if str.__len__(text) > most else "")
 
 

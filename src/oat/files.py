@@ -1,10 +1,10 @@
-"""Files that are whole after a kill, errors of a full disk that say what is free, JSON that may be damaged,
-where a database may lie, and relative paths, which lead from where a command, a `Trainer` or a run began,
-whatever the working directory becomes meanwhile.
+"""Files: atomic writes, errors of a full disk that say what is free, damaged JSON, where a database may lie,
+and relative paths.
 
-A user's reward, callback or data function may change the working directory at any time. Names stay as they
-were given wherever they are written down or held against each other (`config.yaml`, cards, digests), so that
-a run may be moved; only what opens a file asks here.
+Relative paths are seen from the folder where a command, a `Trainer` or a run began, because a user's reward,
+callback or data function may change the working directory at any time. Names stay as they were given wherever
+they are written down or compared (`config.yaml`, cards, digests), so that a run may be moved; only code that
+opens a file makes them absolute here.
 """
 
 import errno
@@ -21,7 +21,7 @@ from typing import Any
 from oat.errors import LedgerError, OatError
 
 _COMPILED = re.compile(r"\(os error (\d+)\)")
-"""What the errors of libraries in Rust say of one of the operating system."""
+"""How libraries written in Rust name an error of the operating system."""
 _start: Path | None = None
 _MOUNTS = Path("/proc/self/mounts")
 _NETWORK = {
@@ -41,10 +41,10 @@ _NETWORK = {
 
 
 def parse_json(text: str | bytes) -> Any:
-    """JSON of a file that people, or a disk, may have damaged.
+    """The value of JSON text that people, or a disk, may have damaged.
 
     Raises:
-        ValueError: it is none, or is nested so deep that Python cannot read it.
+        ValueError: it is not JSON, or is nested so deep that Python cannot read it.
     """
     try:
         return json.loads(text)
@@ -53,15 +53,16 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader, or a kill, sees the old or the new one whole. Its folder has to be
-    there, so that none is made anew for a run whose directory has gone."""
+    """Replace a file so that a reader, or a kill, sees the old or the new one whole. The folder must exist:
+    none is made for a run whose directory has gone."""
     with replacing(path) as new:
         new.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write beside another one; it takes its place when this ends well, and otherwise is removed.
+    """A new file beside another one. It takes the other one's place when the body ends without an error, and
+    is removed otherwise.
 
     Raises:
         OSError: as `saying_what_is_free`.
@@ -81,8 +82,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def saying_what_is_free(path: Path) -> Iterator[None]:
-    """An error of the operating system within it also names the file, and how many bytes are free there. Such
-    errors also come as other classes: of safetensors, and plain `Exception` of tokenizers.
+    """Make errors of the operating system in the body name the file and how many bytes are free there. This
+    includes those that libraries raise as classes of their own: safetensors, and tokenizers as `Exception`.
 
     Raises:
         OSError: one came.
@@ -102,19 +103,19 @@ def saying_what_is_free(path: Path) -> Iterator[None]:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk, or this user's part of it, has no room."""
+    """True if the disk, or this user's quota of it, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def bytes_free(directory: Path) -> int:
-    """What may still be written to the disk of a directory, or of the nearest one above it that exists."""
+    """Bytes that are free on the disk of a directory, or of the nearest one above it that exists."""
     place = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.exists())
     return shutil.disk_usage(place).free
 
 
 class Standing:
-    """Files or folders as they are when this is made, by their inodes: what is moved away, removed or
-    replaced by another is no longer there."""
+    """Files or folders by their inodes, as they are when this is made: one that was moved away, removed or
+    replaced by another is lost."""
 
     def __init__(self, *paths: Path):
         self._known = {path.absolute(): found for path in paths if (found := _inode(path)) is not None}
@@ -124,10 +125,11 @@ class Standing:
         return all(_inode(path) == known for path, known in self._known.items())
 
     def refuse_lost(self, error: type[OatError]) -> None:
-        """What is written there now would be written beside the run, or be gone with its process.
+        """Refuse to go on without one of them: what is written now would lie beside the run, or be gone with
+        its process.
 
         Raises:
-            error: one of them is no longer there.
+            error: one of them is lost.
         """
         for path, known in self._known.items():
             if _inode(path) != known:
@@ -156,14 +158,14 @@ def sync_to_disk(path: Path) -> None:
 
 
 def read_only_address(path: Path, *, at_a_glance: bool = False) -> str:
-    """What SQLite opens a database by that stays as it is.
+    """The address by which SQLite opens a database to read it.
 
-    To read one with a write-ahead log SQLite makes a file beside it. Where this user may not, and there is no
-    log, nobody works on it, and the file alone has everything.
+    To read a database with a write-ahead log, SQLite makes a file beside it. If this user may not make one
+    and there is no log, nobody works on the database, its file has everything, and it is opened as immutable.
 
     Args:
-        at_a_glance: it is read in a moment, in which nobody begins to work on it; so no file is made where
-        the log has nothing.
+        at_a_glance: the database is read at once, before anybody can begin to work on it; no file is made if
+        the log is empty.
     """
     log = path.with_name(f"{path.name}-wal")
     has_log = log.exists() and (log.stat().st_size > 0 or not at_a_glance)
@@ -172,7 +174,8 @@ def read_only_address(path: Path, *, at_a_glance: bool = False) -> str:
 
 
 def refuse_network(path: Path) -> None:
-    """A mount later in the list covers earlier ones at its place.
+    """Refuse a file on a network file system. In the list of mounts a later one covers earlier ones at its
+    place.
 
     Raises:
         LedgerError: the file lies on a network file system.
@@ -191,13 +194,16 @@ def refuse_network(path: Path) -> None:
 
 
 def is_mounted(directory: Path) -> bool:
-    """Whether something is mounted at this very place, absolute and without symbolic links; also a folder of
-    the same disk."""
+    """True if something, even a folder of the same disk, is mounted at exactly this place.
+
+    Args:
+        directory: absolute, without symbolic links.
+    """
     return os.path.ismount(directory) or any(place == str(directory) for place, _ in _mounts())
 
 
 def _mounts() -> Iterator[tuple[str, str]]:
-    """Places and kinds of file systems; a place has its blanks as octal escapes in the list."""
+    """The place and the kind of each mounted file system; the list has blanks of a place as octal escapes."""
     if _MOUNTS.exists():
         for line in _MOUNTS.read_text(errors="replace").splitlines():
             _, escaped, kind, *_ = line.split(" ")
@@ -205,7 +211,7 @@ def _mounts() -> Iterator[tuple[str, str]]:
 
 
 def unwritten(ledger: Path, error: sqlite3.OperationalError | sqlite3.IntegrityError) -> LedgerError:
-    """What keeps a ledger from being written."""
+    """The error of a ledger that cannot be written, from SQLite's."""
     if isinstance(error, sqlite3.IntegrityError):
         return LedgerError(
             f"{ledger}: another process has written what this one was about to write ({error}); one "
@@ -222,8 +228,8 @@ def unwritten(ledger: Path, error: sqlite3.OperationalError | sqlite3.IntegrityE
 
 @contextmanager
 def seen_from(folder: Path | None = None) -> Iterator[None]:
-    """Within it relative paths are seen from a folder; by default from where it runs within already, or else
-    from the working directory."""
+    """In its body relative paths are seen from `folder`; by default from the folder of the enclosing
+    `seen_from`, or else from the working directory."""
     global _start
     before, _start = _start, folder or start()
     try:
@@ -233,21 +239,20 @@ def seen_from(folder: Path | None = None) -> Iterator[None]:
 
 
 def start() -> Path:
-    """The folder that relative paths are seen from, absolute."""
+    """The folder from which relative paths are seen, absolute."""
     return _start or Path.cwd()
 
 
 def seen(path: str | Path) -> Path:
-    """An absolute path. What leads upwards (`..`) is taken out, so that a folder which is yet to be made is
-    never another name of one that is there: what was made for nothing is removed again."""
+    """A path made absolute, without `..`. So a folder that is still to be made is never another name of one
+    that exists, which would be removed with it if it was made for nothing."""
     found = Path(path) if os.path.isabs(path) else start() / path
     return found.resolve() if ".." in found.parts else found
 
 
 def located(name: str) -> str:
-    """A name that is a path, or something else such as a hub id, for a library that looks from the working
-    directory: where the process has left its start and there is something of that name, its absolute path;
-    otherwise the name as it is."""
+    """A name for a library that looks from the working directory; it may be a path, or something else such as
+    a hub id. It becomes an absolute path if the process has left its start and that path exists."""
     there = seen(name)
     return name if _is_here() or not there.exists() else str(there)
 

@@ -1,6 +1,11 @@
 """The loop. Read this first.
 
-Everything around it is a box behind a protocol; no algorithm has a loop of its own.
+`steps` is the whole of it: one line for each box, and one place that decides whether a step is the last one.
+Every box is behind a protocol (`protocols.py`); no algorithm has a loop of its own.
+
+Rows of metrics are counted from 0, the start; row n + 1 closes step n, and tells of the state after n + 1
+updates. A checkpoint of step n is the state before step n. A run that is interrupted while it samples or
+evaluates saves the state before that, and with it the row that was still open.
 """
 
 import time
@@ -37,11 +42,11 @@ from oat.types import ENSEMBLE, Feedback
 Report = Callable[[int, dict[str, float]], None]
 
 ROW = "row"
-"""In a checkpoint, beside the parts: metrics of a row that is still to be closed."""
+"""Name, beside the parts of a checkpoint, of the metrics of a row that is still to be closed."""
 
 LEARNED = ("learner", "objective", ENSEMBLE)
-"""The parts that learning moves, and a roll back takes back. The others say where the run stands, and go
-on."""
+"""The parts that learning changes and a roll back takes back. The others say where the run stands, and keep
+going."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +54,14 @@ class Run:
     """The boxes of one run, as `oat.build.run` made them.
 
     Attributes:
-        objectives: what is learned each step; the first one owns the plan.
-        plans: the plan of each step, pure.
-        parts: every stateful part, by name.
+        objectives: what each step learns, one after another; the first one has the plan.
+        plans: the plan of each step, a function of its number.
+        parts: every part with a state, by name.
         start: metrics of row 0 that are known before the first step.
         notes: sentences for people, before the first step.
         chosen: settings that the configuration left open, by (section, field), as they were fixed when the
         run was built.
-        interruption: how it is asked to end before its end.
+        interruption: how a signal asks the run to end.
     """
 
     objectives: Sequence[Objective]
@@ -81,16 +86,17 @@ class Run:
 
 
 def train(run: Run, report: Report) -> str:
-    """Bring a run to its end, from its newest checkpoint. However it ends, what it saved is on disk then.
+    """Bring a run from its newest checkpoint to its end. When this returns or raises, what was saved is on
+    disk.
 
     Args:
-        report: called with (step, metrics) after each step.
+        report: called with the number and the metrics of each row.
     Returns:
-        Why it ended.
+        Why the run ended.
     Raises:
-        Interrupted: it was asked to end before that; where it stood is on disk.
-        OutageError: an oracle's service was away for too long; likewise.
-        AlarmError: an alarm ended it; where it stood is on disk.
+        Interrupted: a signal asked the run to end; its state is on disk.
+        OutageError: an oracle's service was away for too long; its state is on disk.
+        AlarmError: an alarm ended it; its state is on disk.
         CheckpointError: a checkpoint could not be written or read.
     """
     try:
@@ -104,11 +110,12 @@ def train(run: Run, report: Report) -> str:
 
 @dataclass(eq=False)
 class Row:
-    """A row of metrics, and the step that it closes: row `number` tells of the state after so many updates.
+    """A row of metrics, and the step that it closes.
 
     Attributes:
-        metrics: what is known of it so far.
-        is_closed: it was written before the loop began, so that the run goes on behind it.
+        number: updates that the row tells of.
+        metrics: the numbers that are known so far.
+        is_closed: the row was written before the loop began, and the run goes on after it.
         feedback: what the step learned from; None in row 0, which has no step.
         is_rolled_back: an alarm took what was learned back to a checkpoint.
         is_evaluated: an evaluation was due.
@@ -125,7 +132,7 @@ class Row:
 
     @property
     def step(self) -> int:
-        """The step that leads to this row; also the version of the weights that it begins with."""
+        """The step that the row closes; also the version of the weights with which that step begins."""
         return self.number - 1
 
     @property
@@ -141,8 +148,8 @@ class Row:
 def steps(run: Run, report: Report) -> str:
     """Take the steps that are left; returns why there are no more.
 
-    Whether a step is the last one is known once it has learned, and decides how its row is closed, so each
-    turn begins there: with the row of the step before, or with the one that the run goes on behind.
+    A step is known to be the last one only after it has learned, and a last step is evaluated and saved. So
+    each turn first closes the row of the step before, then takes the next step.
     """
     row = begin(run, report)
     while True:
@@ -166,8 +173,11 @@ def steps(run: Run, report: Report) -> str:
 
 
 def begin(run: Run, report: Report) -> Row:
-    """Take up the newest checkpoint; returns the row that the run goes on with, still open where the
-    checkpoint says so, or behind. A new run writes row 0."""
+    """Restore the newest checkpoint. A new run writes row 0.
+
+    Returns:
+        The last row; it is still open if the checkpoint was saved before it was closed.
+    """
     number, known = restore(run)
     run.tracking.open(number, is_closed=known is None)
     if run.alarms.begin(number) and number == 0:
@@ -182,7 +192,7 @@ def begin(run: Run, report: Report) -> Row:
 
 
 def write_first_row(run: Run, row: Row, report: Report) -> None:
-    """Row 0: the start, with an evaluation where there are any."""
+    """Write row 0, the start, with an evaluation if the run has any."""
     with run.interruption.at_once():
         row.is_evaluated = run.evaluation is not None
         if run.evaluation is not None:
@@ -198,12 +208,12 @@ def fill(run: Run, row: Row) -> None:
 
 
 def take(run: Run, row: Row) -> None:
-    """The answers that the step learns from; the ledger records them before it hands them out."""
+    """Take the answers that the step learns from; the ledger records them before it hands them out."""
     row.feedback = run.ledger.take(row.step, run.plans(row.step).questions)
 
 
 def learn(run: Run, row: Row) -> None:
-    """Have each objective prepare a batch, and the learner update on it."""
+    """Let each objective prepare a batch, and the learner update on it."""
     with clock(row.metrics, "time/learn_s"):
         feedback = run.buffer.fill(row.taken)
         row.metrics.add(step_metrics(row.taken))
@@ -215,7 +225,7 @@ def learn(run: Run, row: Row) -> None:
 
 
 def react_to_alarms(run: Run, row: Row) -> None:
-    """Hold the metrics of the update against the alarms; one of them may take what was learned back to a
+    """Hold the step's metrics against the alarms, one of which may take what was learned back to a
     checkpoint."""
     back = run.alarms.check(row.number, row.metrics.values, is_saved=run.checkpoints.due(row.step))
     if back is not None:
@@ -226,20 +236,21 @@ def react_to_alarms(run: Run, row: Row) -> None:
 
 
 def publish_weights(run: Run, row: Row) -> None:
-    """Give the sampler the new weights, when they are due or were taken back, and the reference its own."""
+    """Give the sampler's slot the policy's weights if that is due or they were rolled back, and the slot
+    `reference` its own if they have moved."""
     if row.is_rolled_back or run.weights.due(row.step):
         run.weights.sync(run.learner, version=row.number)
     run.weights.follow(run.learner)
 
 
 def count(run: Run, row: Row) -> None:
-    """What the boxes have counted by the end of the step."""
+    """Add what the boxes have counted by the end of the step."""
     row.metrics.add({"oracle/reasked": run.ledger.reasked, **run.ledger.reported})
     row.metrics.add({"weights/version": run.weights.sampler_version})
 
 
 def evaluate(run: Run, row: Row, *, is_last: bool) -> None:
-    """Evaluate the new weights, if that is due; the last ones always are."""
+    """Evaluate the new weights if that is due; it always is after the last step."""
     with or_saved(run, row.number, row.metrics.values):
         evaluation = run.evaluation
         if evaluation is not None and (is_last or evaluation.due(row.number, row.taken.queries)):
@@ -248,8 +259,7 @@ def evaluate(run: Run, row: Row, *, is_last: bool) -> None:
 
 
 def write_row(run: Run, row: Row) -> None:
-    """Hand the row to those who keep or show it. From the row on that follows an oracle's first change, each
-    one says how often one has changed."""
+    """Write the row. Once an oracle has changed, it says how many changes there were."""
     changes = run.ledger.changes(row.number, is_evaluated=row.is_evaluated)
     if changes:
         row.metrics.add({"oracle/changes": changes})
@@ -257,8 +267,8 @@ def write_row(run: Run, row: Row) -> None:
 
 
 def checkpoint(run: Run, row: Row, *, is_last: bool) -> None:
-    """Save the state behind the row, if that is due; the last one always is. What no checkpoint on disk will
-    need again, the ledger may drop."""
+    """Save the state after the row if that is due; it always is after the last step. Then the ledger may drop
+    what no checkpoint on disk needs any more."""
     if not (run.checkpoints.due(row.number) or is_last):
         return
     with clock(row.later, "time/save_s"):
@@ -270,9 +280,14 @@ def checkpoint(run: Run, row: Row, *, is_last: bool) -> None:
 def evaluation_metrics(
     run: Run, evaluation: Evaluation, step: int, feedback: Feedback | None = None
 ) -> Metrics:
-    """The metrics of an evaluation after `step` updates, the last of which learned from this. What fails in
-    it is said and counted; weights that do not verify and a ledger that cannot be written end the run, since
-    training shares them."""
+    """The metrics of an evaluation after `step` updates.
+
+    An evaluation that fails is warned of and counted, and the run goes on. But weights that do not verify, a
+    ledger that cannot be written and a lost run directory end the run, since training depends on them too.
+
+    Args:
+        feedback: what the last of these updates learned from.
+    """
     metrics = Metrics()
     with clock(metrics, "time/evaluate_s"):
         if evaluation.slot == "policy":
@@ -292,8 +307,7 @@ def evaluation_metrics(
 
 @contextmanager
 def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Iterator[None]:
-    """A run that is asked to end ends within it, or whose oracle is out of reach, with a checkpoint of the
-    state before it, unless there is one.
+    """If a signal or an outage ends the run in the body, save the state before it, unless that is saved.
 
     Args:
         row: metrics of a row that is not closed yet.
@@ -309,8 +323,7 @@ def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Ite
 
 
 def states(run: Run) -> dict[str, dict[str, Any]]:
-    """What every stateful part holds now, by part; tensors are those that learning overwrites, and no
-    copies."""
+    """The state of every part, by its name. Tensors are no copies: learning overwrites them."""
     return {part: box.state for part, box in run.parts.items()}
 
 
@@ -323,12 +336,12 @@ def save(
     row: Mapping[str, float] | None = None,
     is_last: bool,
 ) -> None:
-    """Have a checkpoint of these states written: tensors by "part/name", the rest as JSON. Before it, the
-    rows up to it are brought to disk.
+    """Let a checkpoint of these states be written: tensors by "part/name", the rest as JSON. Rows up to it are
+    brought to disk before.
 
     Args:
-        metrics: of the last of them, where it has just been closed.
-        row: metrics of the last of them, where it is still to be closed.
+        metrics: of the last row, if it has just been closed.
+        row: metrics of the last row, if it is still to be closed.
         is_last: nothing is learned after it.
     """
     run.tracking.flush()
@@ -348,8 +361,11 @@ def save(
 
 
 def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
-    """Load the newest checkpoint into every part, and every slot of the engines; returns the step to go on
-    with, and a row to be closed first."""
+    """Load the newest checkpoint into every part and every slot.
+
+    Returns:
+        The step to go on with, and the metrics of a row that is still to be closed, or None.
+    """
     step, row = 0, None
     loaded = run.checkpoints.load()
     if loaded is not None:
@@ -366,7 +382,7 @@ def take_up(
     tensors: Mapping[str, torch.Tensor],
     plain: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Give parts the states that a checkpoint has of them."""
+    """Load into parts the states that a checkpoint has of them."""
     for part in parts:
         mine = {
             name.removeprefix(f"{part}/"): tensor
@@ -378,7 +394,7 @@ def take_up(
 
 @contextmanager
 def clock(metrics: Metrics, name: str) -> Iterator[None]:
-    """Adds the seconds of its body to the metrics."""
+    """Add the seconds of the body to the metrics."""
     begin = time.perf_counter()
     yield
     metrics.add({name: time.perf_counter() - begin})

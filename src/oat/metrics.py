@@ -1,7 +1,7 @@
 """The one list of metric names, and the collection of a step's numbers.
 
-A user's own objective may add names under `user/`. `@k` stands for `@` and any number, `label` for a source
-of a mixture.
+A user's own objective may add names under `user/`. In the list `@k` stands for `@` and any number, `label`
+for the label of a source of a mixture.
 """
 
 import fnmatch
@@ -265,54 +265,52 @@ _UNITS = {
     "steps": ("buffer/age",),
     "version": ("weights/version", "lag/versions"),
     "count": (
-        *(
-            "alarms/raised",
-            "answers/expired",
-            "ensemble/pairs",
-            "optim/skipped",
-            "optim/steps",
-            "oracle/reasked",
-            "pairs/held_out",
-            "prompts/*",
-        ),
-        *(
-            "oracle/changes",
-            "oracle/outages",
-            "oracle/retries",
-            "reference/updates",
-            "rows/trained",
-            "sft/duplicates",
-            "kto/baseline_rows",
-        ),
-        *("buffer/questions", "eval/pairs/count"),
+        "alarms/raised",
+        "answers/expired",
+        "ensemble/pairs",
+        "optim/skipped",
+        "optim/steps",
+        "oracle/reasked",
+        "pairs/held_out",
+        "prompts/*",
+        "oracle/changes",
+        "oracle/outages",
+        "oracle/retries",
+        "reference/updates",
+        "rows/trained",
+        "sft/duplicates",
+        "kto/baseline_rows",
+        "buffer/questions",
+        "eval/pairs/count",
     ),
     "": ("kl/coef", "kto/*", "loss/*", "optim/*", "pairs/*", "eval/pairs/*"),
     "score": ("eval/*", "reward/*", "oracle/source/*"),
 }
-"""Patterns of names by unit, the first that matches; "" where a number has none of its own."""
+"""Patterns of names by unit, of which the first that matches counts; "" for numbers without a unit."""
 
 UNREPEATABLE = (
-    *("time/", "roofline/", "oracle/reasked"),
-    *(
-        "oracle/invalid_frac",
-        "oracle/latency_s",
-        "oracle/outages",
-        "oracle/position_bias",
-        "oracle/retries",
-        "oracle/source/",
-    ),
+    "time/",
+    "roofline/",
+    "oracle/reasked",
+    "oracle/invalid_frac",
+    "oracle/latency_s",
+    "oracle/outages",
+    "oracle/position_bias",
+    "oracle/retries",
+    "oracle/source/",
 )
-"""Names, or beginnings of names, that depend on clocks, machines or on restarts; left out of digests."""
+"""Names, or beginnings of names, whose numbers depend on clocks, machines or restarts; digests leave them
+out."""
 
 
 def listed(name: str) -> str:
-    """A metric's name as it stands in `NAMES`: `eval/pass@8` is `eval/pass@k`, `oracle/source/gsm8k` is
-    `oracle/source/label`."""
+    """A metric's name as `NAMES` has it: `eval/pass@k` for `eval/pass@8`, `oracle/source/label` for
+    `oracle/source/gsm8k`."""
     return re.sub(r"@[0-9]+$", "@k", "oracle/source/label" if name.startswith("oracle/source/") else name)
 
 
 def unit(name: str) -> str:
-    """What a metric is counted in; "" for what has no unit of its own, or is a user's."""
+    """The unit of a metric; "" for one without a unit, or a user's."""
     return next(
         (
             unit
@@ -324,12 +322,17 @@ def unit(name: str) -> str:
 
 
 class Metrics:
-    """The numbers of one step."""
+    """The numbers of one row, by name."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
+        """Add numbers; one of a name that is there already replaces it.
+
+        Raises:
+            ConfigError: a name is neither in `NAMES` nor under `user/`.
+        """
         for name, value in values.items():
             if listed(name) not in NAMES and not name.startswith("user/"):
                 raise ConfigError(
@@ -340,5 +343,5 @@ class Metrics:
 
 
 def repeatable(values: Mapping[str, float]) -> dict[str, float]:
-    """The numbers that two equal runs share."""
+    """The numbers that are the same in two equal runs."""
     return {name: value for name, value in values.items() if not name.startswith(UNREPEATABLE)}

@@ -1,10 +1,10 @@
-"""Randomness by address: a number is a function of the run's seed and of what it is for, never of what was
-drawn before it.
+"""Addressed random numbers: each is a function of the run's seed and of its purpose, never of what was drawn
+before it.
 
-Tokens use one uniform number each from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1,
-2, 3", SC 2011), keyed by (run seed, purpose, slot, step, round, prompt occurrence, sample index) and counted
-by token position. It is written here, vectorised over rows, because numpy's Philox makes one generator a key;
-its output equals the known answers of the paper's authors (see the tests).
+A token uses one uniform number from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", SC 2011). The key is (run seed, purpose, slot, step, round, prompt occurrence, sample index); the counter
+is the token's position. This module has its own implementation, vectorised over rows, because numpy's Philox
+makes one generator a key; the tests hold it against the known answers of the paper's authors.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Seeds:
         return int.from_bytes(digest, "little")
 
     def at(self, *address: str | int) -> np.random.Generator:
-        """A fresh generator for an address; calling twice gives the same numbers twice."""
+        """A new generator for an address; two calls give two generators of the same numbers."""
         return np.random.Generator(np.random.Philox(key=self.key(*address)))
 
 
@@ -56,7 +56,7 @@ def philox(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One uniform number a row, strictly between 0 and 1, with 52 random bits.
+    """One uniform number for each row, strictly between 0 and 1, with 52 random bits.
 
     Args:
         keys: (R,) uint64, from `Seeds.key`.

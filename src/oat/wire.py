@@ -1,9 +1,8 @@
-"""The encoding of values: bytes that carry our value types and nothing else.
+"""The encoding of values between processes: bytes that carry our value types and nothing else.
 
-Covered: numbers, strings, bytes, None, lists, tuples, sets, dicts with string keys, numpy arrays, tensors,
-and the dataclasses of `oat.types`. Not covered, on purpose: any other class. A decoder builds only what
-stands in its own table, so hostile bytes are an error and never code; the types of a dataclass's fields are
-not checked.
+It covers numbers, strings, bytes, None, lists, tuples, sets, dicts with string keys, numpy arrays, tensors,
+and the dataclasses of `oat.types`, and on purpose no other class. The decoder builds only classes of its own
+table, so hostile bytes are an error and never run code. It does not check the types of a dataclass's fields.
 """
 
 import dataclasses
@@ -41,11 +40,11 @@ _DTYPES = {
 
 
 def encode(value: Any) -> bytes:
-    """Bytes of a value.
+    """The bytes of a value.
 
     Raises:
-        WireError: the value, or something in it, does not travel: its type, a whole number beyond 64 bits, a
-            string that is not Unicode, a value inside itself.
+        WireError: the value, or a part of it, cannot be encoded: another type, a whole number beyond 64 bits,
+            a string that is not Unicode, a value that contains itself.
     """
     try:
         return msgspec.msgpack.encode(_lower(value))
@@ -59,10 +58,10 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """The value of bytes made by `encode`; arrays come back writable, tensors on the CPU.
+    """The value of bytes that `encode` made; arrays are writable, tensors on the CPU.
 
     Raises:
-        WireError: the bytes are cut, or name a class, field or dtype that does not travel.
+        WireError: the bytes are cut, or name a class, field or dtype that is not in the table.
     """
     try:
         return _lift(msgspec.msgpack.decode(data))
@@ -110,7 +109,7 @@ def _lower_collection(items: tuple | set | frozenset) -> dict[str, Any]:
 
 
 def _lower_tensor(value: Any, half: Any, bits: Any) -> dict[str, Any]:
-    """Numpy has no bfloat16, so it travels as its bits."""
+    """A tensor as an array; a bfloat16 one as its bits, since numpy has no bfloat16."""
     is_half = value.dtype == half
     return {
         _TAG: "bfloat16" if is_half else "tensor",
@@ -130,7 +129,8 @@ def _lower_array(array: np.ndarray) -> dict[str, Any]:
 
 @functools.cache
 def _dtype_name(dtype: np.dtype) -> str:
-    """numpy makes the name anew each time, which takes longer than all else about a small array."""
+    """The name of a dtype, cached: numpy makes it anew each time, which takes longer than everything else
+    about a small array."""
     return dtype.name
 
 

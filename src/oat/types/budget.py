@@ -96,7 +96,7 @@ class Budget:
 
     @property
     def is_known_late(self) -> bool:
-        """True if there is a limit in tokens or money: how much a question took of it is known from its answer."""
+        """True if there is a limit in tokens or money, which only an answer shows the use of."""
         return self.tokens is not None or self.cost is not None
 
 
