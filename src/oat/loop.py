@@ -336,8 +336,8 @@ def save(
     row: Mapping[str, float] | None = None,
     is_last: bool,
 ) -> None:
-    """Let a checkpoint of these states be written: tensors by "part/name", the rest as JSON. Rows up to it are
-    brought to disk before.
+    """Let a checkpoint of these states be written: tensors by "part/name", the rest as JSON. The rows before
+    it are brought to disk first.
 
     Args:
         metrics: of the last row, if it has just been closed.

@@ -1,9 +1,10 @@
-"""The buffer: what a step learns from beside its own take.
+"""The replay buffer: the older feedback that a step learns from beside its own.
 
 It is a view of the ledger and has no state: the newest `questions` that the steps so far took, in the order
-they took them, none from before it was last cleared. So what a step learns from is a function of the recorded
-takes and the settings, and a run that is killed, replayed, forked or rolled back learns from the same. What
-an older take weighs now (log-probabilities under the reference, baselines) is computed anew in `prepare`.
+in which they took them, and none from before the buffer was last cleared. So what a step learns from is a
+function of the recorded feedback and the settings, and a run that is killed, replayed, forked or rolled back
+learns from the same. Everything that depends on weights (log-probabilities under the reference, baselines) is
+computed anew in `prepare`.
 """
 
 import math
@@ -17,21 +18,21 @@ from oat.types import Batch, Feedback, Item
 
 
 class Takes(Protocol):
-    """The part of the ledger that is read."""
+    """The part of the ledger that the buffer reads."""
 
     def taken(self, step: int) -> Sequence[Item]:
-        """What a step of training took."""
+        """The items that a step of training took."""
 
     def num_taken(self, step: int) -> int:
-        """How many questions that were."""
+        """The number of these items."""
 
 
 class Buffer:
-    """Hands out what steps learn from.
+    """The replay buffer of a run.
 
     Args:
         takes: the ledger.
-        config: its limits; None: every step learns from its own take alone.
+        config: its limits; None: every step learns from its own feedback alone.
         questions: of a step, by its plan.
     """
 
@@ -41,7 +42,7 @@ class Buffer:
         self.questions = questions
 
     def fill(self, feedback: Feedback) -> Feedback:
-        """A step's take with those before it that the buffer still has."""
+        """A step's feedback, with the older items that the buffer still holds."""
         if self.config is None:
             return feedback
         older: list[Item] = []
@@ -54,8 +55,8 @@ class Buffer:
         return replace(feedback, older=tuple(older[len(older) - room :] if len(older) > room else older))
 
     def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
-        """An objective's batch of a filled buffer, with so many mini-batches a pass that none is larger than
-        it would be without older takes."""
+        """An objective's batch of feedback with older items, cut into so many mini-batches that none is
+        larger than it would be without them."""
         if not feedback.older or not objective.reuses:
             return batch
         return replace(
@@ -63,14 +64,15 @@ class Buffer:
         )
 
     def metrics(self, feedback: Feedback) -> dict[str, float]:
-        """Of a filled buffer: its questions, and the mean of the steps since they were asked."""
+        """The number of questions that a step learns from, and the mean of the steps since they were
+        asked."""
         if self.config is None:
             return {}
         ages = [feedback.step - item.question.key.step for item in feedback.learned]
         return {"buffer/questions": float(len(ages)), "buffer/age": sum(ages) / max(1, len(ages))}
 
     def reach(self, step: int) -> int:
-        """The first step whose take is read by this step, or by a later one."""
+        """The first step whose feedback this step, or a later one, learns from."""
         if self.config is None:
             return step
         found = 0
@@ -82,37 +84,38 @@ class Buffer:
         return reached
 
     def _cleared(self, step: int) -> int:
-        """The first step since it was last cleared."""
+        """The first step since the buffer was last cleared."""
         assert self.config is not None
         return step - step % self.config.clear_every if self.config.clear_every else 0
 
 
 def minibatches(of_a_step: int, questions: int, questions_of_a_step: int) -> int:
-    """Optimiser steps of a pass over so many questions, none larger than those of a step's own."""
+    """The number of mini-batches of a pass over `questions`, none larger than those of a step's own."""
     return math.ceil(of_a_step * questions / questions_of_a_step)
 
 
 def optimiser_steps(
     steps: int, *, questions: int, epochs: int, of_a_step: int, config: BufferConfig | None, most: int | None
 ) -> int:
-    """Of the first so many steps together, as planned: every step takes its questions, and no share of them
-    is empty.
+    """The optimiser steps of the first `steps` steps together, as planned: every step takes its questions,
+    and no mini-batch is empty.
 
     Args:
         questions: of a step.
-        of_a_step: mini-batches of a pass over them.
-        most: of a step (`learner.max_updates`).
+        epochs: passes over what a step learns from.
+        of_a_step: mini-batches of a pass over a step's own questions.
+        most: optimiser steps of a step (`learner.max_updates`); None: no limit.
     """
     limit = math.inf if most is None else most
 
-    def at(taken: int) -> int:
-        """Of a step, the so-manieth since the buffer was cleared."""
-        held = questions if config is None else min(config.questions, taken * questions)
+    def at(n: int) -> int:
+        """Optimiser steps of the n-th step since the buffer was cleared, from 1."""
+        held = questions if config is None else min(config.questions, n * questions)
         return int(min(limit, epochs * minibatches(of_a_step, held, questions)))
 
     def since_cleared(count: int) -> int:
         growing = min(count, 1 if config is None else math.ceil(config.questions / questions))
-        return sum(at(taken) for taken in range(1, growing + 1)) + (count - growing) * at(max(1, growing))
+        return sum(at(n) for n in range(1, growing + 1)) + (count - growing) * at(max(1, growing))
 
     cycle = config.clear_every if config and config.clear_every else max(1, steps)
     cycles, rest = divmod(steps, cycle)

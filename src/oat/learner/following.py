@@ -1,9 +1,10 @@
-"""A reference that follows the policy: theta_ref <- mix * theta + (1 - mix) * theta_ref, every so many steps
+"""A reference that follows the policy: theta_ref <- mix * theta + (1 - mix) * theta_ref, every `every` steps
 (TR-DPO, arXiv:2404.09656).
 
-With mix 1 it is set to the policy (the paper's hard update), with a small mix at every step it is the
-policy's moving average. Of a model with an adapter the adapter's matrices are mixed, A with A and B with B:
-the paper's formula for what is trained, whose product is the mean of the products with mix 1 only.
+A mix of 1 sets the reference to the policy (the paper's hard update); a small mix at every step makes it the
+policy's moving average. With an adapter, the adapter's matrices are mixed, A with A and B with B. That is the
+paper's formula for the parameters that are trained; the products of the matrices are mixed likewise only if
+the mix is 1.
 """
 
 from typing import Any
@@ -15,14 +16,14 @@ from oat.learner.models import Model
 
 
 class Following:
-    """When the reference moves, and how far.
+    """The schedule by which the reference moves, and how far it moves.
 
     Args:
         every: steps of the policy between two updates.
         mix: share of the policy in the new reference, above 0 and at most 1.
 
     Attributes:
-        updates: of the reference so far; its version.
+        updates: moves of the reference so far, which is its version.
     """
 
     def __init__(self, every: int, mix: float):
@@ -31,7 +32,7 @@ class Following:
 
     @torch.no_grad()
     def step(self, policy: Model, reference: Model) -> None:
-        """After a step of the policy: move the reference, in place, if that is due."""
+        """Count a step of the policy, and move the reference, in place, if that is due."""
         self.steps += 1
         if self.steps % self.every:
             return
@@ -42,7 +43,7 @@ class Following:
 
     @staticmethod
     def check(policy: Model, reference: Model) -> None:
-        """What is mixed must be the same tensors of both.
+        """Refuse models whose trainable tensors do not correspond.
 
         Raises:
             ConfigError: names or shapes differ.

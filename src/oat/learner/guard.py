@@ -1,10 +1,9 @@
-"""The guard: a number that is not finite is found before the optimiser moves, wherever it stands, and the
-batch that it came from can be kept.
+"""Nonfinite numbers: NaN and infinity are found before the optimiser moves, and their batch can be kept.
 
-Looked at are the columns of the batch, what the models gave, the parts of the loss, and the norms of the
-gradients. The loss alone would not do: the clamp of a ratio and a saturated sigmoid make a harmless number of
-an infinite log-probability. Places that a mask takes out are not looked at; what reaches the gradient from
-there is.
+The columns of the batch, the outputs of the models, the parts of the loss and the norms of the gradients are
+checked. The loss alone would not be enough: the clamp of a ratio or a saturated sigmoid turns an infinite
+log-probability into a harmless number. Places that a mask takes out are not checked; a gradient that comes
+from there is.
 """
 
 import math
@@ -19,11 +18,10 @@ from oat.types import Batch
 
 
 def nonfinite_inputs(outputs: Outputs, view: View) -> list[str]:
-    """What a forward pass got that counts in a loss and is not finite: columns of the batch, and outputs of
-    the models.
+    """Columns of the batch and outputs of the models that count in a loss and are not finite.
 
     Returns:
-        For example "old_logps_K = nan at 1 of 17 places".
+        A sentence for each, for example "old_logps_K = nan at 1 of 17 places".
     """
     counted = {
         axis: view.columns[name] > 0
@@ -34,31 +32,31 @@ def nonfinite_inputs(outputs: Outputs, view: View) -> list[str]:
     for name, values in view.columns.items():
         if name[-1] in counted and not name.startswith("mask_"):
             values = values[counted[name[-1]]]
-        found += _strange(name, values)
+        found += _nonfinite(name, values)
     for model, given in outputs.items():
         for name, values in given.items():
             if "K" in counted and values.shape == counted["K"].shape:
                 values = values[counted["K"]]
-            found += _strange(f"{name} of the {model}", values.detach())
+            found += _nonfinite(f"{name} of the {model}", values.detach())
     return found
 
 
 def nonfinite_results(values: Mapping[str, float], norms: Mapping[str, float]) -> list[str]:
-    """Which parts of the loss, and norms of gradients by model, are not finite."""
+    """Parts of the loss, and norms of gradients by model, that are not finite; a sentence for each."""
     numbers = {name: value for name, value in values.items() if name.startswith("loss/")}
     numbers |= {f"the gradient norm of the {model}": norm for model, norm in norms.items()}
     return [f"{name} = {value}" for name, value in numbers.items() if not math.isfinite(value)]
 
 
 def keep_batch(folder: Path, update: int, batch: Batch) -> Path:
-    """Write the batch of an optimiser step for people to look at; `oat.wire.decode` of the file's bytes gives
-    it back."""
+    """Write the batch of an optimiser step to a file for people to look at; `oat.wire.decode` reads its
+    bytes."""
     folder.mkdir(exist_ok=True)
     file = folder / f"update_{update:08d}.batch"
     file.write_bytes(wire.encode(batch))
     return file
 
 
-def _strange(name: str, values: torch.Tensor) -> list[str]:
+def _nonfinite(name: str, values: torch.Tensor) -> list[str]:
     bad = values[~torch.isfinite(values)]
     return [f"{name} = {float(bad[0])} at {len(bad)} of {values.numel()} places"] if len(bad) else []

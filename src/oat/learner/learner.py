@@ -1,8 +1,8 @@
 """The learner: models, optimisers, and the update.
 
 One update runs an objective's batch for its epochs and mini-batches. Each mini-batch is one optimiser step:
-its micro-batches are reduced under denominators known beforehand, then every number is checked, then the
-gradient is clipped, then the optimiser moves.
+the gradients of its micro-batches are accumulated under denominators that are known beforehand, then the
+gradient is clipped, every number is checked, and the optimiser moves.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -39,16 +39,17 @@ class Trained:
 
 
 class Learner:
-    """Owns the models.
+    """The owner of the models and their optimisers.
 
     Args:
         models: by name; "policy", "reference", "critic", "reward", "ensemble".
         optimisers: of the models that are trained; the others are frozen.
-        micro_batch_size: most rows of one forward pass.
-        micro_batch_tokens: most tokens of one forward pass, a common prompt counted with every row.
+        micro_batch_size: most rows of one forward pass; None: no limit.
+        micro_batch_tokens: most tokens of one forward pass, a common prompt counted with every row; None: no
+        limit.
         gradient_checkpointing: the trained models learn in training mode, in which they compute layers again
         in the backward pass.
-        max_updates: most optimiser steps of an update, but for those of an ensemble; None: no limit.
+        max_updates: most optimiser steps of an update, except those of an ensemble; None: no limit.
         max_skips: most optimiser steps in a row that are left out because a number is not finite; 0 stops at
         the first.
         following: how the reference follows the policy; None: it is frozen.
@@ -96,7 +97,7 @@ class Learner:
 
     @torch.no_grad()
     def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        """What is wanted of a model for the trained tokens of rows, (K,) each, without gradient."""
+        """The wanted outputs of a model for the trained tokens of rows, (K,) each, without gradient."""
         units = np.arange(len(rows))
         cuts = micro_batches(Batch(tuple(rows), units, units), self.micro_batch_size, self.micro_batch_tokens)
         with self.stopwatch:
@@ -108,12 +109,12 @@ class Learner:
 
         Returns:
             The batch's own metrics, the means over its optimiser steps, and "roofline/update" of all passes
-            since the update before.
+            since the last update.
 
         Raises:
             ContractError: rows, units, groups and columns do not agree.
-            NonFiniteError: a number that counts is NaN or infinite, once more than `max_skips` in a row; that
-            optimiser step moved no weight.
+            NonFiniteError: a number that counts is NaN or infinite, in more than `max_skips` optimiser steps
+            in a row; the last of them moved no weight either.
         """
         fault = fault_of(batch)
         if fault is not None:
@@ -142,23 +143,24 @@ class Learner:
 
     @torch.no_grad()
     def measure(self, objective: Objective, batch: Batch) -> dict[str, float]:
-        """The losses and metrics of an objective over a whole batch, under the weights as they are; nothing
-        is learned."""
+        """The losses and metrics of an objective over a whole batch under the present weights, which do not
+        change."""
         report = _Report()
         for outputs, view, losses in self._passes(objective, batch):
             report.add(losses, objective.metrics(outputs, view), view)
         return report.values()
 
     def version(self, model: str) -> int:
-        """How often a model has changed that is not trained: the reference, where it follows the policy."""
+        """How often a model has changed that is not trained: a reference that follows the policy; 0 for any
+        other."""
         return self.following.updates if self.following is not None and model == "reference" else 0
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
-        """The weights of a model, by name, as those who answer with it load them; the model's own storage."""
+        """The weights of a model, by name, in the form that engines load; no copies."""
         return {name: tensor.detach() for name, tensor in self.models[model].tensors().items()}
 
     def trainable(self, model: str) -> list[str]:
-        """The names of those weights that learning changes; the others are as they were loaded."""
+        """The names of the weights that learning changes; the others stay as they were loaded."""
         return list(self.models[model].trainable())
 
     def _step(self, objective: Objective, step: Batch) -> dict[str, float]:
@@ -196,7 +198,8 @@ class Learner:
     def _passes(
         self, objective: Objective, step: Batch
     ) -> Iterator[tuple[Outputs, View, dict[str, torch.Tensor]]]:
-        """By micro-batch: outputs, view, and its share of each reduced part of the loss and of their sum."""
+        """For each micro-batch: outputs, view, and its share of each reduced part of the loss and of their
+        sum."""
         reduction = Reduction(step)
         for number, rows in enumerate(micro_batches(step, self.micro_batch_size, self.micro_batch_tokens)):
             micro = select_rows(step, rows)
@@ -215,8 +218,8 @@ class Learner:
 
     @contextmanager
     def learning(self, objective: Objective) -> Iterator[None]:
-        """The models that an objective trains, in the mode they learn in; gradients are recorded, whatever
-        anybody's code has left."""
+        """Put the models that an objective trains into the mode in which they learn, with gradients on
+        whatever a user's code has left."""
         modules = (
             [self.trained[name].model.module for name in objective.wants]
             if self.gradient_checkpointing
@@ -244,8 +247,12 @@ class Learner:
         return float(torch.nn.utils.clip_grad_norm_(parameters, part.settings.max_grad_norm))
 
     def _leave_out(self, objective: Objective, step: Batch, nonfinite: Sequence[str]) -> dict[str, float]:
-        """Nothing moves; what was found is said, and counted or raised. There is nothing else to report of
-        such a step."""
+        """Leave out an optimiser step with nonfinite numbers: no weight moves, and it is warned of and
+        counted, or raised as an error.
+
+        Returns:
+            No metrics.
+        """
         for name in objective.wants:
             self.trained[name].optimiser.zero_grad(set_to_none=True)
         what = (
@@ -269,19 +276,19 @@ class Learner:
 
     @cached_property
     def frozen(self) -> dict[str, int]:
-        """By model, the checksum of what learning never changes."""
+        """By model, the checksum of the weights that learning never changes."""
         moving = [parameter for name in self._moving for parameter in self.models[name].trainable().values()]
         return {name: frozen_checksum(model.module, moving) for name, model in self.models.items()}
 
     @property
     def _moving(self) -> list[str]:
-        """The models that do not stay as they were loaded."""
+        """The names of the models that change."""
         return [*self.trained, *(["reference"] if self.following is not None else [])]
 
     @property
     def state(self) -> dict[str, Any]:
         """Everything that decides the future: "model/weights/name", "model/moments/key/name", counters, and
-        checksums of what is frozen."""
+        checksums of frozen weights."""
         state: dict[str, Any] = {"updates": self.updates, "steps": dict(self.steps), "frozen": self.frozen}
         state |= {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
         if self.following is not None:
@@ -301,16 +308,15 @@ class Learner:
 
     @torch.no_grad()
     def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite those weights of a model that learning changes, in place."""
+        """Overwrite the weights of a model that learning changes, in place."""
         for name, parameter in self.models[model].trainable().items():
             parameter.copy_(tensors[name])
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a state.
+        """Go on from a state.
 
         Raises:
-            CheckpointError: weights that learning never changes are others than those the state was made
-            with.
+            CheckpointError: the frozen weights are not those with which the state was made.
         """
         changed = sorted(
             name for name, value in self.frozen.items() if state["frozen"].get(name, value) != value
@@ -340,14 +346,14 @@ class Learner:
             for name, parameter in part.model.trainable().items():
                 moments = {key: f"{model}/moments/{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
                 if moments["step"] in state:
-                    part.optimiser.state[parameter] = {  # Adam has its count of steps on the CPU
+                    part.optimiser.state[parameter] = {  # Adam's count of steps is on the CPU
                         key: state[place].to("cpu" if key == "step" else parameter.device, copy=True)
                         for key, place in moments.items()
                     }
 
 
 def _shares(batch: Batch, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """The row numbers of each optimiser step, pass after pass."""
+    """The row numbers of each mini-batch, pass after pass."""
     units = np.arange(int(batch.unit_of_N.max()) + 1)
     for _ in range(batch.epochs):
         order = generator.permutation(units) if batch.shuffle and batch.minibatches > 1 else units
@@ -355,7 +361,7 @@ def _shares(batch: Batch, generator: np.random.Generator) -> Iterator[np.ndarray
 
 
 def _main(names: Collection[str]) -> str:
-    """The model that a run is about, whose numbers stand without its name."""
+    """The run's main model; its metrics carry no prefix."""
     return "policy" if "policy" in names else "reward"
 
 
@@ -364,8 +370,8 @@ def _total_name(objective: Objective) -> str:
 
 
 class _Report:
-    """Sums of one optimiser step: losses add up over micro-batches, metrics are averaged over what they
-    count."""
+    """The metrics of one optimiser step: losses add up over micro-batches, other metrics are means over the
+    tokens, rows or units that they count."""
 
     def __init__(self) -> None:
         self.losses: dict[str, float] = {}
@@ -398,7 +404,7 @@ class _Report:
 
 
 def _joined(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over optimiser steps; of learning rates the last, extremes stay extremes."""
+    """The means of metrics over optimiser steps; the last learning rate, and the extremes of extremes."""
     joined: dict[str, float] = {}
     for name in sorted({name for report in reports for name in report}):
         values = [report[name] for report in reports if name in report]

@@ -1,11 +1,13 @@
-"""How many tokens of a forward and backward pass fit in memory: `learner.micro_batch_tokens: auto`.
+"""Limits found by measuring: the tokens of a forward and backward pass that fit in memory
+(`learner.micro_batch_tokens: auto`), and the number of threads.
 
-Found once, when a run is created, and kept in its configuration. What is counted are the bytes of tensors
-that are alive at once, not those of the process: the same on every machine and at every attempt. Two small
-passes give the bytes a row takes, which gives the number of rows; a pass of that many proves it.
+Both are found once, when a run is created, and kept in its configuration. Memory is counted as the bytes of
+tensors that are alive at once, not as those of the process, so it is the same on every machine and at every
+attempt. Two small passes give the bytes of a row, which gives the number of rows; a pass of that many proves
+it.
 
-Not counted: the interpreter and its libraries (about half a gigabyte), the engine's cache (which lives at
-other times), scratch memory within an operation.
+Not counted: the interpreter and its libraries (about half a gigabyte), the engine's KV cache (which lives at
+other times), and scratch memory within an operation.
 """
 
 import weakref
@@ -27,15 +29,15 @@ from oat.types import KEPT_LIMIT, KeptSets, Sampling, Segment, Trajectory
 
 GB = 10**9
 _MEASURED_TOKENS, _MEASURED_ROWS = 32, 8
-"""Of the pass that chooses threads."""
+"""Tokens of a row, and rows, of the pass by which threads are chosen."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """Within it, counts the bytes of tensors that are made and not yet freed, also of those without memory
-    (`oat.models.loading.outlines`), of whose values every single one that Python asks for is 1.
+    """A context that counts the bytes of tensors that are made and not yet freed. It counts tensors without
+    memory too (`oat.models.loading.outlines`); each of their values that Python asks for is 1.
 
     Attributes:
-        peak: the most at once, since it was last set.
+        peak: the most bytes at once since this was last set.
     """
 
     def __init__(self) -> None:
@@ -66,13 +68,13 @@ class LiveBytes(TorchDispatchMode):
 def measure_tokens(
     learner: Learner, objective: Objective, config: Config, sampling: Sampling, num_tokens: int
 ) -> int:
-    """Most tokens of one pass of an objective within `compute.memory_gb`.
+    """The most tokens of one pass of an objective within `compute.memory_gb`.
 
-    Rows are as long as the longest prompt allowed (or, without `prompts.max_tokens`, as a response) and a
-    response together; more of them than a step has are not tried.
+    A row is as long as a response and the longest prompt that is allowed together (without
+    `prompts.max_tokens`, as two responses). Not more rows are tried than a step has.
 
     Args:
-        sampling: what a row has of it, its temperature and kept sets, counts too.
+        sampling: its temperature and kept sets, which a row has, count too.
         num_tokens: size of the tokenizer.
 
     Raises:
@@ -109,7 +111,7 @@ def measure_tokens(
 
 
 def choose_threads(learner: Learner, objective: Objective) -> int:
-    """The number of threads on which a small pass, forward and backward, is soonest done."""
+    """The number of threads on which a small forward and backward pass is fastest."""
     rows = [row_of(_MEASURED_TOKENS, _MEASURED_TOKENS // 2, number) for number in range(_MEASURED_ROWS)]
     parameters = sum(
         parameter.numel() for part in learner.trained.values() for parameter in part.model.module.parameters()
@@ -118,10 +120,10 @@ def choose_threads(learner: Learner, objective: Objective) -> int:
 
 
 def most_within(attempt: Callable[[int], int], most: int, budget: int) -> int:
-    """The most rows, up to `most`, whose attempt takes no more than the budget; 0 if there are none.
+    """The most rows, up to `most`, that take no more bytes than the budget; 0 if not even one does.
 
     Args:
-        attempt: bytes that so many rows take, about linear in them.
+        attempt: the bytes that a number of rows takes, about linear in it.
     """
     one = attempt(1)
     if one > budget:
@@ -136,14 +138,14 @@ def most_within(attempt: Callable[[int], int], most: int, budget: int) -> int:
 
 
 def _pass_bytes(learner: Learner, objective: Objective, rows: list[Trajectory]) -> int:
-    """Peak of one forward and backward pass, gradients included."""
+    """The peak bytes of one forward and backward pass, gradients included."""
     with LiveBytes() as counter:
         _pass(learner, objective, rows)
     return counter.peak
 
 
 def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> None:
-    """One forward and backward pass; nothing moves."""
+    """One forward and backward pass; no weight moves."""
     with learner.learning(objective):
         outputs = [
             learner.trained[name].model.outputs(rows, {}, wants) for name, wants in objective.wants.items()
@@ -154,13 +156,13 @@ def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> Non
 
 
 def _held(learner: Learner) -> int:
-    """Bytes of all models, each tensor once, and of the two moments of everything that is trained."""
+    """Bytes of all models, each tensor once, and of Adam's two moments of every trained parameter."""
     tensors = [
         tensor
         for model in learner.models.values()
         for tensor in (*model.module.parameters(), *model.module.buffers())
     ]
-    # without memory all addresses are 0
+    # not by address: tensors without memory all have the address 0
     weights = {storage._cdata: storage.nbytes() for storage in _storages(tensors)}
     moments = [
         parameter.nbytes for part in learner.trained.values() for parameter in part.model.trainable().values()
@@ -169,11 +171,12 @@ def _held(learner: Learner) -> int:
 
 
 def row_of(width: int, trained: int, number: int, temperature: float = 1.0, kept: int = 0) -> Trajectory:
-    """A row of so many tokens, the last of them trained; rows of different numbers have different prompts;
-    ids 0 and 1.
+    """A made-up row. Its ids are 0 and 1; rows of different numbers have different prompts.
 
     Args:
-        kept: ids in the kept set of each token; 0: none are recorded.
+        width: tokens of the row.
+        trained: tokens of them, at the end, that are trained.
+        kept: ids in the kept set of each token; 0: no sets are recorded.
     """
     prompt = np.array([number >> min(place, 62) & 1 for place in range(width - trained)], dtype=np.int32)
     ids, zeros = np.zeros(trained, dtype=np.int32), np.zeros(trained, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""The learner's models: rows of trajectories in, one number a trained token out."""
+"""The learner's models: they map rows of trajectories to one number for each trained token."""
 
 import json
 import zlib
@@ -16,44 +16,49 @@ from oat.models.causal_lm import CausalLM
 from oat.types import Trajectory
 
 _SHARE_FROM = 1.2
-"""A prompt that rows have in common is computed once where the rows have this many times the tokens that are
-left then."""
+"""A prompt that rows have in common is computed once if that leaves less than 1 / 1.2 of their tokens."""
 
 CHUNK_LOGITS = 2**26
-"""Enough that a chunk costs little more than its products; 0.27 GB."""
+"""Logits of a chunk, 0.27 GB in float32: enough that a chunk costs little more than its matrix products."""
 
 Functional = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
 class Model(Protocol):
+    """A model of the learner, trained or frozen."""
+
     @property
     def work_counter(self) -> WorkCounter | None:
-        """Counts its passes; None: they are too small to count."""
+        """Counts the model's passes; None if they are too small to count."""
 
     @property
     def module(self) -> torch.nn.Module:
-        """Everything it computes with."""
+        """Everything that the model computes with."""
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """What learning may change, by name; all of the module's parameters, or the adapter's."""
+        """The parameters that learning may change, by name: all of the module's, or the adapter's."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Its weights by name, in the form that those who answer with it load."""
+        """The weights by name, in the form that engines load."""
 
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
-        """What is wanted of the rows: (K,) each for the trained tokens, or (N,) of a reward model, on the CPU
-        whatever the model lives on, so that objectives and reduction know no devices. A model of features
-        reads its input from the rows' columns."""
+        """The wanted values of rows, by name: (K,) for the trained tokens, or (N,) of a reward model. They
+        are on the CPU wherever the model lives, so objectives and reduction know no devices.
+
+        Args:
+            columns: of the rows; a model of features reads its input from them.
+            wants: names of values.
+        """
 
 
 class LanguageModel:
-    """A causal language model. Gives "raw" and "sampled" log-probabilities and the "entropy" at temperature
-    1, nats.
+    """A causal language model. It gives "raw" and "sampled" log-probabilities, and the "entropy" at
+    temperature 1, all in nats.
 
     Args:
-        num_tokens: size of the tokenizer; logit rows beyond it are never sampled.
+        num_tokens: size of the tokenizer; ids from there on are never sampled.
         chunk: trained tokens whose logits are held at once; None: as many as have `CHUNK_LOGITS` together.
         autocast: matrix products in bfloat16; log-probabilities stay float32.
     """
@@ -122,10 +127,10 @@ class LanguageModel:
 
 
 class Critic(torch.nn.Module):
-    """A language model's backbone with a scalar head; gives the "value" of the state before each trained
+    """A language model's backbone with a scalar head. It gives the "value" of the state before each trained
     token.
 
-    The head starts as normal(0, 1 / (hidden + 1)), without bias; it is trained whole also where the backbone
+    The head has no bias and starts as normal(0, 1 / (hidden + 1)). It is trained whole, also if the backbone
     has an adapter.
 
     Args:
@@ -167,10 +172,11 @@ class Critic(torch.nn.Module):
 
 
 class RewardModel(Critic):
-    """A language model's backbone with a scalar head; gives the "score" of each row, (N,), at its last token.
+    """A language model's backbone with a scalar head. It gives the "score" of each row, (N,), at the row's
+    last token.
 
     Args:
-        trailing: ids that the chat template writes behind a response, so that a row is what `Renderer.whole`
+        trailing: ids that the chat template writes after a response, so that a row is what `Renderer.whole`
         gives.
         generator, autocast: as `Critic`.
     """
@@ -195,8 +201,8 @@ class RewardModel(Critic):
 
 
 def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> int:
-    """CRC-32 of everything in a module but the moving tensors: it tells which base an adapter belongs to, and
-    which reference a run."""
+    """CRC-32 of everything in a module but the moving tensors. It identifies the base model of an adapter,
+    and the reference of a run."""
     moves = set(map(id, moving))
     sums = [
         (name, checksum(tensor))
@@ -207,15 +213,19 @@ def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> 
 
 
 def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
-    """Matrix products within it are in bfloat16, if enabled, whatever the weights are kept in."""
+    """A context in which matrix products are in bfloat16, if enabled, whatever the weights' precision."""
     return torch.autocast(lm.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
 def trained_hidden(
     lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
-    """The ids of the trained tokens (K,), the last hidden states (K, D) that predict them, and where the
-    tokens of each row lie in the pass."""
+    """One forward pass over rows.
+
+    Returns:
+        (K,) ids of the trained tokens; (K, D) the last hidden states, which predict them; and for each row
+        the places of its tokens in the pass.
+    """
     with in_bfloat16(lm, autocast):
         hidden_TD, places = lm.hidden_of([row.ids for row in rows], _prefixes(rows))
     trained = [np.flatnonzero(row.trained) for row in rows]
@@ -227,7 +237,7 @@ def trained_hidden(
 
 
 def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
-    """The length of each row's prompt, if computing a common one once saves enough; otherwise None."""
+    """The length of each row's prompt, if computing a common prompt once saves enough; otherwise None."""
     prompts = [
         row.segments[0].ids if row.segments[0].author == "context" and len(row.segments) > 1 else row.ids[:0]
         for row in rows
@@ -238,13 +248,16 @@ def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
 
 
 def _truncated(row: Trajectory) -> bool:
-    """Whether its tokens were drawn from another distribution than the raw one over the whole vocabulary."""
+    """True if the row's tokens were drawn from another distribution than the raw one."""
     return row.temperature != 1.0 or any(segment.kept is not None for segment in row.segments)
 
 
 def kept_sets(rows: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
-    """The kept ids of all K trained tokens, flat, and the K + 1 bounds between tokens; a token without a
-    recorded set has none."""
+    """The kept sets of all K trained tokens.
+
+    Returns:
+        (S,) the kept ids, flat; (K + 1,) the bounds between tokens. A token without a recorded set has none.
+    """
     ids: list[np.ndarray] = []
     counts: list[int] = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Optimisers and their schedule."""
+"""Optimisers and the schedules of their learning rates."""
 
 import math
 from collections.abc import Iterable
@@ -21,9 +21,9 @@ class OptimiserSettings:
 
     Attributes:
         learning_rate: at the top of the schedule.
-        decoupled: AdamW, which shrinks matrices (Loshchilov and Hutter, arXiv:1711.05101); otherwise Adam,
-            where the decay of every parameter is part of its gradient (L2).
-        max_grad_norm: its gradient is scaled down to this norm.
+        decoupled: AdamW, whose weight decay shrinks matrices (Loshchilov and Hutter, arXiv:1711.05101);
+            otherwise Adam, whose weight decay is part of the gradient of every parameter (L2).
+        max_grad_norm: the gradient is scaled down to this norm.
         schedule_steps: optimiser steps until a falling schedule ends.
     """
 
@@ -47,11 +47,11 @@ class OptimiserSettings:
 def build_optimiser(
     parameters: Iterable[torch.nn.Parameter], settings: OptimiserSettings
 ) -> torch.optim.Adam:
-    """AdamW, under which matrices decay and vectors (biases, norms) do not; or Adam. On the CPU one kernel
-    does all of a step, without temporary tensors.
+    """Make an AdamW, under which matrices decay and vectors (biases, norms) do not, or an Adam. On the CPU a
+    step is one fused kernel, without temporary tensors.
 
     Raises:
-        ModelError: parameters of less than float32, in which most steps round to nothing.
+        ModelError: parameters are in half precision, in which most steps round to nothing.
     """
     trainable = list(parameters)
     if any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in trainable):
@@ -76,10 +76,10 @@ def build_optimiser(
 
 
 def learning_rate_factor(schedule: Schedule, step: int, *, warmup: int, total: int) -> float:
-    """Share of the top learning rate at optimiser step `step` (from 0).
+    """The share of the top learning rate at optimiser step `step`, from 0.
 
-    Rises linearly to 1 over the first `warmup` steps; then stays, or falls along a line or half a cosine to a
-    tenth at step `total`, and stays there.
+    It rises linearly to 1 over the first `warmup` steps. Then it stays, or falls along a line or half a
+    cosine to `FLOOR` at step `total`, and stays there.
     """
     if step < warmup:
         return (step + 1) / warmup

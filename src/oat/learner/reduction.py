@@ -1,4 +1,4 @@
-"""The reduction of losses over one whole optimiser step.
+"""The reduction of losses over one whole optimiser step, under gradient accumulation.
 
 Masks m (1 counts, 0 does not) and weights w are columns of the batch, so every denominator is known before
 the first forward pass, and the number of micro-batches changes the gradient by rounding only.
@@ -39,11 +39,12 @@ class Reduction:
         self.pairs = float(_column(view, "mask_U", view.num_units).sum())
 
     def __call__(self, loss: Loss, view: View, groups: torch.Tensor, *, first: bool) -> torch.Tensor:
-        """What one forward pass adds to the loss of the step, before `Loss.coef`.
+        """The share of one forward pass in the loss of the step, (), before `Loss.coef`.
 
         Args:
-            groups: (N,) the step's number of each row's group.
-            first: whether this is the step's first forward pass.
+            view: of the forward pass.
+            groups: (N,) the number of each row's group within the optimiser step.
+            first: this is the step's first forward pass.
         """
         if loss.per == "step":
             return loss.terms if first else torch.zeros_like(loss.terms)
@@ -79,5 +80,5 @@ def _column(view: View, name: str, length: int) -> torch.Tensor:
 
 
 def _masked(terms: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Terms where the mask counts, 0 elsewhere, whatever stands there."""
+    """Terms where the mask counts, and 0 elsewhere, even if the term there is NaN."""
     return torch.where(mask > 0, terms * mask, torch.zeros_like(terms))
