@@ -18,7 +18,7 @@ from oat.learner.models import LanguageModel
 from oat.models.attention import Packed
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm, load_tokenizer
-from oat.rollout.actor import RecordedActor
+from oat.rollout.recorded import RecordedActor
 from oat.text.renderer import Renderer
 from oat.types import Trajectory
 

@@ -25,7 +25,7 @@ from oat.learner.models import LanguageModel
 from oat.learner.optim import OptimiserSettings
 from oat.models.loading import load_lm, load_tokenizer
 from oat.plugins.registry import ALGORITHMS
-from oat.rollout.actor import RecordedActor
+from oat.rollout.recorded import RecordedActor
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import Message, Segment, Trajectory

@@ -24,7 +24,7 @@ from oat.learner.models import Critic, LanguageModel
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.models.lora import add_adapter
-from oat.rollout.actor import RecordedActor
+from oat.rollout.recorded import RecordedActor
 from oat.types import Request, Sampling, Segment, Trajectory
 
 INFINITE = float("inf")

@@ -17,7 +17,7 @@ from oat.data.prompt_set import Source
 from oat.data.prompts import Prompts
 from oat.errors import DataError
 from oat.models.loading import load_tokenizer
-from oat.rollout.actor import RecordedActor
+from oat.rollout.recorded import RecordedActor
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import Trajectory

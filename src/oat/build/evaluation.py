@@ -13,7 +13,7 @@ from oat.evaluation.trigger import Trigger
 from oat.learner.learner import Learner
 from oat.ledger.ledger import Ledger
 from oat.oracles.answers import load_answers
-from oat.rollout.actor import RecordedActor
+from oat.rollout.recorded import RecordedActor
 from oat.seeds import Seeds
 from oat.types import Sampling
 

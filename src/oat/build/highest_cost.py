@@ -18,7 +18,7 @@ from oat.build.run_inputs import RunInputs
 from oat.config.load import where
 from oat.config.settings import Config
 from oat.errors import ConfigError, warn
-from oat.rollout.actor import RecordedActor
+from oat.rollout.recorded import RecordedActor
 from oat.text.renderer import Renderer
 from oat.types import Key, Kind, Price, Prompt, Question
 from oat.types.budget import Budget

@@ -39,8 +39,9 @@ from oat.models.causal_lm import CausalLM
 from oat.models.loading import is_outlined
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
-from oat.rollout.actor import Actor, RecordedActor
+from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
+from oat.rollout.recorded import RecordedActor
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import Holdings
 from oat.rundir.provenance import Told, environment_of

@@ -12,7 +12,7 @@ from oat.errors import TemplateError
 from oat.models.causal_lm import CausalLM
 from oat.models.lora import load_model
 from oat.reports.terminal import many
-from oat.rollout.actor import RecordedActor
+from oat.rollout.recorded import RecordedActor
 from oat.text.renderer import Renderer
 from oat.types import Prompt, Segment, Trajectory
 

@@ -16,7 +16,7 @@ from oat.algorithms.base import Objective, prepared
 from oat.evaluation.trigger import Trigger
 from oat.explore.rules import NoExploration
 from oat.protocols import Learner
-from oat.rollout.actor import RecordedActor
+from oat.rollout.recorded import RecordedActor
 from oat.seeds import Seeds
 from oat.types import UNASKED, Answer, Feedback, Item, Key, Mark, Prompt, Question, Trajectory
 

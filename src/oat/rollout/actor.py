@@ -1,15 +1,13 @@
-"""The actor: renderer and engine, and the environment where there is one. Prompts in, groups of trajectories
-out."""
+"""The actor: it turns prompts into groups of trajectories, by a renderer, an engine and, for episodes of
+several turns, an environment."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from oat.data.fit import Fit, Row
-from oat.data.formats import scores_of
 from oat.engines.base import Engine
 from oat.environments.base import Environment
 from oat.errors import EpisodeError
@@ -33,7 +31,14 @@ from oat.types import (
 
 @dataclass
 class _Episode:
-    """A trajectory that grows turn by turn, from the prompt of a record."""
+    """A trajectory that grows turn by turn.
+
+    Attributes:
+        row: of the prompt's record.
+        key: 64-bit address of its random numbers.
+        ids: (L,) int32, the whole sequence so far.
+        text: the last response.
+    """
 
     row: int
     slot: str
@@ -46,7 +51,11 @@ class _Episode:
     finish_reason: FinishReason = "aborted"
 
     def context(self, ids: np.ndarray) -> None:
-        """Take the whole sequence so far; what is new in it is context."""
+        """Add context.
+
+        Args:
+            ids: the whole sequence with it.
+        """
         self.segments.append(Segment("context", ids[len(self.ids) :]))
         self.ids = ids
 
@@ -67,11 +76,11 @@ class _Episode:
 
 
 class Actor:
-    """Samples and scores.
+    """Samples responses and scores them for explorers.
 
     Args:
-        sampling: how training responses are drawn.
-        environment: answers the responses within an episode; None: one response is the episode.
+        sampling: of training.
+        environment: answers the responses within an episode; None: an episode is one response.
         scorer: scores samples under the ensemble.
     """
 
@@ -98,12 +107,12 @@ class Actor:
         address: Sequence[str | int],
         sampling: Sampling | None = None,
     ) -> list[Group]:
-        """One group a prompt; its trajectories stand slot by slot, in the order of `samples`.
+        """One group a prompt, with its trajectories slot by slot, in the order of `samples`.
 
         Args:
             samples: responses a prompt, by slot.
-            address: purpose, step and round of the random numbers.
-            sampling: other than in training.
+            address: purpose, step and round, for the random numbers.
+            sampling: if it is not that of training.
 
         Raises:
             EpisodeError: the environment failed.
@@ -136,11 +145,13 @@ class Actor:
         ]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
-        """What an explorer needs to know of the groups.
+        """The scores of samples that an explorer needs.
 
+        Args:
+            needs: slots, or "ensemble".
         Returns:
-            For a slot, (G,) summed raw log-probabilities a group ("sampler": those recorded at sampling); for
-            "ensemble", (M, G) rewards a group, and beside them "features", (G, D) a group. float32.
+            By name one array a group, float32. For a slot (G,) summed raw log-probabilities, nats; those of
+            "sampler" are the recorded ones. For "ensemble" (M, G) rewards, and with these "features", (G, D).
         """
         scores: dict[str, list[np.ndarray]] = {}
         for name in needs:
@@ -154,7 +165,7 @@ class Actor:
         return scores
 
     def work(self) -> Work:
-        """What the engine has computed to sample, since this was first called."""
+        """What the engine has computed to sample since this was first called."""
         return self.engine.work()
 
     def _logps(self, groups: Sequence[Group], slot: str) -> list[np.ndarray]:
@@ -168,8 +179,7 @@ class Actor:
         return np.split(sums, np.cumsum([len(group.trajectories) for group in groups])[:-1])
 
     def _play(self, episodes: Sequence[_Episode], slot: str, sampling: Sampling) -> None:
-        """One response for every open episode, turn after turn, until the environment has ended all of
-        them."""
+        """Sample a response for every open episode, turn after turn, until all have ended."""
         playing = list(episodes)
         while playing:
             requests = [Request(episode.ids, sampling, episode.key) for episode in playing]
@@ -200,7 +210,8 @@ class Actor:
 
 @contextmanager
 def _played(environment: Environment, episode: _Episode) -> Iterator[None]:
-    """Whatever an environment raises within it is an error that names it and the record."""
+    """Turn what an environment raises in the body into an error that names the environment and the
+    record."""
     name = f"the environment {type(environment).__name__}"
 
     def refuse(what: str) -> EpisodeError:
@@ -211,64 +222,3 @@ def _played(environment: Environment, episode: _Episode) -> Iterator[None]:
 
     with guarded(name, refuse):
         yield
-
-
-class RecordedActor:
-    """The actor of offline data: responses that stand in the records become trajectories, without a version
-    or log-probabilities.
-
-    Args:
-        fit: that decided which records have room, and how those are cut that have none.
-        columns: of the responses, as `formats.Layout` leaves them: the assistant's tokens behind the prompt
-            are trained; of a text without a prompt all but the first.
-        score_key: column of their scores, as `formats.scores_of` reads it.
-    """
-
-    def __init__(self, fit: Fit, columns: Sequence[str], score_key: str | None = None):
-        self.fit = fit
-        self.columns = tuple(columns)
-        self.score_key = score_key
-
-    def sample(
-        self,
-        prompts: Sequence[Prompt],
-        samples: Mapping[str, int],
-        address: Sequence[str | int],
-        sampling: Sampling | None = None,
-    ) -> list[Group]:
-        """One group a prompt, with its recorded responses in the order of the columns."""
-        return [Group(prompt, self._responses(prompt)) for prompt in prompts]
-
-    def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
-        assert not needs, "build/cross_checks.py refuses an explorer that needs scores of recorded responses"
-        return {}
-
-    def work(self) -> Work:
-        return Work()
-
-    def _responses(self, prompt: Prompt) -> tuple[Trajectory, ...]:
-        where = f"record {prompt.row}"
-        scores = scores_of(prompt.columns, self.columns, self.score_key, where)
-        found = zip(self.columns, self.fit.rows(prompt, self.columns, where), scores, strict=True)
-        return tuple(
-            replace(self._response(prompt, prompt.columns[name], row), reward=score)
-            for name, row, score in found
-        )
-
-    def _response(self, prompt: Prompt, value: str | list[dict[str, str]], row: Row) -> Trajectory:
-        """A response whose end was cut is one that did not end, and its text is what is left of its last
-        turn."""
-        bounds = np.flatnonzero(np.diff(row.mask)) + 1
-        segments = []
-        for part, trained in zip(np.split(row.ids, bounds), np.split(row.mask, bounds), strict=True):
-            segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
-        if row.cut == "response":
-            left = (
-                next(segment.ids for segment in reversed(segments) if segment.author == "model")
-                if prompt.messages
-                else row.ids
-            )
-            return Trajectory("recorded", tuple(segments), "length", self.fit.renderer.text(left))
-        return Trajectory(
-            "recorded", tuple(segments), "stop", value if isinstance(value, str) else value[-1]["content"]
-        )

@@ -1,5 +1,5 @@
-"""The actor's side of an ensemble: a frozen backbone that turns samples into features, and the ensemble's
-weights as they were last synced."""
+"""The actor's side of an ensemble: a frozen backbone, which turns samples into features, and a copy of the
+ensemble's weights as of the last sync."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,9 +16,9 @@ _ROWS = 64
 
 
 class EnsembleScorer:
-    """Rewards of samples under every member of the ensemble.
+    """Scores samples under every member of the ensemble.
 
-    The feature of a sample is the backbone's last hidden state at its last token, (D,).
+    The feature of a sample, (D,), is the backbone's last hidden state at the sample's last token.
     """
 
     def __init__(self, backbone: CausalLM, ensemble: Ensemble):
@@ -26,7 +26,7 @@ class EnsembleScorer:
 
     @torch.no_grad()
     def score(self, groups: Sequence[Group]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """For each group its rewards, (M, G), and its features, (G, D), float32."""
+        """For each group its rewards (M, G) and its features (G, D), both float32."""
         rows = [trajectory for group in groups for trajectory in group.trajectories]
         features_ND = torch.cat(
             [self._features(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS)]
@@ -36,7 +36,7 @@ class EnsembleScorer:
         return np.split(rewards_MN, bounds, axis=1), np.split(features_ND.numpy(), bounds)
 
     def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
-        """Copy the ensemble's weights and read back what it scores with."""
+        """Copy weights into the ensemble, and read back those that it scores with."""
         held = self.ensemble.tensors()
         with torch.no_grad():
             for name, tensor in tensors.items():

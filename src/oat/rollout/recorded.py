@@ -1,0 +1,71 @@
+"""The actor of recorded data: its responses are those of the records."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from oat.data.fit import Fit, Row
+from oat.data.formats import scores_of
+from oat.types import Group, Prompt, Sampling, Segment, Trajectory, Work
+
+
+class RecordedActor:
+    """Makes trajectories of recorded responses; they have no version and no log-probabilities.
+
+    Args:
+        fit: decides which records have room, and how those without are cut.
+        columns: of the responses, as `formats.Layout` leaves them. The assistant's tokens after the prompt
+            are trained; of a text without a prompt all tokens but the first.
+        score_key: column of the responses' scores, as `formats.scores_of` reads it.
+    """
+
+    def __init__(self, fit: Fit, columns: Sequence[str], score_key: str | None = None):
+        self.fit = fit
+        self.columns = tuple(columns)
+        self.score_key = score_key
+
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        samples: Mapping[str, int],
+        address: Sequence[str | int],
+        sampling: Sampling | None = None,
+    ) -> list[Group]:
+        """One group a prompt, with its recorded responses in the order of `columns`. The other arguments are
+        those of an actor that samples, and are not read."""
+        return [Group(prompt, self._responses(prompt)) for prompt in prompts]
+
+    def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
+        assert not needs, "build/cross_checks.py refuses an explorer that needs scores of recorded responses"
+        return {}
+
+    def work(self) -> Work:
+        return Work()
+
+    def _responses(self, prompt: Prompt) -> tuple[Trajectory, ...]:
+        where = f"record {prompt.row}"
+        scores = scores_of(prompt.columns, self.columns, self.score_key, where)
+        found = zip(self.columns, self.fit.rows(prompt, self.columns, where), scores, strict=True)
+        return tuple(
+            replace(self._response(prompt, prompt.columns[name], row), reward=score)
+            for name, row, score in found
+        )
+
+    def _response(self, prompt: Prompt, value: str | list[dict[str, str]], row: Row) -> Trajectory:
+        """The trajectory of a response. One whose end was cut did not end, and its text is what is left of
+        its last turn."""
+        bounds = np.flatnonzero(np.diff(row.mask)) + 1
+        segments = []
+        for part, trained in zip(np.split(row.ids, bounds), np.split(row.mask, bounds), strict=True):
+            segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
+        if row.cut == "response":
+            left = (
+                next(segment.ids for segment in reversed(segments) if segment.author == "model")
+                if prompt.messages
+                else row.ids
+            )
+            return Trajectory("recorded", tuple(segments), "length", self.fit.renderer.text(left))
+        return Trajectory(
+            "recorded", tuple(segments), "stop", value if isinstance(value, str) else value[-1]["content"]
+        )
