@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 
 def checksum(tensor: "torch.Tensor") -> int:
-    """CRC-32 of a tensor's bytes, in row-major order; one flipped bit changes it."""
+    """CRC-32 of a tensor's bytes in row-major order; one flipped bit changes it."""
     import torch
 
     return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 class Engine(Protocol):
-    """Generates and scores with named slots: `sampler`, `policy` (evaluation), `reference`."""
+    """Generates and scores with the weights of named slots: `sampler`, `policy` (for evaluation),
+    `reference`."""
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
         """Completions as they finish, in any order, each with the index of its request."""
@@ -29,11 +30,11 @@ class Engine(Protocol):
         """Raw log-probabilities of every token but the first of each sequence: (T - 1,) float32 each."""
 
     def load(self, slot: str, version: int, tensors: "Mapping[str, torch.Tensor]") -> Receipt:
-        """Take these weights for the slot, forget every cached key and value of it, and read back what is
-        held."""
+        """Give the slot these weights, drop every cached key and value of it, and read back the weights that
+        it holds now."""
 
     def version(self, slot: str) -> int:
-        """The version the slot holds."""
+        """The version of the slot's weights."""
 
     def work(self) -> Work:
         """What `generate` has computed since this was first called."""

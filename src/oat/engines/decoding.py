@@ -1,9 +1,9 @@
-"""Requests that are being decoded: rows that enter, get one token a step, and leave.
+"""Continuous batching: rows enter, get one token a step, and leave.
 
-A row is a request, known by its number among all of them. Rows enter while others are in the middle of
-decoding, as soon as enough places are free; the samples of a prompt enter together and share its pages. When
-the cache is full, the rows that came last leave again and wait; their prompt and their tokens so far are
-computed anew when they come back, and the draws go on, since a token's random number has an address.
+A row is a request, known by its number among all of them. Rows enter while others are being decoded, as soon
+as enough places are free; the samples of a prompt enter together and share its pages. When the KV cache is
+full, the rows that came last leave again and wait. When they come back, their prompt and their tokens so far
+are computed anew; the draws go on where they were, since a token's random number has an address.
 """
 
 from collections import deque
@@ -28,12 +28,12 @@ from oat.types import KEPT_LIMIT, Completion, FinishReason, KeptSets, Request
 PASS_TOKENS = 16_384
 """Most tokens of a forward pass over whole sequences."""
 _ENTER_SHARE = 1 / 16
-"""Rows enter when this share of all places is free, or nobody is left."""
+"""Waiting rows enter when this share of all places is free, or no row is left."""
 _STEP = 16
-"""Rows of a step are filled up to a multiple of this, or to a power of two below."""
+"""A step computes a multiple of so many rows, or, below it, a power of two."""
 _STOP_MARGIN = 8
-"""Tokens decoded before those that could hold a stop string, since the first characters of a decoded tail can
-be garbled."""
+"""Tokens that are decoded before those that could hold a stop string, since the first characters of a decoded
+tail can be garbled."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -41,17 +41,17 @@ Decode = Callable[[Sequence[int]], str]
 class Decoding:
     """The running batch.
 
-    Rows of the arrays `_N` are requests. Rows of tensors `_R` are those decoded now, numbered by `_held_R`,
-    those that came last at the end.
+    The axis N of arrays is all requests. The axis R of tensors is the rows that are decoded now, whose
+    numbers are `_held_R`; those that came last stand at the end.
 
     Args:
-        rooms: most tokens of each request; one of 0 is idle.
+        rooms: most tokens of each request; a request of 0 is idle.
         max_rows: most rows at once.
         pages: most pages of the cache; enough for any single row.
-        meter: counts what is computed, idle rows and padding left out.
-        prompt_width: tokens, padding included, of a prompt in the passes over prompts. Then all rows enter at
-            once and none leaves, so that every shape of a matrix product is known beforehand, and no page is
-            shared. None: prompts are packed, rows come and go.
+        meter: counts what is computed, without idle rows and padding.
+        prompt_width: tokens of a prompt, padding included, in the passes over prompts. With it all rows enter
+            at once, none leaves, and no page is shared, so every shape of a matrix product is known
+            beforehand. None: prompts are packed, and rows come and go.
     """
 
     def __init__(
@@ -107,11 +107,16 @@ class Decoding:
 
     @property
     def busy(self) -> bool:
+        """True while a request is not finished."""
         return bool(self._live_N.any())
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, FinishReason]]:
-        """One token for every row that is decoded now; the rows that finish with it, and why."""
+        """Sample one token for every row that is decoded now.
+
+        Returns:
+            The rows that finish with it, each with the reason.
+        """
         self._enter()
         ids_R = self._draw()
         finished = self._finished()
@@ -123,7 +128,7 @@ class Decoding:
         return finished
 
     def completion(self, row: int, index: int, reason: FinishReason, version: int) -> Completion:
-        """The completion of a finished row; with the reason "aborted", what a row has so far."""
+        """The completion of a finished row; with the reason "aborted", of a row so far."""
         made = self._made_N[row]
         kept = None
         if self._keeps_N[row]:
@@ -135,11 +140,11 @@ class Decoding:
         return Completion(index, ids, raw, sampled, kept, reason, version)
 
     def _groups(self) -> list[list[int]]:
-        """Rows with the same prompt, at most `max_rows` together; each row by itself when shapes are fixed.
+        """Rows with the same prompt, which enter together; each row by itself when shapes are fixed.
 
-        A step computes with as many readers of every shared page as the largest group has. So a prompt with
-        more rows than half of the prompts have, as one that the data repeats, is several groups. A group
-        enters whole; so where some rows have to wait, none takes more than a quarter of the places.
+        A step computes with as many readers of every shared page as the largest group has. So no group is
+        larger than the median of the rows of a prompt: a prompt that the data repeat is several groups. And
+        if rows have to wait, no group takes more than a quarter of the places, since it enters whole.
         """
         if self._fixed:
             return [[row] for row in range(len(self._requests))]
@@ -159,7 +164,7 @@ class Decoding:
         )
 
     def _enter(self) -> None:
-        """Bring waiting rows in, where there is room for enough of them."""
+        """Let waiting rows enter, if there is room for enough of them."""
         held = len(self._held_R)
         free = self._max_rows - held
         entering: list[list[int]] = []
@@ -186,8 +191,11 @@ class Decoding:
         assert len(self._held_R), "a row that fits into an empty cache waits for nobody"
 
     def _fill(self, groups: Sequence[list[int]]) -> Iterator[Tensor]:
-        """Compute what the rows of groups have so far, each group once, and write it into the cache; (rows,
-        D) hidden states of their last tokens."""
+        """Compute the sequences of groups so far, each group once, and write them into the cache.
+
+        Yields:
+            (rows, D) hidden states of the last tokens of their rows, pass by pass.
+        """
         device = self._lm.device
         sequences = [
             np.concatenate([self._requests[g[0]].ids, self._ids_NT[g[0], : self._made_N[g[0]]]]).astype(
@@ -233,7 +241,7 @@ class Decoding:
             yield hidden_1TD[0, torch.from_numpy(last).to(device)]
 
     def _draw(self) -> Tensor:
-        """Draw and record one token a row; (R,) ids."""
+        """Draw and record one token a row; returns (R,) ids."""
         rows = len(self._held_R)
         logits_RV = self._lm.head(F.pad(self._hidden_RD, (0, 0, 0, filled_up(rows) - rows)))[:rows].float()
         drawable_RV = logits_RV[:, : self._num_tokens]
@@ -299,8 +307,8 @@ class Decoding:
         return any(text in tail for text in stop)
 
     def _advance(self, ids_R: Tensor) -> None:
-        """Hidden states after the newest token of each row; the rows that are done leave, unless shapes are
-        fixed."""
+        """Compute the hidden states after the newest token of each row. Finished rows leave, unless shapes
+        are fixed."""
         stays_R = self._live_N[self._held_R]
         if self._fixed:
             self._cache.extend(self._held_R[stays_R])
@@ -334,13 +342,13 @@ class Decoding:
 
 
 def filled_up(rows: int) -> int:
-    """Rows that a step of so many computes, so that products of matrices have few shapes: on a CPU oneDNN
-    makes a kernel for each, in half a millisecond."""
+    """The number of rows that a step of `rows` computes. Matrix products then have few shapes, for each of
+    which oneDNN, on a CPU, makes a kernel in half a millisecond."""
     return 1 << (rows - 1).bit_length() if rows <= _STEP else -(-rows // _STEP) * _STEP
 
 
 def passes(widths: np.ndarray) -> Iterator[list[int]]:
-    """Consecutive numbers whose widths are together at most `PASS_TOKENS`, or one number."""
+    """The numbers of each pass: consecutive ones whose widths are together at most `PASS_TOKENS`, or one."""
     some: list[int] = []
     total = 0
     for number, width in enumerate(widths.tolist()):
@@ -355,7 +363,7 @@ def passes(widths: np.ndarray) -> Iterator[list[int]]:
 
 @contextmanager
 def blaming_model(lm: CausalLM) -> Iterator[None]:
-    """What a model's code raises within it, where it is given a layout, is a `ModelError`."""
+    """Turn what a model's code raises in the body, where it is given a layout, into a `ModelError`."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -366,11 +374,11 @@ def blaming_model(lm: CausalLM) -> Iterator[None]:
 
 
 def cache_dtype(lm: CausalLM) -> torch.dtype:
-    """Of the keys and values of a model."""
+    """The dtype of a model's cached keys and values."""
     return cache_dtype_on(lm.device, next(lm.module.parameters()).dtype)
 
 
 def cache_dtype_on(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """float32 on the CPU, where the scores of a product in half precision would be rounded; elsewhere the
-    dtype of the weights."""
+    """The dtype of cached keys and values: float32 on the CPU, where a product in half precision would round
+    the scores; elsewhere the dtype of the weights."""
     return torch.float32 if device.type == "cpu" else dtype

@@ -1,9 +1,9 @@
-"""The cache of keys and values: pages of 8 tokens, within a bound of bytes.
+"""The paged KV cache: keys and values in pages of 8 tokens, within a bound of bytes.
 
 A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use lie close
-together, those of one row at the front of the memory and shared ones at its end, so that a step attends with
-matrix products over two whole blocks of pages and copies none of them; the empty rest of a row's last page is
-nearly all the padding there is. What a row sees is summed up in the order of its own pages, whatever else is
+together, pages of one row at the front of the memory and shared ones at its end. So a step attends with
+matrix products over two whole blocks of pages and copies none of them; nearly all the padding is the empty
+rest of each row's last page. The attention of a row is summed in the order of its own pages, whatever else is
 in the cache.
 """
 
@@ -21,23 +21,23 @@ from oat.models.attention import Packed
 PAGE = 8
 """Tokens of a page."""
 _SLACK = 1.03
-"""Pages are moved together when those up to the last one in use are this many times those in use."""
+"""Pages are moved together when the pages up to the last one in use are this many times the pages in use."""
 _WHOLE = 8
-"""Where shapes are fixed, blocks come in multiples of so many pages, so that where threads share an
-elementwise kernel, they part between whole vectors."""
+"""With fixed shapes a block is a multiple of so many pages, so that threads that share an elementwise kernel
+divide it between whole vectors."""
 _NONE = -1
 
 
 class Storage:
-    """The memory of pages: for each layer keys and values, (capacity, heads, PAGE, width) each, made when the
-    layer first writes."""
+    """The memory of pages: for each layer keys and values, (capacity, heads, PAGE, width) each. It is
+    allocated when the layer first writes."""
 
     def __init__(self, capacity: int, dtype: torch.dtype):
         self.capacity, self.dtype = capacity, dtype
         self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
     def of(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's memory, for such keys and values."""
+        """The memory of a layer whose keys and values have such shapes."""
         if module not in self.layers:
             keys, values = (
                 like.new_empty(self.capacity, like.shape[1], PAGE, like.shape[2], dtype=self.dtype)
@@ -48,13 +48,14 @@ class Storage:
 
 
 class Pages:
-    """Pages that up to `readers` rows read, at the front of a storage or, counted backwards, at its end.
+    """A block of pages at the front of a storage or, counted backwards, at its end.
 
     Args:
+        readers: most rows that read a page.
         multiple: the block is a multiple of so many pages.
 
     Attributes:
-        used: pages up to the last one in use; the free ones between them count.
+        used: pages up to the last one in use, with the free ones between them.
         live: pages in use.
         rows_PG: (capacity, readers) the rows that read a page, -1 for none.
     """
@@ -76,19 +77,19 @@ class Pages:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether the next page to take is one that was used before."""
+        """True if there are free pages between those in use."""
         return bool(self._free)
 
     def at(self, pages: np.ndarray) -> np.ndarray:
-        """Where pages lie in the storage."""
+        """The places of pages in the storage."""
         return self.storage.capacity - 1 - pages if self.backwards else pages
 
     def within_block(self, pages: np.ndarray) -> np.ndarray:
-        """Where pages lie in the block."""
+        """The places of pages in the block."""
         return self.block - 1 - pages if self.backwards else pages
 
     def take(self) -> int:
-        """A page that nobody reads yet."""
+        """Take a page that no row reads yet."""
         self.live += 1
         if self._free:
             return heapq.heappop(self._free)
@@ -101,8 +102,11 @@ class Pages:
         heapq.heappush(self._free, page)
 
     def close_gaps(self, slack: float) -> np.ndarray | None:
-        """Move the last pages into free places, where `used` is more than so many times `live`: the new page
-        by old page, or None."""
+        """Move the last pages into free places, if `used` is more than `slack` times `live`.
+
+        Returns:
+            The new page of each old one, or None if nothing was moved.
+        """
         if self.used <= self.live * slack:
             return None
         free = sorted(page for page in self._free if page < self.live)
@@ -118,10 +122,10 @@ class Pages:
         return places
 
     def layer(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """The memory of a layer, for such keys and values.
+        """The memory of a layer whose keys and values have such shapes.
 
-        What was never written may hold what is no number, and zero times that is none either; so the block
-        starts as zeros.
+        Pages of the block that were never written are set to zero: they could hold NaN, and zero times NaN
+        is NaN.
         """
         memory, clean = self.storage.of(module, key_THd, value_THd), self._clean.get(module, 0)
         for tensor in memory if clean < self.block else ():
@@ -130,22 +134,21 @@ class Pages:
         return memory
 
     def tensors(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """The block of a layer, (block, heads, PAGE, width) each, for such keys and values."""
+        """The keys and values of a layer's block, (block, heads, PAGE, width) each."""
         keys, values = (
             self._part(tensor, 0, self.block) for tensor in self.layer(module, key_THd, value_THd)
         )
         return keys, values
 
     def _part(self, tensor: Tensor, start: int, stop: int) -> Tensor:
-        """Of a layer's memory, that of consecutive pages."""
+        """The part of a layer's memory that holds the pages from `start` to `stop` - 1."""
         end = self.storage.capacity
         return tensor[end - stop : end - start] if self.backwards else tensor[start:stop]
 
 
 @dataclass(frozen=True, eq=False)
 class _Places:
-    """Tokens on their way into a pool: token `source[i]` of a pass goes to place `offset[i]` of page
-    `page[i]`."""
+    """The places of new tokens: token `source[i]` of a pass goes to place `offset[i]` of page `page[i]`."""
 
     source: Tensor
     page: Tensor
@@ -153,17 +156,17 @@ class _Places:
 
 
 class PagedCache:
-    """Keys and values of rows, by number; a row's tokens fill its pages in order.
+    """The keys and values of rows, by number. A row's tokens fill its pages in order.
 
     Args:
         most_N: most tokens of each row.
         readers: most rows that share a prompt; 1: nothing is shared.
         pages: most pages in use at once.
-        dtype: what is held and computed with.
-        fixed: no page is shared, and shapes of elementwise kernels are such that threads round alike.
+        dtype: in which keys and values are held and computed with.
+        fixed: no page is shared, and elementwise kernels have shapes for which threads round alike.
 
     Attributes:
-        lengths_N: tokens of each row that have a place; 0 for a row that is not here.
+        lengths_N: tokens of each row that have a place; 0 for a row that is not in the cache.
     """
 
     def __init__(
@@ -185,22 +188,22 @@ class PagedCache:
 
     @property
     def room(self) -> int:
-        """Pages that may still be taken."""
+        """The number of pages that may still be taken."""
         return self.pages - self.own.live - self.shared.live
 
     @property
     def keys(self) -> int:
-        """Keys that a step computes with."""
+        """The number of keys that a step computes with, for each layer."""
         return PAGE * (self.own.block + self.shared.block)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page, keys and values of all layers."""
+        """Bytes of the keys and values of a page, of all layers."""
         return sum(tensor[0].nbytes for layer in self._storage.layers.values() for tensor in layer)
 
     def admit(self, rows: Sequence[int], length: int) -> None:
-        """Pages for `length` tokens that these rows have in common, the full ones shared; the tokens come in
-        the next `Filling`."""
+        """Take pages for `length` tokens that these rows have in common; full pages are shared. The next
+        `Filling` writes the tokens."""
         common = self._common(rows, length)
         for _ in range(common):
             page = self._page(self.shared)
@@ -213,30 +216,34 @@ class PagedCache:
             self.lengths_N[row] = length
 
     def pages_for(self, rows: Sequence[int], length: int) -> int:
-        """Pages that `admit` would take, and one more for each row that may still get longer than those."""
+        """The number of pages that `admit` would take, and one more for each row that may grow beyond
+        them."""
         common, whole = self._common(rows, length), -(-length // PAGE)
         return common + sum(min(whole + 1, int(most)) - common for most in self._most_pages_N[list(rows)])
 
     def needed(self, rows: np.ndarray) -> int:
-        """Pages that `extend` would take."""
+        """The number of pages that `extend` would take."""
         return int((self.lengths_N[rows] == self._count_N[rows] * PAGE).sum())
 
     def extend(self, rows: np.ndarray) -> None:
-        """Room for one more token of each row."""
+        """Make room for one more token of each row."""
         for row in rows[self.lengths_N[rows] == self._count_N[rows] * PAGE]:
             self._take(row)
         self.lengths_N[rows] += 1
 
     def seen(self, rows: np.ndarray) -> int:
-        """Tokens that rows see, those of a page that several rows read once; `rows` holds all who share a
-        page."""
+        """The number of tokens that rows attend to; tokens of a shared page count once.
+
+        Args:
+            rows: with each row, all others that share a page with it.
+        """
         return (
             int((self.lengths_N[rows] - PAGE * self._is_shared_NJ[rows].sum(1)).sum())
             + PAGE * self.shared.live
         )
 
     def free(self, row: int) -> None:
-        """Forget a row."""
+        """Remove a row."""
         for place in range(self._count_N[row]):
             entry = int(self._entries_NJ[row, place])
             if self._is_shared_NJ[row, place]:
@@ -251,8 +258,7 @@ class PagedCache:
         self._count_N[row] = self.lengths_N[row] = 0
 
     def _page(self, pages: Pages) -> int:
-        """A page that nobody reads yet; where its new pages would meet those of the other end, gaps are
-        closed first."""
+        """Take a page that no row reads yet. Gaps are closed first if the two blocks would meet."""
         if not pages.has_gaps and self.own.used + self.shared.used >= self._most:
             self._close_gaps(slack=1.0)
         return pages.take()
@@ -268,8 +274,12 @@ class PagedCache:
     def places(
         self, rows: np.ndarray, positions: np.ndarray, sources: np.ndarray, device: torch.device
     ) -> list[tuple[Pages, _Places]]:
-        """Where tokens of rows go, each at its position in the row; a token of a shared page is written by
-        its first reader only."""
+        """The places of new tokens. Only the first reader of a shared page writes its tokens.
+
+        Args:
+            rows, positions: of each token, its row, and its position in the row.
+            sources: of each token, its number in the pass.
+        """
         entries, is_shared = (
             self._entries_NJ[rows, positions // PAGE],
             self._is_shared_NJ[rows, positions // PAGE],
@@ -296,12 +306,13 @@ class PagedCache:
             values[where.page, :, where.offset] = value_THd[where.source]
 
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """How a step finds what rows see; pages move together first, where enough are free.
+        """The index by which a step finds the pages of rows. Pages are moved together first, if enough of
+        them are free.
 
         Returns:
-            The entries of the rows, one row after the other, numbered by own pages first and by readers of
-            shared pages then; where each row's begin; and (own pages, PAGE) 0 for the places that are filled,
-            -inf for others.
+            The entries of all rows, one row after another; an entry is a page of the row's own or, numbered
+            after these, a reader of a shared page. Where the entries of each row begin. And, of (own pages,
+            PAGE), 0 for filled places and -inf for others.
         """
         self._close_gaps(_SLACK)
         entries_RJ = self._entries_NJ[rows]
@@ -317,7 +328,7 @@ class PagedCache:
         return entries, np.concatenate([[0], np.cumsum(counts_R)[:-1]]), empty_PC.astype(np.float32)
 
     def _common(self, rows: Sequence[int], length: int) -> int:
-        """Full pages of so many tokens that rows share."""
+        """The number of full pages, of `length` common tokens, that rows share."""
         return length // PAGE if len(rows) > 1 and self.shared.readers > 1 else 0
 
     def _take(self, row: int) -> None:
@@ -332,7 +343,7 @@ class PagedCache:
 
 
 class Filling:
-    """The layout of a pass over whole prompts, which also writes them into the cache."""
+    """The layout of a pass over whole prompts (prefill), which also writes them into the cache."""
 
     def __init__(self, cache: PagedCache, packed: Packed, places: Sequence[tuple[Pages, _Places]]):
         self.cache = cache
@@ -348,7 +359,7 @@ class Filling:
 
 
 class Step:
-    """The layout of a pass with one new token a row, for which `extend` has made room.
+    """The layout of a decoding step: one new token a row, for which `extend` has made room.
 
     Args:
         rows: (R,) numbers of the rows, in the order of the pass.
@@ -403,12 +414,12 @@ class Step:
         return F.pad(seen_RHd, (0, 0, 0, 0, 0, len(query) - len(seen_RHd))).to(query.dtype)[:, None]
 
     def _bag(self, values: Sequence[Tensor], mode: str) -> Tensor:
-        """(R, ...) the values of each row's pages, joined."""
+        """(R, ...) the values of each row's pages, joined by `mode`: their sum, or the largest."""
         table = values[0] if len(values) == 1 else torch.cat(list(values))
         return F.embedding_bag(self.entries, table, self.starts, mode=mode)
 
 
 def _by_entry(values: Tensor, readers: int) -> Tensor:
-    """(P, key heads, readers * groups, ...) to (P * readers, heads * ...)."""
+    """Bring values from (P, key heads, readers * groups, ...) to (P * readers, heads * ...)."""
     values = values.unflatten(2, (readers, -1)).transpose(1, 2)
     return values.reshape(len(values) * readers, -1)

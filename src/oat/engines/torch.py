@@ -1,14 +1,14 @@
 """The embedded engine: continuous batching with a transformers model, on the CPU or one GPU.
 
-1. Rows enter and leave while others are decoded (`decoding.py`), over a cache of pages (`kv.py`) within
-   `cache_gb`. The samples of a prompt share one pass over it and the storage of its keys and values. Nothing
-   is padded but the last page of a row.
-2. A token is drawn with one addressed uniform number through the inverse distribution function (`oat.seeds`);
-   no generator has a state.
-3. A matrix product may round differently in another shape. `deterministic` therefore fixes every shape by the
-   request alone: requests are decoded in fixed batches of one width of prompts, a power of two, and share no
-   page. At least 64 rows, and at most two threads, because an elementwise kernel treats what is left over at
-   the end of a thread's share, short of two full vectors, by other instructions.
+1. Rows enter and leave while others are decoded (`decoding.py`), over a paged KV cache (`paged_cache.py`) of
+   at most `cache_gb`. The samples of a prompt share one pass over it and the storage of its keys and values.
+   Only the last page of a row is padded.
+2. A token is drawn with one addressed uniform number through the inverse of the cumulative distribution
+   (`oat.seeds`); no generator has a state.
+3. A matrix product may round differently in another shape. So `deterministic` lets every shape follow from
+   the request alone: requests are decoded in fixed batches whose prompts have one width, a power of two, and
+   share no page. A batch has at least 64 rows and runs on at most two threads, because an elementwise kernel
+   computes the rest of a thread's share that is shorter than two full vectors by other instructions.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """
@@ -34,24 +34,23 @@ from oat.models.loading import is_outlined
 from oat.types import Completion, Receipt, Request, Sampling, Work
 
 _HEAD_LOGITS = 2**24
-"""Most logits held at a time when sequences are scored."""
+"""Most logits that are held at a time when sequences are scored."""
 _LEAST_WIDTH, _LEAST_ROWS = 16, 64
 _DETERMINISTIC_THREADS = 2
 _CACHE_TOLERANCE, _CACHE_TOLERANCE_HALF = 1e-4, 5e-2
 _GB = 10**9
 _MEASURED_TOKENS = 16
-"""Tokens of prompt and response when threads are chosen."""
+"""Tokens of a prompt, and of a response, when threads are chosen."""
 
 _IDLE = Request(np.zeros(1, dtype=np.int32), Sampling(max_new_tokens=0), key=0)
 """Fills a deterministic batch up to its width."""
 
 
 class TorchEngine:
-    """Generates and scores with the weights of its slots; slots may share a model, and then share its
-    version.
+    """Generates and scores with the weights of its slots. Slots that share a model share its version.
 
     Attributes:
-        threads: may be set at any time.
+        threads: of the computation; may be set at any time.
     """
 
     def __init__(
@@ -72,10 +71,9 @@ class TorchEngine:
             slots: the model of each slot.
             num_tokens: size of the tokenizer's vocabulary; ids from there on are never sampled.
             stop_ids: ids that end a response.
-            decode: text of ids, to look for stop strings in.
+            decode: makes text of ids, in which stop strings are looked for.
             max_rows: most rows decoded together; `deterministic` rounds it up to a power of two, at least 64.
-            cache_gb: most memory for keys and values, 10^9 bytes. When it is full, the rows that came last
-            wait.
+            cache_gb: most memory of the KV cache, 10^9 bytes. When it is full, the rows that came last wait.
             deterministic: a request gives bitwise the same tokens and log-probabilities whatever it is
             batched with; on a CPU.
             context_length: most tokens of a sequence; None: as many as the model allows.
@@ -108,7 +106,7 @@ class TorchEngine:
         self._context_length = context_length
 
     def version(self, slot: str) -> int:
-        """The version the slot holds; 0 until weights are loaded.
+        """The version of the slot's weights; 0 until weights are loaded.
 
         Raises:
             EngineError: no such slot.
@@ -116,13 +114,13 @@ class TorchEngine:
         return self._versions[id(self._model(slot))]
 
     def work(self) -> Work:
-        """What the steps of `generate` took since this was first called, and the least they could; that first
-        call measures the machine."""
+        """What the steps of `generate` took since this was first called, and the least that they could take.
+        The first call measures the machine."""
         return sum((meter.work(self._thread_count) for meter in self._meters.values()), Work())
 
     def choose_threads(self, rows: int) -> None:
-        """Set `threads` to the number on which so many requests, of a few tokens each, are answered
-        soonest."""
+        """Set `threads` to the number on which `rows` requests, of a few tokens each, are answered
+        fastest."""
         lm = next(iter(self._slots.values()))
         few = min(_MEASURED_TOKENS, (lm.context_length or 2 * _MEASURED_TOKENS) // 2)
         requests = [
@@ -136,13 +134,13 @@ class TorchEngine:
         )
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
-        """Completions as they finish. A request ends at a stop id or stop string, or at `max_new_tokens` or
+        """Completions as they finish. A request ends at a stop id or stop string, at `max_new_tokens`, or at
         the end of the context.
 
         Raises:
-            EngineError: no such slot, or a request cannot be served (here, before anything is sampled); a
-                kept set is too large, or the slot's weights were replaced (while iterating).
-            NonFiniteError: the model's logits are not finite numbers.
+            EngineError: in the call, before anything is sampled: there is no such slot, or a request cannot
+                be served. While iterating: a kept set is too large, or the slot's weights were replaced.
+            NonFiniteError: the model's logits are not finite.
         """
         lm = self._model(slot)
         context = self._context(lm)
@@ -158,8 +156,8 @@ class TorchEngine:
         return self._generate(requests, rooms, slot)
 
     def stream(self, request: Request, slot: str) -> Iterator[Completion]:
-        """One request as it is answered: after each token what there is, with the reason "aborted" but for
-        the last. It keeps no sets.
+        """The growing completion of one request: after each token what there is so far, with the reason
+        "aborted" for all but the last. It records no kept sets.
 
         Raises:
             EngineError, NonFiniteError: as `generate`, while iterating.
@@ -199,11 +197,11 @@ class TorchEngine:
         return scored
 
     def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> Receipt:
-        """Copy the tensors into the slot's own, unless they share their memory, and read back what the slot
-        now generates with.
+        """Copy the tensors into the slot's own, unless they share their memory, and read back the tensors
+        with which the slot now generates.
 
-        Nothing is copied unless everything fits. Cached keys and values live no longer than one `generate`,
-        and one under way fails at its next token.
+        Nothing is copied unless everything fits. Cached keys and values live no longer than one call of
+        `generate`; a call under way fails at its next token.
 
         Raises:
             EngineError: no such slot.
@@ -242,13 +240,21 @@ class TorchEngine:
         return self._context_length if self._context_length is not None else lm.context_length
 
     def _room(self, what: str, request: Request, context: int | None, vocab_rows: int) -> int:
-        """How many tokens the request may get, once its ids are known to be sound."""
+        """The most tokens that the request may get.
+
+        Raises:
+            EngineError: its ids are not sound.
+        """
         _check_ids(what, request.ids, context, vocab_rows)
         most = request.sampling.max_new_tokens
         return most if context is None else min(most, context - len(request.ids))
 
     def _check_pages(self, lengths: Sequence[int], lm: CausalLM) -> None:
-        """The longest request fits into the cache alone; with fixed batches, as often as there are rows."""
+        """Check that the longest request fits into the cache alone; with fixed batches, once for each row.
+
+        Raises:
+            EngineError: it does not.
+        """
         rows = self._max_rows if self._deterministic else None
         refuse_small_cache(max(lengths, default=0), self._pages[id(lm)], self._page_bytes[id(lm)], rows)
 
@@ -295,8 +301,8 @@ class TorchEngine:
         )
 
     def _batches(self, requests: Sequence[Request], rooms: Sequence[int]) -> Iterator[list[int]]:
-        """Indices of requests to decode together: all, or, when deterministic, as many as there are rows with
-        prompts of one width."""
+        """The indices of requests that are decoded together: all of them, or, when deterministic, as many as
+        a batch has rows, with prompts of one width."""
         groups: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
             if rooms[index] > 0:
@@ -309,14 +315,14 @@ class TorchEngine:
                 yield group[start : start + size]
 
     def _fixed_passes(self, widths: np.ndarray) -> Iterator[list[int]]:
-        """Numbers of sequences of one width, at most as many as a pass of fixed size has rows."""
+        """The numbers of sequences of one width, at most as many as a pass of fixed size has rows."""
         for width in np.unique(widths):
             numbers, rows = np.flatnonzero(widths == width).tolist(), self._rows(int(width))
             for start in range(0, len(numbers), rows):
                 yield numbers[start : start + rows]
 
     def _rows(self, width: int) -> int:
-        """Rows of a pass of fixed size: a power of two."""
+        """The rows of a pass of fixed size, a power of two."""
         return min(self._max_rows, _power_below(PASS_TOKENS // width))
 
     @property
@@ -326,8 +332,8 @@ class TorchEngine:
 
     @contextmanager
     def _computing(self, lm: CausalLM) -> Iterator[None]:
-        """The model in evaluation mode (gradient checkpointing would drop the cache) and, when deterministic,
-        few threads; both put back."""
+        """Put the model into evaluation mode, since gradient checkpointing would drop the cache, and set the
+        number of threads; both are put back."""
         was_training = lm.module.training
         if was_training:
             lm.module.eval()
@@ -343,8 +349,8 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _logps_packed(self, lm: CausalLM, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Of sequences that go through the model together; of one width, and in a pass of fixed size, when
-        deterministic."""
+        """(T - 1,) raw log-probabilities of each of some sequences that go through the model together; when
+        deterministic, they have one width and go through a pass of fixed size."""
         width = self._width(len(sequences[0])) if self._deterministic else None
         ids_1T, positions_1T, spans = pack(
             sequences, lm.device, width=width, rows=0 if width is None else self._rows(width)
@@ -362,18 +368,19 @@ class TorchEngine:
 
 
 def fixed_rows(max_rows: int) -> int:
-    """Rows of every batch of an engine that is deterministic."""
+    """The rows of every batch of a deterministic engine."""
     return max(_power_above(max_rows), _LEAST_ROWS)
 
 
 def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | None = None) -> None:
-    """A sequence of so many tokens has room in a cache of so many pages.
+    """Refuse a cache in which a sequence of `tokens` has no room.
 
     Args:
-        rows: of every batch of an engine that is deterministic.
+        pages: of the cache.
+        rows: of every batch of a deterministic engine; None for another one.
 
     Raises:
-        EngineError: it has none.
+        EngineError: it has no room.
     """
     needed = -(-tokens // PAGE) * (rows or 1)
     if needed > pages:
@@ -437,8 +444,12 @@ def _same_memory(held: Tensor, sent: Tensor) -> bool:
 
 @torch.inference_mode()
 def page_bytes_of(lm: CausalLM) -> int:
-    """Bytes of a page of the cache, once a cached step is seen to give the logits of a pass without a cache,
-    for a long row and a short one."""
+    """Bytes of a page of the KV cache. First a cached step is shown to give the logits of a pass without a
+    cache, for a long row and a short one.
+
+    Raises:
+        ModelError: it does not.
+    """
     ids = np.arange(PAGE + 2) % lm.vocab_rows
     lengths, rows = np.array([PAGE + 1, 1]), np.arange(2)
     cache = PagedCache(lengths + 1, readers=1, pages=8, dtype=cache_dtype(lm))
@@ -473,8 +484,10 @@ def page_bytes_of(lm: CausalLM) -> int:
 
 
 def _check_sizes(slot: str, lm: CausalLM, num_tokens: int, context_length: int | None) -> None:
-    """Raises:
-    EngineError: the model has fewer tokens than the tokenizer, or a shorter context than it is to have.
+    """Refuse a model with fewer tokens than the tokenizer, or with a shorter context than it is to have.
+
+    Raises:
+        EngineError: it is one.
     """
     if num_tokens > lm.vocab_rows:
         raise EngineError(

@@ -19,8 +19,8 @@ def over_wire(box: Box, *, own: Sequence[Any] = ()) -> Box:
     """The box as seen through a wire: arguments and results of its methods are encoded and decoded.
 
     Args:
-        own: what the box has on its side, in place of arguments of the same types, which do not travel. Each
-        call gets a copy of it as it is here.
+        own: values on the box's side of the wire. They take the place of arguments of the same types, which
+        do not travel; each call gets new copies of them.
     """
     return cast(Box, _Wired(box, {type(value): value for value in own}))
 
@@ -42,6 +42,6 @@ class _Wired:
         return call
 
     def _sent(self, value: Any) -> Any:
-        """An argument as it arrives."""
+        """An argument as it arrives on the other side."""
         own = self._own.get(type(value))
         return wire.roundtrip(value) if own is None else copy.deepcopy(own)

@@ -1,7 +1,7 @@
-"""Weights from the learner to those who answer with them, with proof.
+"""The transfer of weights from the learner to engines, with proof.
 
-After every load the holder reads back the tensors it works with; their checksums must be those of the
-learner's. One flipped bit in a holder's copy stops the run.
+After every load the holder of a slot reads back the tensors that it works with; their checksums must be those
+of the learner's tensors. One flipped bit in a holder's copy stops the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,23 +15,23 @@ from oat.protocols import Learner
 from oat.types import Receipt
 
 MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "reference": "reference", "ensemble": "ensemble"}
-"""The learner's model whose weights a slot holds. `policy` is loaded for evaluation only, `reference`
-whenever that has moved."""
+"""The learner's model whose weights a slot holds. The slot `policy` is loaded for evaluation only, the slot
+`reference` whenever the reference has moved."""
 
 
 class Holder(Protocol):
-    """An engine, or whoever else answers with weights of the learner."""
+    """An engine, or another box that answers with weights of the learner."""
 
     def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt: ...
 
 
 class Weights:
-    """Keeps every slot at the version it should hold.
+    """Keeps every slot at the version that it should hold.
 
     Args:
-        holders: those who hold a slot, by slot; of the slot `reference` only where it follows the policy.
+        holders: by slot, the boxes that hold it; the slot `reference` only if it follows the policy.
         sync_every: steps between two syncs.
-        dtypes: precision of the slots that are not kept in the learner's; weights are cast to it before they
+        dtypes: the precision of slots that are not kept in the learner's; weights are cast to it before they
         are sent.
     """
 
@@ -49,10 +49,11 @@ class Weights:
         self.kept: dict[str, dict[str, torch.Tensor]] = {}
 
     def due(self, step: int) -> bool:
+        """True if the slots get new weights after this step."""
         return (step + 1) % self.sync_every == 0
 
     def sync(self, learner: Learner, version: int) -> None:
-        """Give every synced slot the learner's weights, as `version`."""
+        """Give every synced slot the learner's weights as `version`."""
         self.sampler_version = version
         for slot in self.synced:
             tensors = learner.tensors(MODEL_OF_SLOT[slot])
@@ -63,14 +64,15 @@ class Weights:
             self.push(slot, version, tensors)
 
     def follow(self, learner: Learner) -> None:
-        """Give the slot `reference` the learner's, if that has moved, forwards or with a roll back."""
+        """Give the slot `reference` the learner's reference, if it has moved, forwards or by a roll back."""
         version = learner.version("reference")
         if "reference" in self.holders and version != self.reference_version:
             self.push("reference", version, learner.tensors("reference"))
             self.reference_version = version
 
     def restore(self, learner: Learner) -> None:
-        """After a load of the learner: give every slot the version of the checkpoint, also before step 0."""
+        """After the learner was loaded, or begins: give every slot the weights that it held at the
+        checkpoint."""
         self.follow(learner)
         if not self.kept:
             self.sync(learner, self.sampler_version)
@@ -78,7 +80,8 @@ class Weights:
             self.push(slot, self.sampler_version, {**learner.tensors(MODEL_OF_SLOT[slot]), **tensors})
 
     def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load a slot of every holder, cast to its precision, and compare what it holds with what was sent.
+        """Cast weights to a slot's precision, load them into every holder of it, and compare what the holders
+        have then with what was sent.
 
         Raises:
             WeightsError: a holder has other weights.
@@ -94,8 +97,7 @@ class Weights:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The slots' weights, where they may differ from the learner's, and their version; what is never
-        trained is not kept."""
+        """The version of the slots, and their trained weights if these may differ from the learner's."""
         tensors = {
             f"{slot}/{name}": tensor for slot, kept in self.kept.items() for name, tensor in kept.items()
         }
