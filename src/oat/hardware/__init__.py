@@ -1,1 +1,1 @@
-"""What the machine is, and how its memory and threads are used."""
+"""The machine: its limits of speed, and the use of its memory and threads."""

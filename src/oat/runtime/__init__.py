@@ -1,1 +1,1 @@
-"""How actor and learner are joined, and how new weights reach the engine."""
+"""The link between actor and learner, and the transfer of new weights to engines."""

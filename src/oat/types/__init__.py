@@ -1,4 +1,4 @@
-"""The values that travel between the boxes, and the notation and the words of the whole project.
+"""The values that travel between the boxes, and the notation and the glossary of the whole project.
 
 Values are frozen dataclasses of numbers, strings, tuples, dicts, numpy arrays and tensors, so each survives
 `oat.wire`.
