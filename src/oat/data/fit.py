@@ -1,8 +1,8 @@
-"""Whether a record has room, and how one is cut that has none. The first pass counts by it and the actor
-learns what it returns, so the two agree.
+"""The length of records: which have room, and how those without room are cut. The first pass over the data
+counts with this module, and the actor learns the sequences that it returns, so the two agree.
 
-What has to have room is a prompt, of recorded data together with its longest response. `too_long` says what
-becomes of recorded data without room:
+A prompt needs room; recorded data need room for the prompt together with its longest response. `too_long`
+says what becomes of recorded data without room:
 
 | too_long | what is learned |
 | --- | --- |
@@ -10,13 +10,13 @@ becomes of recorded data without room:
 | cut_prompt_start | the responses whole, behind the prompt's last tokens |
 | cut_response_end | the prompt whole, and the first tokens of each response that has no room |
 
-The last tokens of a prompt are the same for each of its responses: as many as the longest one leaves room
-for. A response whose end is cut has no end of its turn.
+All responses of a record stand behind the same last tokens of its prompt: as many as the longest response
+leaves room for. A response whose end is cut has no end of its turn.
 
-A cut counts tokens as they are rendered. So a prompt that is cut begins where it may: without the tokens that
-open a text, the system message, or the mark of a turn. Both cuts go by the smaller of `max_tokens` and the
-context. A record for which the cut makes no room is left out: the prompt would lose its last token, or a
-response the last token that is learned. A text without a prompt has only an end to cut.
+Tokens are counted and cut after rendering. A cut prompt therefore begins anywhere: without the tokens that
+open a text, the system message, or the mark of a turn. Both cuts obey the smaller of `max_tokens` and the
+context. A record is left out if the cut makes no room for it, because the prompt would lose its last token,
+or a response its last learned token. A text without a prompt can only be cut at its end.
 """
 
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ TooLong = Literal["leave_out", "cut_prompt_start", "cut_response_end"]
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
-    """A prompt with a recorded response.
+class RecordedSequence:
+    """The tokens of a prompt with one recorded response.
 
     Attributes:
-        ids, mask: (T,) int32 and (T,) bool, as `Renderer.recorded` returns them, or what the cut leaves.
-        cut: what of it was cut.
+        ids, mask: (T,) int32 and (T,) bool, as `Renderer.recorded` returns them, or as cut.
+        cut: the part that was cut.
     """
 
     ids: np.ndarray
@@ -49,12 +49,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether prompts can be rendered, and have room.
+    """Limits on the length of prompts and recorded data, and what happens beyond them.
 
     Attributes:
         max_tokens: longest prompt that is kept; None keeps all.
-        room: most tokens that the model's context leaves for one; None knows of no context.
-        too_long: what becomes of recorded data without room; of prompts that are sampled from nothing is cut.
+        room: most tokens that the model's context leaves for a prompt; None if no context is known.
+        too_long: what becomes of recorded data without room; prompts that are sampled from are never cut.
     """
 
     renderer: Renderer
@@ -63,21 +63,21 @@ class Fit:
     too_long: TooLong = "leave_out"
 
     @property
-    def most(self) -> int | None:
+    def limit(self) -> int | None:
         """Tokens of the longest record that is kept; None keeps all."""
         limits = (self.max_tokens,) if self.too_long == "leave_out" else (self.max_tokens, self.room)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def keeps(self, size: int) -> bool:
-        """Whether a record of so many tokens, as it is learned, is not left out."""
-        return self.most is None or size <= self.most
+        """Return whether a record of this many tokens, counted after any cut, is kept."""
+        return self.limit is None or size <= self.limit
 
     def measure(self, prompt: Prompt, layout: Layout, where: str) -> tuple[int, bool]:
-        """The tokens of the prompt, of recorded data with its longest response as it is learned; and whether
-        anything is cut.
+        """Return the tokens of a prompt, or of recorded data with its longest response as it is learned; and
+        whether anything is cut.
 
         Raises:
-            DataError: one of them cannot be rendered.
+            DataError: the prompt or a response cannot be rendered.
         """
         if not prompt.messages and self.renderer.template is not None:
             raise DataError(
@@ -90,34 +90,38 @@ class Fit:
             form = layout.format
             name = form.prompt or form.columns[0] if form else layout.prompt_key
             raise DataError(f"{where}: field {name!r}: the prompt cannot be rendered: {error}") from error
-        rows = self.rows(prompt, layout.responses, where)
+        rows = self.sequences(prompt, layout.responses, where)
         return max((len(row.ids) for row in rows), default=size), any(row.cut != "nothing" for row in rows)
 
-    def rows(self, prompt: Prompt, names: Sequence[str], where: str) -> list[Row]:
-        """The prompt with each response that these columns have, as it is learned. Those of a record without
-        room, even cut, are whole.
+    def sequences(self, prompt: Prompt, names: Sequence[str], where: str) -> list[RecordedSequence]:
+        """Return the prompt with each of its responses, one a column, as they are learned. If not even a cut
+        makes room, the sequences are whole.
 
         Raises:
-            DataError: one of them cannot be rendered.
+            DataError: the prompt or a response cannot be rendered.
         """
         whole = [self._row(prompt, name, where) for name in names]
         longest = max((len(row.ids) for row in whole), default=0)
-        if self.too_long == "leave_out" or self.most is None or longest <= self.most:
+        if self.too_long == "leave_out" or self.limit is None or longest <= self.limit:
             return whole
         if self.too_long == "cut_response_end":
             cut = [
                 row
-                if len(row.ids) <= self.most
-                else Row(row.ids[: self.most], row.mask[: self.most], "response")
+                if len(row.ids) <= self.limit
+                else RecordedSequence(row.ids[: self.limit], row.mask[: self.limit], "response")
                 for row in whole
             ]
             return cut if all(row.mask.any() for row in cut) else whole
-        over = longest - self.most
+        over = longest - self.limit
         has_room = over < len(self.renderer.prompt(prompt.messages)) if prompt.messages else False
-        return [Row(row.ids[over:], row.mask[over:], "prompt") for row in whole] if has_room else whole
+        return (
+            [RecordedSequence(row.ids[over:], row.mask[over:], "prompt") for row in whole]
+            if has_room
+            else whole
+        )
 
-    def _row(self, prompt: Prompt, name: str, where: str) -> Row:
+    def _row(self, prompt: Prompt, name: str, where: str) -> RecordedSequence:
         try:
-            return Row(*self.renderer.recorded(prompt.messages, prompt.columns[name]))
+            return RecordedSequence(*self.renderer.recorded(prompt.messages, prompt.columns[name]))
         except TemplateError as error:
             raise DataError(f"{where}: field {name!r}: the response cannot be rendered: {error}") from error

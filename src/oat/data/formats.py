@@ -1,6 +1,6 @@
-"""The formats of records: which columns hold the prompt and the responses. TRL's
-(huggingface.co/docs/trl/dataset_formats) are read as they stand, plain or conversational, and so is
-ShareGPT's.
+"""The formats of records: the columns that hold the prompt and the responses. TRL's formats
+(huggingface.co/docs/trl/dataset_formats), plain or conversational, and ShareGPT's are read
+without conversion.
 
 | format | columns | the prompt | recorded responses |
 | --- | --- | --- | --- |
@@ -13,20 +13,20 @@ ShareGPT's.
 | language modelling | `messages` | those before the assistant's first answer | `completion`: the rest |
 | language modelling, plain text | `text` | none | `completion`: the text |
 
-`messages` and ShareGPT's `conversations` also take the place of `prompt` where there is no such column. A
-message is {"role", "content"} or ShareGPT's {"from", "value"}. The rest of `messages`, which is learned, ends
-with an assistant's message. A true label is worth 1, another one 0.
+`messages` and ShareGPT's `conversations` take the place of `prompt` where there is no such column. A message
+is {"role", "content"} or ShareGPT's {"from", "value"}. The rest of `messages`, which is learned, ends with an
+assistant's message. A true label is worth 1, a false one 0.
 
-Where the prompt of a preference is a text and both responses are whole conversations, as in UltraFeedback,
-the prompt is what these begin with, as TRL has it.
+In a preference whose prompt is a text and whose responses are both whole conversations, as in UltraFeedback,
+the prompt is the messages that both conversations begin with, as in TRL.
 
 Departures from TRL:
-1. Of a conversation the assistant's messages are learned, and nothing else of it, but for those of weight 0
-   (OpenAI's `weight`). What it says before anybody has asked is part of the prompt. Where no recorded
-   responses are read, the last message is what the policy says instead.
-2. The column `tools` is accepted and not rendered. What messages say beside role and text is handed to the
-   template.
-3. Columns that the run does not read are not held against the format.
+1. Only the assistant's messages of a conversation are learned, except those of weight 0 (OpenAI's `weight`).
+   A message of the assistant before anybody has asked is part of the prompt. If no recorded responses are
+   read, the policy answers in place of the last message.
+2. The column `tools` is accepted and not rendered. Fields of messages beside role and text are handed to
+   the template.
+3. Columns that the run does not read do not make a record malformed.
 
 Not handled: images; texts to continue online without `prompt_key: text`.
 """
@@ -68,11 +68,11 @@ TEXT = "language modelling, plain text"
 
 @dataclass(frozen=True)
 class Format:
-    """What a source's records are.
+    """The format of a source's records.
 
     Attributes:
-        name: as the head of this file names it.
-        columns: that tell it.
+        name: the format's name in the table at the head of this file.
+        columns: the columns by which it is recognised.
         prompt: the column of the prompt, or None.
     """
 
@@ -82,18 +82,18 @@ class Format:
 
 
 class Layout:
-    """Where the records of one source have their prompt, reference and responses. The first record decides
-    the format of all.
+    """The columns that hold the prompt, the reference and the responses of a source's records. The first
+    record decides the format of all.
 
     Args:
         prompt_key: column of the prompt, or of a conversation.
         reference_key: column of the reference: a string, a number, or a response.
-        responses: columns of recorded responses, the best first; empty: nobody reads any.
-        score_key: column of their scores.
-        numbers: by further columns that have a number in every record, the settings that name them.
+        responses: columns of the recorded responses, the best first; empty if none are read.
+        score_key: column of the responses' scores.
+        numbers: further columns that hold a number in every record, each with the setting that names it.
 
     Attributes:
-        format: of the source; None before its first record.
+        format: format of the source; None before its first record.
     """
 
     def __init__(
@@ -112,15 +112,15 @@ class Layout:
         self.format: Format | None = None
 
     def prompt(self, record: Any, where: str, row: int, occurrence: int) -> Prompt:
-        """The prompt of a record.
+        """Return the prompt of a record.
 
-        A prompt is a string (one user message) or a list of messages. The other columns stay under their
-        names; those of the responses become strings, or lists of {"role", "content"} and further fields
-        without the prompt.
+        A prompt is a string (one user message) or a list of messages. The other columns keep their names;
+        those of the responses become strings, or lists of {"role", "content"} and further fields without
+        the prompt.
 
         Raises:
             DataError: the record is malformed, or not of the format; names `where`, the field, what was
-            expected and found, and what to do.
+                expected and found, and what to do.
         """
         record = checked(record, where)
         form = self.format or self._recognised(record, where)
@@ -155,7 +155,7 @@ class Layout:
 
     @property
     def _pair(self) -> tuple[str, str]:
-        """The two columns of a preference, under the names they have here."""
+        """The two columns of a preference, under their names in this layout."""
         return (self.responses[0], self.responses[1]) if len(self.responses) == 2 else ("chosen", "rejected")
 
     @property
@@ -183,9 +183,8 @@ class Layout:
             )
             raise DataError(
                 f"{where}: field {self.prompt_key!r}: expected in every record, got the columns "
-                f"{listed(record)}; the nearest format is "
-                f"{nearest.name} ({', '.join(nearest.columns)}): set `prompt_key` or add the field "
-                f"({_hint(self.prompt_key, record)})"
+                f"{listed(record)}; the nearest format is {nearest.name} ({', '.join(nearest.columns)}): set "
+                f"`prompt_key` or add the field ({_hint(self.prompt_key, record)})"
             )
         whole: Any = None if key in (None, "prompt") else record[key]
         is_answered = is_conversation(whole) and role_of(whole[-1]) == "assistant"
@@ -196,12 +195,13 @@ class Layout:
     def _split(
         self, record: dict[str, Any], form: Format, where: str
     ) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """The messages of the prompt, and the other columns."""
+        """Return the messages of the prompt, and the other columns."""
         columns = {name: value for name, value in record.items() if name != form.prompt}
         if self._is_whole(record, form):
             return self._implicit(columns, where)
         if form.prompt is not None:
-            value, place = _field(record, form.prompt, where, "prompt_key"), f"{where}: field {form.prompt!r}"
+            place = f"{where}: field {form.prompt!r}"
+            value = _field(record, form.prompt, where, "prompt_key")
             if form.name != CONVERSATION:
                 return as_prompt(value, place), columns
             messages = conversation_of(value, place)
@@ -229,8 +229,8 @@ class Layout:
         return self._implicit(columns, where)
 
     def _is_whole(self, record: Mapping[str, Any], form: Format) -> bool:
-        """Whether both responses of a preference are conversations that begin before the assistant's turn,
-        beside a prompt that is a text."""
+        """Return whether the prompt of a preference is a text and both responses are conversations that begin
+        before the assistant's turn."""
         pair = [record.get(name) for name in self._pair]
         is_beside = (
             form.name == PREFERENCE
@@ -245,8 +245,8 @@ class Layout:
         )
 
     def _implicit(self, columns: dict[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """As TRL's `extract_prompt`: of texts a blank before the first difference belongs to the
-        responses."""
+        """Return the common prompt of a preference and the columns with the rest of each response, as TRL's
+        `extract_prompt` does: a blank before the first difference of two texts belongs to the responses."""
         pair = [_field(columns, name, where, "prompts.responses") for name in self._pair]
         place = f"{where}: fields {self._pair[0]!r} and {self._pair[1]!r}"
         if all(isinstance(value, str) for value in pair):
@@ -286,10 +286,8 @@ class Layout:
     def _reference(self, columns: Mapping[str, Any], messages: tuple[Message, ...], where: str) -> str | None:
         if self.reference_key is None:
             return None
-        value, place = (
-            _field(columns, self.reference_key, where, "reference_key"),
-            f"{where}: field {self.reference_key!r}",
-        )
+        place = f"{where}: field {self.reference_key!r}"
+        value = _field(columns, self.reference_key, where, "reference_key")
         if isinstance(value, dict) or is_conversation(value):
             value = messages_of(value, messages, place)[-1].content
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -300,11 +298,11 @@ class Layout:
 
 
 def unrendered(record: Mapping[str, Any], reads: Callable[[str], bool]) -> set[str]:
-    """Names of what a record has and nobody renders: the column `tools`, and fields of messages. A `weight`
-    is for the loss mask.
+    """Return the names of a record's parts that are not rendered: the column `tools`, and fields of messages
+    that the template does not read. A `weight` counts as read: it sets the loss mask.
 
     Args:
-        reads: whether the template reads a field.
+        reads: returns whether the template reads a field.
     """
     messages = [
         entry for value in record.values() if is_conversation(value) for entry in value if role_of(entry)
@@ -320,8 +318,8 @@ def unrendered(record: Mapping[str, Any], reads: Callable[[str], bool]) -> set[s
 def scores_of(
     columns: Mapping[str, Any], responses: Sequence[str], score_key: str | None, where: str
 ) -> list[float]:
-    """The scores of a record's responses: those of `score_key`; of one response its `label`, if there is one;
-    else 1 for the first, 0 for others.
+    """Return the scores of a record's responses: the values of `score_key`; without it, the `label` of a
+    single response that has one; else 1 for the first response and 0 for the others.
 
     Raises:
         DataError: the scores are not one number a response, or a label is neither true nor false.
@@ -349,7 +347,8 @@ def scores_of(
 
 
 def number_of(value: Any) -> float | None:
-    """A number, also one that stands as text, as in a CSV, and 1 or 0 for a truth; None of anything else."""
+    """Return a value as a number: a number, a text that holds one, as in a CSV, or 1 or 0 for true or false.
+    None for any other value."""
     truth = _TRUTHS.get(str(value).lower())
     try:
         found = (
@@ -361,7 +360,7 @@ def number_of(value: Any) -> float | None:
 
 
 def _formats(prompt: str, pair: tuple[str, str], single: str) -> tuple[Format, ...]:
-    """Those with more columns come first."""
+    """Return the known formats under the names of a layout's columns; those with more columns come first."""
     return (
         Format(PREFERENCE, (prompt, *pair), prompt),
         Format(UNPAIRED, (prompt, single, "label"), prompt),
@@ -374,10 +373,10 @@ def _formats(prompt: str, pair: tuple[str, str], single: str) -> tuple[Format, .
 
 
 def checked(record: Any, where: str) -> dict[str, Any]:
-    """A record of plain values that can be stored.
+    """Check that a record holds only plain values that can be stored, and return it as a dict.
 
     Raises:
-        DataError: it is none; names the field.
+        DataError: it does not; names the field.
     """
     if not isinstance(record, Mapping):
         raise DataError(
@@ -395,7 +394,7 @@ def checked(record: Any, where: str) -> dict[str, Any]:
 
 
 def _trouble(value: Any, depth: int = 0) -> str | None:
-    """What in a value cannot be stored, or None."""
+    """Return what in a value cannot be stored, or None."""
     if depth > _MAX_DEPTH:
         return f"values nested deeper than {_MAX_DEPTH}"
     if type(value) not in KINDS:

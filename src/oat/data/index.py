@@ -1,6 +1,6 @@
-"""The first pass over a source: every record is read, checked and rendered once, so that nothing malformed is
-met later. What it learned is an index, 24 bytes a record. A long pass goes on in workers, on all cores; what
-came of it may be remembered (`data/index_cache.py`)."""
+"""The first pass over a source. Every record is read, checked and rendered once before the run starts, so no
+malformed record is met later. The pass makes an index of 24 bytes a record. A long pass continues in worker
+processes on all cores. `data/index_cache.py` remembers indexes."""
 
 import os
 import tempfile
@@ -24,7 +24,7 @@ from oat.text.renderer import Renderer
 from oat.types import Prompt
 
 ALONE_S = 3.0
-"""A pass that takes longer goes on in workers, which need about as long to start."""
+"""Seconds after which a pass continues in workers; they need about as long to start."""
 _BLOCK = 64
 """Records that a worker gets at once."""
 _FIRST = 3
@@ -34,35 +34,34 @@ _PATIENCE_S = 600.0
 _NO_LIMIT_GB = 1e5
 
 Item = tuple[int, int, Any]
-"""Place, row and record; a DataError in the stead of a record that cannot be parsed."""
+"""Place, row and record; a DataError stands in place of a record that cannot be parsed."""
 
 
 @dataclass
 class Index:
-    """What is known of the records of a source, or of some of them.
+    """The result of a pass over a source's records, or over some of them.
 
     Attributes:
-        places, rows, marks: of each prompt that is kept: where its record is, its row, and a checksum.
-        read: well-formed records.
-        skipped: malformed ones that are left out.
-        wrong: row and trouble of the first of them.
-        columns: names of the columns beside the prompt that any prompt has which is kept.
-        unrendered: in how many records something stands that is not rendered, by its name.
-        format: of all of them.
-        longest: tokens of the longest prompt that is kept; with its longest recorded response, if responses
-        are read.
-        over: those that are kept and have no room in the model's context.
+        places, rows, checksums: place and row of the record of each kept prompt, and a checksum.
+        read: number of well-formed records.
+        skipped: number of malformed records that are left out.
+        malformed: row and error of the first of them.
+        columns: names of the columns, beside the prompt, that any kept prompt has.
+        unrendered: by name of a column or field that is not rendered, the number of records that have it.
+        format: format of all records.
+        longest: tokens of the longest kept prompt; with its longest recorded response, if responses are read.
+        over: number of kept prompts that have no room in the model's context.
         first_over: row and tokens of the first of them.
-        cut: those that are kept and cut, so that they have room.
-        has_references: any that is kept has one.
+        cut: number of kept records that are cut to have room.
+        has_references: whether any kept prompt has a reference.
     """
 
     places: "array[int]" = field(default_factory=lambda: array("q"))
     rows: "array[int]" = field(default_factory=lambda: array("q"))
-    marks: "array[int]" = field(default_factory=lambda: array("q"))
+    checksums: "array[int]" = field(default_factory=lambda: array("q"))
     read: int = 0
     skipped: int = 0
-    wrong: list[tuple[int, str]] = field(default_factory=list)
+    malformed: list[tuple[int, str]] = field(default_factory=list)
     columns: set[str] = field(default_factory=set)
     unrendered: Counter[str] = field(default_factory=Counter)
     format: Format | None = None
@@ -76,11 +75,11 @@ class Index:
         return len(self.places)
 
     def add(self, later: "Index") -> None:
-        """Append what is known of the records that follow."""
+        """Append the index of the records that follow."""
         self.places += later.places
         self.rows += later.rows
-        self.marks += later.marks
-        self.wrong = [*self.wrong, *later.wrong][:_FIRST]
+        self.checksums += later.checksums
+        self.malformed = [*self.malformed, *later.malformed][:_FIRST]
         self.first_over = self.first_over if self.over else later.first_over
         self.read = self.read + later.read
         self.skipped = self.skipped + later.skipped
@@ -93,7 +92,7 @@ class Index:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Plain data, bytes included, of which `of` makes it again."""
+        """The index as plain data, bytes included; `of` reverses it."""
         kept = {name: getattr(self, name).tobytes() for name in _ARRAYS}
         form = self.format and [self.format.name, list(self.format.columns), self.format.prompt]
         return {
@@ -106,41 +105,40 @@ class Index:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Index":
-        """What `plain` gave.
+        """Return the index that `plain` describes.
 
         Raises:
-            KeyError, TypeError, ValueError: it did not.
+            KeyError, TypeError, ValueError: these are not data from `plain`.
         """
-        found = cls(array("q", plain["places"]), array("q", plain["rows"]), array("q", plain["marks"]))
-        if not len(found.places) == len(found.rows) == len(found.marks):
+        found = cls(array("q", plain["places"]), array("q", plain["rows"]), array("q", plain["checksums"]))
+        if not len(found.places) == len(found.rows) == len(found.checksums):
             raise ValueError("the arrays of an index have one length")
         for name in ("read", "skipped", "longest", "over", "cut", "has_references"):
             setattr(found, name, plain[name])
-        found.wrong, found.first_over = (
-            [(row, text) for row, text in plain["wrong"]],
-            (plain["first_over"][0], plain["first_over"][1]),
-        )
-        found.columns, found.unrendered = set(plain["columns"]), Counter(plain["unrendered"])
+        found.malformed = [(row, text) for row, text in plain["malformed"]]
+        found.first_over = (plain["first_over"][0], plain["first_over"][1])
+        found.columns = set(plain["columns"])
+        found.unrendered = Counter(plain["unrendered"])
         found.format = plain["format"] and Format(
             plain["format"][0], tuple(plain["format"][1]), plain["format"][2]
         )
         return found
 
 
-_ARRAYS = ("places", "rows", "marks")
+_ARRAYS = ("places", "rows", "checksums")
 
 
 @dataclass
 class Pass:
-    """How records become an index.
+    """The settings under which records become an index.
 
     Attributes:
-        name: of the source, for messages.
-        is_array: its records have no lines of their own.
-        is_json: they are what JSON can say, and nothing else.
-        layout: decides the format of all by the first sound record.
+        name: name of the source, for messages.
+        is_array: the records have no lines of their own.
+        is_json: the records hold only values that JSON can express.
+        layout: takes the format of all records from the first sound one.
         fit: None renders nothing, and keeps every prompt.
-        skip: malformed records are counted, and are no error.
+        skip: count malformed records instead of raising an error.
     """
 
     name: str
@@ -151,14 +149,14 @@ class Pass:
     skip: bool = False
 
     def place(self, row: int) -> str:
-        """Of a record, for messages."""
+        """Return the place of a record, for messages."""
         return f"{self.name}: record {row}" if self.is_array else f"{self.name}:{row}"
 
-    def over(self, items: Iterable[Item]) -> Index:
-        """The index of these records.
+    def run(self, items: Iterable[Item]) -> Index:
+        """Return the index of these records.
 
         Raises:
-            DataError: one is malformed, and none is to be skipped.
+            DataError: a record is malformed and `skip` is False.
         """
         begin = time.monotonic()
         rest = iter(items)
@@ -178,7 +176,7 @@ class Pass:
             if not self.skip:
                 raise
             index.skipped += 1
-            index.wrong = [*index.wrong, (item[1], str(error))][:_FIRST]
+            index.malformed = [*index.malformed, (item[1], str(error))][:_FIRST]
 
     def _enter(self, index: Index, place: int, row: int, record: Any) -> None:
         if isinstance(record, DataError):
@@ -195,8 +193,9 @@ class Pass:
             return
         index.cut += is_cut
         index.columns |= prompt.columns.keys()
-        for values, value in ((index.places, place), (index.rows, row), (index.marks, mark_of(prompt))):
-            values.append(value)
+        index.places.append(place)
+        index.rows.append(row)
+        index.checksums.append(checksum_of(prompt))
         index.longest = max(index.longest, size)
         index.has_references = index.has_references or prompt.reference is not None
         if self.fit is not None and self.fit.room is not None and size > self.fit.room:
@@ -204,12 +203,12 @@ class Pass:
             index.over += 1
 
     def _share_out(self, items: Iterator[Item], index: Index) -> None:
-        """The rest of the records, on all cores; what came of each block is added in their order."""
+        """Index the remaining records on all cores, and add the results in the order of the blocks."""
         assert self.fit is not None, "what needs no rendering is read by one process"
         cores = min(os.cpu_count() or 1, _MAX_WORKERS)
         workers = Workers(
             "oat.data.index:worker",
-            [self._order()],
+            [self._worker_arguments()],
             count=cores,
             timeout_s=_PATIENCE_S,
             memory_gb=_NO_LIMIT_GB,
@@ -227,7 +226,7 @@ class Pass:
         finally:
             workers.close()
 
-    def _order(self) -> dict[str, Any]:
+    def _worker_arguments(self) -> dict[str, Any]:
         layout = self.layout
         form = self.layout.format
         fit = self.fit
@@ -249,8 +248,8 @@ class Pass:
         }
 
     def _packed_blocks(self, items: Iterator[Item]) -> Iterator[bytes | dict[str, Any]]:
-        """Blocks for workers; of one that does not travel (a number beyond 64 bits, half a surrogate) what
-        this process makes of it."""
+        """Yield blocks for workers. A block that cannot be sent (a number beyond 64 bits, half a surrogate)
+        is replaced by its result, computed in this process."""
         while block := list(islice(items, _BLOCK)):
             try:
                 yield msgspec.msgpack.encode([self._packed(*item) for item in block])
@@ -258,7 +257,7 @@ class Pass:
                 yield self.result(block)
 
     def result(self, items: Sequence[Item]) -> dict[str, Any]:
-        """The plain index of a block, or {"error": what is wrong with a record}."""
+        """Return the plain index of a block, or {"error": what is wrong with a record}."""
         index = Index()
         try:
             for item in items:
@@ -276,13 +275,13 @@ class Pass:
             return place, row, None, str(error)
 
 
-def worker(order: Mapping[str, Any]) -> Callable[[bytes], dict[str, Any]]:
-    """What a worker calls with a packed block; it returns what `Pass.result` says of it."""
-    layout = Layout(*order["layout"])
-    layout.format = Format(order["format"][0], tuple(order["format"][1]), order["format"][2])
-    renderer = unpacked(order["renderer"])
-    name, is_array = order["source"]
-    own = Pass(name, is_array, True, layout, Fit(renderer, *order["fit"]), order["skip"])
+def worker(arguments: Mapping[str, Any]) -> Callable[[bytes], dict[str, Any]]:
+    """Make the function that a worker calls with a packed block; it returns `Pass.result` of the block."""
+    layout = Layout(*arguments["layout"])
+    layout.format = Format(arguments["format"][0], tuple(arguments["format"][1]), arguments["format"][2])
+    renderer = unpacked(arguments["renderer"])
+    name, is_array = arguments["source"]
+    own = Pass(name, is_array, True, layout, Fit(renderer, *arguments["fit"]), arguments["skip"])
 
     def block(packed: bytes) -> dict[str, Any]:
         items = msgspec.msgpack.decode(packed)
@@ -297,7 +296,7 @@ def worker(order: Mapping[str, Any]) -> Callable[[bytes], dict[str, Any]]:
 
 
 def packed(renderer: Renderer) -> dict[str, Any]:
-    """A renderer as plain data, of which `unpacked` makes another in any process."""
+    """Return a renderer as plain data, of which `unpacked` makes an equal one in any process."""
     with tempfile.TemporaryDirectory(prefix="oat-") as folder:
         renderer.tokenizer.save_pretrained(folder)
         files = {
@@ -309,7 +308,7 @@ def packed(renderer: Renderer) -> dict[str, Any]:
 
 
 def unpacked(plain: Mapping[str, Any]) -> Renderer:
-    """What `packed` gave."""
+    """Return the renderer that `packed` describes."""
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory(prefix="oat-") as folder:
@@ -320,8 +319,8 @@ def unpacked(plain: Mapping[str, Any]) -> Renderer:
     return Renderer.of(tokenizer, {name: value for name, value in plain.items() if name != "tokenizer"})
 
 
-def mark_of(prompt: Prompt) -> int:
-    """A checksum of all that a record says."""
+def checksum_of(prompt: Prompt) -> int:
+    """Return a checksum of everything in a record."""
     fields = [message.fields for message in prompt.messages if message.fields]
     return zlib.crc32(repr((prompt.messages, prompt.reference, prompt.columns, *fields)).encode())
 
@@ -330,13 +329,13 @@ def _reads_none(name: str) -> bool:
     return False
 
 
-def _in_order(workers: Workers, blocks: Iterable[bytes | dict[str, Any]], most: int) -> Iterator[Outcome]:
-    """What came of blocks, in order; so many are under way at once."""
+def _in_order(workers: Workers, blocks: Iterable[bytes | dict[str, Any]], limit: int) -> Iterator[Outcome]:
+    """Yield the results of blocks in their order; at most `limit` blocks are under way at once."""
     rest = iter(blocks)
     found = dict[str, Outcome]()
     sent = 0
     for number in count():
-        for block in islice(rest, most - (sent - number)):
+        for block in islice(rest, limit - (sent - number)):
             if isinstance(block, bytes):
                 workers.send(str(sent), block)
             else:

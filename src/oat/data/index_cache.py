@@ -1,9 +1,10 @@
-"""Indexes of large files are kept under checksums of everything that decides them: the bytes of the data, the
-tokenizer, the template, the settings that read them, and the code that does. So a run that goes on, or
+"""Indexes of large files, remembered under a checksum of everything that decides them: the data's bytes, the
+tokenizer, the template, the settings that read them, and the code that does. A run that is continued, or
 another run over the same data, need not read every record again.
 
-They lie in the run's directory and in `$XDG_CACHE_HOME/oat` (`~/.cache/oat`), where only this user may write:
-a SHA-256, then MessagePack. What is damaged is made anew, and all of it may be deleted at any time.
+Indexes lie in the run's directory and in `$XDG_CACHE_HOME/oat` (`~/.cache/oat`), which only this user may
+write to. A file is a SHA-256, then MessagePack. A damaged file is made anew, and all of them may be deleted
+at any time.
 """
 
 import hashlib
@@ -18,31 +19,31 @@ from typing import Any
 import msgspec
 
 from oat.data.index import Index, Pass, packed
-from oat.data.sources import Reader
+from oat.data.sources import RecordReader
 from oat.errors import warn
 
 LARGE = 2**20
 """Bytes of data from which on an index is remembered; less is read in a second."""
 MAX_BYTES = 2**30
-"""Of all indexes in one folder; the one that was used longest ago goes first."""
+"""Bytes of all indexes in one folder; beyond it, the least recently used are deleted."""
 _ENDING = ".index"
 _CODE = (
-    *(
-        "data/fit",
-        "data/formats",
-        "data/index",
-        "data/index_cache",
-        "data/messages",
-        "data/sources",
-        "data/text_files",
-    ),
-    *("text/question_forms", "text/renderer", "text/templates"),
+    "data/fit",
+    "data/formats",
+    "data/index",
+    "data/index_cache",
+    "data/messages",
+    "data/sources",
+    "data/text_files",
+    "text/question_forms",
+    "text/renderer",
+    "text/templates",
 )
-"""Modules that decide what an index holds."""
+"""Modules whose code decides what an index holds."""
 
 
 def cache_folders() -> list[Path]:
-    """Where indexes are remembered across runs; nowhere, where the user has no home."""
+    """Return the folders that remember indexes across runs; none if the user has no home."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not named.is_absolute():
         try:
@@ -53,14 +54,16 @@ def cache_folders() -> list[Path]:
 
 
 class IndexCache:
-    """What is remembered of one pass over one source.
+    """The remembered index of one pass over one source.
 
     Args:
-        max_records: that it reads.
-        folders: where indexes lie, the nearest first; none: nothing is remembered.
+        max_records: most records that the pass reads.
+        folders: folders of indexes, the nearest first; without any, nothing is remembered.
     """
 
-    def __init__(self, first: Pass, reader: Reader, max_records: int | None, folders: Sequence[Path]):
+    def __init__(
+        self, first_pass: Pass, reader: RecordReader, max_records: int | None, folders: Sequence[Path]
+    ):
         self._files = reader.files() if folders else None
         self._state = _state(self._files)
         self._folders = (
@@ -68,29 +71,29 @@ class IndexCache:
             if sum(size for size, _ in self._state) >= LARGE
             else []
         )
-        self._name = _digest(first, self._files or (), max_records) + _ENDING if self._folders else ""
+        self._name = _digest(first_pass, self._files or (), max_records) + _ENDING if self._folders else ""
 
     def index(self) -> Index | None:
-        """What was remembered, or None."""
+        """Return the remembered index, or None."""
         for folder in self._folders:
             with suppress(OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):
                 data = (folder / self._name).read_bytes()
                 if hashlib.sha256(data[32:]).digest() == data[:32]:
-                    with suppress(OSError):  # what may only be read may be used
+                    with suppress(OSError):  # a file that is only readable is used too
                         os.utime(folder / self._name)
                     return Index.of(msgspec.msgpack.decode(data[32:]))
         return None
 
     def keep(self, index: Index) -> None:
-        """Remember it, unless the data changed meanwhile; a folder that cannot be written remembers
-        nothing."""
+        """Remember an index, unless the data changed since the pass began. A folder that cannot be written to
+        is passed over."""
         if not self._folders or _state(self._files) != self._state:
             return
         data = msgspec.msgpack.encode(index.plain)
         for folder in self._folders:
             with suppress(OSError):
                 _make(folder)
-                if not _is_private(folder):  # somebody else was faster
+                if not _is_private(folder):  # another process made it
                     continue
                 new = folder / f".new-{os.getpid()}-{self._name}"
                 new.unlink(missing_ok=True)
@@ -105,7 +108,7 @@ class IndexCache:
 
 
 def _state(files: Sequence[Path] | None) -> list[tuple[int, int]]:
-    """Size and time of each; none where one is missing."""
+    """Return size and modification time of each file; an empty list if one is missing."""
     try:
         return [(each.stat().st_size, each.stat().st_mtime_ns) for each in files or ()]
     except OSError:
@@ -113,7 +116,8 @@ def _state(files: Sequence[Path] | None) -> list[tuple[int, int]]:
 
 
 def _make(folder: Path) -> None:
-    """With the parents that are ours, where nobody else may write either."""
+    """Make a folder of indexes and those parents that belong to `oat`, so that nobody else may write to any
+    of them."""
     if folder in cache_folders():
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         folder.parent.mkdir(mode=0o700, exist_ok=True)
@@ -121,7 +125,7 @@ def _make(folder: Path) -> None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether nobody else can write there; a folder that is still to be made is."""
+    """Return whether nobody else can write to a folder; true for one that does not exist yet."""
     try:
         found = folder.stat()
     except OSError:
@@ -145,29 +149,31 @@ def _make_room(folder: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def _digest(first: Pass, files: Sequence[Path], max_records: int | None) -> str:
-    digest = hashlib.sha256(json.dumps([*_told(first), max_records], sort_keys=True, default=str).encode())
+def _digest(first_pass: Pass, files: Sequence[Path], max_records: int | None) -> str:
+    digest = hashlib.sha256(
+        json.dumps([*_settings(first_pass), max_records], sort_keys=True, default=str).encode()
+    )
     for module in _CODE:
         digest.update((Path(__file__).parent.parent / f"{module}.py").read_bytes())
-    for content in _contents(first, files):
+    for content in _contents(first_pass, files):
         digest.update(content)
     return digest.hexdigest()
 
 
-def _told(first: Pass) -> Iterator[Any]:
-    """What a pass was told, as plain data."""
-    layout, fit = first.layout, first.fit
-    yield [first.name, first.is_array, first.is_json, first.skip]
+def _settings(first_pass: Pass) -> Iterator[Any]:
+    """Yield the settings and library versions of a pass, as plain data."""
+    layout, fit = first_pass.layout, first_pass.fit
+    yield [first_pass.name, first_pass.is_array, first_pass.is_json, first_pass.skip]
     yield [layout.prompt_key, layout.reference_key, layout.responses, layout.score_key, layout.numbers]
     yield [version(name) for name in ("oat-align", "transformers", "tokenizers")]
     if fit is not None:
         yield [fit.max_tokens, fit.room, fit.too_long, fit.renderer.definition, fit.renderer.source]
 
 
-def _contents(first: Pass, files: Sequence[Path]) -> Iterator[bytes]:
-    """Of the tokenizer, and of the data."""
-    if first.fit is not None:
-        for name, content in sorted(packed(first.fit.renderer)["tokenizer"].items()):
+def _contents(first_pass: Pass, files: Sequence[Path]) -> Iterator[bytes]:
+    """Yield the contents of the tokenizer and of the data."""
+    if first_pass.fit is not None:
+        for name, content in sorted(packed(first_pass.fit.renderer)["tokenizer"].items()):
             yield f"{name} {len(content)}\n".encode() + content
     for each in files:
         yield f"{each.stat().st_size}\n".encode()

@@ -1,5 +1,5 @@
-"""Messages as data write them: {"role", "content"}, ShareGPT's {"from", "value"}, contents in parts, fields
-beside them."""
+"""Messages as data write them: {"role", "content"}, ShareGPT's {"from", "value"}, contents in parts, and
+further fields."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice, pairwise
@@ -17,9 +17,9 @@ _SHAREGPT = {
     **{role: role for role in ROLES},
 }
 OWN_FIELDS = frozenset({"role", "content", "from", "value"})
-"""Of a message: its role and its text, by the names that they may have."""
+"""Names of the fields that hold a message's role and text."""
 _INSTEAD = ("tool_calls", "reasoning_content", "reasoning", "thinking")
-"""Fields of an assistant's message that do for its text."""
+"""Fields of an assistant's message that may stand in place of its text."""
 KINDS = {
     dict: "an object",
     list: "a list",
@@ -32,6 +32,11 @@ KINDS = {
 
 
 def as_prompt(value: Any, where: str) -> tuple[Message, ...]:
+    """Return a string, as one user message, or a list of messages as a prompt.
+
+    Raises:
+        DataError: it is neither, or does not end with a message from user or tool.
+    """
     return ending(
         conversation_of([{"role": "user", "content": value}] if isinstance(value, str) else value, where),
         where,
@@ -39,6 +44,11 @@ def as_prompt(value: Any, where: str) -> tuple[Message, ...]:
 
 
 def conversation_of(value: Any, where: str) -> tuple[Message, ...]:
+    """Return a list of messages without empty system messages.
+
+    Raises:
+        DataError: it is no list, holds no message, or one of its messages is malformed.
+    """
     if not isinstance(value, list):
         raise DataError(
             f"{where}: expected a string or a list of messages, got {kind_of(value)}; write the prompt as "
@@ -62,7 +72,7 @@ def conversation_of(value: Any, where: str) -> tuple[Message, ...]:
 
 
 def first_learned(messages: tuple[Message, ...]) -> int:
-    """The number of the assistant's first answer that is learned; of the last message where none is."""
+    """Return the index of the assistant's first answer that is learned; of the last message if none is."""
     answers = (
         n
         for n in range(1, len(messages))
@@ -72,7 +82,8 @@ def first_learned(messages: tuple[Message, ...]) -> int:
 
 
 def _is_empty_system(entry: Any) -> bool:
-    """As tables have it in conversations without a system message."""
+    """Return whether an entry is a system message without text; tables fill these in where a conversation has
+    no system message."""
     said = (
         entry.get("value" if entry.get("from") is not None else "content", "?")
         if role_of(entry) == "system"
@@ -82,6 +93,11 @@ def _is_empty_system(entry: Any) -> bool:
 
 
 def ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
+    """Return the messages of a prompt.
+
+    Raises:
+        DataError: they do not end with a message from user or tool.
+    """
     last = messages[-1].role if messages else "none"
     if last not in ("user", "tool"):
         raise DataError(
@@ -92,9 +108,15 @@ def ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
 
 
 def response_of(value: Any, prompt: tuple[Message, ...], where: str) -> str | list[dict[str, Any]]:
-    """A response as text, or as messages from the assistant's first to its last, without the prompt where
-    they repeat it. One that ends at once is empty: as a text, or as one message with nothing but an empty
-    text."""
+    """Return a response as text, or as messages from the assistant's first to its last; messages that repeat
+    the prompt are removed.
+
+    An empty response ends at once: it is an empty text, or one message with an empty text and nothing else.
+
+    Raises:
+        DataError: the response is malformed, has an empty message among several, has weight 0 throughout, or
+            has two messages of the assistant in a row.
+    """
     if isinstance(value, str):
         return value
     messages = messages_of(value, prompt, where)
@@ -119,6 +141,11 @@ def response_of(value: Any, prompt: tuple[Message, ...], where: str) -> str | li
 
 
 def messages_of(value: Any, prompt: tuple[Message, ...], where: str) -> tuple[Message, ...]:
+    """Return the messages of a response: one message, or several, which may repeat the prompt first.
+
+    Raises:
+        DataError: they do not begin and end with an assistant's message.
+    """
     messages = conversation_of([value] if isinstance(value, dict) else value, where)
     messages = messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
     if not messages or messages[0].role != "assistant" or messages[-1].role != "assistant":
@@ -131,7 +158,7 @@ def messages_of(value: Any, prompt: tuple[Message, ...], where: str) -> tuple[Me
 
 
 def _message(entry: Any, where: str) -> Message:
-    """Fields that are null do not count: tables write so what a message lacks."""
+    """Return an entry as a message. Null fields do not count, since tables fill them in for absent ones."""
     keys = (
         ("from", "value")
         if isinstance(entry, dict) and entry.get("from") is not None
@@ -139,11 +166,12 @@ def _message(entry: Any, where: str) -> Message:
     )
     said = _without_null(entry) if isinstance(entry, dict) else {}
     fields = {name: value for name, value in said.items() if name not in keys}
-    role, needs_none = role_of(entry), role_of(entry) == "assistant" and _says_otherwise(fields)
+    role = role_of(entry)
+    needs_no_text = role == "assistant" and _says_otherwise(fields)
     if (
         not isinstance(entry, dict)
         or keys[0] not in entry
-        or (keys[1] not in entry and not needs_none)
+        or (keys[1] not in entry and not needs_no_text)
         or fields.keys() & OWN_FIELDS
     ):
         got = f"the fields {listed(entry)}" if isinstance(entry, dict) else kind_of(entry)
@@ -157,7 +185,7 @@ def _message(entry: Any, where: str) -> Message:
         raise DataError(
             f"{where}: expected a role, got {repr(found)[:80]}; {did_you_mean(str(found)[:80], valid)}"
         )
-    content = "" if needs_none and entry.get(keys[1]) is None else _text(entry[keys[1]], where)
+    content = "" if needs_no_text and entry.get(keys[1]) is None else _text(entry[keys[1]], where)
     if not content.strip() and role not in ("assistant", "tool"):
         raise DataError(
             f"{where}: expected text, got an empty message; write the prompt or remove the record"
@@ -172,12 +200,12 @@ def _message(entry: Any, where: str) -> Message:
 
 
 def _says_otherwise(fields: Mapping[str, Any]) -> bool:
-    """Whether an assistant's message has tool calls or reasoning, so that it needs no text."""
+    """Return whether an assistant's message has tool calls or reasoning, so that it needs no text."""
     return any(fields.get(name) for name in _INSTEAD)
 
 
 def _text(content: Any, where: str) -> str:
-    """Content as text; of a list of parts their texts, with nothing between them."""
+    """Return content as text; the texts of a list of parts are joined with nothing between them."""
     if isinstance(content, list):
         return "".join(_part(part, f"{where}, part {number}") for number, part in enumerate(content, start=1))
     if not isinstance(content, str):
@@ -205,14 +233,14 @@ def _part(part: Any, where: str) -> str:
 
 
 def _without_null(value: Any) -> Any:
-    """Tables fill in nulls at every depth."""
+    """Remove null fields at every depth, since tables fill them in at every depth."""
     if isinstance(value, dict):
         return {name: _without_null(part) for name, part in value.items() if part is not None}
     return [_without_null(part) for part in value] if isinstance(value, list) else value
 
 
 def role_of(entry: Any) -> str | None:
-    """Of a message, or None where it has none that we know."""
+    """Return the role of a message, or None if it has none that is known."""
     if not isinstance(entry, dict):
         return None
     sender = entry.get("from")
@@ -225,7 +253,7 @@ def is_conversation(value: Any) -> bool:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a message; data may have long ones, and many."""
+    """List names for a message, shortened: names in data may be long, and many."""
     return ", ".join(repr(name)[:80] for name in islice(names, 20)) or "none"
 
 

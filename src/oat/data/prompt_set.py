@@ -1,5 +1,5 @@
-"""Where prompts come from: the sources of a run, and the prompts of one, read on demand. `data/sources.py`
-reads files, datasets and Python, `data/formats.py` knows what the columns of a record are."""
+"""The sources of prompts, and the prompts of one source, read on demand. `data/sources.py` reads files,
+datasets and Python; `data/formats.py` says what the columns of a record are."""
 
 import hashlib
 import math
@@ -13,7 +13,7 @@ import numpy as np
 
 from oat.data.fit import Fit
 from oat.data.formats import Layout
-from oat.data.index import Pass, mark_of
+from oat.data.index import Pass, checksum_of
 from oat.data.index_cache import IndexCache
 from oat.data.sources import Records, open_records
 from oat.data.text_files import is_array
@@ -23,12 +23,12 @@ from oat.types import Prompt
 
 @dataclass(frozen=True)
 class Source:
-    """One place that prompts come from.
+    """A source of prompts.
 
     Attributes:
-        records: what the head of `data/sources.py` lists.
+        records: a source as listed at the head of `data/sources.py`.
         weight: its share of a run's prompts, relative to the weights of the other sources.
-        split: of a dataset that has several; None is `train`.
+        split: split of a dataset that has several; None means `train`.
 
     Raises:
         DataError: the weight is not a number above 0.
@@ -50,34 +50,33 @@ class Source:
         return str(self.records) if isinstance(self.records, str | Path) else "records"
 
     def place(self, row: int) -> str:
-        """Of a record, for messages; the objects of a JSON array have no lines of their own."""
+        """Return the place of a record, for messages; objects of a JSON array have no lines of their own."""
         return f"{self.name}: record {row}" if self.is_array else f"{self.name}:{row}"
 
     @cached_property
     def is_array(self) -> bool:
-        """Its records have no lines of their own."""
+        """Whether the records have no lines of their own."""
         return isinstance(self.records, str | Path) and is_array(Path(self.records))
 
 
 class PromptSet:
-    """The prompts of one source, read from it whenever they are asked for: what stays in memory is where each
-    record is.
+    """The prompts of one source, read from it on demand; only the place of each record stays in memory.
 
-    Every record is read, checked and rendered once when this is made (`data/index.py`), unless that is
-    remembered from before. JSONL and CSV files are then read in place, and must stay as they are: a record
-    that does not is an error. Saved datasets, lists and JSON arrays are indexed; what can only be read in
-    order (Parquet, streamed datasets, iterators) is written as JSON lines to a file without a name, which is
-    gone with the process.
+    The constructor reads, checks and renders every record once (`data/index.py`), unless its index is
+    remembered. JSONL and CSV files are then read in place, and must not change: a changed record is an
+    error. Saved datasets, lists and JSON arrays are indexed. Sources that can only be read in order
+    (Parquet, streamed datasets, iterators) are copied as JSON lines to a file without a name, which vanishes
+    with the process.
 
     Args:
-        fit: what is rendered of each prompt, and which are kept; None renders nothing and keeps all.
-        max_prompts: read the first so many records and no more.
+        fit: the renderer, and limits on length; None renders nothing and keeps all prompts.
+        max_prompts: read only the first so many records.
         skip: leave malformed records out and count them.
-        folder: where the file without a name lies; by default where the system keeps temporary files.
-        caches: folders in which an index is remembered.
+        folder: folder for the file without a name; by default the system's folder for temporary files.
+        caches: folders that remember indexes.
 
     Attributes:
-        index: what is known of the records.
+        index: the result of the first pass.
 
     Raises:
         DataError: the source cannot be read or has no record, or a record is malformed; names source, row and
@@ -100,11 +99,11 @@ class PromptSet:
         self.layout = layout
         self._place = source.place
         self._reader = open_records(source.records, source.name, source.split, folder)
-        first = Pass(source.name, source.is_array, self._reader.is_json, layout, fit, skip)
-        cache = IndexCache(first, self._reader, max_prompts, caches)
+        first_pass = Pass(source.name, source.is_array, self._reader.is_json, layout, fit, skip)
+        cache = IndexCache(first_pass, self._reader, max_prompts, caches)
         known = cache.index()
         if known is None:
-            self.index = first.over(islice(self._reader, max_prompts))
+            self.index = first_pass.run(islice(self._reader, max_prompts))
             cache.keep(self.index)
         else:
             self.index = known
@@ -112,19 +111,20 @@ class PromptSet:
         layout.format = self.index.format
         if not self.index.read:
             raise self._nothing()
-        self._found = np.array([self.index.places, self.index.rows, self.index.marks], dtype=np.int64)
+        self._entries = np.array([self.index.places, self.index.rows, self.index.checksums], dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __getitem__(self, number: int) -> Prompt:
-        """A prompt, from 0; its row as the head of `data/sources.py` says, its occurrence this number."""
-        place, row, mark = (int(value) for value in self._found[:, number])
+        """Return a prompt by its number, from 0. Its row is as the head of `data/sources.py` says; its
+        occurrence is this number."""
+        place, row, checksum = (int(value) for value in self._entries[:, number])
         record = self._reader.at(place, row)
         if isinstance(record, DataError):
             raise record
         prompt = self.layout.prompt(record, self._place(row), row, number)
-        if mark_of(prompt) != mark:
+        if checksum_of(prompt) != checksum:
             raise DataError(
                 f"{self._place(row)}: expected the record that stood there when this was opened, got "
                 "another; put the data back as they were"
@@ -136,13 +136,14 @@ class PromptSet:
 
     @property
     def digest(self) -> str:
-        """Of all prompts in their order, wherever they lie; by checksums, against mistakes and not against
-        malice."""
-        return hashlib.sha256(self._found[1:].tobytes()).hexdigest()[:32]
+        """A checksum of all prompts in their order, wherever the data lie. It guards against mistakes, not
+        against malice."""
+        return hashlib.sha256(self._entries[1:].tobytes()).hexdigest()[:32]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One sentence for people about the format, and one each about what is left out or not rendered."""
+        """Sentences for people: one about the format, one each about records left out and parts
+        not rendered."""
         form = self.layout.format
         assert form is not None, "a set has at least one record"
         further = (
@@ -163,17 +164,17 @@ class PromptSet:
         return tuple(notes)
 
     def _wrong(self) -> str:
-        """The trouble of the first malformed record, and the places of some others."""
-        (_, trouble), *others = self.index.wrong
-        more = ["..."] if self.index.skipped > len(self.index.wrong) else []
+        """Return the error of the first malformed record, and the places of some others."""
+        (_, trouble), *others = self.index.malformed
+        more = ["..."] if self.index.skipped > len(self.index.malformed) else []
         return ", ".join([trouble, *(self._place(row) for row, _ in others), *more])
 
     def _nothing(self) -> DataError:
         if self.index.skipped:
-            number, (_, first) = self.index.skipped, self.index.wrong[0]
+            _, first = self.index.malformed[0]
             return DataError(
-                f"{self.name}: expected well-formed records, got {number} malformed ones and no other; "
-                f"the first: {first}"
+                f"{self.name}: expected well-formed records, got {self.index.skipped} malformed ones and no "
+                f"other; the first: {first}"
             )
         return DataError(
             f"{self.name}: expected at least one record, got an empty file or dataset; add records, or "
@@ -188,7 +189,7 @@ def read_prompts(
     reference_key: str | None = None,
     max_prompts: int | None = None,
 ) -> list[Prompt]:
-    """All prompts of a source, in its order and in memory.
+    """Return all prompts of a source, in its order and in memory.
 
     Raises:
         DataError, ConfigError: as `PromptSet`.

@@ -1,5 +1,5 @@
-"""The order in which a run takes its prompts, and the cursor in that order. `data/prompt_set.py` reads them,
-each when its turn comes."""
+"""The order in which a run takes its prompts, and the cursor in that order. `data/prompt_set.py` reads each
+prompt when it is taken."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,50 +21,51 @@ from oat.types import Prompt
 
 
 class Prompts:
-    """The prompts of one source or of several, in a seeded order, with a cursor.
+    """The prompts of one or several sources, in a seeded order, with a cursor.
 
     The n-th prompt of a run is a function of data, seed and n. Epoch e of the first source is the permutation
-    of the generator at ("prompts", e), of the i-th, from 0, that at ("prompts", e, i); a take that reaches
-    the end of an epoch goes on in the next, so no tail is dropped. Several sources take turns as `interleave`
-    says, each going through its own epochs.
+    drawn by the generator at ("prompts", e); epoch e of the i-th source, from 0, by that at ("prompts", e,
+    i). A take that reaches the end of an epoch goes on in the next, so no tail is dropped. Several sources
+    take turns as `interleave` says, each with its own epochs.
 
     Args:
-        source: what `data/sources.py` lists: a path, a name, records or a function; or several `Source`.
+        source: a source as listed at the head of `data/sources.py` (a path, a name, records or a function);
+            or several `Source`.
         prompt_key, reference_key, responses, score_key, numbers: columns of a record, as `Layout` reads them.
-        on_bad_record: a malformed record is an error, or is left out and counted.
-        max_prompts: read the first so many records of each source.
+        on_bad_record: stop at a malformed record with an error, or skip and count it.
+        max_prompts: read only the first so many records of each source.
         max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None
-            keeps all. Every prompt that is read is rendered, so that what cannot be is known before a run
-            starts.
+            keeps all. Every prompt that is read is rendered, so a prompt that cannot be rendered is known
+            before a run starts.
         too_long: what becomes of recorded data without room, as in `Fit`.
-        room: most tokens of a prompt that the model's context leaves room for; a longer one is an error. None
-        knows of no context.
-        room_is: how that number comes about, for messages.
-        epochs: the order ends after so many times `size` prompts, and every source then has given its share
-            of them: a source of great weight has come round more often than one of small weight. None never
-            ends.
-        shuffle: False takes the records of a source as they stand, in every epoch.
-        folder: for copies of what can only be read in order, as in `PromptSet`.
-        caches: folders in which what reading a source has found is remembered, as in `PromptSet`.
+        room: most tokens that the model's context leaves for a prompt; a longer one is an error. None if no
+            context is known.
+        room_is: how `room` was computed, for messages.
+        epochs: the order ends after so many times `size` prompts. By then every source has given its share
+            of them, so a source of great weight has come round more often than one of small weight. None
+            never ends.
+        shuffle: False takes the records of a source in their stored order, in every epoch.
+        folder: for copies of sources that can only be read in order, as in `PromptSet`.
+        caches: folders that remember indexes, as in `PromptSet`.
         shard: (rank, count): take every `count`-th prompt of the one order, from the `rank`-th. The shards
-        are disjoint and together the order.
+            are disjoint and together make the order.
 
     Attributes:
-        fit: what is rendered of each prompt, and how recorded data are cut.
+        fit: limits on the length of prompts, and how recorded data are cut.
         size: prompts of all sources together: an epoch.
-        dropped: prompts left out because they are too long.
-        cut: recorded data that are cut, so that they have room.
-        skipped: malformed records left out.
+        dropped: number of prompts left out because they are too long.
+        cut: number of recorded data that are cut to have room.
+        skipped: number of malformed records left out.
         longest: tokens of the longest prompt; with its longest recorded response, if responses are read.
         columns: names of the columns that any prompt has.
-        has_references: any prompt has one.
-        has_responses: lengths are of prompts with their longest recorded response.
+        has_references: whether any prompt has a reference.
+        has_responses: whether responses are read, so that lengths count prompts with their longest response.
         formats: names of the formats of the sources.
         notes: for people, one sentence about the format of each source, and about what was left out of it.
 
     Raises:
         DataError: a source or a record cannot be used, a prompt cannot be rendered or has no room, or no
-        prompt of a source is left.
+            prompt of a source is left.
     """
 
     def __init__(
@@ -98,7 +99,8 @@ class Prompts:
         self.fit = Fit(renderer, max_tokens, room, too_long)
         self.dropped = self.cut = self.skipped = self.longest = 0
         self.columns: set[str] = set()
-        self.has_references, self.has_responses = False, bool(responses)
+        self.has_references = False
+        self.has_responses = bool(responses)
         self.notes: tuple[str, ...] = ()
         self.formats: set[str] = set()
         self._pools: list[_Pool] = []
@@ -114,7 +116,8 @@ class Prompts:
             self.formats |= {layout.format.name} if layout.format else set()
             self._pools.append(_Pool(found, seeds, number, shuffle))
         self.size = sum(len(pool.prompts) for pool in self._pools)
-        self._names, self._weights = [one.name for one in sources], [one.weight for one in sources]
+        self._names = [one.name for one in sources]
+        self._weights = [one.weight for one in sources]
         self._seeds = seeds
         self._end = None if epochs is None else epochs * self.size
         self._shard = shard
@@ -122,8 +125,8 @@ class Prompts:
         self._turns: tuple[np.ndarray, np.ndarray] = interleave(self._weights, 0, seeds)
 
     def take(self, n: int) -> list[Prompt]:
-        """The next n prompts; fewer, or none, when the epochs are used up. The occurrence of each is its
-        place in the one order."""
+        """Return the next n prompts; fewer, or none, when the epochs are used up. The occurrence of each is
+        its place in the one order."""
         rank, count = self._shard
         start = rank + self._taken * count
         end = start + n * count if self._end is None else min(start + n * count, self._end)
@@ -133,13 +136,13 @@ class Prompts:
         return taken
 
     def all(self) -> list[Prompt]:
-        """Every prompt as the sources have them, for evaluation; the occurrence of each is its place in this
-        list. Does not move the cursor."""
+        """Return every prompt in the order of the sources, for evaluation; the occurrence of each is its
+        place in this list. The cursor does not move."""
         prompts = [prompt for pool in self._pools for prompt in pool.prompts]
         return [replace(prompt, occurrence=place) for place, prompt in enumerate(prompts)]
 
     def spread(self, count: int) -> list[Prompt]:
-        """At most so many prompts, spread evenly over the sources as they stand. Does not move the cursor."""
+        """Return at most `count` prompts, spread evenly over the stored sources. The cursor does not move."""
         places = sorted(
             {place * self.size // min(count, self.size) for place in range(min(count, self.size))}
         )
@@ -153,28 +156,28 @@ class Prompts:
 
     @property
     def digests(self) -> list[str]:
-        """Of the prompts of each source."""
+        """A checksum of the prompts of each source."""
         return [pool.prompts.digest for pool in self._pools]
 
     @property
     def state(self) -> dict[str, Any]:
-        """The cursor: how many prompts were taken, and of which."""
+        """The cursor: the number of prompts taken, and the digests of the sources."""
         return {"taken": self._taken, "data": self.digests}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on after the prompts that another instance, over the same data, seed and shard, had taken.
 
         Raises:
-            DataError: the data are others.
+            DataError: the data have changed.
         """
         self.refuse_others(state.get("data", []))
         self._taken = state["taken"]
 
     def refuse_others(self, digests: Sequence[str]) -> None:
-        """Hold the prompts of each source against those that a run began with.
+        """Check the prompts of each source against those that a run began with.
 
         Raises:
-            DataError: the data are others.
+            DataError: the data have changed.
         """
         for name, before, now in zip(self._names, digests, self.digests, strict=False):
             if before != now:
@@ -192,23 +195,23 @@ class Prompts:
         return self._pools[number].at(turn)
 
     def _count(self, source: Source, index: Index) -> None:
-        """Add what was read of a source to what is known of all, and note what of it is left out or cut.
+        """Add a source's index to the totals of all sources, and note what is left out or cut.
 
         Raises:
-            DataError: no prompt of it is left.
+            DataError: no prompt of the source is left.
         """
         self.skipped += index.skipped
         self.longest = max(self.longest, index.longest)
         self.columns |= index.columns
         self.has_references |= index.has_references
         what = "prompts with their longest response" if self.has_responses else "prompts"
-        most = self.fit.most
+        limit = self.fit.limit
         rule = self.fit.too_long
         dropped = index.read - len(index)
-        longer = f"of {index.read} {what} are longer than {most} tokens"
+        longer = f"of {index.read} {what} are longer than {limit} tokens"
         makes_none = f"prompts.too_long: {rule} makes no room"
         if not len(index):
-            all_of = f"{source.name}: all {index.read} {what} are longer than {most} tokens"
+            all_of = f"{source.name}: all {index.read} {what} are longer than {limit} tokens"
             if rule == "leave_out":
                 raise DataError(f"{all_of}; raise `prompts.max_tokens`, or give shorter ones")
             raise DataError(
@@ -223,11 +226,12 @@ class Prompts:
                 *self.notes,
                 f"{source.name}: {index.cut} {longer} and cut (prompts.too_long: {rule})",
             )
-        self.dropped, self.cut = self.dropped + dropped, self.cut + index.cut
+        self.dropped += dropped
+        self.cut += index.cut
 
 
 class _Pool:
-    """The prompts of one source, each epoch in an order of its own."""
+    """The prompts of one source, in a different order each epoch."""
 
     def __init__(self, prompts: PromptSet, seeds: Seeds, number: int, shuffle: bool):
         self.prompts = prompts
@@ -237,7 +241,7 @@ class _Pool:
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
 
     def at(self, turn: int) -> Prompt:
-        """The prompt that this source gives after `turn` others."""
+        """Return the prompt that this source gives after `turn` others."""
         epoch, place = divmod(turn, len(self.prompts))
         if not self._shuffle:
             return self.prompts[place]
@@ -251,28 +255,25 @@ def _no_room(source: Source, index: Index, layout: Layout, room: int, room_is: s
     row, size = index.first_over
     if layout.responses:
         return DataError(
-            f"{source.place(row)}: the prompt and its longest response have {size} tokens, and the "
-            f"model's context holds {room} "
-            f"({index.over} of {len(index)} records are too long); drop longer ones (prompts.max_tokens: "
-            f"{room}), cut them (prompts.too_long), or "
-            "shorten them"
+            f"{source.place(row)}: the prompt and its longest response have {size} tokens, and the model's "
+            f"context holds {room} ({index.over} of {len(index)} records are too long); drop longer ones "
+            f"(prompts.max_tokens: {room}), cut them (prompts.too_long), or shorten them"
         )
     drop = f"drop longer ones (prompts.max_tokens: {room}), " if room > 0 and index.over < len(index) else ""
     return DataError(
         f"{source.place(row)}: the prompt has {size} tokens, and the model's context leaves room for "
-        f"{max(0, room)}{room_is}; "
-        f"{index.over} of {len(index)} prompts are too long; {drop}lower sampling.max_new_tokens, or set "
-        "sampling.overflow to cut"
+        f"{max(0, room)}{room_is}; {index.over} of {len(index)} prompts are too long; {drop}lower "
+        "sampling.max_new_tokens, or set sampling.overflow to cut"
     )
 
 
 def interleave(weights: Sequence[float], n: int, seeds: Seeds) -> tuple[np.ndarray, np.ndarray]:
-    """How several sources take turns, in proportion to their weights and without a pattern.
+    """Return how several sources take turns, in proportion to their weights and without a pattern.
 
     Let w be a source's share of the weights. It has one place in each stretch of 1/w, drawn uniformly (at
     ("mixture", source), the stretch being the position), and the places of all sources are taken in ascending
-    order. So of the first n prompts of a run it has n w, to within 1 + w times the number of sources, however
-    large n is; and the beginning of the order does not depend on n.
+    order. Of the first n prompts of a run the source therefore has n w, to within 1 + w times the number of
+    sources, however large n is; and the beginning of the order does not depend on n.
 
     Returns:
         For each of the first n prompts: the number of its source, and how many of that source came before.

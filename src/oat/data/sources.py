@@ -1,5 +1,5 @@
-"""The records of files, datasets and Python, in order and by place, with what is wrong with each, since data
-is hostile.
+"""Records of files, datasets and Python, in order and by place. The data are hostile, so every record that
+cannot be read is reported with its place.
 
 | source | is | row of a record |
 | --- | --- | --- |
@@ -12,10 +12,10 @@ is hostile.
 | `file.py:function`, `package.module:function` | a function without arguments | place, from 1 |
 | an iterable of records, a function, a dict of them by split | from Python only | place, from 1 |
 
-A byte-order mark, CRLF and blank lines are accepted. A function returns the same iterable of records every
-time. Packed files (gz, zip and the like) are refused; unpack them.
+A byte-order mark, CRLF and blank lines are accepted. A function must return the same iterable of records
+every time. Packed files (gz, zip and the like) are refused; the user unpacks them.
 
-No code that comes with a dataset is run: `datasets` runs none since 4.0, and older ones are refused.
+No code that comes with a dataset is run: `datasets` runs none since 4.0, and older versions are refused.
 """
 
 import importlib
@@ -35,9 +35,9 @@ from oat.plugins.calls import guarded
 from oat.plugins.loading import load_symbol
 
 _MAX_DEPTH = 100
-"""Beyond it a value is left as it is, for whoever checks depths."""
+"""Nesting depth beyond which `unboxed` leaves a value as it is; `formats.checked` refuses such depths."""
 _ROWS = 128
-"""Of a Parquet file, that are in memory at once."""
+"""Rows of a Parquet file in memory at once."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 Records = (
@@ -47,58 +47,60 @@ Records = (
     | Callable[[], Iterable[Mapping[str, Any]]]
     | Mapping[str, Iterable[Mapping[str, Any]]]
 )
-"""What the head of this file lists."""
+"""The sources that the head of this file lists."""
 
 
-class Reader(Protocol):
+class RecordReader(Protocol):
     """Records with their places.
 
     Attributes:
-        is_json: what it gives is what JSON can say, and nothing else.
+        is_json: every record holds only values that JSON can express.
     """
 
     is_json: bool
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        """Each record with its place, by which it is found again, and its row. What cannot be parsed is a
-        DataError in the record's stead."""
+        """Yield each record with its place, by which `at` finds it again, and its row. A record that cannot
+        be parsed is replaced by a DataError."""
 
     def at(self, place: int, row: int) -> Any:
-        """A record that stood there, after all were read, or `prepare`."""
+        """Return the record at a place; callable once all records were read, or after `prepare`."""
 
     def prepare(self) -> None:
-        """Do what `at` needs, where nobody reads all records."""
+        """Do the work that `at` needs, for callers that do not read all records first."""
 
     def files(self) -> Sequence[Path] | None:
-        """The files that decide what it gives, together with its name; None of what is made anew each
-        time."""
+        """Return the files that, together with the source's name, decide its records; None if the records are
+        made anew each time."""
 
 
-def open_records(records: Records, name: str, split: str | None = None, folder: Path | None = None) -> Reader:
-    """The reader of a source.
+def open_records(
+    records: Records, name: str, split: str | None = None, folder: Path | None = None
+) -> RecordReader:
+    """Open a source.
 
     Args:
-        name: stands in messages.
-        folder: where a copy lies of what can only be read in order; by default where the system keeps
-        temporary files.
+        name: the source's name in messages.
+        folder: folder for the copy of a source that can only be read in order; by default the system's folder
+            for temporary files.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the source cannot be read.
         ConfigError: a function cannot be loaded.
     """
     given = str(records) if isinstance(records, str | Path) else records
     if isinstance(given, str) and _is_dataset(given):
-        return _indexed(lambda: _dataset(given, split), given, folder, is_stored=True)
+        return _opened(lambda: _dataset(given, split), given, folder, is_stored=True)
     if isinstance(given, Mapping):
-        return _indexed(lambda: _of_split(given, name, split), name, folder)
+        return _opened(lambda: _split_of(given, name, split), name, folder)
     if split is not None:
         raise DataError(
             f"{name}: expected a dataset, which has splits, and got none; remove `split: {split}`"
         )
     if not isinstance(given, str):
-        return _indexed(given if callable(given) else lambda: given, name, folder)
+        return _opened(given if callable(given) else lambda: given, name, folder)
     if ":" in given and not seen(given).exists() and given.rpartition(":")[2].isidentifier():
-        return _indexed(load_symbol(given), given, folder)
+        return _opened(load_symbol(given), given, folder)
     path = Path(given)
     if path.suffix.lower() in PACKED:
         raise DataError(
@@ -121,8 +123,8 @@ class _Indexed:
     """Records that are found by their number.
 
     Args:
-        file: that they stand in, a JSON array.
-        is_stored: they are a dataset of files, as it stands there.
+        file: the JSON array that holds them, if there is one.
+        is_stored: the records are a dataset whose files stay on disk.
     """
 
     def __init__(self, records: Any, name: str, file: Path | None = None, *, is_stored: bool = False):
@@ -136,7 +138,7 @@ class _Indexed:
         pass
 
     def files(self) -> Sequence[Path] | None:
-        """Of a dataset those that it maps into memory."""
+        """Return the file of a JSON array, or the files that a stored dataset maps into memory."""
         if self.file is not None:
             return [self.file]
         return [Path(each["filename"]) for each in self.records.cache_files] if self.is_stored else None
@@ -152,10 +154,10 @@ class _Indexed:
 
 
 class _Spooled:
-    """Records that can only be read in order.
+    """Records that can only be read in order; a copy on disk makes them readable by place.
 
     Args:
-        file: that they stand in; None of what is made anew each time.
+        file: the file that holds them; None if they are made anew each time.
     """
 
     is_json = False
@@ -179,8 +181,9 @@ class _Spooled:
             self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (it stays open as long as this lives)
             for row, record in self.records:
                 place = self._file.tell()
-                # such a record is malformed, and never asked for
-                with suppress(TypeError, ValueError, RecursionError):
+                with suppress(
+                    TypeError, ValueError, RecursionError
+                ):  # malformed: `at` is never called for it
                     self._file.write(json.dumps(record).encode() + b"\n")
                 yield place, row, record
         except OSError as error:
@@ -195,10 +198,11 @@ class _Spooled:
         return json.loads(self._file.readline())
 
 
-def _indexed(
+def _opened(
     function: Callable[[], Any], name: str, folder: Path | None, *, is_stored: bool = False
-) -> Reader:
-    """What people's own code gives, or a dataset: by number where it can be."""
+) -> RecordReader:
+    """Open the records that a function of the user's returns, or a dataset: by number where they have
+    a length."""
     (found,) = _guarded(lambda: [_plain(function())], name)
     if isinstance(found, list | tuple) or (hasattr(found, "with_format") and hasattr(found, "__len__")):
         return _Indexed(found, name, is_stored=is_stored)
@@ -206,8 +210,8 @@ def _indexed(
 
 
 def unboxed(value: Any, depth: int = 0) -> Any:
-    """A value from Python with the numbers of numpy and torch as plain ones, and their arrays and tuples as
-    lists."""
+    """Return a value with numpy's and torch's numbers as plain ones, and their arrays, and tuples,
+    as lists."""
     if depth > _MAX_DEPTH or isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -218,7 +222,7 @@ def unboxed(value: Any, depth: int = 0) -> Any:
 
 
 def _guarded(function: Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
-    """What people's own code gives."""
+    """Yield what the user's code yields; an exception that it raises becomes a DataError."""
 
     def refuse(what: str) -> DataError:
         return DataError(
@@ -234,7 +238,7 @@ def _guarded(function: Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
             return
         except DataError:
             raise
-        except BaseException as error:  # it raises what it likes
+        except BaseException as error:  # user code may raise any exception
             if is_signal(error):
                 raise
             raise refuse(f"raised {described(error)}") from error
@@ -253,16 +257,16 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
                 yield row, record
     except DataError:
         raise
-    except Exception as error:  # a damaged file makes pyarrow raise what it likes
+    except Exception as error:  # pyarrow's errors for a damaged file share no narrower base
         raise unreadable(path, "Parquet", error) from error
 
 
 def _plain(found: Any) -> Any:
-    """Records as plain values, also of a dataset that was set to give arrays or tensors."""
+    """Set a dataset that gives arrays or tensors to give plain values; other records stay as they are."""
     return found.with_format(None) if hasattr(found, "with_format") else found
 
 
-def _of_split(found: Mapping[str, Any], name: str, split: str | None) -> Any:
+def _split_of(found: Mapping[str, Any], name: str, split: str | None) -> Any:
     if (split or "train") not in found:
         raise DataError(
             f"{name}: expected the split {split or 'train'!r}, got none; set `split` "
@@ -289,7 +293,7 @@ def _dataset(name: str, split: str | None) -> Any:
     except Exception as error:  # the library's errors share no narrower base
         raise _no_dataset(name, path, error) from error
     if isinstance(found, Mapping):
-        found = _of_split(found, name, split)
+        found = _split_of(found, name, split)
     elif split is not None:
         raise DataError(f"{name}: expected splits, got a saved dataset without any; remove `split: {split}`")
     return found
@@ -304,12 +308,10 @@ def _no_dataset(name: str, path: str, error: Exception) -> DataError:
         )
     return DataError(
         f"{name}: there is no such file or directory, and the dataset of that name cannot be had from the "
-        f"hub ({reason}); give another name "
-        "(`org/name@config` where it has several configurations). Without a network: fetch it where there "
-        "is one, with "
-        f"`hf download --repo-type dataset {path} --local-dir DIR`, and give DIR; or bring the folder "
-        "HF_HOME of a machine that has loaded it once, "
-        "set HF_HOME to it, and HF_HUB_OFFLINE=1 to read from there only"
+        f"hub ({reason}); give another name (`org/name@config` where it has several configurations). Without "
+        f"a network: fetch it where there is one, with `hf download --repo-type dataset {path} --local-dir "
+        "DIR`, and give DIR; or bring the folder HF_HOME of a machine that has loaded it once, set HF_HOME "
+        "to it, and HF_HUB_OFFLINE=1 to read from there only"
     )
 
 
@@ -324,7 +326,7 @@ def _library(module: str, name: str | Path) -> Any:
 
 
 def is_named(text: str) -> bool:
-    """Whether a text can be the name of a source: of a file, a dataset, or a function."""
+    """Return whether a text can name a source: a file, a dataset, or a function."""
     is_function = text.rpartition(":")[2].isidentifier() and bool(text.rpartition(":")[0])
     return seen(text).exists() or _is_dataset(text) or is_function or Path(text).suffix.lower() in ENDINGS
 

@@ -1,5 +1,5 @@
-"""JSON lines, JSON arrays and CSV, read record by record and found again by place, with what is wrong with
-each."""
+"""JSON lines, JSON arrays and CSV, read record by record and found again by place. A record that cannot be
+read is reported with its place."""
 
 import codecs
 import csv
@@ -16,16 +16,18 @@ from oat.files import seen
 _MAX_FIELD = 2**31 - 1
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
 ENDINGS = (".jsonl", ".json", ".csv", ".parquet", *PACKED)
-"""Of files; any other is read as JSONL."""
+"""Known endings of files; a file of any other ending is read as JSONL."""
 
 
 class Jsonl:
-    """The lines of a file; their place is the byte where they begin."""
+    """The records of a file, one a line; a record's place is the byte where its line begins."""
 
-    kind, is_json = "JSONL", True
+    kind = "JSONL"
+    is_json = True
 
     def __init__(self, path: Path):
-        self.path, self.file = path, seen(path)
+        self.path = path
+        self.file = seen(path)
 
     def prepare(self) -> None:
         pass
@@ -62,7 +64,7 @@ class Jsonl:
 
 
 class Csv(Jsonl):
-    """The records of a file, which may have several lines each; their place is the byte where they begin."""
+    """The records of a CSV file, of one or more lines each; a record's place is the byte where it begins."""
 
     kind = "CSV"
 
@@ -86,8 +88,8 @@ class Csv(Jsonl):
                 yield start, row, self._named(record, row)
 
     def _values(self, lines: "_Lines", reader: Any) -> Iterator[tuple[int, int, Any]]:
-        """The values of each record, or what is wrong with it; after that reading goes on with the next
-        line."""
+        """Yield the values of each record, or the DataError of one that cannot be read; reading then goes on
+        with the next line."""
         csv.field_size_limit(_MAX_FIELD)
         while True:
             start, before = lines.place, lines.row
@@ -126,7 +128,7 @@ class Csv(Jsonl):
 
 
 class _Lines:
-    """The lines of a file as text; `place` is the byte behind the last one."""
+    """The lines of a file as text; `place` is the byte after the last line that was read."""
 
     def __init__(self, file: BinaryIO, path: Path):
         self.file = file
@@ -144,7 +146,8 @@ class _Lines:
             self._waiting = iter(next(self.file).splitlines(keepends=True))
             line = next(self._waiting)
         start = self.place
-        self.place, self.row = start + len(line), self.row + 1
+        self.place += len(line)
+        self.row += 1
         try:
             return (line if start else line.removeprefix(codecs.BOM_UTF8)).decode()
         except UnicodeDecodeError as error:
@@ -152,10 +155,10 @@ class _Lines:
 
 
 def is_array(path: Path) -> bool:
-    """Whether a file is one JSON array; otherwise it has one object a line.
+    """Return whether a file is one JSON array; otherwise it has one object a line.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the file cannot be read.
     """
     if path.suffix.lower() != ".json" or seen(path).is_dir():
         return False
@@ -167,6 +170,11 @@ def is_array(path: Path) -> bool:
 
 
 def array_of(path: Path) -> list[Any]:
+    """Return the records of a JSON array.
+
+    Raises:
+        DataError: the file is not valid JSON.
+    """
     content = seen(path).read_bytes()
     found: list[Any] | DataError = _parsed(content.removeprefix(codecs.BOM_UTF8), str(path), "one JSON array")
     if isinstance(found, DataError):
@@ -175,7 +183,7 @@ def array_of(path: Path) -> list[Any]:
 
 
 def _parsed(text: bytes, where: str, expected: str = "one complete JSON object a line") -> Any:
-    """The value, or what is wrong with it."""
+    """Return the value, or the DataError that says why it cannot be parsed."""
     try:
         return json.loads(text.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
@@ -197,7 +205,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _twice(names: Sequence[str]) -> str | None:
-    """The first name that stands there before, or None."""
+    """Return the first name that occurs a second time, or None."""
     return (
         None
         if len(set(names)) == len(names)
@@ -210,6 +218,7 @@ def _no_utf8(where: str, byte: int, place: int) -> DataError:
 
 
 def check_columns(names: Sequence[str], where: str) -> None:
+    """Raise a DataError if two columns have the same name."""
     if twice := _twice(names):
         raise DataError(
             f"{where}: expected column names that differ, got {twice!r} twice; rename the columns"
@@ -217,6 +226,7 @@ def check_columns(names: Sequence[str], where: str) -> None:
 
 
 def unreadable(path: Path, kind: str, error: Exception) -> DataError:
+    """Return the error for a file that cannot be read."""
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
     is_name = len(path.parts) == 1 and path.suffix.lower() not in ENDINGS
     hub = f"; a dataset of the hub is named with who owns it, as `org/{path}`" if is_name else ""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from oat.data.fit import Fit, Row
+from oat.data.fit import Fit, RecordedSequence
 from oat.data.formats import scores_of
 from oat.types import Group, Prompt, Sampling, Segment, Trajectory, Work
 
@@ -46,13 +46,15 @@ class RecordedActor:
     def _responses(self, prompt: Prompt) -> tuple[Trajectory, ...]:
         where = f"record {prompt.row}"
         scores = scores_of(prompt.columns, self.columns, self.score_key, where)
-        found = zip(self.columns, self.fit.rows(prompt, self.columns, where), scores, strict=True)
+        found = zip(self.columns, self.fit.sequences(prompt, self.columns, where), scores, strict=True)
         return tuple(
             replace(self._response(prompt, prompt.columns[name], row), reward=score)
             for name, row, score in found
         )
 
-    def _response(self, prompt: Prompt, value: str | list[dict[str, str]], row: Row) -> Trajectory:
+    def _response(
+        self, prompt: Prompt, value: str | list[dict[str, str]], row: RecordedSequence
+    ) -> Trajectory:
         """The trajectory of a response. One whose end was cut did not end, and its text is what is left of
         its last turn."""
         bounds = np.flatnonzero(np.diff(row.mask)) + 1
