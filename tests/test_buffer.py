@@ -15,7 +15,7 @@ from pairs import item
 
 from oat.commands.export import digest_run
 from oat.config.settings import BufferConfig
-from oat.learner.buffer import Buffer, minibatches, optimiser_steps
+from oat.learner.replay_buffer import Buffer, minibatches, optimiser_steps
 from oat.ledger.reader import Reader
 from oat.types import Feedback, Item
 

@@ -10,7 +10,7 @@ from test_engine_torch import KEYS, build_engine, log_normaliser, plain_logits, 
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 
 from oat.engines.decoding import Decoding
-from oat.engines.kv import PAGE, PagedCache, Pages, Storage
+from oat.engines.paged_cache import PAGE, PagedCache, Pages, Storage
 from oat.errors import EngineError
 from oat.models.loading import load_lm
 from oat.types import Request, Sampling

@@ -28,7 +28,7 @@ from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
-from oat.learner.optim import OptimiserSettings
+from oat.learner.optimiser import OptimiserSettings
 from oat.models import attention
 from oat.models.attention import Packed, Span
 from oat.models.causal_lm import CausalLM

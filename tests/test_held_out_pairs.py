@@ -22,7 +22,7 @@ from oat.evaluation.held_out import HeldOutPairs
 from oat.functional.preference import dpo_loss
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
-from oat.learner.optim import OptimiserSettings
+from oat.learner.optimiser import OptimiserSettings
 from oat.models.loading import load_lm, load_tokenizer
 from oat.plugins.registry import ALGORITHMS
 from oat.rollout.recorded import RecordedActor

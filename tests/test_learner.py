@@ -25,7 +25,7 @@ from oat.errors import NonFiniteError
 from oat.learner.batching import micro_batches, select_rows, split_units, view_of
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel, kept_sets
-from oat.learner.optim import OptimiserSettings, build_optimiser, learning_rate_factor
+from oat.learner.optimiser import OptimiserSettings, build_optimiser, learning_rate_factor
 from oat.learner.reduction import Reduction
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm

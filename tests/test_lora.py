@@ -28,7 +28,7 @@ from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, ModelError, WeightsError
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
-from oat.learner.optim import OptimiserSettings
+from oat.learner.optimiser import OptimiserSettings
 from oat.loop import Run, restore
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm, load_tokenizer, save_lm

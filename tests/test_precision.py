@@ -27,7 +27,7 @@ from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
 from oat.learner.limits import GB, LiveBytes, measure_tokens, most_within
 from oat.learner.models import Critic, LanguageModel
-from oat.learner.optim import OptimiserSettings, build_optimiser
+from oat.learner.optimiser import OptimiserSettings, build_optimiser
 from oat.models.loading import load_lm
 from oat.seeds import Seeds
 from oat.types import Batch, Request, Sampling

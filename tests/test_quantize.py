@@ -25,7 +25,7 @@ from oat.errors import ConfigError
 from oat.hardware.roofline import cost_of
 from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
-from oat.learner.optim import OptimiserSettings
+from oat.learner.optimiser import OptimiserSettings
 from oat.loop import restore
 from oat.models.loading import load_lm, outlines
 from oat.models.lora import load_model, merged, share_base

@@ -20,8 +20,8 @@ from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError
-from oat.learner.following import Following
 from oat.learner.learner import Learner
+from oat.learner.moving_reference import Following
 from oat.ledger.reader import Reader
 from oat.loop import Run, restore, train
 from oat.models.loading import load_lm

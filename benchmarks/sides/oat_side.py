@@ -19,7 +19,7 @@ from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
-from oat.learner.optim import OptimiserSettings
+from oat.learner.optimiser import OptimiserSettings
 from oat.loop import train
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm

@@ -10,11 +10,11 @@ from oat.build.engine import make_sampling
 from oat.build.resolved import Resolved
 from oat.errors import ConfigError
 from oat.explore.base import Explorer
-from oat.learner.following import Following
 from oat.learner.learner import Learner
 from oat.learner.limits import measure_tokens
 from oat.learner.models import Critic, LanguageModel, Model, RewardModel
-from oat.learner.optim import OptimiserSettings
+from oat.learner.moving_reference import Following
+from oat.learner.optimiser import OptimiserSettings
 from oat.models.causal_lm import CausalLM
 from oat.models.ensemble import Ensemble
 from oat.models.sequence_classifier import check_backbone

@@ -31,7 +31,7 @@ from oat.config.load import where
 from oat.config.settings import Config, LoraConfig, TorchEngineConfig
 from oat.engines.decoding import cache_dtype, cache_dtype_on, filled_up
 from oat.engines.decoding import passes as in_passes
-from oat.engines.kv import PAGE
+from oat.engines.paged_cache import PAGE
 from oat.engines.torch import fixed_rows, refuse_small_cache
 from oat.errors import ConfigError, OatError
 from oat.functional.logprobs import token_logps

@@ -15,7 +15,7 @@ from oat.config.settings import Component, Config, GoldConfig, OracleConfig, Tor
 from oat.control.alarms import GOLD
 from oat.control.silence import MISSING, WASTED
 from oat.explore.base import Explorer
-from oat.learner.buffer import optimiser_steps
+from oat.learner.replay_buffer import optimiser_steps
 from oat.types import ENSEMBLE, Plan, Requires
 from oat.types.budget import Budget
 

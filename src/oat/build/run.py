@@ -29,9 +29,9 @@ from oat.control.stop import Stop
 from oat.data.prompts import Prompts
 from oat.engines.torch import TorchEngine
 from oat.files import Standing, seen
-from oat.learner.buffer import Buffer
 from oat.learner.learner import Learner
 from oat.learner.limits import choose_threads
+from oat.learner.replay_buffer import Buffer
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.loop import Run

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from oat import seeds
-from oat.engines.kv import Filling, PagedCache, Step
+from oat.engines.paged_cache import Filling, PagedCache, Step
 from oat.errors import EngineError, ModelError, NonFiniteError
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits

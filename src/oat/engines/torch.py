@@ -23,7 +23,7 @@ from torch import Tensor
 
 from oat.engines.base import checksum
 from oat.engines.decoding import PASS_TOKENS, Decode, Decoding, blaming_model, cache_dtype, passes
-from oat.engines.kv import PAGE, Filling, PagedCache, Step
+from oat.engines.paged_cache import PAGE, Filling, PagedCache, Step
 from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
 from oat.functional.logprobs import chunked_head, token_logps
 from oat.hardware.roofline import Meter

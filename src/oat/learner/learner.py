@@ -20,10 +20,10 @@ from oat.algorithms.base import Objective, Outputs, View
 from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
 from oat.hardware.roofline import Stopwatch
 from oat.learner.batching import fault_of, micro_batches, select_rows, split_units, view_of
-from oat.learner.following import Following
-from oat.learner.guard import keep_batch, nonfinite_inputs, nonfinite_results
 from oat.learner.models import Model, frozen_checksum
-from oat.learner.optim import OptimiserSettings, build_optimiser
+from oat.learner.moving_reference import Following
+from oat.learner.nonfinite import keep_batch, nonfinite_inputs, nonfinite_results
+from oat.learner.optimiser import OptimiserSettings, build_optimiser
 from oat.learner.reduction import Reduction
 from oat.seeds import Seeds
 from oat.types import Batch, Trajectory

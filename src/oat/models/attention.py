@@ -3,7 +3,7 @@ tokens.
 
 A model of transformers finds `attention` under the name `oat`. Called with a `layout`, it lets the layout say
 who sees whom; without one it is scaled dot-product attention as it was. Two layouts exist: `Packed`, below,
-and the step of a cache (`engines/kv.py`).
+and the step of a cache (`engines/paged_cache.py`).
 
 `Packed` takes spans of nearly one length together. On a GPU in half precision one kernel of variable-length
 attention takes all spans, if its values and gradients are those of the other way; that is tried once for

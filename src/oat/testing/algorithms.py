@@ -14,7 +14,7 @@ from oat.algorithms.base import Objective
 from oat.errors import ContractError
 from oat.learner.batching import fault_of
 from oat.learner.learner import Learner
-from oat.learner.optim import OptimiserSettings
+from oat.learner.optimiser import OptimiserSettings
 from oat.plugins.loading import load_symbol
 from oat.seeds import Seeds
 from oat.testing.made_up import MODELS, Answered, made_up_feedback, tiny_model
