@@ -12,9 +12,8 @@ message's role.
 """
 
 import datetime
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
@@ -22,9 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oat.errors import TemplateError, described, shortened, warn
+from oat.errors import TemplateError
+from oat.text.chat_template import USER, ChatTemplate
+from oat.text.control_tokens import marked_ids
 from oat.text.encoding import Encoder
 from oat.text.question_forms import Example, Form
+from oat.text.template_study import Turn, common_length, look_for_rewriting, study_control, study_turn
 from oat.text.templates import CHATML_TOKENS, load_template, on_day, proposal
 from oat.text.vocabulary import num_ids
 from oat.types import Message
@@ -32,16 +34,7 @@ from oat.types import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters of Unicode: no text holds them
-_LITERAL = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 _REASONING = re.compile(r"\s*<think>\n?")
-_SYSTEM, _USER, _RESPONSE, _TOOL = (
-    Message(role, f"oat{role}") for role in ("system", "user", "assistant", "tool")
-)
-
-OWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Tokens that a model writes within its turn. They are no control tokens in its own messages, nor in a system
-message, which may ask for them."""
 
 
 class Renderer:
@@ -93,18 +86,19 @@ class Renderer:
         self.tokenizer = tokenizer
         self.system = system
         self.stop = tuple(stop)
-        self._question, self._few_shot = question, few_shot
+        self._question = question
+        self._few_shot = few_shot
         self._last: tuple[tuple[Message, ...], np.ndarray] = ((), np.zeros(0, np.int32))
         self._encoder = Encoder(tokenizer)
         self.definition: dict[str, Any] = {
-            **{
-                "template": template,
-                "system": system,
-                "date": date and date.isoformat(),
-                "stop": list(stop),
-                "eos_ids": [int(i) for i in eos_ids],
-            },
-            **{"has_turns": has_turns, "question": question and asdict(question), "few_shot": few_shot},
+            "template": template,
+            "system": system,
+            "date": date and date.isoformat(),
+            "stop": list(stop),
+            "eos_ids": [int(i) for i in eos_ids],
+            "has_turns": has_turns,
+            "question": question and asdict(question),
+            "few_shot": few_shot,
         }
         self.num_tokens = num_ids(tokenizer)
         self.template = None if template is None else load_template(template, tokenizer)
@@ -114,21 +108,16 @@ class Renderer:
                 f"the date {date} is given, and the template reads none; remove `date`, or choose another "
                 "template"
             )
-        self._set_control(
-            {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        )
-        if template == "chatml":
-            self._check_chatml()
-        self._opening = ""
-        self._lead = ""
-        self._closing = ""
-        self._end_text = ""
-        self._end_id = tokenizer.eos_token_id
-        self._opens_reasoning = False
+        self._chat = None
+        self._turn = Turn(tokenizer.eos_token_id)
         if self.template is not None:
-            self._study_turn()
-            self._look_for_rewriting(has_turns)
-        ends = {tokenizer.eos_token_id, self._end_id} - {None}
+            self._chat = ChatTemplate(tokenizer, self._encoder, self.source)
+            if template == "chatml":
+                self._check_chatml()
+            self._turn = study_turn(self._chat)
+            self._chat.set_control(study_control(self._chat, self.template))
+            look_for_rewriting(self._chat, is_refused=has_turns)
+        ends = {tokenizer.eos_token_id, self._turn.end_id} - {None}
         self.stop_ids: frozenset[int] = frozenset(ends | {int(i) for i in eos_ids})
 
     @classmethod
@@ -159,11 +148,10 @@ class Renderer:
         if given and given == self._last[0]:
             return self._last[1].copy()
         messages = self._put(given)
-        ids = (
-            self._plain(messages)
-            if self.template is None
-            else self._ids(self._render(self._with_system(messages), generate=True))
-        )
+        if self._chat is None:
+            ids = self._plain(messages)
+        else:
+            ids = self._ids(self._chat.render(self._with_system(messages), generate=True))
         if not len(ids):
             raise TemplateError(
                 "a prompt has no tokens: the tokenizer drops all of its text; use another tokenizer, or "
@@ -186,12 +174,7 @@ class Renderer:
         Raises:
             TemplateError: the message is an assistant's, or the template refuses it.
         """
-        return np.concatenate(
-            [
-                np.asarray(ids, dtype=np.int32),
-                self._tail([message], ended=len(ids) > 0 and int(ids[-1]) == self._end_id),
-            ]
-        )
+        return np.concatenate([np.asarray(ids, dtype=np.int32), self._tail([message], self._is_ended(ids))])
 
     def whole(self, messages: Sequence[Message], response: str) -> np.ndarray:
         """The ids of a conversation with its last response, (T,) int32, as the template writes it to its end:
@@ -202,20 +185,15 @@ class Renderer:
         Raises:
             TemplateError: the template refuses the conversation.
         """
-        if self.template is None:
+        if self._chat is None:
             return np.concatenate([self.prompt(messages), self.response(response)])
-        return self._ids(
-            self._render([*self._with_system(messages), Message("assistant", response)], generate=False)
-        )
+        conversation = [*self._with_system(messages), Message("assistant", response)]
+        return self._ids(self._chat.render(conversation, generate=False))
 
     @property
     def trailing(self) -> np.ndarray:
         """The ids that the template writes behind the end of a turn, often a line break, (T,) int32."""
-        return (
-            self._ids(self._closing.removeprefix(self._end_text))
-            if self._closing.startswith(self._end_text)
-            else np.zeros(0, np.int32)
-        )
+        return self._ids(self._turn.trailing)
 
     def reads(self, field: str) -> bool:
         """Whether the template names a field of messages, such as `tool_calls`."""
@@ -244,33 +222,13 @@ class Renderer:
         if is_text and response.fields and response.fields.get("weight", 1) and not response.content.strip():
             raise TemplateError(
                 "a response has no text, and the template writes nothing of its "
-                f"{', '.join(response.fields)}; choose a template that does, or "
-                "give it `weight: 0`, or remove the record"
+                f"{', '.join(response.fields)}; choose a template that does, or give it `weight: 0`, or "
+                "remove the record"
             )
-        if self.template is None:
+        if self._chat is None:
             ids = self._ids(response.content)
-            return ids if self._end_id is None else np.append(ids, np.int32(self._end_id))
-        whole, written = self._render([_USER, response], generate=False), self._content(response)
-        if self._opens_reasoning and (opened := _REASONING.match(written)):
-            written = written[opened.end() :]
-        added = whole.removeprefix(self._opening).removesuffix(self._closing)
-        if whole == self._opening + added + self._closing and "".join(written.split()) in "".join(
-            added.split()
-        ):
-            return self._ids(added + self._end_text)
-        if not is_text:
-            raise TemplateError(
-                f"the template writes a response with {', '.join(response.fields)} otherwise than it "
-                "begins and ends other responses; remove these "
-                "fields, or choose another template"
-            )
-        if self._opens_reasoning and "</think>" not in written:
-            raise TemplateError(
-                f"the template's prompt opens <think>, and the response {response.content[:40]!r} never "
-                "closes it; put its reasoning and </think> "
-                "before it, or choose a template that opens none"
-            )
-        return self._ids(self._lead + written + self._end_text)
+            return ids if self._turn.end_id is None else np.append(ids, np.int32(self._turn.end_id))
+        return self._ids(self._response_text(self._chat, response, is_text) + self._turn.end_text)
 
     def recorded(
         self, prompt: Sequence[Message], response: str | Sequence[Mapping[str, Any]]
@@ -294,8 +252,8 @@ class Renderer:
             else [Message.of(message) for message in response]
         )
         ids, mask = self.loss_mask([*prompt, *messages], prompt=len(prompt))
-        if len(messages) > 1 and self.template is not None:
-            self._check_history([*self._put(prompt), *messages], ids)
+        if len(messages) > 1 and self._chat is not None:
+            self._check_history(self._chat, [*self._put(prompt), *messages], ids)
         return ids, mask
 
     def loss_mask(self, messages: Sequence[Message], prompt: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -336,8 +294,7 @@ class Renderer:
             if is_response:
                 parts.append(self.response(group[0]))
             else:
-                ended = bool(parts) and len(parts[-1]) > 0 and int(parts[-1][-1]) == self._end_id
-                parts.append(self._tail(group, ended) if parts else self.prompt(group))
+                parts.append(self._tail(group, self._is_ended(parts[-1])) if parts else self.prompt(group))
         learned = [is_response and bool(group[0].fields.get("weight", 1)) for is_response, group in turns]
         mask = np.concatenate(
             [np.full(len(ids), is_learned) for ids, is_learned in zip(parts, learned, strict=True)]
@@ -384,196 +341,87 @@ class Renderer:
             added.pop()
         return np.array(ids, dtype=np.int32)
 
-    def _tail(self, messages: Sequence[Message], ended: bool) -> np.ndarray:
+    def _is_ended(self, ids: np.ndarray) -> bool:
+        """Whether ids end with the end of a turn."""
+        return len(ids) > 0 and int(ids[-1]) == self._turn.end_id
+
+    def _tail(self, messages: Sequence[Message], is_ended: bool) -> np.ndarray:
+        """The ids that follow a response: the end of its turn, if it has not ended, the messages, and the
+        generation prompt."""
         if any(message.role == "assistant" for message in messages):
             raise TemplateError(
                 "an assistant message cannot be appended to a response; append what the user or the "
                 "environment says"
             )
-        if self.template is None:
+        if self._chat is None:
             return self._ids("".join(message.content for message in messages))
-        tail = _after(self._render([_USER, _RESPONSE, *messages], generate=True), _RESPONSE.content)
-        return self._ids(tail.removeprefix(self._end_text) if ended else tail)
+        tail = self._chat.behind_response(messages, generate=True)
+        return self._ids(tail.removeprefix(self._turn.end_text) if is_ended else tail)
 
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
         if self.system is None or any(message.role == "system" for message in messages):
             return list(messages)
         return [Message("system", self.system), *messages]
 
-    def _set_control(self, tokens: set[str]) -> None:
-        self._control, self._control_but_own = _any_of(tokens), _any_of(tokens - OWN)
+    def _response_text(self, chat: ChatTemplate, response: Message, is_text: bool) -> str:
+        """The text of a response in a chat, up to the end of its turn; see `response`."""
+        turn = self._turn
+        rendered = chat.render([USER, response], generate=False)
+        written = chat.content(response)
+        if turn.opens_reasoning and (opened := _REASONING.match(written)):
+            written = written[opened.end() :]
+        added = rendered.removeprefix(turn.opening).removesuffix(turn.closing)
+        keeps_text = "".join(written.split()) in "".join(added.split())
+        if rendered == turn.opening + added + turn.closing and keeps_text:
+            return added
+        if not is_text:
+            raise TemplateError(
+                f"the template writes a response with {', '.join(response.fields)} otherwise than it "
+                "begins and ends other responses; remove these fields, or choose another template"
+            )
+        if turn.opens_reasoning and "</think>" not in written:
+            raise TemplateError(
+                f"the template's prompt opens <think>, and the response {response.content[:40]!r} never "
+                "closes it; put its reasoning and </think> before it, or choose a template that opens none"
+            )
+        return turn.lead + written
 
-    def _content(self, message: Message) -> str:
-        content: str = _escaped(
-            message.content,
-            self._control_but_own if message.role in ("assistant", "system") else self._control,
-        )
-        return content
+    def _check_history(self, chat: ChatTemplate, messages: Sequence[Message], ids: np.ndarray) -> None:
+        """Hold what is learned turn by turn against what the template writes of the whole conversation, white
+        space aside.
 
-    def _check_history(self, messages: Sequence[Message], ids: np.ndarray) -> None:
-        """What is learned turn by turn must be what the template writes of the whole conversation, white
-        space aside."""
-        whole = self._ids(self._render(self._with_system(messages), generate=False))
+        Raises:
+            TemplateError: they differ.
+        """
+        whole = self._ids(chat.render(self._with_system(messages), generate=False))
         learned, written = ("".join(self.decode(part).split()) for part in (ids, whole))
         if written.startswith(learned):
             return
-        same = next(
-            (i for i, (a, b) in enumerate(zip(learned, written, strict=False)) if a != b),
-            min(len(learned), len(written)),
-        )
+        same = common_length(learned, written)
         raise TemplateError(
             f"the chat template rewrites history: behind {learned[max(0, same - 30) : same]!r} it writes "
-            f"{written[same : same + 30]!r} in the whole "
-            f"conversation, and {learned[same : same + 30]!r} when the turn is new. To learn several "
-            "turns choose a template that only adds to what "
-            "it wrote, such as chatml; or have the last message alone learned, with `weight: 0` in the "
-            "assistant's others"
+            f"{written[same : same + 30]!r} in the whole conversation, and "
+            f"{learned[same : same + 30]!r} when the turn is new. To learn several turns choose a template "
+            "that only adds to what it wrote, such as chatml; or have the last message alone learned, with "
+            "`weight: 0` in the assistant's others"
         )
 
     def _is_text(self, response: Message) -> bool:
         """Whether a response is written as if it had no further fields."""
-        if self.template is None:
+        if self._chat is None:
             return True
-        whole = self._render([_USER, response], generate=False)
+        whole = self._chat.render([USER, response], generate=False)
         with suppress(TemplateError):  # it may need them
-            return whole == self._render([_USER, Message("assistant", response.content)], generate=False)
+            return whole == self._chat.render([USER, Message("assistant", response.content)], generate=False)
         return False
 
-    def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        conversation = [
-            {
-                **_escaped(message.fields, self._control),
-                "role": message.role,
-                "content": self._content(message),
-            }
-            for message in messages
-        ]
-        try:
-            text = self.tokenizer.apply_chat_template(
-                conversation, chat_template=self.source, tokenize=False, add_generation_prompt=generate
-            )
-        except Exception as error:  # a template is a program of its own and raises what it likes
-            roles = shortened(", ".join(message.role for message in messages), 200)
-            raise TemplateError(
-                f"the chat template cannot render a conversation of {roles} ({described(error)}); choose "
-                "another template or change the roles"
-            ) from error
-        for mark in (_OPEN, _CLOSE) if "tojson" in self.source else ():
-            text = text.replace(json.dumps(mark)[1:-1], mark)  # a template may write JSON in ASCII
-        return str(text)
-
     def _ids(self, text: str) -> np.ndarray:
-        ids: list[int] = []
-        for place, piece in enumerate(_LITERAL.split(text)):
-            piece = piece.replace(_OPEN, "").replace(_CLOSE, "")
-            # A control token that is no special one is matched all the same unless it is cut in two.
-            for part in (piece[:1], piece[1:]) if place % 2 else (piece,):
-                ids += self._encoder.ids(part, adds=False, splits=bool(place % 2))[0]
-        return np.array(ids, dtype=np.int32)
+        return marked_ids(self._encoder, text)
 
     def _check_chatml(self) -> None:
         for token in CHATML_TOKENS:
             if len(self._ids(token)) != 1:
                 raise TemplateError(
                     f"the chatml template needs {token} as one token, and this tokenizer has none; add it "
-                    "to the tokenizer and the model, or "
-                    f"{proposal(self.tokenizer)}"
+                    f"to the tokenizer and the model, or {proposal(self.tokenizer)}"
                 )
-
-    def _study_turn(self) -> None:
-        """Finds what the template writes before a response, how it ends a turn, and which tokens are its
-        controls."""
-        opening, turn = self._render([_USER], generate=True), self._render([_USER, _RESPONSE], generate=False)
-        before, closing = turn[: turn.find(_RESPONSE.content)], _after(turn, _RESPONSE.content)
-        self._opening, self._closing = opening, closing
-        gap = before.removeprefix(opening) if before.startswith(opening) else ""
-        self._lead = gap if gap.isspace() else ""
-        added = self.tokenizer.added_tokens_decoder
-        marks = {
-            int(i): token.content
-            for i, token in added.items()
-            if token.content.strip() and not token.content.strip().isalnum()
-        }
-        ends = [int(i) for i in self._ids(closing) if marks.get(int(i), "\0") in closing]
-        if ends:
-            self._end_id, end = ends[0], marks[ends[0]]
-            self._end_text = closing[: closing.index(end) + len(end)]
-        elif self._end_id is not None:
-            self._end_text = str(self.tokenizer.eos_token)
-        self._opens_reasoning = opening.rstrip().endswith("<think>")
-        written = (
-            (self.template or "") + opening + turn + self._render([_USER, _RESPONSE, _USER], generate=False)
-        )
-        for messages in ([_SYSTEM, _USER], [_USER, _RESPONSE, _TOOL]):
-            with suppress(TemplateError):  # not every template has these roles
-                written += self._render(messages, generate=True)
-        special = {token.content for token in added.values() if token.special}
-        self._set_control(special | {text for text in marks.values() if text in written})
-
-    def _look_for_rewriting(self, is_refused: bool) -> None:
-        answer = Message("assistant", "<think>\noatreasoning\n</think>\n\noatanswer")
-        messages = [
-            Message("user", "oatfirst"),
-            answer,
-            Message("user", "oatsecond"),
-            answer,
-            Message("user", "oatthird"),
-        ]
-        for length in range(1, len(messages)):
-            earlier, later = (self._render(messages[:n], generate=False) for n in (length, length + 1))
-            head, end, _ = earlier.rpartition(messages[length - 1].content.split()[-1])
-            head += end
-            drops = later.count("oatreasoning") < messages[: length + 1].count(answer)
-            if later.startswith(head) and not drops:
-                continue
-            same = next(
-                (i for i, (a, b) in enumerate(zip(head, later, strict=False)) if a != b),
-                min(len(head), len(later)),
-            )
-            what = (
-                "drops the reasoning between <think> and </think>"
-                if drops
-                else f"changes an earlier message, here {head[same : same + 40]!r}"
-            )
-            rewrites = (
-                f"the chat template rewrites history: in a conversation of {length + 1} messages it {what}"
-            )
-            if is_refused:
-                raise TemplateError(
-                    f"{rewrites}; in episodes of several turns a response must stay as it was sampled: "
-                    "choose a template that only adds to what it "
-                    "wrote, such as chatml"
-                )
-            warn(
-                f"{rewrites}. Here responses stay as they were sampled; for episodes of several turns "
-                "choose a template that keeps earlier "
-                "messages, or the model meets other histories in use than in training"
-            )
-            return
-
-
-def _escaped(value: Any, control: re.Pattern[str]) -> Any:
-    """Marks control tokens in every text of a value, so that `Renderer._ids` reads them as ordinary text."""
-    if isinstance(value, str):
-        return control.sub(
-            lambda match: _OPEN + match[0] + _CLOSE, value.replace(_OPEN, "\ufffd").replace(_CLOSE, "\ufffd")
-        )
-    if isinstance(value, dict):
-        return {_escaped(name, control): _escaped(part, control) for name, part in value.items()}
-    return [_escaped(part, control) for part in value] if isinstance(value, list) else value
-
-
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    return re.compile(
-        "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)"
-    )
-
-
-def _after(text: str, mark: str) -> str:
-    head, found, tail = text.partition(mark)
-    if not found:
-        raise TemplateError(
-            f"the chat template leaves out an assistant's message (it renders {head[-80:]!r}); choose one "
-            "that keeps it"
-        )
-    return tail

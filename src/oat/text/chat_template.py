@@ -1,0 +1,96 @@
+"""A chat template at work with one tokenizer: conversations become text, and that text ids."""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from oat.errors import TemplateError, described, shortened
+from oat.text.control_tokens import any_of, marked, marked_ids, without_json_escapes
+from oat.text.encoding import Encoder
+from oat.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+OWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""Tokens that a model writes within its turn. They are no control tokens in its own messages, nor in a system
+message, which may ask for them."""
+
+USER = Message("user", "oatuser")
+"""The message before a response, where only the response matters."""
+RESPONSE = Message("assistant", "oatassistant")
+"""A response, where only what stands around it matters."""
+
+
+class ChatTemplate:
+    """Renders conversations.
+
+    Args:
+        source: the template's text, with the day's date written into it.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", encoder: Encoder, source: str):
+        self.tokenizer = tokenizer
+        self.encoder = encoder
+        self.source = source
+        self.set_control(special_tokens(tokenizer))
+
+    def set_control(self, tokens: Collection[str]) -> None:
+        """Set which tokens are ordinary text where a message holds them; at first the special ones are."""
+        self._control = any_of(tokens)
+        self._control_but_own = any_of({*tokens} - OWN)
+
+    def content(self, message: Message) -> str:
+        """The text of a message with its control tokens marked."""
+        is_own = message.role in ("assistant", "system")
+        content: str = marked(message.content, self._control_but_own if is_own else self._control)
+        return content
+
+    def render(self, messages: Sequence[Message], *, generate: bool) -> str:
+        """The text of a conversation, with the control tokens of its messages marked.
+
+        Args:
+            generate: the text ends in the generation prompt.
+
+        Raises:
+            TemplateError: the template fails.
+        """
+        conversation = [
+            {**marked(message.fields, self._control), "role": message.role, "content": self.content(message)}
+            for message in messages
+        ]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                conversation, chat_template=self.source, tokenize=False, add_generation_prompt=generate
+            )
+        except Exception as error:  # a template is a program of its own and raises what it likes
+            roles = shortened(", ".join(message.role for message in messages), 200)
+            raise TemplateError(
+                f"the chat template cannot render a conversation of {roles} ({described(error)}); choose "
+                "another template or change the roles"
+            ) from error
+        return without_json_escapes(str(text)) if "tojson" in self.source else str(text)
+
+    def behind_response(self, messages: Sequence[Message] = (), *, generate: bool) -> str:
+        """The text behind that of a response: the end of its turn, and the messages that follow it.
+
+        Raises:
+            TemplateError: the template fails, or leaves the response out.
+        """
+        text = self.render([USER, RESPONSE, *messages], generate=generate)
+        head, found, tail = text.partition(RESPONSE.content)
+        if not found:
+            raise TemplateError(
+                f"the chat template leaves out an assistant's message (it renders {head[-80:]!r}); choose "
+                "one that keeps it"
+            )
+        return tail
+
+    def ids(self, text: str) -> np.ndarray:
+        """The ids of rendered text, (T,) int32."""
+        return marked_ids(self.encoder, text)
+
+
+def special_tokens(tokenizer: "PreTrainedTokenizerFast") -> set[str]:
+    return {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}

@@ -1,0 +1,144 @@
+"""What a chat template does, found by rendering conversations with it: how it begins and ends a response,
+which tokens control it, and whether it rewrites earlier messages."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oat.errors import TemplateError, warn
+from oat.text.chat_template import RESPONSE, USER, ChatTemplate, special_tokens
+from oat.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_SYSTEM = Message("system", "oatsystem")
+_TOOL = Message("tool", "oattool")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How a response begins and ends; the defaults are those of plain prompts, which have no template.
+
+    Attributes:
+        end_id: the token that ends a response; None: there is none.
+        end_text: `closing` up to that token, and with it.
+        opening: the text before a response to `USER`: that message, and the generation prompt.
+        lead: white space between `opening` and the text of a response.
+        closing: the text behind a response's, up to the end of the conversation.
+        opens_reasoning: `opening` ends in <think>.
+    """
+
+    end_id: int | None
+    end_text: str = ""
+    opening: str = ""
+    lead: str = ""
+    closing: str = ""
+    opens_reasoning: bool = False
+
+    @property
+    def trailing(self) -> str:
+        """The text behind the end of a turn, often a line break."""
+        return self.closing.removeprefix(self.end_text) if self.closing.startswith(self.end_text) else ""
+
+
+def study_turn(chat: ChatTemplate) -> Turn:
+    """Find how a template begins and ends a response.
+
+    Raises:
+        TemplateError: the template cannot render one, or leaves it out.
+    """
+    opening = chat.render([USER], generate=True)
+    before, _, _ = chat.render([USER, RESPONSE], generate=False).partition(RESPONSE.content)
+    closing = chat.behind_response(generate=False)
+    lead = before.removeprefix(opening) if before.startswith(opening) else ""
+    end_id = chat.tokenizer.eos_token_id
+    end_text = "" if end_id is None else str(chat.tokenizer.eos_token)
+    marks = _marks(chat.tokenizer)
+    for id in map(int, chat.ids(closing)):
+        if id in marks and marks[id] in closing:
+            end_id = id
+            end_text = closing[: closing.index(marks[id]) + len(marks[id])]
+            break
+    return Turn(
+        end_id,
+        end_text,
+        opening,
+        lead=lead if lead.isspace() else "",
+        closing=closing,
+        opens_reasoning=opening.rstrip().endswith("<think>"),
+    )
+
+
+def study_control(chat: ChatTemplate, template: str) -> set[str]:
+    """Find the control tokens of a template: the special ones, and those added ones that it names or writes.
+
+    Args:
+        template: its text, without a date.
+
+    Raises:
+        TemplateError: the template cannot render a conversation.
+    """
+    written = template + chat.render([USER], generate=True)
+    for messages in ([USER, RESPONSE], [USER, RESPONSE, USER]):
+        written += chat.render(messages, generate=False)
+    for messages in ([_SYSTEM, USER], [USER, RESPONSE, _TOOL]):
+        with suppress(TemplateError):  # not every template has these roles
+            written += chat.render(messages, generate=True)
+    marks = _marks(chat.tokenizer).values()
+    return special_tokens(chat.tokenizer) | {text for text in marks if text in written}
+
+
+def look_for_rewriting(chat: ChatTemplate, *, is_refused: bool) -> None:
+    """Warn where a template changes or shortens earlier messages once later ones follow.
+
+    Args:
+        is_refused: that is an error instead.
+
+    Raises:
+        TemplateError: the template rewrites history, and may not.
+    """
+    answer = Message("assistant", "<think>\noatreasoning\n</think>\n\noatanswer")
+    first, second, third = (Message("user", text) for text in ("oatfirst", "oatsecond", "oatthird"))
+    messages = [first, answer, second, answer, third]
+    for length in range(1, len(messages)):
+        earlier = chat.render(messages[:length], generate=False)
+        later = chat.render(messages[: length + 1], generate=False)
+        head, end, _ = earlier.rpartition(messages[length - 1].content.split()[-1])
+        head += end
+        drops = later.count("oatreasoning") < messages[: length + 1].count(answer)
+        if later.startswith(head) and not drops:
+            continue
+        changed = head[common_length(head, later) :][:40]
+        what = (
+            "drops the reasoning between <think> and </think>"
+            if drops
+            else f"changes an earlier message, here {changed!r}"
+        )
+        rewrites = f"the chat template rewrites history: in a conversation of {length + 1} messages it {what}"
+        if is_refused:
+            raise TemplateError(
+                f"{rewrites}; in episodes of several turns a response must stay as it was sampled: "
+                "choose a template that only adds to what it wrote, such as chatml"
+            )
+        warn(
+            f"{rewrites}. Here responses stay as they were sampled; for episodes of several turns "
+            "choose a template that keeps earlier messages, or the model meets other histories in use "
+            "than in training"
+        )
+        return
+
+
+def common_length(first: str, second: str) -> int:
+    """The number of characters up to which two texts are the same."""
+    differing = (place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return next(differing, min(len(first), len(second)))
+
+
+def _marks(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:
+    """By id the added tokens that are no plain words: those that may be control tokens."""
+    return {
+        int(id): token.content
+        for id, token in tokenizer.added_tokens_decoder.items()
+        if token.content.strip() and not token.content.strip().isalnum()
+    }
