@@ -146,11 +146,11 @@ def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: 
 
 
 def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]:
-    """The fields of a configuration without the section `router`, which older ones have: there was one router,
-    `one`, and so nothing to choose.
+    """The fields of a configuration without the section `router`, which older ones have. Its only value was
+    `one`.
 
     Raises:
-        ConfigError: it names another one, or has other fields.
+        ConfigError: it has another name, or other fields.
     """
     section = tree.get("router")
     fields = section if isinstance(section, Mapping) else {"name": section}
@@ -159,9 +159,9 @@ def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]
             raise unknown_field(("router", str(key)), ["name"], origins)
     if fields.get("name") not in (None, "one"):
         raise ConfigError(
-            f"{where(('router', 'name'), origins)}: router.name is {fields['name']!r}, and there are no routers: "
-            "every question goes to the oracle of the section `oracle`; remove `router`, and where rows of the data "
-            "need different oracles, name them in a mixture (docs/oracles/mixtures.md)"
+            f"{where(('router', 'name'), origins)}: router.name is {fields['name']!r}, and there are no "
+            "routers: every question goes to the oracle of the section `oracle`; remove `router`, and where "
+            "rows of the data need different oracles, name them in a mixture (docs/oracles/mixtures.md)"
         )
     return {name: value for name, value in tree.items() if name != "router"}
 

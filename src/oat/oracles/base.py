@@ -1,5 +1,5 @@
-"""The oracle's protocol: the class `Oracle`, with a default for every member that an oracle may leave out; and
-`Wrapper`, for an oracle that asks another one."""
+"""The oracle's protocol: the class `Oracle`, with a default for every member that an oracle may leave out,
+and `Wrapper`, the base of an oracle that asks another one."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from oat.types import Answer, Kind, Price, Question
 class Oracle:
     """Answers questions. An answer may come late, in another order, or never.
 
-    A subclass has `answers`, `submit` and `collect`; everything else has a default. The ledger calls `submit`,
-    `collect` and `price` from the thread of the run; `oat check` and the start of a run read the rest before the
-    first question.
+    A subclass defines `answers`, `submit` and `collect`; every other member has a default. The ledger calls
+    `submit`, `collect` and `price` on the run's thread. The start of a run, and `oat check`, read the other
+    members before the first question.
 
     A user's oracle need not be a subclass: `oat.oracles.users` reads the same members of any object.
     """
@@ -20,29 +20,30 @@ class Oracle:
     answers: Kind
     """The kind of question that it takes."""
     durable: bool = False
-    """Whether tickets outlive this process: after a restart the ledger collects them again, and asks nothing
-    twice."""
+    """Whether tickets outlive this process. After a restart the ledger collects them again; questions of an
+    oracle that is not durable are asked again."""
     name: str = ""
-    """What messages call it; "" stands for the name of its class."""
+    """Its name in messages; "" stands for the name of its class."""
     cacheable: bool = True
-    """Whether its answers are functions of what a question says in text (messages, reference, columns and each
-    candidate), so that the ledger may use them again. An oracle that also reads `ids` or `known` says False: two
-    episodes whose last responses are equal may differ in these alone."""
+    """Whether its answers are functions of what a question says in text (messages, reference, columns and
+    each candidate), so that the ledger may use them again. An oracle that also reads `ids` or `known` says
+    False: two episodes with the same last response may differ in these alone."""
     is_relative: bool = False
-    """Whether its scores only order the candidates that are asked about together. Their mean says nothing then,
-    and an evaluation refuses the oracle."""
+    """Whether its scores only order the candidates that are asked about together. Their mean says nothing
+    then, and an evaluation refuses the oracle."""
     names_cost: bool = True
-    """Whether its prices have money. The start of a run refuses a budget in money where they have none."""
+    """Whether its prices have money. Without it the start of a run refuses a budget in money."""
     max_outage_s: float | None = None
-    """Seconds for which it waits for its service before it ends the run; None where it has no service.
+    """Seconds for which it waits for its service before it ends the run; None: it has no service.
     `oracle.deadline_s` has to be longer."""
     version: str | None = None
-    """What its answers depend on beside the question, as text: the ledger does not use answers of another version
-    again. None where it does not say; a user's function or class then has the hash of its file (`registry.py`)."""
+    """What its answers depend on beside the question, as text. The ledger does not use answers of another
+    version again. None: it does not say, and a user's function or class gets the hash of its file
+    (`oracles/registry.py`)."""
     made_of: Mapping[str, Mapping[str, Any]] = {}
-    """By file and field, plain values of what `version` is about; the section `options` has what stands in no
-    file. As long as all of it stays equal, a run that goes on keeps its answers, whatever `version` says; where a
-    file has changed, it goes on only when that is accepted (`build/fingerprints.py`)."""
+    """By file and field, plain values of what `version` is about; the section `options` holds what stands in
+    no file. As long as all of it stays equal, a continued run keeps its answers, whatever `version` says.
+    After a file has changed, a run goes on only when the user accepts that (`build/fingerprints.py`)."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -51,48 +52,50 @@ class Oracle:
 
     @property
     def names_price(self) -> bool:
-        """Whether it says what a question can cost, which a budget in tokens or money needs: whether it has a
-        `price` of its own."""
+        """Whether it says what a question can cost, which a budget in tokens or money needs. By default:
+        whether it defines `price`."""
         return type(self).price is not Oracle.price
 
     def price(self, question: Question) -> Price:
-        """The most that a question can cost, by default a query for each value. The ledger sets it aside before
-        it asks, and refuses an answer that cost more. Must not ask anybody."""
+        """The most that a question can cost, by default a query for each value. The ledger sets this aside
+        before it asks, and refuses an answer that took more. Must not ask anybody."""
         return Price(question.size)
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
-        """Hold the columns that it reads against those of the data; called before the first question, once for
-        the prompts of training and once for those of evaluations.
+        """Check that the data have the columns that it reads. The start of a run calls this before the first
+        question, for the prompts of training and for those of evaluations.
 
         Raises:
             ConfigError: the data lack a column.
         """
 
     def bind(self) -> None:
-        """Hear that a budget in tokens or money limits it, so that nothing that it may have to pay goes
-        uncounted; called before the first question, and only then."""
+        """Take note that a budget in tokens or money limits it, so that it counts everything that it may have
+        to pay. The start of a run calls this before the first question, if there is such a budget."""
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
-        """Take questions; returns one ticket each, different from all others that are open. Must not wait for
-        answers."""
+        """Take questions and return one ticket each, different from all others that are open. Must not wait
+        for answers."""
         raise NotImplementedError
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers that are there, or arrive within `seconds`, for some of the tickets, each with its ticket.
+        """Return the answers that are there, or arrive within `seconds`, for some of the tickets, each with
+        its ticket.
 
-        Returns as soon as there is at least one. An answered ticket is not returned again in the same process; a
-        durable oracle returns it again after a restart, since the kill may have fallen between the answer and its
-        record.
+        Returns as soon as there is at least one. Within a process an answered ticket is not returned again.
+        After a restart a durable oracle returns it again, since the kill may have fallen between the answer
+        and its record.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """End what it holds (threads, processes, connections). A run calls it once, at its end; an object that
-        was given from Python stays open, since it belongs to its giver."""
+        """End what it holds (threads, processes, connections). A run calls this once, at its end, except for
+        an object that was given from Python: its giver closes it."""
 
 
 class _HandedOn:
-    """A member of a wrapper that is read of the oracle within; the wrapper may set one of its own over it."""
+    """A member of a wrapper that is read from the wrapped oracle. It is no data descriptor, so a wrapper may
+    set an attribute of its own in its place."""
 
     def __init__(self, member: str):
         self._member = member
@@ -102,13 +105,13 @@ class _HandedOn:
 
 
 class Wrapper(Oracle):
-    """An oracle that asks another one: each member that a subclass does not define is that oracle's."""
+    """Asks another oracle. Each member that a subclass does not define is the wrapped oracle's."""
 
     def __init__(self, oracle: Oracle):
         self.oracle = oracle
 
     def read(self, member: str) -> Any:
-        """The value of a member of the oracle within."""
+        """The value of a member of the wrapped oracle."""
         return getattr(self.oracle, member)
 
 

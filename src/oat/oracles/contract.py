@@ -105,74 +105,98 @@ def checked(answer: Any, question: Question, name: str, most: Budget) -> Answer:
 
 
 def plain_answer(answer: Any, kind: Kind, size: int, name: str, where: str) -> Answer:
-    """An answer with plain numbers; whose key and price are not looked at.
+    """An answer with plain numbers. Its key and its price are not checked.
 
     Args:
         size: values that it is to have.
-        where: what it answers, in messages.
+        where: the question in words, for messages.
 
     Raises:
         OracleError: it breaks the contract.
     """
+    read = _AnswerReader(answer, name, where)
+    values, marks = read.values(kind, size)
+    return replace(answer, values=values, marks=marks, scores=read.scores(kind, marks), **read.took())
 
-    def require(holds: bool, what: str) -> None:
-        if not holds:
-            raise OracleError(f"oracle {name}: {what}")
 
-    require(isinstance(answer, Answer), f"to {where} came {shown(answer)}; return an oat.types.Answer")
-    lists = {field: getattr(answer, field) for field in ("values", "marks", "scores")}
-    for field, given in lists.items():
-        is_list = isinstance(given, tuple | list) or (isinstance(given, np.ndarray) and given.ndim == 1)
-        require(is_list, f"`{field}` of the answer to {where} is {shown(given)}; give a tuple")
-    sizes = len(lists["values"]), len(lists["marks"])
-    require(
-        sizes == (size, size),
-        f"the answer to {where} has {sizes[0]} values and {sizes[1]} marks; give {size} of each, in order",
-    )
-    unknown = [mark for mark in lists["marks"] if not (isinstance(mark, str) and mark in MARKS)]
-    require(
-        not unknown,
-        (
+class _AnswerReader:
+    """Reads the fields of an answer as plain values.
+
+    Raises (each method, and the class):
+        OracleError: a field breaks the contract.
+    """
+
+    def __init__(self, answer: Any, name: str, where: str):
+        self._answer = answer
+        self._name = name
+        self._where = where
+        self._require(
+            isinstance(answer, Answer), f"to {where} came {shown(answer)}; return an oat.types.Answer"
+        )
+        for field in ("values", "marks", "scores"):
+            given = getattr(answer, field)
+            is_list = isinstance(given, tuple | list) or (isinstance(given, np.ndarray) and given.ndim == 1)
+            self._require(is_list, f"`{field}` of the answer to {where} is {shown(given)}; give a tuple")
+
+    def values(self, kind: Kind, size: int) -> tuple[tuple[float, ...], tuple[Any, ...]]:
+        """The values and their marks. A value without a meaning, beside another mark than "ok", is a neutral
+        one."""
+        answer, where = self._answer, self._where
+        sizes = len(answer.values), len(answer.marks)
+        self._require(
+            sizes == (size, size),
+            f"the answer to {where} has {sizes[0]} values and {sizes[1]} marks; give {size} of each, in "
+            "order",
+        )
+        unknown = [mark for mark in answer.marks if not (isinstance(mark, str) and mark in MARKS)]
+        self._require(
+            not unknown,
             f"the answer to {where} has the marks {', '.join(map(shown, unknown[:3]))}; an oracle may give "
-            f"{', '.join(MARKS)}"
-        ),
-    )
-    marks = tuple(str(mark) for mark in lists["marks"])
-    values = tuple(_number(value, kind) for value in lists["values"])
-    for value, given, mark in zip(values, lists["values"], marks, strict=True):
+            f"{', '.join(MARKS)}",
+        )
+        values = [_number(value, kind) for value in answer.values]
         meaning = "a probability from 0 to 1" if kind == "compare" else "a finite number"
-        require(
-            mark != "ok" or value is not None,
-            f"the answer to {where} is {shown(given)}; give {meaning}, or mark it abstain",
+        for value, given, mark in zip(values, answer.values, answer.marks, strict=True):
+            self._require(
+                mark != "ok" or value is not None,
+                f"the answer to {where} is {shown(given)}; give {meaning}, or mark it abstain",
+            )
+        neutral = tuple(_NEUTRAL if value is None else value for value in values)
+        return neutral, tuple(str(mark) for mark in answer.marks)
+
+    def scores(self, kind: Kind, marks: Collection[str]) -> tuple[float | None, ...]:
+        """The scores that a comparison was made of, or none."""
+        scores = tuple(_number(score, "score") for score in self._answer.scores)
+        lacks = any(score is None for score in scores) and {*marks} & {"ok", "tie"}
+        is_pair = kind == "compare" and len(scores) == 2 and not lacks
+        self._require(
+            not scores or is_pair,
+            f"the answer to {self._where} has the scores {shown(self._answer.scores)}; give the pair's two, "
+            "finite, or none",
         )
-    scores = tuple(_number(score, "score") for score in lists["scores"])
-    lacks = any(score is None for score in scores) and {*marks} & {"ok", "tie"}
-    is_pair = kind == "compare" and len(scores) == 2 and not lacks
-    require(
-        not scores or is_pair,
-        (
-            f"the answer to {where} has the scores {shown(lists['scores'])}; give the pair's two, finite, or "
-            "none"
-        ),
-    )
-    for field in ("queries", "tokens"):
-        count = getattr(answer, field)
-        is_count = isinstance(count, Integral) and 0 <= int(count) < _MOST
-        require(is_count, f"`{field}` of the answer to {where} is {shown(count)}; give a whole number from 0")
-    for field in ("cost", "seconds"):
-        amount = _number(getattr(answer, field), "score")
-        require(
-            amount is not None and amount >= 0,
-            f"`{field}` of the answer to {where} is {shown(getattr(answer, field))}; give a number from 0",
+        return scores
+
+    def took(self) -> dict[str, Any]:
+        """What the answer took, by field."""
+        for field in ("queries", "tokens"):
+            count = getattr(self._answer, field)
+            is_count = isinstance(count, Integral) and 0 <= int(count) < _MOST
+            self._require(is_count, self._instead(field, "a whole number from 0"))
+        for field in ("cost", "seconds"):
+            amount = _number(getattr(self._answer, field), "score")
+            self._require(amount is not None and amount >= 0, self._instead(field, "a number from 0"))
+        self._require(isinstance(self._answer.by, str), self._instead("by", "the name of who answered"))
+        counts = {field: int(getattr(self._answer, field)) for field in ("queries", "tokens")}
+        return {**counts, **{field: float(getattr(self._answer, field)) for field in ("cost", "seconds")}}
+
+    def _instead(self, field: str, meant: str) -> str:
+        return (
+            f"`{field}` of the answer to {self._where} is {shown(getattr(self._answer, field))}; give {meant}"
         )
-    require(
-        isinstance(answer.by, str),
-        f"`by` of the answer to {where} is {shown(answer.by)}; give the name of who answered",
-    )
-    neutral = tuple(_NEUTRAL if value is None else value for value in values)
-    counts = {field: int(getattr(answer, field)) for field in ("queries", "tokens")}
-    amounts = {field: float(getattr(answer, field)) for field in ("cost", "seconds")}
-    return replace(answer, values=neutral, marks=marks, scores=scores, **counts, **amounts)
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise OracleError(f"oracle {self._name}: {what}")
 
 
 def _number(value: Any, kind: Kind) -> float | None:

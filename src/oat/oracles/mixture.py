@@ -8,7 +8,7 @@ chosen by what a row is about.
 | `none` | r |
 | `fixed` | (r - mean) / std, with the two numbers of the configuration |
 | `group` | (r - mean) / (std + 1e-4) over the candidates of its question, std unbiased; 0 for one alone |
-| `batch` | the same over all candidates of its round, or of its wave, of rows that this source was asked about |
+| `batch` | the same over all candidates that this source was asked about in the round, or in its wave |
 
 All of them are functions of recorded questions. A round, or a wave of one, is asked at once and answered at
 once: its answers come together when the last one is there, so they are recorded in one transaction, and a

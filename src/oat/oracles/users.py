@@ -1,8 +1,8 @@
 """A user's oracle, as a run reads it.
 
-It is any object with `answers`, `durable`, `submit` and `collect`; the other members of `Oracle` are optional. This
-is the only place that looks whether they are there: a missing one has the default of `Oracle`, one of a wrong kind
-is an error that names it, and what the user's code raises becomes an error of that oracle.
+The user's object has `answers`, `durable`, `submit` and `collect`; the other members of `Oracle` are
+optional. Only this file looks whether they are there. A missing member has the default of `Oracle`, a member
+of a wrong kind is an error that names it, and an exception of the user's code becomes an `OracleError`.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -52,11 +52,12 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
     "made_of": (_is_mapping, dict, "a dict of plain values by file and field"),
     "metrics": (_is_mapping, dict, "numbers by name"),
 }
-"""By optional member that is no method: whether a value is of its kind, how the run has it, and what to give."""
+"""By optional member that is no method: the check of its kind, the conversion to what the run reads, and the
+kind in words."""
 
 
 class UsersOracle(Wrapper):
-    """A user's object with the members that it leaves out.
+    """Adds the members that a user's object leaves out.
 
     Args:
         oracle: has `answers`, `durable`, `submit` and `collect`.
@@ -68,7 +69,7 @@ class UsersOracle(Wrapper):
     oracle: Any
 
     def read(self, member: str) -> Any:
-        """The value of a member as the run has it."""
+        """The value of a member as the run reads it."""
         if member == "name":
             found = self._own(member)
             return found if isinstance(found, str) and found else self._class
@@ -118,8 +119,7 @@ class UsersOracle(Wrapper):
             tell()
 
     def close(self) -> None:
-        """End what the user's oracle holds, unless the object was given from Python. What it raises is said, and
-        disturbs nothing."""
+        """Close the user's oracle, unless the object was given from Python. What it raises is a warning."""
         close = self._method("close")
         if close is None or any(self.oracle is each for each in given.values()):
             return
@@ -145,7 +145,7 @@ class UsersOracle(Wrapper):
         return found
 
     def _own(self, member: str) -> Any:
-        """What the user's object has; None where it has nothing."""
+        """The member of the user's object; None where it has none."""
         with self._reading(member):
             return getattr(self.oracle, member, None)
 

@@ -3,10 +3,10 @@ another state than it found it.
 
 What it leaves is put back, with a warning: whatever the run computes or says afterwards depends on these.
 
-| | |
-| --- | --- |
-| torch | whether gradients are recorded, default dtype and device, deterministic algorithms, precision of products, autocast, threads |
-| the process | where lines go (`sys.stdout`, `sys.stderr`), who hears SIGTERM and Ctrl-C, and an alarm that is still to come |
+* torch: whether gradients are recorded, default dtype and device, deterministic algorithms, precision of
+  products, autocast, threads;
+* the process: where lines go (`sys.stdout`, `sys.stderr`), the handlers of SIGTERM and Ctrl-C, and an alarm
+  that is still to come.
 
 What cannot be put back (inference mode, a closed stream) is an error. The generators of torch, numpy and
 Python decide nothing in a run, and relative paths are not seen from the working directory (`files.py`), so

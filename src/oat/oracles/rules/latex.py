@@ -17,13 +17,14 @@ _MAX_NAME = 60
 _TEXT = r"\\(?:text|mbox|textbf|textrm|textit|textnormal|mathrm|mathbf|mathit|boldsymbol)"
 _LENGTH = r"[-+]?(?:[0-9.]+\s?[a-z]{2}|[0-9.]*\s?\\(?:[a-z]*skip(?:amount)?|jot)(?![a-zA-Z]))"
 _ARGUMENT = re.compile(
-    r"\\(?:(?P<unseen>[hv]?phantom|[hv]space "
-    r"?\*?|mspace|noalign|cline)|(?P<matrix>[pbBvV]?(?:small)?matrix|array)) ?\{|\\(?:[a-zA-Z]+|.)|[{}]"
+    r"\\(?:(?P<unseen>[hv]?phantom|[hv]space ?\*?|mspace|noalign|cline)"
+    r"|(?P<matrix>[pbBvV]?(?:small)?matrix|array)) ?\{|\\(?:[a-zA-Z]+|.)|[{}]"
 )
 _LAYOUT = re.compile(
     rf"(?P<row>\\\\\s?\*?(?:\s?\[\s?{_LENGTH}\s?\])?|\\(?:cr|newline|tabularnewline)(?![a-zA-Z]))"
     rf"|(?P<blank>\\[,;:>\s]|\\(?:q?quad|thinspace)(?![a-zA-Z])|~|\\(?:m?kern|[hm]skip)\s?{_LENGTH})"
-    r"|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits|mathopen|mathclose|hline|(?:math)?strut)(?![a-zA-Z])|\\!|\\?\$|\\[()\[\]]"
+    r"|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits|mathopen|mathclose|hline"
+    r"|(?:math)?strut)(?![a-zA-Z])|\\!|\\?\$|\\[()\[\]]"
 )
 _BRACKETS = {"lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "lbrace": r"\{", "rbrace": r"\}"}
 _STACKED = {"over": "frac", "choose": "binom"}
@@ -73,12 +74,13 @@ _REPLACED: list[tuple[re.Pattern[str], Any]] = [
     ),
 ]
 _UNIT_WORDS = (
-    "cm|mm|km|ft|inch|inches|feet|foot|meters?|metres?|miles?|yards?|yd|units?|degrees?|percent|cents?|dollars?|hours?|hrs?|minutes?|mins?|seconds?|secs?"
-    "|days?|weeks?|months?|years?|pounds?|lbs?|ounces?|oz|gallons?|liters?|litres?|grams?|kg|mg|mph|radians?|points?|people|students?|ways"
+    "cm|mm|km|ft|inch|inches|feet|foot|meters?|metres?|miles?|yards?|yd|units?|degrees?|percent|cents?"
+    "|dollars?|hours?|hrs?|minutes?|mins?|seconds?|secs?|days?|weeks?|months?|years?|pounds?|lbs?|ounces?|oz"
+    "|gallons?|liters?|litres?|grams?|kg|mg|mph|radians?|points?|people|students?|ways"
 )
 _UNIT = re.compile(
-    rf" ?(?:{_TEXT} ?\{{(?! ?[ie] ?\}})[^{{}}]*\}}|(?<=[0-9)}} ])(?:(?:square|cubic|sq)\.? "
-    rf")?(?:{_UNIT_WORDS})|(?<= )in)\.?(?: ?\^ ?\{{?[0-9]\}}?)?$"
+    rf" ?(?:{_TEXT} ?\{{(?! ?[ie] ?\}})[^{{}}]*\}}"
+    rf"|(?<=[0-9)}} ])(?:(?:square|cubic|sq)\.? )?(?:{_UNIT_WORDS})|(?<= )in)\.?(?: ?\^ ?\{{?[0-9]\}}?)?$"
 )
 _QUANTITY = re.compile(r"[0-9]|\\pi(?![a-zA-Z])")
 _WRAPPED = re.compile(rf"(?:{_TEXT}|\\boxed|\\fbox) ?\{{([^{{}}]*)\}}")
@@ -90,31 +92,35 @@ _THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _BLANKS = re.compile(r"(\\[a-zA-Z]+) (?=[a-zA-Z])| ")
 _BODY = r"((?:(?!\\begin|\\end).)*)"
 _ENVIRONMENT = re.compile(
-    (
-        r"(?:(\(|\[|\\\{|\\?\||\\[lr]?[vV]ert(?![a-zA-Z])) ?)?\\begin "
-        r"?\{(([pbBvV]?)(?:small)?matrix\*?|array)\} ?(?:\[[a-z]\])?"
-    )
+    r"(?:(\(|\[|\\\{|\\?\||\\[lr]?[vV]ert(?![a-zA-Z])) ?)?"
+    r"\\begin ?\{(([pbBvV]?)(?:small)?matrix\*?|array)\} ?(?:\[[a-z]\])?"
     + _BODY
     + r"\\end ?\{\2\}(?: ?(\)|\]|\\\}|\\?\||\\[lr]?[vV]ert(?![a-zA-Z])))?"
 )
 _GREEK = (
-    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|upsilon|phi|chi|psi|omega"
+    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma"
+    r"|tau|upsilon|phi|chi|psi|omega"
     r"|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega|ell)(?![a-zA-Z])"
 )
 _LETTER = rf"(?:[a-zA-Z]|{_GREEK})"
-_BELOW = rf"_(?:[0-9]|{_LETTER}|\\(?:perp|parallel)(?![a-zA-Z])|\{{(?:[0-9a-zA-Z,]+|{_GREEK}|\\(?:perp|parallel))\}})"
+_BELOW = (
+    rf"_(?:[0-9]|{_LETTER}|\\(?:perp|parallel)(?![a-zA-Z])"
+    rf"|\{{(?:[0-9a-zA-Z,]+|{_GREEK}|\\(?:perp|parallel))\}})"
+)
 _SIGN = r"(?:-1|T|\*|'|\\(?:top|intercal|dagger|ast|prime)(?![a-zA-Z]))"
 _NAME = rf"{_LETTER}'?'?(?:{_BELOW})?(?:\^(?:{_SIGN}|\{{{_SIGN}\}}))?(?:{_BELOW})?"
 _IS_NAME = re.compile(_NAME)
 _DECORATED = re.compile(
-    r"\\(?:mathbf|mathrm|mathit|boldsymbol|bm|pmb|mathbb|mathcal|mathsf|vec|hat|bar|tilde|widehat|widetilde|over(?:rightarrow|line)|underline)"
-    r"(?: "
-    rf"?{_LETTER}|\{{{_NAME}\}})|\\(?:vec|over(?:rightarrow|line))\{{[a-zA-Z]{{2}}\}}|\{{\\(?:bf|rm|it) "
-    rf"?{_LETTER}\}}"
+    r"\\(?:mathbf|mathrm|mathit|boldsymbol|bm|pmb|mathbb|mathcal|mathsf"
+    r"|vec|hat|bar|tilde|widehat|widetilde|over(?:rightarrow|line)|underline)"
+    rf"(?: ?{_LETTER}|\{{{_NAME}\}})"
+    r"|\\(?:vec|over(?:rightarrow|line))\{[a-zA-Z]{2}\}"
+    rf"|\{{\\(?:bf|rm|it) ?{_LETTER}\}}"
 )
 _TRANSPOSED = re.compile(r"\\(?:mathsf|mathtt)(?: ?T|\{T\})")
 _RELATED = re.compile(
-    r"[=<>]|\\(?:neq?|leq?|geq?|[lg]t|approx|equiv|cong|sim(?:eq)?|propto|(?:not)?in|iff|implies|Rightarrow)(?![a-zA-Z])"
+    r"[=<>]|\\(?:neq?|leq?|geq?|[lg]t|approx|equiv|cong|sim(?:eq)?|propto|(?:not)?in|iff|implies"
+    r"|Rightarrow)(?![a-zA-Z])"
 )
 _MATRIX = re.compile(r"\\begin\{(.)matrix\}" + _BODY + r"\\end\{\1matrix\}")
 _BEHIND, _BEHIND_MATRIX = re.compile(r"(?:[. ]|\\\\)*"), re.compile(r"(?:[.,; ]|\\\\)*")
