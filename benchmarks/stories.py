@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from oat.commands.export import policy_weights, run_config
-from oat.config.settings import Config, TorchEngineConfig
+from oat.config.settings import Config
 from oat.data.prompt_set import Source, read_prompts
 from oat.engines.torch import TorchEngine
 from oat.errors import OatError
@@ -83,7 +83,7 @@ class Models:
             num_tokens=self.renderer.num_tokens,
             stop_ids=self.renderer.stop_ids,
             decode=self.renderer.decode,
-            max_rows=TorchEngineConfig(**config.engine.options).max_rows,
+            max_rows=config.engine.options["max_rows"],
         )
 
     def stories(self, prompts: Sequence[Prompt], slot: str, count: int, samples: int) -> Stories:

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from oat.config.settings import Component, Config, SinkConfig, TorchEngineConfig
-from oat.plugins.registry import ALGORITHMS, SINKS
+from oat.config.settings import Component, Config, SinkConfig
+from oat.plugins.registry import ALGORITHMS, ENGINES, SINKS
 from oat.tracking.sinks import FILES
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
@@ -71,7 +71,8 @@ def page() -> str:
     parts = [INTRODUCTION, "## At the top\n", *table(Config), ""]
     for name, cls in sections(Config)[1:]:
         parts += [f"## {name}\n", *table(cls), ""]
-    parts += ["## engine: torch\n", *table(TorchEngineConfig), ""]
+    for name, engine in ENGINES.items():
+        parts += [f"## engine: {name}\n", *table(engine.Config), ""]
     parts += ["## tracking.sinks\n", *table(SinkConfig), ""]
     for name in SINKS:
         if name != FILES and dataclasses.fields(SINKS[name].Config):

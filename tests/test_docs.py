@@ -14,8 +14,8 @@ from fixtures import World, oat
 
 from oat.build.resolve import resolve
 from oat.config.load import load_config
-from oat.config.settings import Component, Config, SinkConfig, TorchEngineConfig
-from oat.plugins.registry import ALGORITHMS, SINKS
+from oat.config.settings import Component, Config, SinkConfig
+from oat.plugins.registry import ALGORITHMS, ENGINES, SINKS
 from oat.tracking.sinks import FILES
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -99,7 +99,7 @@ def test_every_setting_says_what_it_means() -> None:
     classes = (
         {cls for _, cls in settings_page.sections(Config)}
         | {algorithm.Config for algorithm in ALGORITHMS.values()}
-        | {TorchEngineConfig}
+        | {part.Config for part in ENGINES.values()}
     )
     classes |= {SinkConfig, *(SINKS[name].Config for name in SINKS if name != FILES)}
     for cls in classes:

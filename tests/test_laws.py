@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "config": "errors files plugins",
     "control": "config errors types",
     "data": "errors files plugins seeds text types",
-    "engines": "errors functional hardware models seeds types",
+    "engines": "config errors functional hardware models seeds types",
     "environments": "errors plugins types",
     "evaluation": "algorithms errors explore files protocols rollout seeds types",
     "explore": "errors types",

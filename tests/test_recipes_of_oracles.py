@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fixtures import make_model, oat
 
-from oat.build.cross_checks import BUILTIN
+from oat.oracles.builtin import BUILTIN
 from oat.plugins.registry import ORACLES
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,14 +1,14 @@
-"""The objective's protocol, and the form its data take in one forward pass: a `View`.
+"""The protocol of an objective, and `View`, the form of its data in one forward pass.
 
 The last letter of a column's name is its axis: `advantages_N` has one value a row, `old_logps_K` one a
-trained token, `mask_U` one a unit. Whoever cuts a batch cuts every column by its axis. Four names are read by
-the reduction as well: `mask_K` and `mask_U` (1 counts, 0 does not; they decide every denominator), `weight_N`
-and `weight_U` (multiply numerators only). A missing one is all ones.
+trained token, `mask_U` one a unit. When a batch is cut, every column is cut along its axis. The reduction
+reads four names: `mask_K` and `mask_U` (1 counts, 0 does not; they decide every denominator), `weight_N` and
+`weight_U` (they multiply numerators only). A missing one is all ones.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,15 +17,16 @@ import torch
 from oat.errors import ContractError, shown
 from oat.functional.segments import segment_mean, segment_sum
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
+from oat.types.part import Check, Derived, RunFacts
 
 Outputs = Mapping[str, Mapping[str, torch.Tensor]]
-"""By model, then by what was wanted of it: {"policy": {"sampled": (K,), "entropy": (K,)}, "critic": {"value":
-(K,)}}."""
+"""Results of a forward pass by model and by what was wanted of it: {"policy": {"sampled": (K,), "entropy":
+(K,)}, "critic": {"value": (K,)}}."""
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The index of the rows in one forward pass; indices are local to it.
+    """The rows of one forward pass; all indices are local to it.
 
     Attributes:
         row_of_K: (K,) row of each trained token.
@@ -54,63 +55,119 @@ class View:
 
 
 OF_RESPONSES = frozenset({"response/length", "response/truncated_frac"})
-"""What alarms watch of `step_metrics`, where the policy responds."""
+"""Metrics of `step_metrics` that alarms may watch where the policy responds."""
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Fields of an algorithm's `Config` that the run around it reads too.
+
+    Attributes:
+        samples: responses a prompt; None where the algorithm has no such field.
+        epochs: passes over the data of a step.
+        minibatches: optimiser steps in each pass.
+    """
+
+    samples: int | None = None
+    epochs: int = 1
+    minibatches: int = 1
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "StepSettings":
+        """
+        Args:
+            options: every field of a `Config`, by name.
+        """
+        return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
 
 
 class Forward(Protocol):
     def __call__(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        """What is wanted of a model for the trained tokens of these rows, (K,) each, without gradient."""
+        """Compute what is wanted of a model for the trained tokens of the rows, (K,) each, without
+        gradient."""
 
 
 class Objective(Protocol):
-    """What is learned, and from which feedback. `prepare` and `losses` are its mathematics; everything around
-    them is the learner's.
+    """A learning objective: `prepare` and `losses` are its mathematics, and the learner does everything else.
 
     An algorithm is a subclass with a dataclass `Config` (its settings, each with a docstring) and
-    `__init__(config)`.
+    `__init__(config)`. `oat.types.part` says what else a part may declare. The run around an algorithm reads
+    only those fields of its `Config` that `StepSettings` has.
 
     `prepare`, with what it keeps in `state`, may run in another process than `losses` and `metrics`. So these
-    two read their arguments and the configuration, nothing that `prepare` left in the objective; what it
-    found and they need is a column of the batch.
+    two read only their arguments and the configuration; a value that `prepare` computes for them is a column
+    of the batch.
     """
 
     name: str
     requires: Requires
     wants: Mapping[str, set[str]]
-    """What `losses` reads of each trained model: of a language model "raw", "sampled", "entropy"; of a critic
-    "value"."""
+    """What `losses` reads of each trained model: "raw", "sampled" or "entropy" of a language model, "value"
+    of a critic, "score" of a reward model."""
     recorded_is_old: bool = False
-    """Whether log-probabilities recorded under the policy's own version are its old ones, since engine and
-    learner compute in the same precision; `build/resolve.py` knows and says so."""
+    """Whether log-probabilities recorded under the policy's own version are its old ones. They are where
+    engine and learner compute in the same precision; the builder of the run sets this."""
     watched: frozenset[str] = OF_RESPONSES
-    """Of the metrics of a step, those that `alarms` may watch (docs/alarms.md)."""
+    """Metrics of a step that `alarms` may watch (docs/alarms.md)."""
     reuses: bool = False
-    """Whether `prepare` also learns from `Feedback.older`: its loss is as sound on what older weights sampled
-    (`learner.buffer`)."""
+    """Whether `prepare` also learns from `Feedback.older` (`learner.buffer`): the loss is as sound on samples
+    of older weights."""
     reads_answers: bool = True
-    """Whether `prepare` learns anything from the answers; where it does not, an oracle that has to be asked
-    is refused."""
+    """Whether `prepare` learns anything from the answers; if not, only oracles that cost nothing are
+    accepted."""
+    judges_singly: bool = False
+    """Whether `prepare` judges each response by itself, by a threshold of its score, so that recorded
+    responses need scores or labels."""
     numbers: Mapping[str, str] = {}
     """Columns of the data that `prepare` reads as numbers, each with the setting that names it; a record
     without one is malformed."""
+    setting_for: Mapping[str, str] = {}
+    """Settings of its own that error messages propose, by what they bring: "answers" (it reads them),
+    "held_out" (pairs that are measured and never learned), or a metric that an alarm watches."""
+
+    @staticmethod
+    def defaults(config: Any, run: RunFacts) -> Mapping[str, Derived]:
+        """Values of settings that `config` leaves open and that follow from the run.
+
+        Raises:
+            ConfigError: a setting contradicts the run, or has to be set. The message names it as
+                `algorithm.field`.
+        """
+        return {}
+
+    @staticmethod
+    def checks(config: Any, run: RunFacts) -> Iterable[Check]:
+        """Checks of settings of other sections against `config`."""
+        return ()
 
     def plan(self, step: int) -> Plan: ...
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Advantages, pairs, masks and weights as columns. A batch without rows is counted and skipped. Its
-        metrics go over those of the same name in `step_metrics`, which every step has."""
+        """Turn feedback into a batch: its rows, and advantages, masks and weights as columns.
+
+        A batch without rows is counted and skipped. The batch's metrics replace those of the same name in
+        `step_metrics`, which every step has.
+        """
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        """The parts of the loss by metric name, your own under `user/`; they are summed into one scalar."""
+        """The terms of the loss by metric name (a user's under `user/`); they are summed into one scalar."""
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
-        """Detached values to report, by metric name, each with how to join it over the step: a mean over "K",
+        """Detached values to report, by metric name, each with its reduction over the step: a mean over "K",
         "N" or "U", or "max", "min"."""
         return {}
 
+    def why_no_rows(self, rows: Sequence[Mapping[str, float]]) -> str | None:
+        """The likely reason why no step had a row to learn from, where the algorithm's own metrics show it.
+
+        Args:
+            rows: the metrics of each step so far.
+        """
+        return None
+
     @property
     def state(self) -> dict[str, Any]:
-        """What it must remember across steps, tensors and JSON values; loaded back by `load_state`."""
+        """State that `prepare` keeps across steps, as tensors and JSON values; `load_state` restores it."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -124,14 +181,14 @@ def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:
 
 
 def step_metrics(feedback: Feedback) -> dict[str, float]:
-    """What every step reports, whatever learns from it: of its own questions answers, queries, responses and
-    scores, and no older ones."""
+    """Metrics of every step, for every algorithm: answers, queries, responses and scores of the step's own
+    questions, without older ones."""
     return {**answer_metrics(feedback), **response_metrics(feedback), **score_metrics(feedback)}
 
 
 def answer_metrics(feedback: Feedback) -> dict[str, float]:
-    """Shares of tied, abstained, failed and unpaid questions, answers that came too late, and the queries,
-    and the money, so far."""
+    """Shares of tied, abstained, failed and unpaid questions; answers that came too late; queries and money
+    spent so far."""
     marks = [{"tie"} if is_even(item) else set(item.answer.marks) for item in feedback.items]
     share = {
         mark: sum(mark in m for m in marks) / max(1, len(marks))
@@ -155,8 +212,8 @@ def is_even(item: Item) -> bool:
 
 
 def response_metrics(feedback: Feedback) -> dict[str, float]:
-    """Length, tokens and truncation of the step's responses, and the age of the policy's own tokens in
-    versions."""
+    """Length, tokens and truncation of the step's responses, and how many versions of the policy ago the
+    sampler's tokens were sampled."""
     trajectories = [trajectory for item in feedback.items for trajectory in item.group.trajectories]
     if not trajectories:
         return {}
@@ -174,8 +231,8 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def score_metrics(feedback: Feedback) -> dict[str, float]:
-    """`reward_metrics` of the step's scores; of comparisons those that they were made of, also where only one
-    of the two has one."""
+    """`reward_metrics` of the step's scores. Comparisons give the scores that they were made of, also where
+    only one of the two has one."""
     scores: list[list[float]] = []
     for item in feedback.items:
         if item.question.kind == "score":
@@ -195,11 +252,11 @@ def score_metrics(feedback: Feedback) -> dict[str, float]:
 def reward_metrics(
     rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: torch.Tensor
 ) -> dict[str, float]:
-    """Mean score, spread within groups, and the share of groups without spread; nothing without a score.
+    """Mean score, spread within groups, and share of groups without spread; no metrics without a score.
 
     Args:
         rewards_N: (N,) scores.
-        group_of_N: (N,) the group of each.
+        group_of_N: (N,) group of each row.
         valid_N: (N,) bool, whether there is a score.
     """
     groups = [rewards_N[(group_of_N == g) & valid_N] for g in group_of_N.unique()]
@@ -216,10 +273,10 @@ def reward_metrics(
 def prepared(
     objective: Objective, feedback: Feedback, forward: Forward, generator: np.random.Generator
 ) -> Batch:
-    """What an objective makes of feedback.
+    """Call `prepare`, and check that it returned a batch.
 
     Raises:
-        ContractError: it is no batch.
+        ContractError: it returned something else.
     """
     batch = objective.prepare(feedback, forward, generator)
     if not isinstance(batch, Batch):

@@ -28,8 +28,8 @@ Departures:
 `logps/reference_gap` is how far the policy has moved from the reference on the step's pairs: the mean over
 their trained tokens of
 |log policy - log reference|, from the log-probabilities that the loss reads. It is 0 where the two are one, and no estimate of a KL, sampled
-pairs included: ties are left out, and an explorer chooses. Signed log-ratios of chosen and rejected responses cancel, and k3 grows as the
-inverse probability of what nobody sampled, so neither is reported in its stead.
+pairs included: ties are left out, and an explorer chooses. Signed log-ratios of chosen and rejected responses
+cancel, and k3 grows as the inverse probability of what nobody sampled, so neither is reported in its stead.
 
 Not handled: more than one pair a group. `contrast.py` has more losses.
 """

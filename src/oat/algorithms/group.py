@@ -37,6 +37,7 @@ from oat.functional.advantages import group_advantages
 from oat.functional.kl import adapted_coef, kl_k3
 from oat.functional.policy import clipped_policy_loss, log_ratio
 from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
+from oat.types.part import Derived, RunFacts
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class GroupPolicyGradient(Objective):
     """What the algorithms of this file share. Each adds `advantages` and `reduced`."""
 
     config: GroupConfig
+    setting_for: Mapping[str, str] = {"kl/reference": "kl_coef"}
 
     def __init__(self, config: GroupConfig):
         self.config = config
@@ -268,6 +270,26 @@ class DrGRPO(GroupPolicyGradient):
             )
         super().__init__(config)
         self.max_length = float(config.max_length)
+
+    @staticmethod
+    def defaults(config: DrGRPOConfig, run: RunFacts) -> Mapping[str, Derived]:
+        """The constant is the most tokens of a response. Nothing bounds the responses of an episode with
+        several turns, so there it must be set."""
+        if run.has_environment:
+            if config.max_length is None:
+                raise ConfigError(
+                    "set algorithm.max_length, the most tokens that the responses of an episode may have "
+                    "together"
+                )
+            return {}
+        if config.max_length is None:
+            return {"max_length": Derived(run.max_new_tokens, "as sampling.max_new_tokens")}
+        if config.max_length < run.max_new_tokens:
+            raise ConfigError(
+                f"algorithm.max_length is {config.max_length}: a response may have sampling.max_new_tokens "
+                f"{run.max_new_tokens}; set as much or more, or leave it out"
+            )
+        return {}
 
     def advantages(
         self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor

@@ -84,6 +84,7 @@ class KTO(Objective):
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
     watched = OF_RESPONSES | {"kl/reference"}
     reuses = True
+    judges_singly = True
 
     def __init__(self, config: KTOConfig):
         self.config = config

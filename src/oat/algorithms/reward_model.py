@@ -17,7 +17,7 @@ Not handled: more than one pair a group; scores of every token.
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from oat.algorithms.direct import pair_batch
 from oat.errors import ConfigError
 from oat.functional import rewards
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires
+from oat.types.part import Check, RunFacts
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,19 @@ class RewardModelling(Objective):
     wants: Mapping[str, set[str]] = {"reward": {"score"}}
     watched = frozenset({"answers/tied_frac"})
     reuses = True
+    setting_for: Mapping[str, str] = {"held_out": "held_out"}
 
     def __init__(self, config: RewardModelConfig):
         self.config = config
         self.numbers = {} if config.margin_key is None else {config.margin_key: "algorithm.margin_key"}
+
+    @staticmethod
+    def checks(config: RewardModelConfig, run: RunFacts) -> Iterator[Check]:
+        yield Check(
+            "evaluation.pairs",
+            run.measures_pairs and config.held_out,
+            "algorithm.held_out would leave a share of them out; remove one",
+        )
 
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)

@@ -19,7 +19,7 @@ Not handled: a limit on the responses of one prompt (`reduction: prompt` gives e
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from oat.algorithms.base import Forward, Objective, Outputs, View
 from oat.algorithms.group import scored_rows
 from oat.errors import ConfigError
 from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
+from oat.types.part import Check, RunFacts
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,21 @@ class SFT(Objective):
     requires = Requires(feedback="score")
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
     reuses = True
+    setting_for: Mapping[str, str] = {"answers": "threshold"}
 
     def __init__(self, config: SFTConfig):
         self.config = config
-        self.reads_answers = config.threshold is not None
+        self.reads_answers = self.judges_singly = config.threshold is not None
         self.learned: dict[int, None] = {}
+
+    @staticmethod
+    def checks(config: SFTConfig, run: RunFacts) -> Iterator[Check]:
+        yield Check(
+            "learner.buffer",
+            run.has_buffer and config.duplicates == "run",
+            "algorithm.duplicates is run, so nothing is learned twice, and a buffer would bring nothing; "
+            "remove one of them",
+        )
 
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
@@ -112,6 +123,12 @@ class SFT(Objective):
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         return {"loss/sft": Loss(-outputs["policy"]["raw"], per=self.config.reduction)}
+
+    def why_no_rows(self, rows: Sequence[Mapping[str, float]]) -> str | None:
+        accepted = [row["sft/accepted_frac"] for row in rows if "sft/accepted_frac" in row]
+        if any(accepted):
+            return "every accepted response had been learned before (algorithm.duplicates), or was empty"
+        return f"no response reached algorithm.threshold, {self.config.threshold}" if accepted else None
 
     @property
     def state(self) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Defaults that follow from other settings, for people: what each came to, and from which."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from oat.build.models import has_own_reference
+from oat.build.parts import part_defaults, settings_of
 from oat.build.resolved import Resolved
-from oat.config.settings import Config
+from oat.config.settings import Component, Config
 
 
 def derived(resolved: Resolved) -> Iterator[str]:
@@ -13,10 +15,9 @@ def derived(resolved: Resolved) -> Iterator[str]:
     model = config.model
     learner = config.learner
     e = config.evaluation
-    options = config.algorithm.options
     has_reference = "reference" in resolved.models
     question = config.render.question
-    threads = config.engine.options["threads"]
+    threads = resolved.engine.threads
     is_followed = (
         config.compute.profile == "cpu"
         and ("compute", "threads") in origins
@@ -46,10 +47,10 @@ def derived(resolved: Resolved) -> Iterator[str]:
         ),
         "algorithm.samples": (
             bool(config.prompts.responses),
-            options.get("samples"),
+            resolved.step.samples,
             "as many as prompts.responses has",
         ),
-        "algorithm.max_length": (True, options.get("max_length"), "as sampling.max_new_tokens"),
+        **_of_the_algorithm(resolved),
         "learner.critic_learning_rate": (
             "critic" in resolved.requires.models,
             learner.learning_rate,
@@ -71,6 +72,16 @@ def derived(resolved: Resolved) -> Iterator[str]:
     for name, (follows, value, source) in found.items():
         if follows and value is not None and tuple(name.split(".")) not in origins:
             yield f"{name}: {value}, {source}"
+
+
+def _of_the_algorithm(resolved: Resolved) -> dict[str, tuple[bool, object, str]]:
+    """Settings of the algorithm that follow from the run: those that it fills in where they are left open."""
+    config, origins = resolved.config, resolved.origins
+    options = config.algorithm.options
+    given = {name: value for name, value in options.items() if ("algorithm", name) in origins}
+    as_given = replace(config, algorithm=Component(config.algorithm.name, given))
+    found = part_defaults(as_given, "algorithm", settings_of(as_given, "algorithm"), origins)
+    return {f"algorithm.{name}": (True, options[name], default.source) for name, default in found.items()}
 
 
 def _micro_batch(config: Config) -> tuple[object, str]:

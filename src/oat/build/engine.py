@@ -5,8 +5,9 @@ from dataclasses import fields, replace
 
 from oat.build.models import load_slots
 from oat.build.resolved import Resolved
-from oat.config.settings import Config, TorchEngineConfig
+from oat.config.settings import Config
 from oat.engines.torch import TorchEngine
+from oat.engines.torch_config import TorchEngineConfig
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import is_outlined
 from oat.seeds import Seeds

@@ -33,7 +33,7 @@ def make_evaluation(
         return None
     trigger = Trigger(e.every, e.every_queries or 0, e.every_hours or 0.0)
     if held_out is None:
-        assert pairs is not None, "cross_checks.py refuses an evaluation of nothing"
+        assert pairs is not None, "cross_checks/evaluation.py refuses an evaluation of nothing"
         return OnlyPairs(pairs, trigger)
     sampling = plain_sampling(config)
     modes = []

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from oat.build.cross_checks import BUILTIN
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
 from oat.config.load import where
 from oat.config.settings import Config
 from oat.errors import ConfigError, warn
+from oat.oracles.builtin import BUILTIN
 from oat.rollout.recorded import RecordedActor
 from oat.text.renderer import Renderer
 from oat.types import Key, Kind, Price, Prompt, Question

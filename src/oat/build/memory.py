@@ -25,10 +25,11 @@ from oat.algorithms.base import Objective
 from oat.build.engine import make_sampling
 from oat.build.learner import make_ensemble, make_learner
 from oat.build.models import Shape, load_models, load_slots, shape_of
+from oat.build.parts import settings_of
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, make_renderer
 from oat.config.load import where
-from oat.config.settings import Config, LoraConfig, TorchEngineConfig
+from oat.config.settings import Config, LoraConfig
 from oat.engines.decoding import cache_dtype, cache_dtype_on, filled_up
 from oat.engines.decoding import passes as in_passes
 from oat.engines.paged_cache import PAGE
@@ -448,7 +449,7 @@ def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
 
 def _together(config: Config, load: _Load) -> int:
     """Rows that are decoded at once."""
-    options = TorchEngineConfig(**config.engine.options)
+    options = settings_of(config, "engine")
     return (
         fixed_rows(options.max_rows)
         if options.deterministic
@@ -459,7 +460,7 @@ def _together(config: Config, load: _Load) -> int:
 def _cache_bytes(config: Config, lm: CausalLM, load: _Load) -> int:
     """Pages of rows that are all at their longest, within `engine.cache_gb`; a common prompt's full pages
     once, if any are shared."""
-    options, rows = TorchEngineConfig(**config.engine.options), _together(config, load)
+    options, rows = settings_of(config, "engine"), _together(config, load)
     whole = -(-(load.prompt + load.response) // PAGE)
     shared = load.prompt // PAGE if load.samples > 1 and not options.deterministic else 0
     pages = rows * (whole - shared) + -(-rows // load.samples) * shared

@@ -1,5 +1,5 @@
 """From a configuration to a `Resolved`: the options that each part reads, the defaults that follow from other
-settings, the objective and the explorer; `build/cross_checks.py` has what contradicts what.
+settings, the objective and the explorer; `build/cross_checks/` has what contradicts what.
 
 Everything that the configuration alone decides is decided here, before anything is loaded, sampled or paid
 for. `config/load.py` checks each field by itself, `build/run_inputs.py` and `build/run.py` check what only the
@@ -7,33 +7,27 @@ model and the data can tell.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from oat.algorithms.base import Objective
-from oat.algorithms.group import DrGRPOConfig
-from oat.build.cross_checks import BUILTIN, check_rules
+from oat.build.cross_checks.all_sections import check_settings
 from oat.build.explorers import Held
+from oat.build.parts import REGISTRIES, find_part, part_defaults, settings_of, with_options
 from oat.build.resolved import Resolved, judges_of
-from oat.config.load import Origins, blaming, convert, refuse_misplaced, unknown_field, where
-from oat.config.settings import Component, Config, GoldConfig, OracleConfig, TorchEngineConfig
-from oat.errors import ConfigError, did_you_mean
+from oat.config.load import Origins, blaming, refuse_misplaced, unknown_field, where
+from oat.config.settings import Component, Config, GoldConfig, OracleConfig
+from oat.errors import ConfigError
 from oat.explore.base import Explorer
 from oat.explore.rules import NoExploration
 from oat.models.lora import described_adapter, is_adapter_directory
+from oat.oracles.builtin import BUILTIN
 from oat.oracles.registry import oracle_options
 from oat.plugins.calls import bare, guarded
-from oat.plugins.loading import load_symbol
-from oat.plugins.registry import ALGORITHMS
 from oat.text.question_forms import FORMS
 from oat.tracking.sinks import with_sinks
 from oat.types import Requires
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    pass
 
 
 def resolve(config: Config, origins: Origins) -> Resolved:
@@ -47,31 +41,14 @@ def resolve(config: Config, origins: Origins) -> Resolved:
         with blaming(config, origins, f"model.{field}"):
             refuse_misplaced(getattr(config.model, field), origins)
     config = _with_adapter(config, origins)
-    algorithm = algorithm_class(config.algorithm.name, origins)
-    with blaming(config, origins, "explorer.name"):
-        explorer = load_symbol(config.explorer.name) if ":" in config.explorer.name else NoExploration
-    choices = getattr(explorer, "Config", NoOptions)
-    known: dict[str, type] = {
-        "engine": TorchEngineConfig,
-        "explorer": choices,
-        "algorithm": algorithm.Config,
-    }
-    names = {"engine": ["torch"], "explorer": ["none"]}
+    found = {"algorithm": find_part(config, "algorithm", origins)}
+    if ":" in config.explorer.name:  # a user's own is loaded before the settings of any part are looked at
+        found["explorer"] = find_part(config, "explorer", origins)
     parts: dict[str, Any] = {}
-    for section, cls in known.items():
-        component: Component = getattr(config, section)
-        if (
-            section in names
-            and component.name not in names[section]
-            and not (section == "explorer" and ":" in component.name)
-        ):
-            place = where((section, "name"), origins)
-            raise ConfigError(
-                f"{place}: there is no {section} {component.name!r}; "
-                f"{did_you_mean(component.name, names[section])}"
-            )
+    for section in REGISTRIES:
+        part = found.get(section) or find_part(config, section, origins)
         with blaming(config, origins, section):
-            parts[section] = Component(component.name, _options(section, component, cls, origins))
+            parts[section] = with_options(config, section, part, origins)
     given = set(config.algorithm.options)
     config = _with_judges(replace(config, tracking=with_sinks(config.tracking, origins), **parts))
     named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
@@ -82,47 +59,23 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     for section, judge in named.items():
         with blaming(config, origins, f"{section}.name"):
             _check_oracle(tuple(section.split(".")), judge, origins)
-    if issubclass(algorithm.Config, DrGRPOConfig):
-        config = _with_max_length(config, origins)
+    derived = part_defaults(config, "algorithm", settings_of(config, "algorithm"), origins)
+    config = _with_options(config, {name: default.value for name, default in derived.items()})
     objective = make_objective(config)
     config = _with_responses(_with_stop(config), objective)
     with blaming(config, origins, "explorer.name"):
         built = make_explorer(config, objective.requires)
     resolved = Resolved(config, origins, objective, built)
-    check_rules(resolved)
+    check_settings(resolved)
     resolved = _with_samples(resolved, given)
     return replace(resolved, config=_with_micro_batch(_with_schedule(resolved)))
 
 
-def algorithm_class(name: str, origins: Origins) -> Any:
-    """The class of an algorithm: ours by name, or a user's by path."""
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
-    place = where(("algorithm", "name"), origins)
-    if ":" in name:
-        try:
-            found = load_symbol(name)
-        except ConfigError as error:
-            raise ConfigError(f"{place}: algorithm.name is {name!r}: {error}") from error
-        if Objective not in getattr(found, "__mro__", ()) or not dataclasses.is_dataclass(
-            getattr(found, "Config", None)
-        ):
-            raise ConfigError(
-                f"{place}: {name} is no algorithm; subclass Objective of oat/algorithms/base.py, with a "
-                "dataclass `Config` in it"
-            )
-        return found
-    raise ConfigError(
-        f"{place}: there is no algorithm {name!r}; {did_you_mean(name, ALGORITHMS)}, or path/to/file.py:Name"
-    )
-
-
 def make_objective(config: Config) -> Objective:
-    cls = algorithm_class(config.algorithm.name, {})
-    objective: Objective = cls(convert(cls.Config, config.algorithm.options, ("algorithm",), {}))
-    objective.recorded_is_old = (
-        config.learner.autocast is None and TorchEngineConfig(**config.engine.options).dtype == "float32"
-    )
+    """The objective of a configuration whose parts have all their settings."""
+    objective: Objective = find_part(config, "algorithm", {})(settings_of(config, "algorithm"))
+    is_same_precision = settings_of(config, "engine").dtype == "float32"
+    objective.recorded_is_old = config.learner.autocast is None and is_same_precision
     return objective
 
 
@@ -131,9 +84,8 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
     `Config`."""
     if config.explorer.name == "none":
         return NoExploration(requires.feedback, reads_text=config.oracle.name not in BUILTIN)
-    cls: Callable[..., Explorer] = load_symbol(config.explorer.name)
-    settings = getattr(cls, "Config", None)
-    given = [convert(settings, config.explorer.options, ("explorer",), {})] if settings else []
+    cls: Callable[..., Explorer] = find_part(config, "explorer", {})
+    given = [settings_of(config, "explorer")] if hasattr(cls, "Config") else []
     name = config.explorer.name
     with guarded(
         name,
@@ -143,20 +95,6 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
     ):
         explorer = cls(requires.feedback, *given)
     return Held(explorer, requires.feedback, name)
-
-
-def _options(section: str, component: Component, cls: type, origins: Origins) -> dict[str, Any]:
-    fields = {f.name for f in dataclasses.fields(cls)}
-    for option in component.options:
-        if option not in fields:
-            readers = [
-                name
-                for name, other in ALGORITHMS.items()
-                if section == "algorithm" and option in other.Config.__dataclass_fields__
-            ]
-            hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
-            raise unknown_field((section, option), fields, origins, hint)
-    return dataclasses.asdict(convert(cls, component.options, (section,), origins))
 
 
 def _with_adapter(config: Config, origins: Origins) -> Config:
@@ -205,26 +143,6 @@ def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origi
             raise unknown_field((*path, option), valid, origins, f" of {oracle.name}")
 
 
-def _with_max_length(config: Config, origins: Origins) -> Config:
-    """Dr. GRPO's constant: by default the most tokens of a response. Nothing bounds those of an episode of
-    several turns, so there it must be set."""
-    most, found = config.sampling.max_new_tokens, config.algorithm.options["max_length"]
-    place = where(("algorithm", "max_length"), origins)
-    if config.sampling.environment is not None:
-        if found is None:
-            raise ConfigError(
-                f"{place}: set algorithm.max_length, the most tokens that the responses of an episode may "
-                "have together"
-            )
-        return config
-    if found is not None and found < most:
-        raise ConfigError(
-            f"{place}: algorithm.max_length is {found}: a response may have sampling.max_new_tokens "
-            f"{most}; set as much or more, or leave it out"
-        )
-    return _with_option(config, "max_length", most if found is None else found)
-
-
 def _with_stop(config: Config) -> Config:
     """A response to a question of a form ends, by default, where the next question would begin."""
     if config.render.question is None or config.sampling.stop:
@@ -253,7 +171,7 @@ def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
             f"{place}: algorithm.samples is {samples}: prompts.responses names {recorded}, and nothing else "
             "is learned from; remove it"
         )
-    config = _with_option(config, "samples", recorded)
+    config = _with_options(config, {"samples": recorded})
     return replace(resolved, config=config, objective=make_objective(config))
 
 
@@ -279,7 +197,6 @@ def _with_micro_batch(config: Config) -> Config:
     return config
 
 
-def _with_option(config: Config, name: str, value: object) -> Config:
-    return replace(
-        config, algorithm=replace(config.algorithm, options={**config.algorithm.options, name: value})
-    )
+def _with_options(config: Config, options: Mapping[str, object]) -> Config:
+    component = config.algorithm
+    return replace(config, algorithm=replace(component, options={**component.options, **options}))

@@ -9,15 +9,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 
-from oat.algorithms.base import OF_RESPONSES, Objective
+from oat.algorithms.base import OF_RESPONSES, Objective, StepSettings
+from oat.build.parts import part_checks, settings_of
 from oat.config.load import Origins, blaming
-from oat.config.settings import Component, Config, GoldConfig, OracleConfig, TorchEngineConfig
+from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.control.alarms import GOLD
 from oat.control.silence import MISSING, WASTED
+from oat.engines.torch_config import TorchEngineConfig
 from oat.explore.base import Explorer
 from oat.learner.replay_buffer import optimiser_steps
 from oat.types import ENSEMBLE, Plan, Requires
 from oat.types.budget import Budget
+from oat.types.part import Check
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +63,16 @@ class Resolved:
 
     @cached_property
     def engine(self) -> TorchEngineConfig:
-        return TorchEngineConfig(**self.config.engine.options)
+        settings: TorchEngineConfig = settings_of(self.config, "engine")
+        return settings
+
+    @property
+    def step(self) -> StepSettings:
+        return StepSettings.of(self.config.algorithm.options)
+
+    @property
+    def part_checks(self) -> list[Check]:
+        return part_checks(self.config)
 
     @cached_property
     def judges(self) -> dict[str, OracleConfig | Component]:
@@ -92,13 +104,12 @@ class Resolved:
 
     def optimiser_steps(self, steps: int) -> int:
         """Planned optimiser steps of the first `steps` steps together."""
-        options = self.config.algorithm.options
         learner = self.config.learner
         return optimiser_steps(
             steps,
             questions=self.plan.questions,
-            epochs=options.get("epochs", 1),
-            of_a_step=options.get("minibatches", 1),
+            epochs=self.step.epochs,
+            of_a_step=self.step.minibatches,
             config=learner.buffer,
             most=learner.max_updates,
         )

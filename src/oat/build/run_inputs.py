@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oat.build.cross_checks import BUILTIN
+from oat.algorithms.base import Objective
 from oat.build.fingerprints import (
     Inputs,
     inputs_of_models,
@@ -35,7 +35,7 @@ from oat.models.causal_lm import CausalLM
 from oat.models.identity import hash_of
 from oat.models.loading import load_tokenizer, outlines
 from oat.oracles.base import Oracle
-from oat.oracles.builtin import KnownOracle
+from oat.oracles.builtin import BUILTIN, KnownOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle, name_source
 from oat.plugins.loading import load_symbol
@@ -115,7 +115,7 @@ def gather_inputs(
     """
     config, blame = resolved.config, resolved.blame
     seeds = Seeds(config.seed)
-    numbers = resolved.objective.numbers
+    objective = resolved.objective
     with outlines(), blame("model.path"):
         lm = load_models(config, (), seeds)["policy"]
         shape, tokenizer = shape_of(lm), load_tokenizer(config.model.path)
@@ -129,7 +129,7 @@ def gather_inputs(
     with blame("model.path"):
         check_tokenizer(lm, config.model.path, renderer)
     with blame("prompts.path"):
-        prompts = _training_prompts(config, numbers, renderer, lm.context_length, seeds, folder)
+        prompts = _training_prompts(config, objective, renderer, lm.context_length, seeds, folder)
     held_out: Prompts | None = None
     if config.answering is not None:
         with blame("evaluation.path"):
@@ -137,7 +137,7 @@ def gather_inputs(
     pairs: Prompts | None = None
     if config.evaluation is not None and config.evaluation.pairs is not None:
         with blame("evaluation.pairs"):
-            pairs = _held_out_pairs(config, numbers, renderer, lm.context_length, seeds, folder)
+            pairs = _held_out_pairs(config, objective.numbers, renderer, lm.context_length, seeds, folder)
     with blame("sampling.environment"):
         environment = build_environment(config.sampling.environment) if config.sampling.environment else None
     with blame("oracle.name"):
@@ -297,7 +297,7 @@ def _judges(resolved: Resolved, trained: Oracle) -> Judges:
 
 def _training_prompts(
     config: Config,
-    numbers: Mapping[str, str],
+    objective: Objective,
     renderer: Renderer,
     context: int | None,
     seeds: Seeds,
@@ -316,53 +316,45 @@ def _training_prompts(
         **_kept_in(folder),
         **_columns(config),
     }
-    own |= {"responses": p.responses, "score_key": p.score_key, "numbers": numbers}
+    own |= {"responses": p.responses, "score_key": p.score_key, "numbers": objective.numbers}
     own |= {"room": context, "too_long": p.too_long} if p.responses else _room(config.sampling, context)
     prompts = Prompts(sources, renderer, seeds, **own)
-    if (
-        UNPAIRED in prompts.formats
-        and len(p.responses) == 1
-        and config.algorithm.options.get("threshold", 0) is None
-    ):
-        raise ConfigError(
-            f"{config.algorithm.name} would learn every response, also those whose label is false (the "
-            "data are unpaired preferences); set "
-            "algorithm.threshold: 1 to learn the others alone, or 0 for all"
-        )
-    _check_scores(config, prompts)
+    if p.responses:
+        _check_scores(config, objective, prompts)
     return prompts
 
 
-def _check_scores(config: Config, prompts: Prompts) -> None:
-    """Where recorded responses stand alone and nothing says what each is worth, no threshold tells one from
-    another."""
-    p = config.prompts
-    name = config.algorithm.name
-    threshold = config.algorithm.options.get("threshold")
-    is_alone = (
-        config.oracle.name == "recorded"
-        and len(p.responses) == 1
-        and threshold is not None
-        and p.score_key is None
-    )
-    if is_alone and UNPAIRED in prompts.formats and len(prompts.formats) > 1:
+def _check_scores(config: Config, objective: Objective, prompts: Prompts) -> None:
+    """Recorded responses that are judged each by itself need something that says what each is worth.
+
+    Raises:
+        ConfigError: nothing tells the good ones from the others.
+    """
+    p, name, setting = config.prompts, config.algorithm.name, objective.setting_for.get("answers")
+    if len(p.responses) > 1:
+        return
+    if UNPAIRED in prompts.formats and not objective.reads_answers:
+        way = f"; set algorithm.{setting}: 1 to learn the others alone, or 0 for all" if setting else ""
+        raise ConfigError(
+            f"{name} would learn every response, also those whose label is false (the data are unpaired "
+            f"preferences){way}"
+        )
+    if config.oracle.name != "recorded" or not objective.judges_singly or p.score_key is not None:
+        return
+    if UNPAIRED in prompts.formats and len(prompts.formats) > 1:
         others = " and ".join(sorted(prompts.formats - {UNPAIRED}))
         raise ConfigError(
             f"prompts.path has sources whose records have labels, and others that are {others}, whose "
-            "responses would all be worth 1; add a column "
-            "'label' to these, or set prompts.score_key to a column that all have"
+            "responses would all be worth 1; add a column 'label' to these, or set prompts.score_key to a column "
+            "that all have"
         )
-    if is_alone and "label" not in prompts.columns:
+    if "label" not in prompts.columns:
         known = " (the data have a column 'score')" if "score" in prompts.columns else ""
-        without = (
-            ", or remove algorithm.threshold to learn every response"
-            if name == "sft"
-            else ", or add a column 'label'"
-        )
+        without = f"remove algorithm.{setting} to learn every response" if setting else "add a column 'label'"
         raise ConfigError(
-            f"prompts.score_key is not set: {name} would take every response in {p.responses[0]!r} for "
-            "worth 1, since the data have neither labels "
-            f"nor scores that it reads; set prompts.score_key to the column of their scores{known}{without}"
+            f"prompts.score_key is not set: {name} would take every response in {p.responses[0]!r} for worth 1, "
+            "since the data have neither labels nor scores that it reads; set prompts.score_key to the column of "
+            f"their scores{known}, or {without}"
         )
 
 

@@ -10,7 +10,6 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from oat.build.cross_checks import BUILTIN
 from oat.build.defaults import derived
 from oat.build.fingerprints import recorded
 from oat.build.fork import Origin
@@ -28,6 +27,7 @@ from oat.learner.limits import GB
 from oat.learner.models import LanguageModel
 from oat.loop import Run
 from oat.models.nf4 import count
+from oat.oracles.builtin import BUILTIN
 from oat.oracles.preferences import Preferences
 from oat.reports.terminal import many
 from oat.rundir.checkpoints import Checkpoints
@@ -168,7 +168,6 @@ def _step(resolved: Resolved, run: Run, run_inputs: RunInputs) -> _Lines:
     """The arithmetic of a step."""
     config = resolved.config
     plan = run.plans(0)
-    options = config.algorithm.options
     recorded = bool(config.prompts.responses)
     samples = _samples(config, run)
     responses, queries = plan.prompts * samples, plan.questions * _price(config, run_inputs, samples)
@@ -178,7 +177,7 @@ def _step(resolved: Resolved, run: Run, run_inputs: RunInputs) -> _Lines:
         "a step",
         f"{many(plan.prompts, 'prompt')} x {samples} = {many(responses, 'response')} {of}; {asked}",
     )
-    epochs, minibatches = options.get("epochs", 1), options.get("minibatches", 1)
+    epochs, minibatches = resolved.step.epochs, resolved.step.minibatches
     is_pair = resolved.requires.feedback == "compare"
     units, unit = (plan.questions, "pair") if is_pair else (responses, "response")
     size, tokens = config.learner.micro_batch_size, run.learner.micro_batch_tokens

@@ -12,10 +12,12 @@ import torch
 
 from oat.build.engine import make_engine, plain_sampling
 from oat.build.models import check_tokenizer, device_of
+from oat.build.parts import settings_of
 from oat.build.run_inputs import make_renderer
 from oat.commands.export import load_learned, run_config
-from oat.config.settings import Config, ModelConfig, SamplingConfig, TorchEngineConfig
+from oat.config.settings import Config, ModelConfig, SamplingConfig
 from oat.engines.torch import TorchEngine
+from oat.engines.torch_config import TorchEngineConfig
 from oat.errors import ConfigError, OatWarning
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
@@ -192,7 +194,7 @@ def _made(
 ) -> Speaker:
     options, threads = TorchEngineConfig(), None
     if config is not None:
-        options = TorchEngineConfig(**config.engine.options)
+        options = settings_of(config, "engine")
         threads = config.compute.threads if config.compute.profile == "cpu" else None
     engine = make_engine({SLOT: lm}, renderer, options, options.threads or threads)
     given: dict[str, Any] = {

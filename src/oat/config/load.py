@@ -17,9 +17,10 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from oat.config.settings import Component, Config, TorchEngineConfig
+from oat.config.settings import Component, Config
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError, did_you_mean
 from oat.files import seen, start
+from oat.plugins.registry import ALGORITHMS, ENGINES
 
 Origins = dict[tuple[str, ...], str]
 """Where each field was set: "file.yaml:12" or "--learner.learning_rate"."""
@@ -194,20 +195,14 @@ def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
 
 def _field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
     """Of every field in the tree, with those of our own parts."""
-    from oat.plugins.registry import ALGORITHMS  # a configuration without a mistake does not need it
-
-    types = get_type_hints(cls)
+    types, registries = get_type_hints(cls), {"algorithm": ALGORITHMS, "engine": ENGINES}
     for f in dataclasses.fields(cls):
         name = f"{above}{f.name}"
         parts = [
             t for t in (types[f.name], *getattr(types[f.name], "__args__", ())) if dataclasses.is_dataclass(t)
         ]
-        if cls is Config and f.name in ("algorithm", "engine"):
-            parts += (
-                [other.Config for other in ALGORITHMS.values()]
-                if f.name == "algorithm"
-                else [TorchEngineConfig]
-            )
+        if cls is Config and f.name in registries:
+            parts += [part.Config for part in registries[f.name].values()]
         if f.name != "options" and (above or not parts):
             yield name
         for part in parts:

@@ -160,24 +160,6 @@ class Component:
 
 
 @dataclass(frozen=True)
-class TorchEngineConfig:
-    """Fields of the engine `torch`."""
-
-    max_rows: Count = 256
-    """Most rows decoded together."""
-    cache_gb: Positive = 4.0
-    """Most memory for keys and values, 10^9 bytes; when it is full, rows wait."""
-    deterministic: bool = False
-    """The same tokens under any batching, for some speed."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which it computes. In bfloat16 its slots have weights of their own, cast from the
-    learner's at every sync."""
-    threads: Count | None = None
-    """Threads of the engine; None: `compute.threads`; where that is not set either, the number that is
-    fastest in a short measurement when the run is created, kept from then on."""
-
-
-@dataclass(frozen=True)
 class OracleConfig:
     name: str
     """One of ours (docs/oracles/), or your own as `file.py:function` or `package.module:Name`."""

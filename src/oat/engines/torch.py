@@ -24,6 +24,7 @@ from torch import Tensor
 from oat.engines.base import checksum
 from oat.engines.decoding import PASS_TOKENS, Decode, Decoding, blaming_model, cache_dtype, passes
 from oat.engines.paged_cache import PAGE, Filling, PagedCache, Step
+from oat.engines.torch_config import TorchEngineConfig, torch_checks
 from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
 from oat.functional.logprobs import chunked_head, token_logps
 from oat.hardware.roofline import Meter
@@ -52,6 +53,9 @@ class TorchEngine:
     Attributes:
         threads: of the computation; may be set at any time.
     """
+
+    Config = TorchEngineConfig
+    checks = staticmethod(torch_checks)
 
     def __init__(
         self,

@@ -10,6 +10,9 @@ from oat.errors import OracleError
 from oat.oracles.base import Oracle
 from oat.types import Answer, Kind, Mark, Price, Question
 
+BUILTIN = ("environment", "recorded")
+"""Oracles that ask nobody; the data or the environment know the value."""
+
 
 class KnownOracle(Oracle):
     """Answers with `Question.known`: the scores as they are, or which of the two is greater."""

@@ -91,7 +91,7 @@ def likely_cause(rows: Rows, objective: Objective, config: Config) -> str | None
     norms, rates = (_names(objective.wants, end) for end in ("grad_norm", "learning_rate"))
     if not _any(rows, norms):
         return (
-            _cause_of_no_step(rows, config)
+            _cause_of_no_step(rows, objective, config)
             if not any(name in row for name in norms for row in rows)
             else _cause_of_no_gradient(rows, objective)
         )
@@ -146,7 +146,7 @@ def _cause_of_no_gradient(rows: Rows, objective: Objective) -> str:
     )
 
 
-def _cause_of_no_step(rows: Rows, config: Config) -> str:
+def _cause_of_no_step(rows: Rows, objective: Objective, config: Config) -> str:
     """Why there was no optimiser step: what holds of most of what was asked."""
     none = "no optimiser step was made"
     if _any(rows[-1:], ["optim/skipped"]):
@@ -165,10 +165,8 @@ def _cause_of_no_step(rows: Rows, config: Config) -> str:
         )
         if shares[most]:
             return f"{none}; {found}: {why(most, config.oracle.name)}"
-    if _any(rows, ["sft/accepted_frac"]):
-        return f"{none}: every accepted response had been learned before (algorithm.duplicates), or was empty"
-    if any("sft/accepted_frac" in row for row in rows):
-        return f"{none}: no response reached algorithm.threshold, {config.algorithm.options.get('threshold')}"
+    if (own := objective.why_no_rows(rows)) is not None:
+        return f"{none}: {own}"
     if _any(rows, ["pairs/empty_frac"]) and _mean(rows, "pairs/empty_frac") >= _mean(rows, TIED):
         return f"{none}: in every pair a response was empty; look at samples.jsonl"
     if _mean(rows, TIED) >= 0.5:

@@ -37,7 +37,7 @@ class RecordedActor:
         return [Group(prompt, self._responses(prompt)) for prompt in prompts]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
-        assert not needs, "build/cross_checks.py refuses an explorer that needs scores of recorded responses"
+        assert not needs, "build/cross_checks refuses an explorer that needs scores of recorded responses"
         return {}
 
     def work(self) -> Work:

@@ -1,0 +1,45 @@
+"""Checks of the section `algorithm`."""
+
+import math
+from collections.abc import Iterator
+
+from oat.build.resolved import Resolved
+from oat.types.part import Check
+
+
+def sizes(resolved: Resolved) -> Iterator[Check]:
+    """A step has at least one prompt, pass and optimiser step, and a comparison has two responses. The units that a
+    user's algorithm makes of its rows are not known."""
+    config, step = resolved.config, resolved.step
+    recorded = len(config.prompts.responses)
+    is_compared = resolved.requires.feedback == "compare"
+    rows = recorded or sum(resolved.widened.samples.values())
+    is_ours = ":" not in config.algorithm.name
+    units = resolved.widened.questions * (1 if is_compared else rows) if is_ours else math.inf
+    for name in ("prompts", "epochs", "minibatches"):
+        yield Check(f"algorithm.{name}", config.algorithm.options.get(name, 1) < 1, "it must be at least 1")
+    yield Check(
+        "algorithm.minibatches",
+        step.minibatches > units,
+        f"a step has at most {units} {'pairs' if is_compared else 'rows'}; lower it, or raise "
+        "algorithm.prompts",
+    )
+    samples = "algorithm.name" if step.samples is None else "algorithm.samples"
+    yield Check(
+        "prompts.responses" if recorded else samples,
+        is_compared and config.explorer.name == "none" and rows != 2,
+        f"a comparison without an explorer is of 2 responses a prompt, not {rows}; give 2, or choose an explorer",
+    )
+
+
+def frozen_policy(resolved: Resolved) -> Iterator[Check]:
+    """An algorithm that trains no policy, such as one for reward models, has nothing to sample for evaluations."""
+    objective = resolved.objective
+    held_out = objective.setting_for.get("held_out")
+    yield Check(
+        "algorithm.name",
+        "policy" not in objective.wants and resolved.config.answering is not None,
+        "its policy does not learn, so an evaluation of what it samples says nothing; remove evaluation.path, "
+        "and name held-out pairs in evaluation.pairs"
+        + (f", or set algorithm.{held_out}" if held_out else ""),
+    )

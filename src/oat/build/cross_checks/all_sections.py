@@ -1,0 +1,81 @@
+"""All checks between settings, in the order in which a user is told of them."""
+
+from collections.abc import Callable, Iterator
+
+from oat.build.cross_checks import (
+    alarms,
+    algorithm,
+    checkpoint,
+    evaluation,
+    learner,
+    model,
+    oracle,
+    render,
+    sampling,
+    stop,
+    unread,
+)
+from oat.build.resolved import Resolved
+from oat.config.load import where
+from oat.config.settings import Component
+from oat.errors import ConfigError
+from oat.types.part import Check
+
+_ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
+    "algorithm",
+    algorithm.sizes,
+    model.precision,
+    learner.memory,
+    stop.ends,
+    oracle.environment,
+    render.examples,
+    oracle.reads_answers,
+    evaluation.has_responses,
+    sampling.suits_algorithm,
+    sampling.suits_explorer,
+    model.weights,
+    "engine",
+    checkpoint.ranking,
+    evaluation.oracles,
+    evaluation.measures,
+    algorithm.frozen_policy,
+    render.system,
+    evaluation.pairs,
+    "evaluation",
+    learner.buffer,
+    "learner",
+)
+"""The first mistake in this order is reported. A section's name stands for the checks that parts make of it."""
+
+
+def check_settings(resolved: Resolved) -> None:
+    """Refuse settings that contradict each other, or that nothing reads in this combination.
+
+    Raises:
+        ConfigError: names the place, the field, and what to do.
+    """
+    for check in [check for group in _ORDER for check in _checks(resolved, group)]:
+        if check.is_wrong:
+            _refuse(resolved, check)
+    unread.refuse_unread(resolved)
+    alarms.refuse_silent(resolved)
+
+
+def _checks(resolved: Resolved, group: Callable[[Resolved], Iterator[Check]] | str) -> Iterator[Check]:
+    if not isinstance(group, str):
+        yield from group(resolved)
+        return
+    for check in resolved.part_checks:
+        if check.field.startswith(f"{group}."):
+            yield check
+
+
+def _refuse(resolved: Resolved, check: Check) -> None:
+    section, key = check.field.split(".")
+    part = getattr(resolved.config, section)
+    value = part.options[key] if isinstance(part, Component) and key != "name" else getattr(part, key)
+    value = value.name if isinstance(value, Component) else value
+    raise ConfigError(
+        f"{where((section, key), resolved.origins)}: {check.field} is "
+        f"{'not set' if value is None else repr(value)}: {check.why}"
+    )

@@ -1,0 +1,30 @@
+"""Checks of the section `checkpoint`: some row has the metric by which checkpoints are ranked."""
+
+from collections.abc import Iterator
+
+from oat.build.resolved import Resolved
+from oat.errors import did_you_mean
+from oat.metrics import NAMES
+from oat.types.part import Check
+
+
+def ranking(resolved: Resolved) -> Iterator[Check]:
+    config = resolved.config
+    metric, e = config.checkpoint.best_metric, config.answering
+    is_read = config.checkpoint.keep_best > 0
+    given = {
+        "eval/sampled": e is not None and e.samples > 0,
+        "eval/greedy": e is not None and e.greedy,
+        "eval/online": e is not None and e.online,
+    }
+    has_pairs = config.evaluation is not None and config.evaluation.pairs is not None
+    yield Check(
+        "checkpoint.best_metric",
+        is_read and metric not in NAMES and not metric.startswith("user/"),
+        f"there is no such metric; {did_you_mean(metric, NAMES)[:80]}",
+    )
+    yield Check(
+        "checkpoint.best_metric",
+        is_read and (not given.get(metric, True) or (metric.startswith("eval/pairs/") and not has_pairs)),
+        "no evaluation of this run gives it; see the section evaluation, or name another metric",
+    )

@@ -1,0 +1,120 @@
+"""Checks of the section `evaluation`."""
+
+from collections.abc import Iterator
+
+from oat.build.resolved import Resolved, evaluation_budgets, judges_of
+from oat.evaluation.records import RECORD
+from oat.oracles.answers import load_answers
+from oat.oracles.builtin import BUILTIN
+from oat.types.part import Check
+
+
+def has_responses(resolved: Resolved) -> Iterator[Check]:
+    e = resolved.config.answering
+    yield Check(
+        "evaluation.samples",
+        e and not e.samples and not e.greedy,
+        "no responses to evaluate; set it, or evaluation.greedy",
+    )
+
+
+def oracles(resolved: Resolved) -> Iterator[Check]:
+    """The oracles of evaluations can score new responses, and a budget belongs to an oracle that costs."""
+    config = resolved.config
+    field_of = {"eval": "evaluation.oracle", "gold": "evaluation.gold"}
+    names = {field_of[purpose]: judge.name for purpose, judge in judges_of(config).items()}
+    limited = {field_of[purpose]: budget.is_limited for purpose, budget in evaluation_budgets(config).items()}
+    for field, name in names.items():
+        yield Check(
+            field,
+            name == "recorded",
+            "evaluation samples new responses, and the oracle recorded knows only recorded ones; name an oracle "
+            "that can score them",
+        )
+    for field, name in names.items():
+        yield Check(
+            field,
+            name == "environment" and not config.sampling.environment,
+            "name it in sampling.environment",
+        )
+    for field, name in names.items():
+        yield Check(
+            field,
+            name in BUILTIN and limited[field],
+            f"{name} costs nothing; remove max_queries and the like",
+        )
+
+
+def measures(resolved: Resolved) -> Iterator[Check]:
+    """What the samples and the records of an evaluation can say.
+
+    Raises:
+        ConfigError: `evaluation.answers` names no function.
+    """
+    config, e = resolved.config, resolved.config.answering
+    if e is None:
+        return
+    if e.answers is not None:
+        load_answers(e.answers)
+    few = f"evaluation.samples is {e.samples}, and no k may be more; lower it, or raise evaluation.samples"
+    yield Check(
+        "evaluation.online",
+        e.online and bool(config.prompts.responses),
+        "training draws no responses where they are recorded; remove it",
+    )
+    yield Check(
+        "evaluation.kl",
+        e.kl and not e.samples,
+        "it is estimated from sampled responses; set evaluation.samples",
+    )
+    yield Check(
+        "evaluation.kl",
+        e.kl and e.slot == "reference",
+        "the slot is the reference itself, so it would be 0; remove it",
+    )
+    yield Check("evaluation.pass_at", any(k > e.samples for k in e.pass_at), few)
+    yield Check("evaluation.majority_at", any(k > e.samples for k in e.majority_at), few)
+    yield Check(
+        "evaluation.majority_at",
+        e.majority_at and e.answers is None,
+        "say what the answer in a response is; set evaluation.answers",
+    )
+    yield Check(
+        "prompts.prompt_key",
+        config.prompts.prompt_key in RECORD,
+        "records of an evaluation have a field of that name; rename the column",
+    )
+
+
+def pairs(resolved: Resolved) -> Iterator[Check]:
+    """An evaluation has something to measure; held-out pairs suit the algorithm, whose loss is measured."""
+    config, requires = resolved.config, resolved.requires
+    e, name = config.evaluation, config.algorithm.name
+    if e is None:
+        return
+    others = sorted(requires.slots - {"sampler"})
+    yield Check(
+        "evaluation.path",
+        e.path is None and e.pairs is None,
+        "name prompts that the model answers, or recorded pairs in evaluation.pairs",
+    )
+    yield Check(
+        "evaluation.pairs",
+        e.pairs and requires.feedback != "compare",
+        f"{name} learns from scores and not from pairs; remove it",
+    )
+    yield Check(
+        "evaluation.pairs",
+        e.pairs and requires.ratio_based,
+        f"{name} divides by the probability of sampling; remove it",
+    )
+    yield Check(
+        "evaluation.pairs",
+        e.pairs and others,
+        f"{name} learns from responses of {', '.join(others)}, which recorded ones are not; remove it",
+    )
+    yield Check(
+        "evaluation.every_queries",
+        e.every_queries is not None and config.oracle.name in BUILTIN,
+        f"{config.oracle.name} costs no queries; set every, or every_hours",
+    )

@@ -1,0 +1,41 @@
+"""Checks of the section `learner`."""
+
+from collections.abc import Iterator
+
+from oat.build.resolved import Resolved
+from oat.types.part import Check
+
+
+def memory(resolved: Resolved) -> Iterator[Check]:
+    yield Check(
+        "learner.micro_batch_tokens",
+        resolved.config.learner.micro_batch_tokens == "auto" and resolved.config.compute.memory_gb is None,
+        "set compute.memory_gb, what the learner may take",
+    )
+
+
+def buffer(resolved: Resolved) -> Iterator[Check]:
+    """A buffer needs an algorithm that may learn again from older samples, and room for the questions of a step."""
+    given = resolved.config.learner.buffer
+    name = resolved.config.algorithm.name
+    is_ratio_based = resolved.requires.ratio_based
+    others = sorted(resolved.requires.slots - {"sampler"})
+    reason = (
+        f"{name} divides by the probability of sampling, and would learn from what older weights sampled"
+        if is_ratio_based
+        else f"{name} sets samples of {', '.join(others)} against those of the policy as it is"
+        if others
+        else f"{name} does not say that it is sound on what older weights sampled (`reuses` of "
+        "oat/algorithms/base.py)"
+    )
+    yield Check(
+        "learner.buffer",
+        given and (is_ratio_based or others or not resolved.objective.reuses),
+        f"{reason}; remove it, algorithm.epochs is there",
+    )
+    questions = resolved.widened.questions
+    yield Check(
+        "learner.buffer",
+        given and given.questions < questions,
+        f"a step takes {questions} questions, of which some would never be learned; raise it to as many or more",
+    )

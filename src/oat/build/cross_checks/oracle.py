@@ -1,0 +1,27 @@
+"""Checks of the section `oracle`."""
+
+from collections.abc import Iterator
+
+from oat.build.resolved import Resolved
+from oat.oracles.builtin import BUILTIN
+from oat.types.part import Check
+
+
+def environment(resolved: Resolved) -> Iterator[Check]:
+    yield Check(
+        "oracle.name",
+        resolved.config.oracle.name == "environment" and not resolved.config.sampling.environment,
+        "name the environment in sampling.environment",
+    )
+
+
+def reads_answers(resolved: Resolved) -> Iterator[Check]:
+    """An oracle that has to be asked needs an algorithm that reads its answers."""
+    oracle, setting = resolved.config.oracle.name, resolved.objective.setting_for.get("answers")
+    yield Check(
+        f"algorithm.{setting or 'name'}",
+        not resolved.objective.reads_answers and oracle not in BUILTIN,
+        f"nothing would read the answers of {oracle}; {f'set algorithm.{setting}, or ' if setting else ''}learn "
+        "from prompts.responses with oracle.name recorded, which costs nothing (evaluation.oracle may still name "
+        "another)",
+    )

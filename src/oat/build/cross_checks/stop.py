@@ -1,0 +1,27 @@
+"""Checks of the section `stop`: a run has a stop condition that can be met."""
+
+from collections.abc import Iterator
+
+from oat.build.resolved import Resolved
+from oat.oracles.builtin import BUILTIN
+from oat.types.part import Check
+
+
+def ends(resolved: Resolved) -> Iterator[Check]:
+    config = resolved.config
+    stop, is_free = config.stop, config.oracle.name in BUILTIN
+    budget = {"max_queries": stop.max_queries, "max_tokens": stop.max_tokens, "max_cost": stop.max_cost}
+    for name, limit in budget.items():
+        yield Check(
+            f"stop.{name}",
+            limit is not None and is_free,
+            f"the oracle {config.oracle.name} costs nothing, so it is never spent; set stop.max_steps, "
+            "stop.max_hours or prompts.epochs instead",
+        )
+    limits = (stop.max_steps, stop.max_hours, config.prompts.epochs, *budget.values())
+    yield Check(
+        "stop.max_steps",
+        all(limit is None for limit in limits),
+        f"the run would never end; set it, {'' if is_free else 'stop.max_queries, '}stop.max_hours or "
+        "prompts.epochs",
+    )

@@ -1,0 +1,118 @@
+"""Settings that nothing reads in a combination of parts, section by section."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from oat.build.resolved import Resolved
+from oat.config.settings import EvaluationConfig
+from oat.control.alarms import METRICS
+from oat.errors import ConfigError
+from oat.oracles.builtin import BUILTIN
+from oat.types import ENSEMBLE
+
+_OF_PAIRS = ("path", "pairs", "split", "max_prompts", "every", "every_queries", "every_hours")
+"""Fields of an evaluation that are read where nobody answers prompts."""
+
+
+def refuse_unread(resolved: Resolved) -> None:
+    """
+    Raises:
+        ConfigError: a setting was given another value than its default, and nothing reads it.
+    """
+    config, origins = resolved.config, resolved.origins
+    for (section, key), is_unread in _unread(resolved).items():
+        part = getattr(config, section)
+        default = next(f.default for f in dataclasses.fields(part) if f.name == key)
+        if is_unread and (section, key) in origins and getattr(part, key) != default:
+            place = origins[section, key]
+            raise ConfigError(
+                f"{place}: nothing reads {section}.{key} with algorithm {config.algorithm.name} and these "
+                "settings; remove it"
+            )
+
+
+def _unread(resolved: Resolved) -> Mapping[tuple[str, str], bool]:
+    """Each setting that some runs do not read, with whether this run is one of them. With recorded responses only
+    the evaluation samples."""
+    return {
+        **_of_oracle(resolved),
+        **_of_model(resolved),
+        **_of_evaluation(resolved),
+        **_of_prompts_and_sampling(resolved),
+        **_of_learner(resolved),
+        **_of_others(resolved),
+    }
+
+
+def _of_oracle(resolved: Resolved) -> dict[tuple[str, str], bool]:
+    oracle, is_compared = resolved.config.oracle, resolved.requires.feedback == "compare"
+    asked = {oracle.name, *(judge.name for judge in resolved.judges.values())}
+    is_never_late = oracle.max_wait_s is None and oracle.max_outstanding == 0
+    return {
+        ("oracle", "labels"): not is_compared,
+        ("oracle", "scale"): not is_compared,
+        ("oracle", "repeats"): oracle.name in BUILTIN,
+        ("oracle", "max_wait_s"): oracle.name in BUILTIN,
+        ("oracle", "max_outstanding"): oracle.name == "recorded",
+        ("oracle", "max_answer_age"): oracle.name == "recorded" or is_never_late,
+        ("oracle", "deadline_s"): asked <= {*BUILTIN},
+    }
+
+
+def _of_model(resolved: Resolved) -> dict[tuple[str, str], bool]:
+    e, requires = resolved.config.answering, resolved.requires
+    evaluated = {e.slot, *(["reference"] if e.kl else [])} if e else set()
+    named = requires.models | requires.slots | resolved.explorer.needs | evaluated
+    has_reference = bool({"reference", ENSEMBLE} & named)
+    return {
+        ("model", "reference_update"): "reference" not in requires.models,
+        ("model", "reference"): not has_reference,
+        ("model", "reference_device"): not has_reference,
+        ("model", "reference_dtype"): not has_reference,
+    }
+
+
+def _of_evaluation(resolved: Resolved) -> dict[tuple[str, str], bool]:
+    e = resolved.config.answering
+    if e is not None:
+        return {("evaluation", "success"): not e.pass_at, ("evaluation", "answers"): not e.majority_at}
+    if resolved.config.evaluation is None:
+        return {}
+    names = [field.name for field in dataclasses.fields(EvaluationConfig) if field.name not in _OF_PAIRS]
+    return {("evaluation", name): True for name in names}
+
+
+def _of_prompts_and_sampling(resolved: Resolved) -> dict[tuple[str, str], bool]:
+    config, e = resolved.config, resolved.config.answering
+    is_recorded = bool(config.prompts.responses)
+    has_pairs = config.evaluation is not None and config.evaluation.pairs is not None
+    is_sampled = not is_recorded or e is not None
+    is_drawn = not is_recorded or (e is not None and e.samples > 0)
+    return {
+        ("prompts", "score_key"): not is_recorded,
+        ("prompts", "too_long"): not is_recorded and not has_pairs,
+        ("prompts", "split"): not isinstance(config.prompts.path, str),
+        **{("sampling", name): not is_drawn for name in ("temperature", "top_k", "top_p", "min_p")},
+        **{("sampling", name): not is_sampled for name in ("stop", "overflow", "environment")},
+    }
+
+
+def _of_learner(resolved: Resolved) -> dict[tuple[str, str], bool]:
+    learner, models = resolved.config.learner, resolved.requires.models
+    is_sampled = not resolved.config.prompts.responses or resolved.config.answering is not None
+    return {
+        ("learner", "critic_learning_rate"): "critic" not in models,
+        ("learner", "sync_every"): "reward" in models or not is_sampled,
+        ("learner", "schedule_steps"): learner.schedule == "constant",
+        ("learner", "max_skips"): learner.on_nonfinite == "stop",
+    }
+
+
+def _of_others(resolved: Resolved) -> dict[tuple[str, str], bool]:
+    config = resolved.config
+    rolls_back = any(getattr(config.alarms, name).action == "roll_back" for name in METRICS)
+    return {
+        ("render", "date"): config.render.template in (None, "chatml"),
+        ("checkpoint", "best_metric"): not config.checkpoint.keep_best,
+        ("alarms", "max_roll_backs"): not rolls_back,
+    }

@@ -1,0 +1,134 @@
+"""The parts that a configuration names: their classes, their settings, and what they may know of the run."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from oat.algorithms.base import Objective
+from oat.config.load import Origins, blaming, convert, unknown_field, where
+from oat.config.settings import Component, Config
+from oat.errors import ConfigError
+from oat.plugins.calls import guarded
+from oat.plugins.registry import ALGORITHMS, ENGINES, EXPLORERS, Registry
+from oat.types.part import Check, Derived, RunFacts
+
+REGISTRIES: Mapping[str, Registry] = {
+    "engine": ENGINES,
+    "explorer": EXPLORERS,
+    "algorithm": ALGORITHMS,
+}
+"""The sections that name a part, in the order in which they are checked."""
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The settings of a part that has none."""
+
+
+def find_part(config: Config, section: str, origins: Origins) -> Any:
+    """The class of the part that a section names: ours by name, or a user's by its path.
+
+    Raises:
+        ConfigError: there is no such part, or it cannot be loaded.
+    """
+    name, registry = getattr(config, section).name, REGISTRIES[section]
+    place = where((section, "name"), origins)
+    try:
+        registry.refuse_unknown(name)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    with blaming(config, origins, f"{section}.name"):
+        found = registry.load(name)
+    is_objective = Objective in getattr(found, "__mro__", ())
+    if section == "algorithm" and not (
+        is_objective and dataclasses.is_dataclass(getattr(found, "Config", None))
+    ):
+        raise ConfigError(
+            f"{place}: {name} is no algorithm; subclass Objective of oat/algorithms/base.py, with a dataclass "
+            "`Config` in it"
+        )
+    return found
+
+
+def with_options(config: Config, section: str, part: Any, origins: Origins) -> Component:
+    """The section with every setting of its part, checked by the part's `Config`.
+
+    Raises:
+        ConfigError: the part has no such setting, or refuses its value.
+    """
+    component: Component = getattr(config, section)
+    cls = getattr(part, "Config", NoOptions)
+    names = {f.name for f in dataclasses.fields(cls)}
+    for option in component.options:
+        if option not in names:
+            readers = [
+                name
+                for name, other in ALGORITHMS.items()
+                if section == "algorithm" and option in other.Config.__dataclass_fields__
+            ]
+            hint = f" of {component.name}" + (f" (it is read by {', '.join(readers)})" if readers else "")
+            raise unknown_field((section, option), names, origins, hint)
+    options = dataclasses.asdict(convert(cls, component.options, (section,), origins))
+    return Component(component.name, options)
+
+
+def settings_of(config: Config, section: str) -> Any:
+    """The settings of a section's part, as an instance of its `Config`."""
+    component: Component = getattr(config, section)
+    cls = getattr(find_part(config, section, {}), "Config", NoOptions)
+    return convert(cls, component.options, (section,), {})
+
+
+def run_facts(config: Config) -> RunFacts:
+    """What the parts of a configuration may know of the run around them."""
+    return RunFacts(
+        profile=config.compute.profile,
+        max_new_tokens=config.sampling.max_new_tokens,
+        is_sampling=not config.prompts.responses or config.answering is not None,
+        has_environment=config.sampling.environment is not None,
+        has_buffer=config.learner.buffer is not None,
+        measures_pairs=config.evaluation is not None and config.evaluation.pairs is not None,
+    )
+
+
+def part_defaults(config: Config, section: str, settings: Any, origins: Origins) -> Mapping[str, Derived]:
+    """The settings of a part that follow from the run around it.
+
+    Raises:
+        ConfigError: as the part's `defaults`, with the place of the setting that its message names first.
+    """
+    part = find_part(config, section, origins)
+    if not hasattr(part, "defaults"):
+        return {}
+    try:
+        with _calling(config, section, "defaults"):
+            found: Mapping[str, Derived] = part.defaults(settings, run_facts(config))
+    except ConfigError as error:
+        named = re.search(rf"\b{section}\.(\w+)", str(error))
+        path = (section, named[1]) if named else (section,)
+        raise ConfigError(f"{where(path, origins)}: {error}") from error
+    return found
+
+
+def part_checks(config: Config) -> list[Check]:
+    """The checks that the parts of a configuration make of settings.
+
+    Raises:
+        ConfigError: a user's part fails.
+    """
+    found: list[Check] = []
+    for section in REGISTRIES:
+        part = find_part(config, section, {})
+        if hasattr(part, "checks"):
+            with _calling(config, section, "checks"):
+                found += part.checks(settings_of(config, section), run_facts(config))
+    return found
+
+
+def _calling(config: Config, section: str, function: str) -> AbstractContextManager[None]:
+    """Guard a call of a part, which may be a user's."""
+    name = getattr(config, section).name
+    return guarded(name, lambda what: ConfigError(f"`{function}` of {name} {what}; repair it"))
