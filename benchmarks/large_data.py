@@ -3,9 +3,10 @@ and the memory that it takes.
 
     python benchmarks/large_data.py [--prompts 1000000] [--pairs 100000] [--model DIR]
 
-prompts   JSON lines of about 75 bytes: nine words and a number, and an answer beside them. pairs     the
-preferences of RECORDS, over and over, each with a number behind its prompt (--records FILE: JSON lines with
-prompt, chosen, rejected); by default made-up text of about as many words (80, 250 and 250).
+prompts   JSON lines of about 75 bytes: nine words and a number, and an answer beside them.
+pairs     the preferences of RECORDS, over and over, each with a number after its prompt (--records FILE: JSON
+          lines with prompt, chosen, rejected); by default made-up text of about as many words (80, 250 and
+          250).
 
 Each is opened twice, in processes started anew, with the tokenizer of DIR (by default a byte-level one made
 here), as a run opens it.

@@ -4,9 +4,9 @@ large ledger.
     python benchmarks/ledger.py [--rows 1000000]
 
 share     of the time of a run like the quickstart's (its model with random weights, its data, GRPO) of 50
-steps with a checkpoint every 10: what is
-          spent in `Ledger.ask`, `take` and `drop`, in `Checkpoints.save` and `wait`, and in bringing metrics
-          to disk, without the oracle's time. Everything is brought to disk as always.
+          steps with a checkpoint every 10: what is spent in `Ledger.ask`, `take` and `drop`, in
+          `Checkpoints.save` and `wait`, and in bringing metrics to disk, without the oracle's time.
+          Everything is brought to disk as always.
 rate      questions asked, answered and taken a second, in rounds of 64, by an oracle that answers at once.
 opening   seconds until a ledger with so many answered and taken questions is ready to be asked.
 """

@@ -1,10 +1,12 @@
 """Does every run of the quickstart gain, and every control stay, with other seeds and on machines that round
 otherwise?
 
-    python benchmarks/quickstart.py --out DIR               measures the cells that DIR lacks, one after
-    another, and writes the page's tables python benchmarks/quickstart.py --out DIR --tables      writes the
-    tables of docs/quickstart.md from the cells that DIR has python benchmarks/quickstart.py --out DIR --cell
-    SEED --environment NAME
+    python benchmarks/quickstart.py --out DIR
+        measures the cells that DIR lacks, one after another, and writes the page's tables
+    python benchmarks/quickstart.py --out DIR --tables
+        writes the tables of docs/quickstart.md from the cells that DIR has
+    python benchmarks/quickstart.py --out DIR --cell SEED --environment NAME
+        measures one cell
 
 A cell is the start, both runs and both controls of one seed in one environment, in a process of its own and
 on one thread of torch; it leaves DIR/SEED_NAME.json, and its runs beside it. An environment rounds otherwise

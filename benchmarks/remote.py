@@ -4,9 +4,9 @@ together and by one.
     python benchmarks/remote.py [--requests 4000] [--soak 100000]
 
 alone     requests a second of one client, which asks when it has its answer, of a server that gathers nothing
-(--max-batch-size 1, --max-wait-ms 0). together  requests a second of 64 clients, of a server that gathers
-(--max-batch-size 32, --max-wait-ms 5: half are on their way while half are
-          scored); and of 64 clients of the other one.
+          (--max-batch-size 1, --max-wait-ms 0).
+together  requests a second of 64 clients, of a server that gathers (--max-batch-size 32, --max-wait-ms 5:
+          half are on their way while half are scored); and of 64 clients of the other one.
 latency   seconds of a request of the 64: the median, and what 99 of 100 stay below.
 memory    resident bytes of the server's processes after a tenth of the soak, and after all of it.
 

@@ -5,13 +5,15 @@
 Stories are sampled as in training, on the held-out openings of the run's configuration. What is printed, for
 each run:
 
-    reward      mean reward of the stories; start and end under the same random numbers ceiling     mean over
-    the openings of the best of `--best` stories of the start model gap closed  (end - start) / (ceiling -
-    start) stopped     share of the stories that end with an end-of-text within sampling.max_new_tokens
+    reward      mean reward of the stories; start and end under the same random numbers
+    ceiling     mean over the openings of the best of `--best` stories of the start model
+    gap closed  (end - start) / (ceiling - start)
+    stopped     share of the stories that end with an end-of-text within sampling.max_new_tokens
     distinct-2  different pairs of neighbouring words / all of them, over all stories; lower case, no pair
-    across two stories nats        mean over the stories' tokens, the end-of-text among them, of -log p(token)
-    under the start model, raw: what the start model
-                thinks of the stories. For the start's own stories this is its entropy a token.
+                across two stories
+    nats        mean over the stories' tokens, the end-of-text among them, of -log p(token) under the start
+                model, raw: what the start model thinks of the stories. For the start's own stories this is
+                its entropy a token.
 
 Start and end have the same number of stories, `--samples` an opening, and the same most tokens a story. The
 start's are the first of those that the ceiling is the best of. Exit code 0: at least half of the gap is

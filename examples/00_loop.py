@@ -4,10 +4,12 @@ bottom.
 A language model is a function from the tokens so far to probabilities of the next one. To align it online is
 to repeat four things:
 
-    sample   let the model answer some prompts, several times each score    let somebody say how good each
-    answer is; here a rule, elsewhere a reward model, a judge, or a person loss     make good answers more
-    probable, and bad ones less update   move the weights a little against the gradient of the loss; the next
-    answers come from the new weights
+    sample   let the model answer some prompts, several times each
+    score    let somebody say how good each answer is; here a rule, elsewhere a reward model, a judge, or a
+             person
+    loss     make good answers more probable, and bad ones less
+    update   move the weights a little against the gradient of the loss; the next answers come from the new
+             weights
 
 The model here is tiny and random: it begins by babbling. Nobody ever shows it a right answer, and still it
 learns to repeat the letter that it is given, since now and then it says that letter by chance and is

@@ -1,8 +1,9 @@
 """Makes the golden runs: `python tests/golden/make.py`.
 
-    model/, prompts.jsonl       a tiny Llama and its data dpo/, grpo/                 config.yaml and
-    ledger.sqlite of twenty steps each; everything a replay needs golden.json                 loss and
-    gradient norm of those steps, with the torch and the processor that computed them
+    model/, prompts.jsonl   a tiny Llama and its data
+    dpo/, grpo/             config.yaml and ledger.sqlite of twenty steps each; everything a replay needs
+    golden.json             loss and gradient norm of those steps, with the torch and the processor that
+                            computed them
 
 What exists is kept, so to bring the numbers to a new torch, remove golden.json and run this again; to make a
 run anew, remove its folder too.

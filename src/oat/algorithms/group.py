@@ -1,9 +1,9 @@
 """Policy gradients with a baseline from the group, through the clipped surrogate of PPO:
 
     grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3: advantages over the group's standard deviation, mean over
-    the tokens of each sequence dr_grpo   arXiv:2503.20783, Section 3.2: neither, so that easy questions and
-    short responses weigh no more; sums over tokens are divided by
-              one constant, the configured maximum length
+              the tokens of each sequence
+    dr_grpo   arXiv:2503.20783, Section 3.2: neither, so that easy questions and short responses weigh no
+              more; sums over tokens are divided by one constant, the configured maximum length
 
 Departures:
 1. The standard deviation is unbiased and `std_eps` (1e-4) is added to it; a group of one, or without spread,

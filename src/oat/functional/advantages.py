@@ -17,19 +17,19 @@ def group_advantages(
     normalise: bool = True,
     eps: float = 1e-4,
 ) -> Float[Tensor, " N"]:
-    """Advantage of each sample within its group (GRPO: DeepSeekMath, arXiv:2402.03300, Section 4.1.2).
+    """The advantage of each sample within its group (GRPO: DeepSeekMath, arXiv:2402.03300, Section 4.1.2).
 
     A_n = (r_n - mean of the group) / (std of the group + eps),   std unbiased
 
-    Statistics go by group id, so the order of the rows does not matter. A group with one valid sample, or
-    whose rewards are all equal, gives exactly 0. The rewards are constants of the loss: the gradient of a
-    group without spread is undefined.
+    Samples belong together by group id, so the order of the rows does not matter. The advantage is exactly 0
+    in a group with one valid sample, or whose rewards are all equal. The rewards are constants of the loss:
+    the gradient of a group without spread is undefined.
 
     Args:
         rewards_N: one a sample, any unit; may be NaN where not valid.
-        group_of_N: group of each sample, in [0, num_groups).
-        valid_N: False where the reward is missing: left out of the statistics, advantage 0. None means all
-        are there.
+        group_of_N: the group of each sample, in [0, num_groups).
+        valid_N: False where the reward is missing; such a sample is left out of the statistics and has the
+            advantage 0. None: no reward is missing.
         normalise: False leaves out the division (Dr. GRPO, arXiv:2503.20783).
         eps: in units of reward.
     Returns:
@@ -40,7 +40,7 @@ def group_advantages(
     """
     valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
     check_same_shape(rewards_N=rewards_N, group_of_N=group_of_N, valid_N=valid_N)
-    # Measured from the lowest reward of the group, equal rewards are exact zeros whatever their rounding.
+    # relative to the lowest reward of the group, equal rewards are exact zeros whatever their rounding
     present_N = rewards_N.detach().masked_fill(~valid_N, torch.inf)
     lowest_G = rewards_N.new_full((num_groups,), torch.inf).scatter_reduce(
         0, group_of_N.long(), present_N, "amin"

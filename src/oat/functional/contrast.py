@@ -1,7 +1,7 @@
 """Losses of pairs beyond the margin over the reference, and of responses that are judged one by one.
 
-Most take the log-ratios of a pair's two responses, log-probability under the policy minus that under the
-reference; two have no reference. All are elementwise over pairs, or over responses; `U` is their axis.
+Most take the log-ratios of a pair's two responses, each the log-probability under the policy minus that under
+the reference; two have no reference. All are elementwise over pairs, or over responses, whose axis is `U`.
 """
 
 import math
@@ -15,7 +15,7 @@ from oat.functional._checks import check_same_shape
 from oat.functional.preference import dpo_loss
 
 ORPO_EPS = 1e-6
-"""Keeps the odds of `orpo_loss` finite: a mean log-probability above -ORPO_EPS counts as that."""
+"""Keeps the odds of `orpo_loss` finite: a mean log-probability above -ORPO_EPS counts as -ORPO_EPS."""
 
 
 def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float) -> Float[Tensor, " U"]:
@@ -24,13 +24,13 @@ def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: flo
 
     term = q log(q / (1 - label_smoothing)) + (1 - q) log((1 - q) / label_smoothing),   q = sigmoid(beta h)
 
-    Least, and 0, at beta h = log((1 - label_smoothing) / label_smoothing); without gradient where the policy
-    is certain, on either side.
+    The term is least, and 0, at beta h = log((1 - label_smoothing) / label_smoothing). It has no gradient
+    where the policy is certain, on either side.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
         beta: the paper's beta_pi, positive.
-        label_smoothing: what the label leaves to the rejected response, in (0, 0.5).
+        label_smoothing: probability that the label leaves to the rejected response, in (0, 0.5).
     Returns:
         Unreduced terms, nats.
     """
@@ -44,11 +44,11 @@ def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: flo
 def nca_loss(
     chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
 ) -> Float[Tensor, " U"]:
-    """Noise contrastive alignment on pairs, NCA-preference (arXiv:2402.05369): each response against what the
-    reference would have said.
+    """Noise contrastive alignment on pairs, NCA-preference (arXiv:2402.05369): each response against those of
+    the reference.
 
-    term = - log sigmoid(r_chosen) - log sigmoid(-r_chosen) / 2 - log sigmoid(-r_rejected) / 2,   r = beta
-    times the log-ratio
+    term = - log sigmoid(r_chosen) - log sigmoid(-r_chosen) / 2 - log sigmoid(-r_rejected) / 2,
+    r = beta times the log-ratio
 
     Args:
         chosen_U, rejected_U: log-ratios of the two responses of each pair, nats, with grad.
@@ -113,8 +113,9 @@ def discopop_loss(margin_U: Float[Tensor, " U"], *, beta: float, tau: float) -> 
 
     term = - (1 - m) log sigmoid(beta h) + m exp(-beta h),   m = sigmoid(beta h / tau)
 
-    Not convex: below a tau of about 0.1 the term rises with h at h = 0. The second part is computed as one
-    exponential, since m and exp(-beta h) alone leave float32, and 0 times infinity is no number.
+    It is not convex: with a tau below about 0.1 the term rises with h at h = 0. The second part is computed
+    as one exponential, since m and exp(-beta h) alone leave the range of float32, and 0 times infinity is
+    NaN.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
@@ -131,13 +132,13 @@ def discopop_loss(margin_U: Float[Tensor, " U"], *, beta: float, tau: float) -> 
 def orpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
     """The odds ratio term of ORPO (arXiv:2403.07691, Eqs. 4 and 7), which has no reference.
 
-    term = - log sigmoid(log odds(chosen) - log odds(rejected)),   odds = p / (1 - p),   log p the mean
-    log-probability a token
+    term = - log sigmoid(log odds(chosen) - log odds(rejected)),
+    odds = p / (1 - p),   log p the mean log-probability a token
 
     Args:
         chosen_U, rejected_U: mean log-probabilities a token of the two responses of each pair under the
-            policy, nats, with grad; above -`ORPO_EPS` they count as that, without gradient; at -`ORPO_EPS`
-            they have it.
+            policy, nats, with grad. Above -`ORPO_EPS` they count as -`ORPO_EPS`, without gradient; at
+            -`ORPO_EPS` they have a gradient.
     Returns:
         Unreduced terms, nats.
 
@@ -153,7 +154,7 @@ def orpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) ->
 def cpo_loss(
     chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
 ) -> Float[Tensor, " U"]:
-    """The preference term of CPO (arXiv:2401.08417, Eq. 3): that of DPO with a uniform reference.
+    """The preference term of CPO (arXiv:2401.08417, Eq. 3): DPO's, with a uniform reference.
 
     term = - log sigmoid(beta (chosen - rejected))
 
@@ -178,14 +179,14 @@ def kto_loss(
     *,
     beta: float,
 ) -> Float[Tensor, " U"]:
-    """KTO (arXiv:2402.01306, Eq. 7) of single responses, before its weights.
+    """KTO (arXiv:2402.01306, Eq. 7) of single responses, without its weights.
 
-    term = 1 - sigmoid(beta (ratio - baseline)) of a desirable response, 1 - sigmoid(beta (baseline - ratio))
-    of another
+    term = 1 - sigmoid(beta (ratio - baseline)) for a desirable response,
+           1 - sigmoid(beta (baseline - ratio)) for another
 
     Args:
         ratio_U: log-ratio of each response, nats, with grad.
-        is_desirable_U: whether it is wanted.
+        is_desirable_U: True for a desirable response.
         baseline_U: the paper's z_0, an estimate of KL(policy || reference), nats, at least 0, no grad.
         beta: positive.
     Returns:
@@ -196,16 +197,16 @@ def kto_loss(
     """
     check_same_shape(ratio_U=ratio_U, is_desirable_U=is_desirable_U, baseline_U=baseline_U)
     above = beta * (ratio_U - baseline_U)
-    # an infinite ratio is no number, and not a term of 0 or 1
+    # an infinite ratio gives NaN, not a term of 0 or 1
     return torch.sigmoid(torch.where(is_desirable_U, -above, above)) + 0.0 * above
 
 
 def rank_matches(first_U: Float[Tensor, " U"], second_U: Float[Tensor, " U"]) -> Int[Tensor, " U"]:
-    """Which value of `second_U` has the rank of each value of `first_U`: how AOT sorts (arXiv:2406.05882,
-    Section 3).
+    """For each value of `first_U`, the place of the value of `second_U` that has the same rank (AOT,
+    arXiv:2406.05882, Section 3).
 
-    Its loss compares the k-th smallest of two sets of numbers, which is their optimal transport. With the
-    k-th found beforehand, what is left is DPO's loss for each k. Equal values keep their order.
+    AOT's loss compares the k-th smallest values of two sets, which is their optimal transport. Once values of
+    the same rank are paired, what is left is DPO's loss of each pair. Equal values keep their order.
 
     Returns:
         (U,) places in `second_U`, each once.

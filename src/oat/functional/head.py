@@ -1,8 +1,9 @@
-"""Functionals of the logits of a linear head, so that neither the logits nor their gradient is ever whole.
+"""Functionals of the logits of a linear head, in chunks: neither the logits nor their gradient is ever whole.
 
-The forward pass keeps one number a token, its logsumexp, and the last chunk of logits; the backward pass
-begins with that, makes the others again, turns each in place into the chunk's gradient, and adds to the
-gradients of the head. Gradients of the raw log-probability and of the entropy are written out:
+The forward pass keeps one number a token, its logsumexp, and the last chunk of logits. The backward pass
+begins with that chunk, computes the others again, turns each in place into the gradient of its logits, and
+adds to the gradients of the head. The gradients of the raw log-probability and of the entropy are written
+out:
 
     d logp(y) / d logits = onehot(y) - p,    d H / d logits = - p (log p + H)
 """
@@ -18,7 +19,7 @@ from oat.errors import ConfigError, ShapeError
 from oat.functional.products import add_product, linear, product
 
 _BLOCK = 2**20
-"""Logits that elementwise operations go over together."""
+"""Logits of a block that several elementwise operations process one after another."""
 
 
 def linear_functionals(
@@ -32,18 +33,18 @@ def linear_functionals(
     others: Mapping[str, Callable[[Tensor, slice], Tensor]] | None = None,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """Values of each token under the logits `hidden @ weight.T + bias`, which are at least float32.
+    """Functionals of each token's logits, `hidden @ weight.T + bias`, which are at least float32.
 
     Args:
         hidden_KD: last hidden states.
         ids_K: in [0, V).
         chunk: most tokens at a time.
-        entropy: whether it is wanted.
-        others: by name, a function of (C, V) logits and the slice of the K tokens they belong to, giving
-        (C,); differentiated by autograd.
+        entropy: compute the entropy too.
+        others: by name, a function of (C, V) logits and the slice of the K tokens to which they belong, which
+            gives (C,) values; autograd differentiates it.
         dtype: of the matrix products; None: that of the weights.
     Returns:
-        "raw": (K,) log-probability of each id, nats; "entropy": (K,), nats, with 0 log 0 = 0; and (K,) for
+        "raw", (K,) log-probability of each id, nats; "entropy", (K,) nats, with 0 log 0 = 0; and (K,) for
         each of the others.
 
     Raises:
@@ -183,7 +184,7 @@ def _turn_into_slope(
     of_entropy: Tensor | None,
     entropies: Tensor | None = None,
 ) -> None:
-    """The gradient of the logits, in their place, from those of their log-probabilities and entropies."""
+    """Turn logits in place into their gradient, from the gradients of log-probabilities and entropies."""
     scores = logits.sub_(total[:, None])
     if of_entropy is not None and entropies is not None:
         inner = (scores + entropies[:, None]).mul_(of_entropy[:, None])
@@ -200,7 +201,7 @@ def _turn_into_slope(
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    """Rows whose logits stay in the processor's cache while several operations go over them."""
+    """Slices of rows whose logits stay in the processor's cache while several operations process them."""
     size = max(1, _BLOCK // logits.shape[1])
     for start in range(0, len(logits), size):
         yield slice(start, min(start + size, len(logits)))
@@ -211,7 +212,7 @@ def _spans(count: int, chunk: int) -> list[slice]:
 
 
 def _logits(hidden: Tensor, narrow: Tensor, bias: Tensor | None) -> Tensor:
-    """In at least float32; the caller's own, to be overwritten."""
+    """New logits, in at least float32, which the caller may overwrite."""
     logits = linear(hidden.to(narrow.dtype), narrow, None if bias is None else bias.to(narrow.dtype))
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -219,7 +220,7 @@ def _logits(hidden: Tensor, narrow: Tensor, bias: Tensor | None) -> Tensor:
 def _slopes_of_others(
     logits: Tensor, span: slice, others: list[Any], gradients: tuple[Tensor | None, ...]
 ) -> Tensor | None:
-    """What the functionals that autograd differentiates add to the gradient of a chunk's logits."""
+    """The share, in the gradient of a chunk's logits, of the functionals that autograd differentiates."""
     wanted = [
         (other, gradient[span])
         for other, gradient in zip(others, gradients, strict=True)

@@ -6,10 +6,10 @@ expectation of each under the policy:
     k2 = d^2 / 2         biased, small when the two are close
     k3 = e^-d - 1 + d    the divergence; never negative
 
-`adapted_coef` is what holds a penalty on such a divergence near a target.
+`adapted_coef` adapts the coefficient of a penalty on such a divergence.
 
-None is clamped: e^-d overflows to infinity past 88 nats in float32. Elementwise; any common shape, usually
-(K,) trained tokens.
+Nothing is clamped: e^-d overflows to infinity past 88 nats in float32. The functions are elementwise; tensors
+have any common shape, usually (K,) trained tokens.
 """
 
 import math
@@ -55,21 +55,21 @@ def kl_k3(
 
 
 MOST_ERROR = 0.2
-"""At most this share of a relative error moves a coefficient."""
+"""Bound of the relative error that moves a coefficient."""
 
 
 def adapted_coef(coef: float, divergence: float, *, target: float, samples: int, horizon: int) -> float:
-    """The coefficient of a KL penalty, moved towards a target by a proportional controller in log space
-    (arXiv:1909.08593, Section 2.2).
+    """The next coefficient of a KL penalty: a proportional controller in log space moves the divergence
+    towards its target (arXiv:1909.08593, Section 2.2).
 
     coef * (1 + samples / horizon * e),   e = clip((divergence - target) / target, -0.2, 0.2)
 
-    The paper has a constant K = 0.1 where this has samples / horizon, as its code does, so that the same
-    number of responses moves the coefficient equally far in steps of any size. All of it are numbers, so the
-    bounds of the clip are no kinks of a loss.
+    The paper has a constant K = 0.1 instead of samples / horizon. The ratio is that of its code: the same
+    number of responses moves the coefficient equally far in steps of any size. Arguments and result are
+    numbers without gradient, so the bounds of the clip are no kinks of a loss.
 
     Args:
-        divergence: KL(policy || reference) now, nats; not a number: the coefficient stays.
+        divergence: KL(policy || reference) now, nats; if it is NaN the coefficient stays.
         target: nats, positive.
         samples: responses that the divergence was measured on.
         horizon: responses; at least as many as `samples`, so that the factor stays within 0.8 and 1.2.

@@ -1,7 +1,6 @@
-"""Log-probabilities and entropies from logits, and the chunks that keep the matrix of logits from ever being
-whole.
+"""Log-probabilities and entropies of logits, in chunks, so that the matrix of logits is never whole.
 
-Everything here computes in at least float32, whatever the logits come in; float64 stays float64.
+Everything here computes in at least float32, whatever the precision of the logits; float64 stays float64.
 """
 
 import functools
@@ -18,12 +17,12 @@ from oat.functional._checks import check_same_shape
 from oat.functional.segments import segment_sum
 
 KeptTokens: TypeAlias = tuple[Int64[Tensor, " S"], Int64[Tensor, " S"]]
-"""The S ids kept by K tokens, and the token, in [0, K), that each belongs to."""
+"""(S,) kept ids of K tokens, and for each the token, in [0, K), to whose kept set it belongs."""
 
 
 def token_logps(logits_KV: Float[Tensor, "K V"], ids_K: Int[Tensor, " K"]) -> Float[Tensor, " K"]:
-    """Raw log-probability of one id a token: logit of the id minus logsumexp of the row. A logit of -inf is a
-    probability of 0.
+    """The raw log-probability of one id a token: the id's logit minus the logsumexp of the row. A logit of
+    -inf is a probability of 0.
 
     Args:
         logits_KV: any floating-point type, with grad.
@@ -40,8 +39,8 @@ def token_logps(logits_KV: Float[Tensor, "K V"], ids_K: Int[Tensor, " K"]) -> Fl
 
 
 def token_entropy(logits_KV: Float[Tensor, "K V"]) -> Float[Tensor, " K"]:
-    """Entropy of the raw distribution of each token, - sum of p log p, with 0 log 0 = 0: finite, as is its
-    gradient, also with logits of -inf.
+    """The entropy of each token's raw distribution, - sum of p log p, with 0 log 0 = 0. It is finite, as is
+    its gradient, also with logits of -inf.
 
     Args:
         logits_KV: any floating-point type, with grad; at least one finite logit a row.
@@ -63,17 +62,17 @@ def sampled_logps(
     num_tokens: int,
     kept: KeptTokens | None = None,
 ) -> Float[Tensor, " K"]:
-    """Log-probability of one id a token under the distribution that was really drawn from: logits over
-    temperature, renormalised over what the sampler's top-k, top-p and min-p had left.
+    """The log-probability of one id a token under the distribution that was drawn from: logits over
+    temperature, renormalised over the ids that the sampler's top-k, top-p and min-p left.
 
     Args:
         logits_KV: any floating-point type, with grad.
         ids_K: in [0, num_tokens).
         temperature_K: of each token, positive.
-        num_tokens: size of the tokenizer's vocabulary; further columns are padding of the LM head and never
-        counted.
-        kept: the ids that could be drawn and the token each belongs to, each pair once. A token without a
-            kept id could draw the whole vocabulary, as could every token when this is None.
+        num_tokens: size of the tokenizer's vocabulary; further columns are padding of the LM head and do not
+            count.
+        kept: the ids that could be drawn, with their tokens, each pair once. For a token without a kept id,
+            and for all if this is None, the whole vocabulary could be drawn.
     Returns:
         (K,) float32 nats; -inf, without gradient, for an id outside the kept ids of its token.
 
@@ -118,14 +117,13 @@ def chunked_head(
     """Functionals of the logits of K tokens, `chunk` tokens at a time, so that the (K, V) matrix is never
     whole.
 
-    With gradients enabled and more than one chunk, each chunk is computed again in the backward pass instead
-    of being kept.
+    With gradients enabled and more than one chunk, no chunk is kept: the backward pass computes each again.
 
     Args:
         hidden_KD: last hidden states, with grad.
         head: maps (C, D) hidden states to (C, V) logits; deterministic.
-        functionals: by name, a function of (C, V) float32 logits and the slice of the K tokens they belong
-        to, giving (C,) values.
+        functionals: by name, a function of (C, V) float32 logits and the slice of the K tokens to which they
+            belong, which gives (C,) values.
         chunk: most tokens at a time.
     Returns:
         By name, (K,). With K = 0, empty tensors of the same graph.

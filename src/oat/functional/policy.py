@@ -10,8 +10,8 @@ from oat.functional._checks import check_same_shape
 def log_ratio(
     logps: Float[Tensor, "*shape"], old_logps: Float[Tensor, "*shape"], *, max_log_ratio: float = 20.0
 ) -> Float[Tensor, "*shape"]:
-    """logps - old_logps, clamped to [-max_log_ratio, max_log_ratio] so that its exponential stays finite. No
-    gradient flows past the clamp; at exactly +-max_log_ratio it does.
+    """The log of the importance ratio, logps - old_logps, clamped to [-max_log_ratio, max_log_ratio] so that
+    its exponential stays finite. Beyond the clamp it has no gradient; at exactly +-max_log_ratio it has one.
 
     Elementwise; any common shape.
 
@@ -43,9 +43,9 @@ def clipped_policy_loss(
 
     A ratio that is exactly at a bound is within it: it has its whole gradient, and does not count as clipped.
 
-    Elementwise; any common shape, usually (K,) trained tokens. The learner masks, weights and reduces.
-    Departure: the log-ratio is clamped as in `log_ratio`. There is no second bound for negative advantages
-    (dual clip).
+    Elementwise; tensors have any common shape, usually (K,) trained tokens. The learner masks, weights and
+    reduces. Departure: the log-ratio is clamped as in `log_ratio`. There is no second bound for negative
+    advantages (dual clip).
 
     Args:
         logps: log-probabilities of the taken tokens under the policy, nats, with grad.

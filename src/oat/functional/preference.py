@@ -1,7 +1,8 @@
 """Losses and probabilities of pairs.
 
-A direct loss is made of a margin h, a few changes to it, and a function that punishes a small one. All are
-elementwise over pairs; `U` is their axis. `chosen` and `rejected` are the two responses of a pair.
+A direct loss is a margin h, changed by a few options, and a function that is large where the margin is small.
+All functions are elementwise over pairs, whose axis is `U`; `chosen` and `rejected` are the two responses of
+a pair.
 """
 
 import torch
@@ -21,8 +22,8 @@ def dpo_margin(
     reference_chosen_U: Float[Tensor, " U"],
     reference_rejected_U: Float[Tensor, " U"],
 ) -> Float[Tensor, " U"]:
-    """The margin h of direct losses: how much more than the reference the policy prefers the chosen response
-    (arXiv:2305.18290, Eq. 7).
+    """The margin h of direct losses: the policy's preference for the chosen response over the rejected one,
+    minus the reference's (arXiv:2305.18290, Eq. 7).
 
     h = (policy_chosen - policy_rejected) - (reference_chosen - reference_rejected)
 
@@ -56,8 +57,8 @@ def length_margin(
     """The margin of DPO against a reward that pays `alpha` less a token (length-regularised DPO,
     arXiv:2403.19159, Eq. 9).
 
-    h' = h + (alpha / beta) (chosen_length - rejected_length),   so that beta h' = beta h + alpha
-    (chosen_length - rejected_length)
+    h' = h + (alpha / beta) (chosen_length - rejected_length),
+    so that beta h' = beta h + alpha (chosen_length - rejected_length)
 
     A longer chosen response starts ahead, and is pushed less.
 
@@ -82,21 +83,21 @@ def positive_margin(
     weight: float,
     rounding_U: Float[Tensor, " U"] | None = None,
 ) -> Float[Tensor, " U"]:
-    """The margin of DPO-Positive (arXiv:2402.13228, Eq. 3): less where the chosen response has become less
-    probable than under the reference.
+    """The margin of DPO-Positive (arXiv:2402.13228, Eq. 3): it is smaller where the chosen response has
+    become less probable than under the reference.
 
     h' = h - weight max(0, reference_chosen - policy_chosen)
 
     Where the two are equal, as at the start of every run, the second term has no gradient: only a chosen
-    response that has fallen below the reference is pulled back. Departure: a fall of at most `rounding_U` is
-    none, since two passes of the same weights differ by rounding.
+    response that has fallen below the reference is pulled back. Departure: a fall of at most `rounding_U`
+    does not count, since two passes of the same weights differ by rounding.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
         policy_chosen_U, reference_chosen_U: log-probabilities of the chosen responses as `dpo_margin` got
         them, nats.
         weight: the paper's lambda, at least 0.
-        rounding_U: how far the two may be apart by rounding, nats; None: 0.
+        rounding_U: how far the two log-probabilities may be apart by rounding, nats; None: 0.
 
     Raises:
         ShapeError: shapes disagree.
@@ -156,8 +157,8 @@ def robust_dpo_loss(
     """Robust DPO (arXiv:2403.00409): its mean over labels flipped with probability `label_smoothing` is the
     loss of DPO on the right labels.
 
-    term = (- (1 - label_smoothing) log sigmoid(beta h) + label_smoothing log sigmoid(-beta h)) / (1 - 2
-    label_smoothing)
+    term = (- (1 - label_smoothing) log sigmoid(beta h) + label_smoothing log sigmoid(-beta h))
+           / (1 - 2 label_smoothing)
 
     Arguments and units as in `dpo_loss`. Not bounded below as soon as label_smoothing is positive.
     """
@@ -168,7 +169,7 @@ def robust_dpo_loss(
 
 
 def ipo_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
-    """IPO (arXiv:2310.12036, Eq. 17): the margin is drawn to 1 / (2 beta), from both sides.
+    """IPO (arXiv:2310.12036, Eq. 17): it draws the margin to 1 / (2 beta), from both sides.
 
     term = (h - 1 / (2 beta))^2
 
@@ -207,15 +208,17 @@ def bnf_scores(
     With p = exp(logps), q = exp(reference_logps), pi_v the policy's probability of token v, and sg for a
     stopped gradient:
 
-        tau   = sg(min(1, p / (q + eps)))                    the target of the sampled token omega = sg((1 -
-        tau + eps) / (1 - p + eps))          the target of every other token, in units of its own probability
-        rest  = sum over v of sg(pi_v) log pi_v - sg(p) log p score = tau log p + omega rest,   eps = 1e-6
+        tau   = sg(min(1, p / (q + eps)))              the target of the sampled token
+        omega = sg((1 - tau + eps) / (1 - p + eps))    the target of every other token, in units of its own
+                                                       probability
+        rest  = sum over v of sg(pi_v) log pi_v - sg(p) log p
+        score = tau log p + omega rest,   eps = 1e-6
 
     The sum over v has no gradient: sum of sg(pi_v) grad log pi_v = grad of the sum of pi_v = 0. Its value is
-    minus the entropy, so that is all that is asked of the vocabulary, and the gradient of a score is (tau -
-    omega p) grad log p. Past the reference, p >= q, that is the gradient of the log-likelihood; below, it
-    falls as p / q (1 - q) / (1 - p), which is 1 at p = q too: the feedback on a rejected token dies out as
-    the token does, and the gradient has no jump.
+    minus the entropy, which is all that is needed of the vocabulary, and the gradient of a score is
+    (tau - omega p) grad log p. For p >= q that is the gradient of the log-likelihood. For p < q it falls as
+    p / q (1 - q) / (1 - p), which is 1 at p = q too, so the gradient has no jump, and the feedback on a
+    rejected token dies out as its probability does.
 
     Args:
         logps_K: raw log-probabilities of the trained tokens under the policy, nats, with grad.

@@ -1,14 +1,15 @@
-"""Matrix products in float32 on a CPU, by oneDNN where MKL is the slower one.
+"""Matrix products in float32 on a CPU, by oneDNN where MKL is slower.
 
-torch hands products in float32 to MKL, and MKL does not use the 512-bit instructions of a processor that is
-not Intel's. oneDNN, which torch has along for half precision, uses them: twice the operations a second on a
+torch gives products in float32 to MKL, and MKL does not use the 512-bit instructions of processors that are
+not Intel's. oneDNN, which torch includes for half precision, uses them: twice the operations a second on a
 Zen 5, at 1.4 to 2.6 times the rounding error (docs/performance.md).
 
-1. Which of the two computes depends on the processor, the precision and the size of the product, never on a
-   measurement, so that a run that goes on is rounded as before.
-2. oneDNN makes a kernel for every shape, of half precision too, in half a millisecond and half a megabyte,
-   and 1,024 are kept. Here 16 are, unless the environment says otherwise: as many as a pass goes over again
-   and again. Whoever meets a new shape at every turn, as the engine does, rounds up.
+1. The choice depends on the processor, the precision and the size of the product, never on a measurement, so
+   a run that is continued rounds as before.
+2. oneDNN makes a kernel for every shape, in half precision too, which takes half a millisecond and half a
+   megabyte, and keeps 1,024 of them. Here it keeps 16, unless the environment says otherwise: as many as a
+   pass uses again and again. Code that would meet a new shape at every call, as the engine would, rounds
+   shapes up.
 """
 
 import functools
@@ -22,16 +23,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# oneDNN's own, and torch's on top of it
+# oneDNN's own cache of kernels, and torch's on top of it
 for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_cache, "16")
 
 _LEAST = 2**21
-"""Multiplications below which a call of oneDNN costs more than it saves."""
+"""Multiplications of a product below which a call of oneDNN costs more than it saves."""
 _BLOCK = 2**20
-"""Elements of a product that are added together, so that they stay in the processor's cache."""
+"""Elements of a product that are added at a time, so that they stay in the processor's cache."""
 _MANY = 1024
-"""Rows from which on a gradient of a weight is computed the other way round, where that is the wider one."""
+"""Rows from which on the gradient of a weight with more outputs than inputs is computed transposed."""
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -58,12 +59,12 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 def product(a_NI: Tensor, b_OI: Tensor) -> Tensor:
-    """`a @ b.T` of two matrices in any layout, (N, O); not differentiable where oneDNN computes it."""
+    """(N, O): `a @ b.T` of two matrices in any layout. It is not differentiable if oneDNN computes it."""
     return _onednn(a_NI, b_OI) if _by_onednn(a_NI, b_OI) else a_NI @ b_OI.T
 
 
 def add_product(to_NO: Tensor, a_NI: Tensor, b_OI: Tensor) -> None:
-    """Add `a @ b.T` to a matrix in its place."""
+    """Add `a @ b.T` to a matrix, in place."""
     if _by_onednn(a_NI, b_OI):
         size = max(1, _BLOCK // to_NO.shape[1])
         for start in range(0, len(to_NO), size):
@@ -124,7 +125,7 @@ def _by_onednn(a: Tensor, b_OI: Tensor) -> bool:
 
 @functools.cache
 def _is_faster() -> bool:
-    """Whether MKL computes, on a processor with 512-bit instructions that it does not use."""
+    """True if torch has MKL, on a processor whose 512-bit instructions MKL does not use."""
     return (
         torch.backends.mkl.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -133,7 +134,7 @@ def _is_faster() -> bool:
 
 
 def _vendor() -> str:
-    """Of the processor, as the system names it."""
+    """The vendor of the processor, as the system names it."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next((line for line in lines if line.startswith("vendor_id")), "")

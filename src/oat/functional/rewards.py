@@ -1,5 +1,5 @@
-"""The loss of a reward model, and how well its scores say how sure they may be. All elementwise over pairs;
-`U` is their axis."""
+"""The loss of a reward model, and measures of its calibration. All are elementwise over pairs, whose axis is
+`U`."""
 
 import torch
 from jaxtyping import Float
@@ -19,11 +19,11 @@ def reward_loss(
 
     term = - log sigmoid(chosen - rejected - margin)
 
-    A margin asks for so much more than a win (Llama 2, arXiv:2307.09288, Eq. 2).
+    With a margin the chosen score has to be higher by that much (Llama 2, arXiv:2307.09288, Eq. 2).
 
     Args:
         chosen_U, rejected_U: scores of the two responses of each pair, with grad.
-        margin_U: by how much the chosen one is better, in units of score; None: 0.
+        margin_U: how much better the chosen response is, in units of score; None: 0.
 
     Raises:
         ShapeError: shapes disagree.
@@ -36,8 +36,8 @@ def reward_loss(
 
 
 def centring(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """What holds scores around 0, which the loss of differences leaves free (Eisenstein et al.,
-    arXiv:2312.09244).
+    """A penalty that holds scores around 0, since the loss depends on their differences alone (Eisenstein et
+    al., arXiv:2312.09244).
 
     term = (chosen + rejected)^2
 
@@ -54,8 +54,8 @@ def centring(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> 
 
 
 def brier_score(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """The squared error of the probability that the chosen response wins (Brier, 1950): 0 where it is sure
-    and right, 1/4 where it knows nothing.
+    """The squared error of the probability that the chosen response wins (Brier, 1950): 0 for a prediction
+    that is certain and right, 1/4 for a probability of one half.
 
     term = (1 - sigmoid(chosen - rejected))^2
 
@@ -67,8 +67,8 @@ def brier_score(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) 
 
 
 def confidence(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """The probability, at least 1/2, of the response that scores higher. Its mean is the accuracy of a model
-    that is calibrated on average.
+    """The probability, at least 1/2, that the response with the higher score wins. For a model that is
+    calibrated on average, its mean is the accuracy.
 
     term = sigmoid(|chosen - rejected|)
 

@@ -1,4 +1,4 @@
-"""The distribution that tokens are drawn from, and the draw."""
+"""The distribution from which tokens are drawn, and the draw."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from oat.errors import ShapeError
 
 _NUCLEUS_WIDTH = 1024
-"""Top-p alone ranks this many tokens first; only where a nucleus is wider is the whole vocabulary sorted."""
+"""Tokens that top-p without top-k ranks first; the whole vocabulary is sorted only for a wider nucleus."""
 
 
 def truncated_logits(
@@ -19,13 +19,14 @@ def truncated_logits(
     top_p_R: Float[Tensor, " R"],
     min_p_R: Float[Tensor, " R"],
 ) -> Float[Tensor, "R V"]:
-    """Logits over temperature, with the tokens that cannot be drawn at -inf: the softmax of a row is what
-    that row samples from.
+    """Logits over temperature, with tokens that cannot be drawn at -inf: a row's token is drawn from the
+    softmax of the row.
 
-    In this order, each over what the one before it left: top-k keeps the k most probable tokens; top-p
-    (arXiv:1904.09751, Sec. 3.1) the smallest set of most probable tokens whose renormalised mass reaches p,
-    at least one; min-p (arXiv:2407.01082, Sec. 3) the tokens at least min_p times as probable as the most
-    probable one. Among equal logits the lower id counts as more probable.
+    Three truncations apply in this order, each to what the one before it left. Top-k keeps the k most
+    probable tokens. Top-p (arXiv:1904.09751, Sec. 3.1) keeps the smallest set of most probable tokens whose
+    renormalised mass reaches p, at least one. Min-p (arXiv:2407.01082, Sec. 3) keeps the tokens at least
+    min_p times as probable as the most probable one. Of equal logits the one of the lower id counts as more
+    probable.
 
     Args:
         logits_RV: raw logits of R rows; -inf for a token that must not be drawn, at least one finite a row.
@@ -37,7 +38,7 @@ def truncated_logits(
         (R, V) float32.
 
     Raises:
-        ShapeError: the logits are not a matrix, or there is not one setting a row.
+        ShapeError: the logits are not a matrix, or a setting does not have one value a row.
     """
     if logits_RV.ndim != 2:
         raise ShapeError(f"logits_RV has shape {tuple(logits_RV.shape)}; give a (rows, vocabulary) matrix")
@@ -68,11 +69,11 @@ def truncated_logits(
 
 
 def inverse_cdf(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
-    """The token of each row at which the cumulative distribution, in id order and in float64, first exceeds
-    the row's uniform number.
+    """Draw a token of each row: the first one, in the order of ids, at which the cumulative distribution, in
+    float64, exceeds the row's uniform number.
 
-    A token with a logit of -inf is never returned; at 1, which rounding may make of a number below it, the
-    last other token is.
+    A token with a logit of -inf is never drawn. At 1, to which a number below it may be rounded, the last
+    token with another logit is.
 
     Args:
         logits_RV: at least one finite a row.
@@ -100,20 +101,30 @@ def inverse_cdf(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, " R"]
 
 
 def kept_ids(logits_RV: Float[Tensor, "R V"]) -> tuple[Int[Tensor, " S"], Int[Tensor, " R"]]:
-    """The ids with a finite logit, row after row and ascending within a row, and how many each row has."""
+    """The kept set of each row.
+
+    Returns:
+        (S,) ids with a finite logit, row after row, ascending within a row; (R,) the number of them in each
+        row.
+    """
     rows_S, ids_S = logits_RV.isfinite().nonzero(as_tuple=True)
     return ids_S, torch.bincount(rows_S, minlength=len(logits_RV))
 
 
 def _some(which_R: Tensor) -> list[Tensor]:
-    """The rows as a list of one index, or of none, so that a setting that no row uses costs nothing."""
+    """A list of one index with the rows that are true, or an empty list, so that a setting that no row uses
+    costs nothing."""
     rows = which_R.nonzero().squeeze(1)
     return [rows] if len(rows) else []
 
 
 def _most_probable(logits_RV: Tensor, size_R: Tensor, top_p_R: Tensor) -> Tensor:
-    """The logits with all but the `size` most probable tokens of a row, and of these all but the smallest set
-    of mass p, at -inf."""
+    """The logits after top-k and top-p, with the other tokens at -inf.
+
+    Args:
+        size_R: tokens that top-k keeps; the size of the vocabulary for all.
+        top_p_R: float64.
+    """
     vocabulary = logits_RV.shape[1]
     is_whole_R = size_R == vocabulary
     first_width = int(size_R.masked_fill(is_whole_R, _NUCLEUS_WIDTH).max())
@@ -135,7 +146,7 @@ def _most_probable(logits_RV: Tensor, size_R: Tensor, top_p_R: Tensor) -> Tensor
 
 
 def _ranked(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Values and ids of the `width` most probable tokens of each row, the most probable first."""
+    """The values and the ids of the `width` most probable tokens of each row, the most probable first."""
     if width == logits_RV.shape[1]:
         return logits_RV.sort(dim=-1, descending=True, stable=True)
     values_RW, ids_RW = logits_RV.topk(width)

@@ -10,7 +10,7 @@ from oat.errors import ShapeError
 def segment_sum(
     values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int
 ) -> Float[Tensor, " N"]:
-    """Sum of the values of each row.
+    """The sum of the values of each row.
 
     out_n = sum of values_k over the k with row_of_k = n.
 
@@ -33,7 +33,7 @@ def segment_sum(
 def segment_mean(
     values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int
 ) -> Float[Tensor, " N"]:
-    """Mean of the values of each row; 0 for a row without values.
+    """The mean of the values of each row; 0 for a row without values.
 
     Raises:
         ShapeError: the two first arguments differ in shape.

@@ -1,22 +1,22 @@
-"""What share of this machine's limits a computation reached: the roofline model (Williams, Waterman,
+"""The roofline model: the share of this machine's limits that a computation reached (Williams, Waterman,
 Patterson 2009, doi:10.1145/1498765.1498785).
 
-A pass through a model takes no less than the bytes it must read over the bandwidth, and no less than its
+A pass through a model takes at least the bytes that it must read over the bandwidth, and at least its
 operations over the rate of matrix products. The least time of many passes is the sum of each one's larger
-bound; the share reached is that over the time they took.
+bound; the share reached is this least time over the time that they took.
 
-1. Bandwidth is that of summing a float32 tensor again and again: bytes read over seconds, nothing is written.
-   The tensor is as large as the model's weights, up to 256 MiB, because weights that fit into a cache are
-   read from there. The matrix rate is 2 n^3 over the seconds of a product of two n x n matrices, n doubled
-   until a product takes 2 ms. Both are the best of several rounds: whatever disturbs a round only slows it.
-2. Operations counted: 2 a token and element of every matrix that the token is multiplied with; 4 x head width
-   for every head, layer, token and token that it sees. Bytes counted: matrices, and keys and values that a
-   step sees, each once however many rows share it. Of a mixture of experts the share of the experts that a
-   token goes through counts.
-3. Not counted: embeddings that are looked up, norms, activations, softmax, sampling, what is written,
-   padding, the optimiser; and what is computed a second time in the backward pass. So a share can be below 1
-   where nothing is left to gain, but not above it, except where the machine was busier when it was measured
-   than later.
+1. The bandwidth is measured by summing a float32 tensor again and again: bytes read over seconds, nothing is
+   written. The tensor is as large as the model's weights, up to 256 MiB, because weights that fit into a
+   processor's cache are read from there. The matrix rate is 2 n^3 over the seconds of a product of two n x n
+   matrices, where n is doubled until a product takes 2 ms. Both are the best of several rounds, since a
+   disturbance only slows a round.
+2. Operations counted: 2 for each token and element of every matrix with which the token is multiplied; 4 x
+   head width for every head, layer, token and token that it attends to. Bytes counted: matrices, and the
+   keys and values to which a step attends, each once even if several rows share it. Of a mixture of experts
+   the share of the experts counts through which a token goes.
+3. Not counted: embeddings that are looked up, norms, activations, softmax, sampling, writes, padding, the
+   optimiser, and everything that the backward pass computes a second time. So a share can be below 1 though
+   nothing is left to gain. It is never above 1, unless the machine was busier when it was measured than later.
 """
 
 import functools
@@ -38,13 +38,13 @@ LARGEST = 2**28
 """Bytes of the largest tensor that is read to measure a bandwidth: far more than any cache."""
 _SMALLEST = 2**20
 _ROUNDS, _SECONDS = 3, 0.05
-"""A measurement has at least so many rounds after one to warm up, and goes on for so long."""
+"""Least rounds of a measurement, after one to warm up, and the seconds for which it goes on."""
 _PRODUCT_S, _WIDEST = 0.002, 8192
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine can do at most.
+    """The limits of a machine.
 
     Attributes:
         bandwidth: bytes a second.
@@ -57,8 +57,8 @@ class Rates:
 
 @functools.cache
 def bandwidth(device: str, threads: int, size: int = LARGEST) -> float:
-    """Bytes a second that so many threads read from a tensor of `size` bytes; measured once a process, in
-    about a tenth of a second and the time to make the tensor."""
+    """Bytes a second that threads read from a tensor of `size` bytes. It is measured once a process, in about
+    a tenth of a second and the time to make the tensor."""
     with on_threads(threads):
         tensor = torch.ones(size // 4, device=device)
         return tensor.nbytes / _least_s(tensor.sum, device)
@@ -66,8 +66,8 @@ def bandwidth(device: str, threads: int, size: int = LARGEST) -> float:
 
 @functools.cache
 def matrix_rate(device: str, threads: int, dtype: torch.dtype) -> float:
-    """Operations a second of so many threads in products of matrices, with the settings that torch has now;
-    measured once a process, in about a tenth of a second."""
+    """Operations a second of threads in matrix products, with the present settings of torch. It is measured
+    once a process, in about a tenth of a second."""
     with on_threads(threads):
         width = 256
         seconds = 0.0
@@ -81,13 +81,13 @@ def matrix_rate(device: str, threads: int, dtype: torch.dtype) -> float:
 
 
 def synchronise(device: torch.device | str) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _least_s(work: Callable[[], object], device: str) -> float:
-    """Seconds of the fastest round."""
+    """The seconds of the fastest round."""
     times: list[float] = []
     with torch.inference_mode():
         while len(times) <= _ROUNDS or sum(times[1:]) < _SECONDS:
@@ -100,12 +100,12 @@ def _least_s(work: Callable[[], object], device: str) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model must read and compute.
+    """The least that a model must read and compute.
 
     Attributes:
-        backbone, head: elements of the matrices that a token is multiplied with.
-        trained_backbone, trained_head: those among them that learning changes.
-        attention: operations for one token that sees one token, in all layers.
+        backbone, head: elements of the matrices with which a token is multiplied.
+        trained_backbone, trained_head: elements among them that learning changes.
+        attention: operations for one token that attends to one token, in all layers.
         dtype: of the weights.
     """
 
@@ -125,10 +125,10 @@ class Cost:
 
         Args:
             tokens: that go through the backbone.
-            pairs: of a token and one that it sees, itself included.
+            pairs: of a token and one that it attends to, itself included.
             heads: tokens that go through the head.
-            learning: with the backward pass. The gradient of what a matrix was given takes as much as the
-                forward pass; that of the matrix as much again, where learning changes it.
+            learning: with the backward pass. The gradient of a matrix's input takes as many as the forward
+                pass; the gradient of the matrix as many again, if learning changes it.
         """
         matrices, attention = 2 * (self.backbone * tokens + self.head * heads), self.attention * pairs
         if not learning:
@@ -137,7 +137,7 @@ class Cost:
 
 
 def cost_of(lm: CausalLM) -> Cost:
-    """What the model costs as it is seen: with its adapter, or without."""
+    """The cost of a model in its present form, with its adapter or without."""
     config = lm.module.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 0)
     head_width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
@@ -170,7 +170,7 @@ def cost_of(lm: CausalLM) -> Cost:
 
 
 def rates_of(device: torch.device, threads: int, cost: Cost) -> Rates:
-    """What the machine can do for a model: its weights are read from where they fit."""
+    """The limits of the machine for a model, whose weights are read from the memory in which they fit."""
     size = min(LARGEST, max(_SMALLEST, 1 << cost.weight_bytes.bit_length() - 1))
     return Rates(bandwidth(str(device), threads, size), matrix_rate(str(device), threads, cost.dtype))
 
@@ -179,10 +179,10 @@ class Meter:
     """Adds up what an engine computes with one model.
 
     Args:
-        key_bytes: of the keys and values of one token, in all layers.
+        key_bytes: bytes of the keys and values of one token, in all layers.
 
     Attributes:
-        rates: of the machine; nothing is counted as long as they are None.
+        rates: limits of the machine; nothing is counted while this is None.
     """
 
     def __init__(self, lm: CausalLM, key_bytes: float):
@@ -193,13 +193,18 @@ class Meter:
         self._done = Work()
 
     def work(self, threads: int) -> Work:
-        """What was counted so far; from now on it is, by the rates of so many threads."""
+        """What was counted so far. From now on it is counted, by the limits of so many threads."""
         self.rates = rates_of(self.device, threads, self.cost)
         return self._done
 
     def backbone(self, tokens: int, pairs: int, *, seen: int = 0, keys: int = 0) -> None:
-        """A pass through the backbone, in which rows see so many cached keys, of `keys` that it computes
-        with; the rest as in `Cost.flops`."""
+        """Count a pass through the backbone.
+
+        Args:
+            tokens, pairs: as in `Cost.flops`.
+            seen: cached keys to which rows attend.
+            keys: cached keys with which the pass computes.
+        """
         self._add(
             self.cost.backbone * self.cost.dtype.itemsize + seen * self.key_bytes,
             self.cost.flops(tokens, pairs, 0),
@@ -207,12 +212,12 @@ class Meter:
         self._count(Work(keys=keys, padded_keys=keys - seen))
 
     def head(self, tokens: int) -> None:
-        """So many tokens through the head."""
+        """Count a pass of tokens through the head."""
         self._add(self.cost.head * self.cost.dtype.itemsize, self.cost.flops(0, 0, tokens))
 
     @contextmanager
     def clock(self) -> Iterator[None]:
-        """The time of its body is counted."""
+        """Count the time of the body."""
         begin = time.perf_counter()
         yield
         self._count(Work(seconds=time.perf_counter() - begin))
@@ -230,7 +235,7 @@ class WorkCounter:
     """Counts the operations of a learner's passes through one model.
 
     Attributes:
-        flops: so far, the backward pass included where gradients are on.
+        flops: operations so far, with those of the backward pass if gradients are on.
     """
 
     def __init__(self, lm: CausalLM, *, autocast: bool):
@@ -240,10 +245,11 @@ class WorkCounter:
         self.dtype = torch.bfloat16 if autocast else self.cost.dtype
 
     def add(self, places: Sequence[np.ndarray], heads: int) -> None:
-        """A pass over sequences whose tokens lie at these places; a token that several have in common lies at
-        one.
+        """Count a pass.
 
         Args:
+            places: for each sequence the places of its tokens in the pass; tokens that several sequences have
+                in common lie at one place.
             heads: tokens that go through the head.
         """
         seen_T = np.zeros(1 + max(int(place[-1]) for place in places), dtype=np.int64)
@@ -255,7 +261,7 @@ class WorkCounter:
 
 
 class Stopwatch:
-    """What is computed within it, `with` by `with`, until it ends and the next begins."""
+    """Times computations: every `with` adds to the present measurement, until `end` begins the next."""
 
     def __init__(self, work_counters: Sequence[WorkCounter]):
         self.work_counters = work_counters
@@ -277,7 +283,8 @@ class Stopwatch:
                 )
 
     def end(self) -> float | None:
-        """The share of the machine's limit that was reached; None: no pass was counted."""
+        """End a measurement; returns the share of the machine's limit that was reached, or None if no pass
+        was counted."""
         share = self._least_s / self._seconds if self._least_s else None
         self._seconds = self._least_s = 0.0
         return share

@@ -1,6 +1,9 @@
-"""How many threads to compute with. For small models one thread beats two, and many times over on a busy
-machine, where threads wait for each other; so the number is measured once, when a run is created, and kept
-with it, since some results are rounded by it."""
+"""The number of threads to compute with.
+
+For small models one thread is faster than two, many times faster on a busy machine, where threads wait for
+each other. So the number is measured once, when a run is created, and kept with the run, since some results
+are rounded by it.
+"""
 
 import os
 import statistics
@@ -12,14 +15,14 @@ import torch
 
 _ROUNDS = 3
 LARGE = 200_000_000
-"""Parameters from which on a model is a large one."""
+"""Parameters from which on a model is large."""
 _GAIN = 0.95
-"""More threads must take at most this share of the time of fewer."""
+"""More threads are chosen if they take at most this share of the time of fewer."""
 
 
 @contextmanager
 def on_threads(count: int | None) -> Iterator[None]:
-    """Kernels within it run on so many threads; None: as many as now."""
+    """A context in which kernels run on `count` threads; None: on as many as now."""
     before = torch.get_num_threads()
     if count is not None and count != before:
         torch.set_num_threads(count)
@@ -31,8 +34,8 @@ def on_threads(count: int | None) -> Iterator[None]:
 
 
 def candidates(parameters: int) -> list[int]:
-    """Powers of two up to the number of threads that torch would use now, and that number; of a large model
-    only the latter, as it is never the slower one and a measurement would take long."""
+    """The numbers of threads to measure: powers of two up to the number that torch would use now, and that
+    number. For a large model only that number: it is never slower, and a measurement would take long."""
     most = min(torch.get_num_threads(), os.cpu_count() or 1)
     if parameters > LARGE:
         return [most]
@@ -42,11 +45,11 @@ def candidates(parameters: int) -> list[int]:
 def fastest(
     work: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
 ) -> int:
-    """The number of threads on which the work is done soonest: the median of three rounds that take turns,
+    """The number of threads on which the work is fastest, by the median of three rounds, which take turns,
     after one to warm up.
 
     Args:
-        counts: ascending; of near times the lower one wins.
+        counts: ascending; of numbers with nearly the same time the lowest is chosen.
     """
     if len(counts) == 1:
         return counts[0]

@@ -2,9 +2,11 @@
 it, beside their controls.
 
     start     a Llama of 0.66 million parameters learns two-digit sums from demonstrations that forget the
-    carry 75 times in 100 dpo       that start, aligned online against the rule oracle: pairs of responses,
-    preferences grpo      the same start, groups of 8 responses, scores controls  both once more, with the
-    rewards of each step permuted: what is gained there is not gained by feedback
+              carry 75 times in 100
+    dpo       that start, aligned online against the rule oracle: pairs of responses, preferences
+    grpo      the same start, groups of 8 responses, scores
+    controls  both once more, with the rewards of each step permuted: what is gained there is not gained by
+              feedback
 
 Each run is an ordinary `oat train CONFIG.yaml` in a process of its own; its configuration lies beside it, to
 be copied. Both algorithms are tied to the start more tightly than usual (DPO's beta 1, a KL term in GRPO):

@@ -2,8 +2,7 @@
 as data for others.
 
     preference    {"prompt", "chosen", "rejected"}, lists of messages: a pair for each comparison that has a
-    winner, and for each question with scores
-                  its highest against its lowest, where they differ
+                  winner, and for each question with scores its highest against its lowest, where they differ
     scored        {"prompt", "completion", "score"}: a row for each candidate with a score
 
 Both are layouts that TRL's trainers read. A recorded response is written as the data give it, with all of its

@@ -5,9 +5,9 @@ checkpoint at a time: a new directory, its files, fsync, the manifest (SHA-256 a
 fsync of the directory, rename, fsync of the parent, the pointer last. What was written is read back and
 verified, and only then others are removed. safetensors and JSON only.
 
-    checkpoints/step_00000010/{tensors.safetensors, state.json, manifest.json} checkpoints/step_00000010.1
-    of a step that is saved again; it stands beside the first one until it is verified checkpoints/latest
-    the name of the newest
+    checkpoints/step_00000010/    tensors.safetensors, state.json, manifest.json
+    checkpoints/step_00000010.1/  the same step, saved again; it stays beside the first until it is verified
+    checkpoints/latest            the name of the newest
 """
 
 import hashlib
