@@ -198,7 +198,7 @@ def test_a_budget_is_held_against_what_the_oracle_says_it_costs(
 ) -> None:
     """Twenty-four queries an evaluation: the second one does not fit into thirty. After it no more samples
     are drawn, but for the other judge's."""
-    drawn, answer = [], Evaluation._answer
+    drawn, answer = [], Evaluation._sample
     monkeypatch.setattr(
         Evaluation, "_answer", lambda self, mode: drawn.append(mode.name) or answer(self, mode)
     )
@@ -660,8 +660,8 @@ def test_an_evaluation_that_is_due_waits_for_queries(
     [
         # due since step 2, and waiting at the checkpoint after it
         ("oat.learner.learner:Learner.update", 3, signal.SIGKILL),
-        ("oat.evaluation.evaluation:Evaluation._answer", 3, signal.SIGKILL),
-        ("oat.evaluation.evaluation:Evaluation._answer", 3, signal.SIGTERM),
+        ("oat.evaluation.evaluation:Evaluation._sample", 3, signal.SIGKILL),
+        ("oat.evaluation.evaluation:Evaluation._sample", 3, signal.SIGTERM),
         ("oat.learner.learner:Learner.update", 5, signal.SIGTERM),
     ],
 )

@@ -117,15 +117,15 @@ def test_a_record_file_is_whole_or_not_there(world: World, tmp_path: Path, call:
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1})
 
     def action() -> int:
-        from oat.evaluation.records import Records
+        from oat.evaluation.records import RecordFiles
 
-        write = Records.write
+        write = RecordFiles.write
 
-        def armed(self: Records, step: int, lines: Any) -> None:
+        def armed(self: RecordFiles, step: int, lines: Any) -> None:
             kill_at(*named("oat.files:sync_to_disk"), call)
             write(self, step, lines)
 
-        Records.write = armed  # type: ignore[method-assign]
+        RecordFiles.write = armed  # type: ignore[method-assign]
         return oat("train", config)
 
     assert forked(action, tmp_path / "log") == -signal.SIGKILL

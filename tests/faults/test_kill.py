@@ -62,10 +62,10 @@ MOMENTS = {
         "dpo", "oat.rundir.checkpoints:Checkpoints.wait", 3
     ),
     "between the modes of the first evaluation": Moment(
-        "grpo", "oat.evaluation.evaluation:Evaluation._answer", 2
+        "grpo", "oat.evaluation.evaluation:Evaluation._sample", 2
     ),
     "between the modes of a later evaluation": Moment(
-        "dpo", "oat.evaluation.evaluation:Evaluation._answer", 4
+        "dpo", "oat.evaluation.evaluation:Evaluation._sample", 4
     ),
     "an evaluation's answers made, not on disk": Moment(
         "grpo", "oat.ledger.outstanding:Outstanding._record", 7

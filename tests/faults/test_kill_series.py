@@ -56,7 +56,7 @@ POINTS = {
     "inside a save": Point("safetensors.torch:save_file", after=True),
     "saved, before the pointer": Point("oat.rundir.checkpoints:Checkpoints._point"),
     "in a weight sync": Point("oat.engines.torch:TorchEngine.load", after=True),
-    "in an evaluation": Point("oat.evaluation.evaluation:Evaluation._answer"),
+    "in an evaluation": Point("oat.evaluation.evaluation:Evaluation._sample"),
 }
 AT_EACH = -(-KILLS // 2 // len(POINTS))
 """Most kills of a series at one point."""

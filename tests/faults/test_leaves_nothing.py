@@ -14,7 +14,7 @@ import pytest
 from fixtures import World, forked, kill_at, named, oat
 
 PLACE = "oat.learner.learner:Learner.update"
-EVALUATION = "oat.evaluation.evaluation:Evaluation._answer"
+EVALUATION = "oat.evaluation.evaluation:Evaluation._sample"
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ MOMENTS = {
     "raised, nothing taken back": Moment("oat.loop:take_up", 1),
     "taken back, the sampler not": Moment("oat.runtime.weights:Weights.sync", 6),
     "the sampler too, the row not evaluated": Moment("oat.runtime.weights:Weights.sync", 6, after=True),
-    "in the row's evaluation": Moment("oat.evaluation.evaluation:Evaluation._answer", 3),
+    "in the row's evaluation": Moment("oat.evaluation.evaluation:Evaluation._sample", 3),
     "the row not written": Moment("oat.tracking.files:Tracking.row", 6),
     "the row written, no checkpoint behind it": Moment("oat.learner.learner:Learner.update", 6),
     "before the next checkpoint is published": Moment("oat.rundir.checkpoints:Checkpoints._publish", 4),
@@ -55,7 +55,7 @@ MOMENTS = {
     ),
     "told to end while the alarm is raised": Moment("oat.loop:take_up", 1, signals=TERM),
     "told to end in the row's evaluation": Moment(
-        "oat.evaluation.evaluation:Evaluation._answer", 3, signals=TERM
+        "oat.evaluation.evaluation:Evaluation._sample", 3, signals=TERM
     ),
     "told to end in the step after it": Moment("oat.collector:Collector.fill", 6, signals=TERM),
     "with a lagging copy of the weights": Moment(

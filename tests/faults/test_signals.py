@@ -47,8 +47,8 @@ MOMENTS = {
     "while it samples": Moment("grpo", "oat.rollout.actor:Actor.sample", 8, 3),
     "while it asks": Moment("dpo", "oat.ledger.outstanding:Outstanding._record", 11, 3),
     "while it learns": Moment("grpo", "oat.learner.learner:Learner.update", 3, 3),
-    "in the first evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._answer", 1, 0),
-    "in a later evaluation": Moment("dpo", "oat.evaluation.evaluation:Evaluation._answer", 3, 2),
+    "in the first evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._sample", 1, 0),
+    "in a later evaluation": Moment("dpo", "oat.evaluation.evaluation:Evaluation._sample", 3, 2),
     "in the last evaluation": Moment("grpo", "oat.evaluation.evaluation:Evaluation._write", 3, 4),
     "in a save": Moment(
         "grpo",

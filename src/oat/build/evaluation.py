@@ -6,9 +6,9 @@ from oat import protocols as boxes
 from oat.build.engine import plain_sampling
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, pair_columns
-from oat.evaluation.evaluation import Evaluation, Judge, Mode, Wanted
+from oat.evaluation.evaluation import Evaluation, EvaluationOracle, ExtraMetrics, Mode
 from oat.evaluation.held_out import HeldOutPairs, OnlyPairs
-from oat.evaluation.records import Records
+from oat.evaluation.records import RecordFiles
 from oat.evaluation.trigger import Trigger
 from oat.learner.learner import Learner
 from oat.ledger.ledger import Ledger
@@ -50,12 +50,12 @@ def make_evaluation(
         ledger,
         modes,
         [
-            Judge(purpose, address, oracle.answers, resolved.budgets[purpose])
+            EvaluationOracle(purpose, address, oracle.answers, resolved.budgets[purpose])
             for purpose, (address, oracle) in run_inputs.judges.items()
         ],
         slot=e.slot,
         trigger=trigger,
-        wanted=Wanted(
+        extra=ExtraMetrics(
             e.kl,
             e.intervals,
             e.pass_at,
@@ -64,9 +64,9 @@ def make_evaluation(
             load_answers(e.answers) if e.answers else None,
             e.online,
         ),
-        records=Records(directory / "evaluations", decode=run_inputs.renderer.decode, **names),
+        records=RecordFiles(directory / "evaluations", decode=run_inputs.renderer.decode, **names),
         seeds=seeds,
-        **({} if pairs is None else {"measured": pairs.measure}),
+        **({} if pairs is None else {"measure": pairs.measure}),
     )
 
 

@@ -23,7 +23,7 @@ from oat.commands.export import take_up_policy
 from oat.config.load import load_config, stored_config
 from oat.config.settings import ModelConfig
 from oat.errors import ConfigError
-from oat.evaluation.evaluation import Evaluation, Judge
+from oat.evaluation.evaluation import Evaluation, EvaluationOracle
 from oat.evaluation.statistics import average, bootstrap_interval, length_controlled_win_rate, wins
 from oat.files import seen
 from oat.loop import Run
@@ -79,13 +79,13 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
         "a_step": step,
         "b_step": other_step,
         "prompts": len(prompts),
-        "oracle": evaluation.judge.oracle,
+        "oracle": evaluation.oracle.address,
     }
     for round, mode in enumerate(evaluation.modes):
         items = [item for item in feedback.items if item.question.key.round == round]
         numbers = (
             _scored(items, mode.samples)
-            if evaluation.judge.kind == "score"
+            if evaluation.oracle.kind == "score"
             else _compared(items, mode.samples)
         )
         found |= _summary(mode.name, *numbers, items, mode.samples, evaluation.seeds)
@@ -190,27 +190,27 @@ def _ask(
     run: Run, evaluation: Evaluation, ours: Sequence[Sequence[Group]], theirs: Sequence[Sequence[Group]]
 ) -> Feedback:
     """About groups in which the responses of both stand one behind the other."""
-    judge = evaluation.judge
+    oracle = evaluation.oracle
     for round, (mode, mine, others) in enumerate(zip(evaluation.modes, ours, theirs, strict=True)):
         groups = [
             replace(a, trajectories=(*a.trajectories, *b.trajectories))
             for a, b in zip(mine, others, strict=True)
         ]
         questions = [
-            question for group in groups for question in _questions(group, judge, round, mode.samples)
+            question for group in groups for question in _questions(group, oracle, round, mode.samples)
         ]
-        run.ledger.ask(0, round, groups, questions, judge.purpose)
+        run.ledger.ask(0, round, groups, questions, oracle.purpose)
     return run.ledger.take(
-        0, run.ledger.asked(0, len(evaluation.modes), judge.purpose), purpose=judge.purpose
+        0, run.ledger.asked(0, len(evaluation.modes), oracle.purpose), purpose=oracle.purpose
     )
 
 
-def _questions(group: Group, judge: Judge, round: int, samples: int) -> list[Question]:
+def _questions(group: Group, oracle: EvaluationOracle, round: int, samples: int) -> list[Question]:
     pairs = [(sample, samples + sample) for sample in range(samples)]
-    picks = [tuple(range(2 * samples))] if judge.kind == "score" else [*pairs, *((b, a) for a, b in pairs)]
-    keys = [Key(judge.purpose, 0, round, group.prompt.occurrence, index) for index in range(len(picks))]
+    picks = [tuple(range(2 * samples))] if oracle.kind == "score" else [*pairs, *((b, a) for a, b in pairs)]
+    keys = [Key(oracle.purpose, 0, round, group.prompt.occurrence, index) for index in range(len(picks))]
     return [
-        Question.about(group, key, judge.kind, pick, judge.oracle)
+        Question.about(group, key, oracle.kind, pick, oracle.address)
         for key, pick in zip(keys, picks, strict=True)
     ]
 

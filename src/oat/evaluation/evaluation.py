@@ -1,9 +1,9 @@
-"""Evaluation on held-out prompts, with its own oracle, budget and random numbers, so that it never disturbs
-training. docs/evaluation.md says what its numbers are.
+"""Evaluation on held-out prompts. It has its own oracle, budget and random numbers, so it never disturbs
+training. docs/evaluation.md explains its metrics.
 
-The same prompts are answered under the same random numbers at every evaluation, so two evaluations differ by
-the weights alone. With a scoring oracle the value of a response is its score; with a comparing one, the
-probability that it wins against the data's reference response.
+Every evaluation samples responses to the same prompts with the same random numbers, so two evaluations differ
+by the weights alone. With a scoring oracle the value of a response is its score; with a comparing one, the
+probability that the response wins against the data's reference response.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from oat.errors import LedgerError, OatError, OracleError, warn
-from oat.evaluation.records import Records
+from oat.evaluation.records import RecordFiles
 from oat.evaluation.statistics import (
     agreement,
     average,
@@ -29,17 +29,17 @@ from oat.seeds import Seeds
 from oat.types import Feedback, Group, Item, Key, Kind, Mark, Price, Prompt, Question, Sampling, Trajectory
 from oat.types.budget import Budget
 
-_Answers = list[list[Hashable | None]]
-"""By prompt and sample."""
+_Extracted = list[list[Hashable | None]]
+"""Answers extracted from responses, by prompt and sample."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to answer the held-out prompts; or responses that are there.
+    """A way to sample responses to the held-out prompts; or responses that exist already.
 
     Attributes:
-        sampling: how they are drawn; None where they are there.
-        groups: those that are.
+        sampling: how responses are sampled; None for existing ones.
+        groups: the existing responses.
     """
 
     name: str
@@ -49,33 +49,33 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Judge:
+class EvaluationOracle:
     """An oracle that evaluations ask, and its budget.
 
     Attributes:
-        purpose: of its questions in the ledger.
-        oracle: its address.
+        purpose: purpose of its questions in the ledger.
+        address: its address.
         kind: "score", or "compare" against `Prompt.reference`.
-        budget: of all evaluations together; one that would go beyond is not begun.
+        budget: budget of all evaluations together; an evaluation that could exceed it is not begun.
     """
 
     purpose: str
-    oracle: str
+    address: str
     kind: Kind
     budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Numbers beside the means.
+class ExtraMetrics:
+    """Metrics beside the means.
 
     Attributes:
-        kl: how far samples are from the reference.
-        intervals: of every mean and win rate.
-        pass_at, majority_at: each k of them.
-        success: the value from which on a response passes.
-        answer: from a text to its answer; what the majority is of.
-        online: also of the responses that training drew.
+        kl: estimate the distance of samples from the reference.
+        intervals: add an interval to every mean and win rate.
+        pass_at, majority_at: the values of k.
+        success: value from which on a response passes.
+        extract: returns the answer in a text, for the majority vote.
+        online: also evaluate the responses that training sampled.
     """
 
     kl: bool = False
@@ -83,18 +83,18 @@ class Wanted:
     pass_at: tuple[int, ...] = ()
     success: float = 1.0
     majority_at: tuple[int, ...] = ()
-    answer: Callable[[str], Hashable | None] | None = None
+    extract: Callable[[str], Hashable | None] | None = None
     online: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The responses of one mode, and what a judge says of them.
+    """The responses of one mode, and an oracle's values of them.
 
     Attributes:
-        groups: samples alone, by occurrence, which is the place of their prompt.
-        values_BG: a tie is one half; NaN where there is no value.
-        marks: by prompt and sample.
+        values_BG: values; one half for a tie, NaN where there is none.
+        groups: groups of samples without references, by occurrence, which is the place of their prompt.
+        marks: marks by prompt and sample.
     """
 
     values_BG: np.ndarray
@@ -112,8 +112,8 @@ class _Table:
             self.marks[place, pick] = mark
             self.values_BG[place, pick] = 0.5 if mark == "tie" else value if mark == "ok" else np.nan
 
-    def of_each(self, measure: Callable[[Group, Trajectory], float]) -> np.ndarray:
-        """(B, G) a number of each response; 0 where there is none."""
+    def map(self, measure: Callable[[Group, Trajectory], float]) -> np.ndarray:
+        """Return (B, G) numbers, one a response; 0 where there is no response."""
         found = np.zeros(self.values_BG.shape)
         for place, group in self.groups.items():
             found[place] = [measure(group, response) for response in group.trajectories]
@@ -121,12 +121,13 @@ class _Table:
 
 
 class Evaluation:
-    """Asks about held-out prompts through the ledger, so a run that is killed pays nothing twice.
+    """Asks about held-out prompts through the ledger, so a run that is killed and continued pays
+    nothing twice.
 
     Args:
-        judges: the oracle that is asked; a second one, if there is any, is asked about the same responses.
-        slot: whose weights answer.
-        measured: what else an evaluation measures, of which no oracle is asked.
+        oracles: the oracle that is asked; an optional second one is asked about the same responses.
+        slot: the slot whose weights sample the responses.
+        measure: computes metrics for which no oracle is asked.
     """
 
     def __init__(
@@ -135,31 +136,32 @@ class Evaluation:
         actor: Actor,
         ledger: Ledger,
         modes: Sequence[Mode],
-        judges: Sequence[Judge],
+        oracles: Sequence[EvaluationOracle],
         *,
         slot: str,
         trigger: Trigger,
-        wanted: Wanted,
-        records: Records,
+        extra: ExtraMetrics,
+        records: RecordFiles,
         seeds: Seeds,
-        measured: Callable[[], dict[str, float]] = dict,
+        measure: Callable[[], dict[str, float]] = dict,
     ):
-        self.measure = measured
+        self.measure = measure
         self.prompts = prompts
         self.actor = actor
         self.ledger = ledger
         self.modes = modes
-        self.judge, self.gold = judges[0], judges[1] if len(judges) > 1 else None
+        self.oracle = oracles[0]
+        self.gold = oracles[1] if len(oracles) > 1 else None
         self.slot = slot
         self.trigger = trigger
-        self.wanted = wanted
+        self.extra = extra
         self.records = records
         self.seeds = seeds
         self.warned: set[str] = set()
 
     def due(self, step: int, queries: int) -> bool:
-        """Whether one is due after `step` updates and so many queries of training; the loop adds one at the
-        start and at the end."""
+        """Return whether an evaluation is due after `step` updates and this many training queries. The loop
+        adds one evaluation at the start and one at the end."""
         return self.trigger.due(step, queries)
 
     @property
@@ -170,80 +172,90 @@ class Evaluation:
         self.trigger.load_state(state)
 
     def run(self, step: int, queries: int = 0, feedback: Feedback | None = None) -> dict[str, float]:
-        """Evaluate the slot's weights as they are after `step` updates and so many queries of training;
-        returns metrics.
+        """Evaluate the slot's weights after `step` updates and this many training queries, and
+        return metrics.
 
         Args:
-            feedback: what the last of these steps took, whose responses are evaluated too where that is
-            wanted.
+            feedback: feedback of the last of these steps; its responses are evaluated too if `extra.online`
+                is set.
 
         Raises:
-            OatError: the first oracle failed, or whatever was needed before it is asked. What the second one
-            does is counted and said.
+            OatError: the first oracle failed, or something before it was asked. A failure of the second
+                oracle becomes a metric and a warning.
         """
         self.trigger.begin(step, queries)
-        rounds = [*self.modes, *(learned_from(feedback) if self.wanted.online and feedback else [])]
-        tables = self._judged(
-            self.judge, step, rounds, lambda round: rounds[round].groups or self._answer(rounds[round])
+        rounds = [*self.modes, *(learned_from(feedback) if self.extra.online and feedback else [])]
+        tables = self._tables(
+            self.oracle, step, rounds, lambda round: rounds[round].groups or self._sample(rounds[round])
         )
         if tables is None:
             return {"eval/skipped": 1.0}
-        answers = [self._answers(table) for table in tables]
+        extracted = [self._extracted(table) for table in tables]
         metrics, golds = self._second_opinion(step, rounds, tables)
-        for mode, table, given in zip(rounds, tables, answers, strict=True):
-            metrics |= self._numbers(mode, table, given)
-        if self.wanted.kl:
+        for mode, table, answers in zip(rounds, tables, extracted, strict=True):
+            metrics |= self._metrics(mode, table, answers)
+        if self.extra.kl:
             metrics |= self._distance(rounds, tables)
-        self._write(step, rounds, tables, answers, golds)
+        self._write(step, rounds, tables, extracted, golds)
         return metrics
 
-    def _is_beyond(self, judge: Judge, step: int, price: Price) -> bool:
-        """Whether an evaluation of this price would spend more than is left; if so that is on record, and
-        said once."""
-        spent = self.ledger.committed(judge.purpose)
-        if judge.budget.allows(spent + price):
+    def _exceeds_budget(self, oracle: EvaluationOracle, step: int, price: Price) -> bool:
+        """Return whether an evaluation of this price would exceed the budget; if so, record the refusal, and
+        warn the first time."""
+        spent = self.ledger.committed(oracle.purpose)
+        if oracle.budget.allows(spent + price):
             return False
-        self.ledger.refuse(step, judge.purpose, price)
-        if judge.purpose not in self.warned:
-            self.warned.add(judge.purpose)
-            section = "evaluation.gold" if judge is self.gold else "evaluation"
+        self.ledger.refuse(step, oracle.purpose, price)
+        if oracle.purpose not in self.warned:
+            self.warned.add(oracle.purpose)
+            section = "evaluation.gold" if oracle is self.gold else "evaluation"
             warn(
-                f"after {step} steps {judge.oracle} is not asked, and will not be again: an evaluation may "
-                f"cost {judge.budget.beside(spent, price, section)}; training goes on"
+                f"after {step} steps {oracle.address} is not asked, and will not be again: an evaluation may "
+                f"cost {oracle.budget.beside(spent, price, section)}; training goes on"
             )
         return True
 
-    def _answer(self, mode: Mode) -> Sequence[Group]:
-        assert mode.sampling is not None, "only responses that were drawn in training have none"
+    def _sample(self, mode: Mode) -> Sequence[Group]:
+        assert mode.sampling is not None, "only responses that training sampled have none"
         return self.actor.sample(self.prompts, {self.slot: mode.samples}, ("eval", mode.name), mode.sampling)
 
-    def _ask(self, judge: Judge, step: int, count: int, groups: Callable[[int], Sequence[Group]]) -> bool:
-        """Ask whatever is not on disk yet; or nothing, if the evaluation has not begun and its budget does
-        not suffice. Then no later one draws samples in vain.
+    def _ask(
+        self,
+        oracle: EvaluationOracle,
+        step: int,
+        count: int,
+        groups: Callable[[int], Sequence[Group]],
+    ) -> bool:
+        """Ask the questions that are not on disk yet. If the evaluation has not begun and its budget does
+        not suffice, ask nothing; later evaluations are then refused before they sample.
 
         Args:
-            count: of rounds.
+            count: number of rounds.
+            groups: as in `_tables`.
+
         Returns:
-            Whether it has begun.
+            Whether the evaluation has begun.
         """
-        rounds = [round for round in range(count) if not self.ledger.recalls(step, round, judge.purpose)]
-        is_new, refused = len(rounds) == count, self.ledger.refused(step, judge.purpose)
-        if is_new and refused is not None and self._is_beyond(judge, step, refused):
+        rounds = [round for round in range(count) if not self.ledger.recalls(step, round, oracle.purpose)]
+        is_new = len(rounds) == count
+        refused = self.ledger.refused(step, oracle.purpose)
+        if is_new and refused is not None and self._exceeds_budget(oracle, step, refused):
             return False
-        asked = [(round, *self._questions(judge, step, round, groups(round))) for round in rounds]
-        everything = [question for *_, questions in asked for question in questions]
-        if is_new and judge.budget.is_limited and self._is_beyond(judge, step, self.ledger.price(everything)):
-            return False
-        for round, about, questions in asked:
-            self.ledger.ask(step, round, about, questions, judge.purpose)
+        pending = [(round, *self._questions(oracle, step, round, groups(round))) for round in rounds]
+        if is_new and oracle.budget.is_limited:
+            price = self.ledger.price([question for *_, questions in pending for question in questions])
+            if self._exceeds_budget(oracle, step, price):
+                return False
+        for round, about, questions in pending:
+            self.ledger.ask(step, round, about, questions, oracle.purpose)
         return True
 
     def _questions(
-        self, judge: Judge, step: int, round: int, groups: Sequence[Group]
+        self, oracle: EvaluationOracle, step: int, round: int, groups: Sequence[Group]
     ) -> tuple[Sequence[Group], list[Question]]:
-        """What a judge is asked about groups, which have the reference beside the samples where it
-        compares."""
-        if judge.kind == "compare":
+        """Return the groups, with the reference behind the samples if the oracle compares, and the questions
+        about them."""
+        if oracle.kind == "compare":
             groups = [
                 replace(group, trajectories=(*group.trajectories, _recorded(group.prompt)))
                 for group in groups
@@ -253,48 +265,52 @@ class Evaluation:
             samples = range(len(group.trajectories))
             picks = (
                 [tuple(samples)]
-                if judge.kind == "score"
+                if oracle.kind == "score"
                 else [(sample, samples[-1]) for sample in samples[:-1]]
             )
             for index, pick in enumerate(picks):
-                key = Key(judge.purpose, step, round, group.prompt.occurrence, index)
-                questions.append(Question.about(group, key, judge.kind, pick, judge.oracle))
+                key = Key(oracle.purpose, step, round, group.prompt.occurrence, index)
+                questions.append(Question.about(group, key, oracle.kind, pick, oracle.address))
         return groups, questions
 
-    def _judged(
-        self, judge: Judge, step: int, modes: Sequence[Mode], groups: Callable[[int], Sequence[Group]]
+    def _tables(
+        self,
+        oracle: EvaluationOracle,
+        step: int,
+        modes: Sequence[Mode],
+        groups: Callable[[int], Sequence[Group]],
     ) -> list[_Table] | None:
-        """By mode, what a judge says; None where its budget does not suffice for all of it. Answers about an
-        evaluation that a kill cut off, and that was not due again, are taken too and left aside.
+        """Return an oracle's values, a table a mode; None if the budget does not suffice for all of them.
+        Answers about an evaluation that a kill cut off, and that was not due again, are taken and ignored.
 
         Args:
-            groups: of a mode, by its place; those that the judge was asked about before a kill are not made
-            again.
+            groups: makes the groups of a mode, given its index. It is not called for a mode that the oracle
+                was asked about before a kill.
 
         Raises:
-            OatError: it failed, now or when it was first made; a failure is on record, so that a replay has
-            it too.
+            OatError: the oracle failed, now or when this evaluation was first made; the failure is on record,
+                so a replay fails too.
         """
         tables = [_Table(np.full((len(mode.groups or self.prompts), mode.samples), np.nan)) for mode in modes]
         try:
-            if not self.ledger.has_taken(step, judge.purpose) and not self._ask(
-                judge, step, len(modes), groups
+            if not self.ledger.has_taken(step, oracle.purpose) and not self._ask(
+                oracle, step, len(modes), groups
             ):
                 return None
             feedback: Feedback = self.ledger.take(
-                step, self.ledger.asked(step, len(modes), judge.purpose), purpose=judge.purpose
+                step, self.ledger.asked(step, len(modes), oracle.purpose), purpose=oracle.purpose
             )
         except LedgerError:
             raise
         except OatError:
-            self.ledger.give_up(step, judge.purpose)
+            self.ledger.give_up(step, oracle.purpose)
             raise
-        if self.ledger.refused(step, judge.purpose) is not None:
+        if self.ledger.refused(step, oracle.purpose) is not None:
             return None
         if not feedback.items:
             raise OracleError(
-                f"{judge.oracle} failed when it was first made, which stays on record; a run of its own "
-                "has it (another --run_dir)"
+                f"{oracle.address} failed when this evaluation was first made, which stays on record; begin "
+                "another run to make it again (another --run_dir)"
             )
         for item in feedback.items:
             if item.question.key.step == step:
@@ -304,13 +320,13 @@ class Evaluation:
     def _second_opinion(
         self, step: int, modes: Sequence[Mode], tables: Sequence[_Table]
     ) -> tuple[dict[str, float], Sequence[_Table]]:
-        """What the second oracle says of the same responses, as metrics and by mode; no tables where it was
-        not asked, or failed."""
-        judge = self.gold
-        if judge is None:
+        """Return the second oracle's values of the same responses, as metrics and a table a mode; no tables
+        if it was not asked, or failed."""
+        oracle = self.gold
+        if oracle is None:
             return {}, ()
         try:
-            golds = self._judged(judge, step, modes, lambda round: list(tables[round].groups.values()))
+            golds = self._tables(oracle, step, modes, lambda round: list(tables[round].groups.values()))
         except LedgerError:
             raise
         except OatError as error:
@@ -329,9 +345,9 @@ class Evaluation:
         return {name: value for name, value in found.items() if value is not None}, golds
 
     def _distance(self, modes: Sequence[Mode], tables: Sequence[_Table]) -> dict[str, float]:
-        """The estimate k1 of KL(slot || reference), nats a response: the mean, over responses that were
-        sampled as in training, of the summed difference of their raw log-probabilities; the slot's are those
-        recorded at sampling."""
+        """Estimate KL(slot || reference) by k1, in nats a response: the mean, over responses sampled as in
+        training, of the summed difference of their raw log-probabilities. Those of the slot were recorded
+        at sampling."""
         sampled = next(table for mode, table in zip(modes, tables, strict=True) if mode.name == "sampled")
         groups = [group for _, group in sorted(sampled.groups.items())]
         logps = self.actor.score(groups, ("sampler", "reference"))
@@ -341,30 +357,28 @@ class Evaluation:
             )
         }
 
-    def _answers(self, table: _Table) -> _Answers:
-        answer, size = self.wanted.answer, table.values_BG.shape[1]
-        given = (
-            {
-                place: [answer(response.text) for response in group.trajectories]
-                for place, group in table.groups.items()
-            }
-            if answer
-            else {}
-        )
-        return [given.get(place, [None] * size) for place in range(len(table.values_BG))]
+    def _extracted(self, table: _Table) -> _Extracted:
+        extract = self.extra.extract
+        prompts, samples = table.values_BG.shape
+        found: dict[int, list[Hashable | None]] = {}
+        if extract:
+            for place, group in table.groups.items():
+                found[place] = [extract(response.text) for response in group.trajectories]
+        return [found.get(place, [None] * samples) for place in range(prompts)]
 
-    def _numbers(self, mode: Mode, table: _Table, answers: _Answers) -> dict[str, float]:
-        """The metrics of a mode; none where no response has a value."""
-        name, values_BG = f"eval/{mode.name}", table.values_BG
+    def _metrics(self, mode: Mode, table: _Table, extracted: _Extracted) -> dict[str, float]:
+        """Return the metrics of a mode; none if no response has a value."""
+        name = f"eval/{mode.name}"
+        values_BG = table.values_BG
         if np.isnan(values_BG).all():
             return {}
         found: dict[str, float | None] = {f"{name}_length": _mean_length(table)}
         means_of = {name: values_BG}
-        if self.judge.kind == "compare":
+        if self.oracle.kind == "compare":
             wins_BG = wins(values_BG)
             lengths = (
-                table.of_each(lambda _, response: len(response.text)),
-                table.of_each(lambda group, _: len(group.prompt.reference or "")),
+                table.map(lambda _, response: len(response.text)),
+                table.map(lambda group, _: len(group.prompt.reference or "")),
             )
             found[f"{name}_win_rate_lc"] = length_controlled_win_rate(
                 wins_BG.ravel(), *(each.ravel() for each in lengths)
@@ -372,17 +386,17 @@ class Evaluation:
             means_of[f"{name}_win_rate"] = wins_BG
         for metric, numbers_BG in means_of.items():
             found[metric] = average(numbers_BG)
-            if self.wanted.intervals and (
+            if self.extra.intervals and (
                 ends := bootstrap_interval(numbers_BG, self.seeds.at("bootstrap", metric))
             ):
                 found[f"{metric}_low"], found[f"{metric}_high"] = ends
         if mode.name == "sampled":
             found |= {
-                f"eval/pass@{k}": pass_at(values_BG, k, success=self.wanted.success)
-                for k in self.wanted.pass_at
+                f"eval/pass@{k}": pass_at(values_BG, k, success=self.extra.success)
+                for k in self.extra.pass_at
             }
             found |= {
-                f"eval/majority@{k}": majority_at(values_BG, answers, k) for k in self.wanted.majority_at
+                f"eval/majority@{k}": majority_at(values_BG, extracted, k) for k in self.extra.majority_at
             }
         return {metric: value for metric, value in found.items() if value is not None}
 
@@ -391,7 +405,7 @@ class Evaluation:
         step: int,
         modes: Sequence[Mode],
         tables: Sequence[_Table],
-        answers: Sequence[_Answers],
+        extracted: Sequence[_Extracted],
         golds: Sequence[_Table],
     ) -> None:
         lines = []
@@ -401,30 +415,30 @@ class Evaluation:
                     fields = {
                         "mode": mode.name,
                         "sample": sample,
-                        **_said(table, place, sample, "value", "mark"),
+                        **_fields(table, place, sample, "value", "mark"),
                     }
                     if golds:
-                        fields |= _said(golds[round], place, sample, "gold", "gold_mark")
-                    if self.wanted.answer:
-                        answer = answers[round][place][sample]
+                        fields |= _fields(golds[round], place, sample, "gold", "gold_mark")
+                    if self.extra.extract:
+                        answer = extracted[round][place][sample]
                         fields["answer"] = None if answer is None else str(answer)
                     lines.append(self.records.record(group.prompt, response, fields))
         self.records.write(step, lines)
 
 
 def learned_from(feedback: Feedback) -> list[Mode]:
-    """The responses that a step was told about, as a mode; none where it took nothing. Of each group there
-    are as many as of the smallest."""
-    told = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.items]
-    size = min(map(len, told), default=0)
+    """Return the responses that a step's questions were about, as the mode `online`; no mode if the step took
+    nothing. Each group is cut to the size of the smallest."""
+    responses = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.items]
+    size = min(map(len, responses), default=0)
     groups = [
-        Group(replace(item.group.prompt, occurrence=place), tuple(responses[:size]))
-        for place, (item, responses) in enumerate(zip(feedback.items, told, strict=True))
+        Group(replace(item.group.prompt, occurrence=place), tuple(own[:size]))
+        for place, (item, own) in enumerate(zip(feedback.items, responses, strict=True))
     ]
     return [Mode("online", size, None, groups)] if size else []
 
 
-def _said(table: _Table, place: int, sample: int, value: str, mark: str) -> dict[str, object]:
+def _fields(table: _Table, place: int, sample: int, value: str, mark: str) -> dict[str, object]:
     found = float(table.values_BG[place, sample])
     return {value: None if np.isnan(found) else found, mark: table.marks.get((place, sample), "failed")}
 
@@ -435,7 +449,7 @@ def _recorded(prompt: Prompt) -> Trajectory:
 
 
 def _mean_length(table: _Table) -> float:
-    """Mean number of tokens that the model wrote in a response."""
+    """Return the mean number of tokens that the model wrote in a response."""
     return float(
         np.mean(
             [response.trained.sum() for group in table.groups.values() for response in group.trajectories]

@@ -1,9 +1,9 @@
-"""Recorded pairs that are never learned, and what the objective says of them: its loss, how often it prefers
+"""Recorded pairs that are never learned, and the objective's metrics of them: its loss, how often it prefers
 the chosen response, and by how much.
 
 No oracle is asked and nothing is sampled. The loss is the objective's own, over all pairs at once, under the
-weights as they are; nothing of it reaches training. The reference's log-probabilities are computed when they
-are first needed, and again only where the reference has changed.
+current weights; nothing of it reaches training. The reference's log-probabilities are computed when they are
+first needed, and again only after the reference has changed.
 """
 
 import copy
@@ -21,7 +21,7 @@ from oat.seeds import Seeds
 from oat.types import UNASKED, Answer, Feedback, Item, Key, Mark, Prompt, Question, Trajectory
 
 HELD_OUT = "eval/pairs/"
-"""Names of its metrics begin with it."""
+"""Prefix of the names of these metrics."""
 _OF_PAIRS = "pairs/"
 
 
@@ -29,7 +29,7 @@ class HeldOutPairs:
     """Measures an objective on recorded pairs.
 
     Args:
-        objective: of the run, which learns from comparisons; it is left as it is.
+        objective: objective of the run, which learns from comparisons; it is not changed.
         prompts: records with both responses.
     """
 
@@ -50,8 +50,8 @@ class HeldOutPairs:
         self._reference: tuple[int, dict[int, torch.Tensor]] = (-1, {})
 
     def measure(self) -> dict[str, float]:
-        """Metrics under the weights that the learner has. Pairs of which neither response is the better one,
-        such as two equal ones, do not count."""
+        """Return the metrics under the learner's current weights. A pair in which neither response is the
+        better one, such as two equal ones, does not count."""
         objective = copy.deepcopy(self.objective)
         batch = prepared(
             objective, self._items(), self._forward, self.seeds.at("prepare", objective.name, "held_out")
@@ -76,18 +76,18 @@ class HeldOutPairs:
         if self._feedback is None:
             groups = self.actor.sample(self.prompts, {}, ())
             keys = [Key("held_out", 0, 0, prompt.occurrence) for prompt in self.prompts]
-            asked = NoExploration("compare", reads_text=False).choose(
+            questions = NoExploration("compare", reads_text=False).choose(
                 groups, keys, {}, self.seeds.at("explore", "held_out")
             )
             items = [
                 Item(group, question, _answer(question), _label(question))
-                for group, question in zip(groups, asked, strict=True)
+                for group, question in zip(groups, questions, strict=True)
             ]
             self._feedback = Feedback(0, tuple(item for item in items if item.label is not None), 0)
         return self._feedback
 
     def _forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        """As the learner's; the reference's raw log-probabilities are kept by row."""
+        """Compute log-probabilities as the learner does; the reference's raw ones are kept by row."""
         if model != "reference" or wants != {"raw"}:
             return self.learner.forward(model, rows, wants)
         if self._reference[0] != self.learner.version(model):
@@ -106,13 +106,13 @@ class HeldOutPairs:
 
 
 class OnlyPairs:
-    """The evaluation of a run that has held-out pairs and no held-out prompts: nobody answers, and nobody is
-    asked."""
+    """The evaluation of a run that has held-out pairs alone: it samples nothing and asks no oracle."""
 
     slot = ""
 
     def __init__(self, pairs: HeldOutPairs, trigger: Trigger):
-        self.measure, self.trigger = pairs.measure, trigger
+        self.measure = pairs.measure
+        self.trigger = trigger
 
     def due(self, step: int, queries: int) -> bool:
         return self.trigger.due(step, queries)

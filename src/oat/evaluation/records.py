@@ -1,4 +1,4 @@
-"""The records of evaluations: one line a response, in a file a step."""
+"""The files of evaluations: one file an evaluation, one line a response."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +23,16 @@ RECORD = (
     "gold_mark",
     "answer",
 )
-"""Fields of a record, beside the prompt under the name that it has in the data, and `format_` with that
-name."""
+"""Fields of a record, beside two for the prompt: the data's name for it, and that name behind `format_`."""
 
 
-class Records:
-    """The files of an evaluation, `directory/step_XXXXXXXX.jsonl`, each written whole or not at all; one line
-    a response.
+class RecordFiles:
+    """The files `directory/step_XXXXXXXX.jsonl`, one an evaluation, each written whole or not at all.
 
     Args:
-        prompt_key: the name that the prompt has in the data.
-        generator: the name of the run.
-        decode: from the ids that the model continued to their text.
+        prompt_key: name of the prompt's column in the data.
+        generator: name of the run.
+        decode: returns the text of the ids that the model continued.
     """
 
     def __init__(
@@ -47,8 +45,8 @@ class Records:
         self._standing = Standing(directory)
 
     def record(self, prompt: Prompt, response: Trajectory, fields: Mapping[str, object]) -> dict[str, object]:
-        """A line: the prompt as it stands in the data and as the model saw it, its response and reference,
-        and further fields."""
+        """Return a line: the prompt as it stands in the data and as the model saw it, the response, the
+        reference, and further fields."""
         return {
             self.prompt_key: raw_prompt(prompt),
             f"format_{self.prompt_key}": self.decode(response.segments[0].ids),
@@ -59,11 +57,11 @@ class Records:
         }
 
     def write(self, step: int, records: Sequence[Mapping[str, object]]) -> None:
-        """The file of an evaluation.
+        """Write the file of an evaluation.
 
         Raises:
-            DirectoryError: the folder, which was there, is gone.
-            RecordError: it cannot be written.
+            DirectoryError: the folder existed and is gone.
+            RecordError: the file cannot be written.
         """
         self._standing.refuse_lost(DirectoryError)
         lines = [printable(json.dumps(record, ensure_ascii=False)) for record in records]
@@ -79,7 +77,7 @@ class Records:
 
 
 def raw_prompt(prompt: Prompt) -> str | list[dict[str, Any]]:
-    """A prompt that is one user's message as its text, every other as messages."""
+    """Return a prompt as text if it is one user message, else as messages."""
     if len(prompt.messages) == 1 and prompt.messages[0].role == "user" and not prompt.messages[0].fields:
         return prompt.messages[0].content
     return [message.plain for message in prompt.messages]

@@ -1,7 +1,7 @@
-"""Numbers of an evaluation, from the values of its responses: pure functions, each with its source.
+"""Statistics of an evaluation, from the values of its responses: pure functions, each with its source.
 
-B prompts, G responses a prompt, P pairs of responses. NaN is a value that is missing: it does not count.
-None: nothing counts. Departures from the papers stand with each function.
+B prompts, G responses a prompt, P pairs of responses. NaN is a missing value, which does not count. A
+function returns None if no value counts. Each function states its departures from the paper.
 """
 
 import math
@@ -14,20 +14,21 @@ _LENGTH_VARIANCE = 10.0
 
 
 def average(values_BG: np.ndarray) -> float | None:
-    """The mean value; with n values of every prompt it is average@n, the mean over prompts of the mean over n
-    samples."""
+    """Return the mean value. With n values of every prompt it is average@n, the mean over prompts of the mean
+    over n samples."""
     known = values_BG[~np.isnan(values_BG)]
     return float(known.mean()) if known.size else None
 
 
 def pass_at(values_BG: np.ndarray, k: int, *, success: float) -> float | None:
-    """The probability that one of k samples succeeds, without bias (pass@k: Chen et al. 2021,
+    """Estimate without bias the probability that one of k samples succeeds (pass@k: Chen et al. 2021,
     arXiv:2107.03374, Eq. 1).
 
     pass@k = mean over prompts of 1 - C(n - c, k) / C(n, k)
 
-    n are a prompt's values and c those that reach `success`: of all sets of k samples, the share that has one
-    of them. A prompt of fewer than k values is left out.
+    n is the number of a prompt's values, and c the number of those that reach `success`. The term of a
+    prompt is the share of its sets of k samples that contain a success. A prompt with fewer than k values is
+    left out.
 
     Args:
         k: at least 1.
@@ -42,14 +43,14 @@ def pass_at(values_BG: np.ndarray, k: int, *, success: float) -> float | None:
 
 
 def majority_at(values_BG: np.ndarray, answers: Sequence[Sequence[Hashable | None]], k: int) -> float | None:
-    """The value of the answer that most of k samples give (self-consistency: Wang et al. 2022,
+    """Return the value of the answer that most of k samples give (self-consistency: Wang et al. 2022,
     arXiv:2203.11171, Section 2).
 
-    The value of an answer is the mean of the values of its samples. Where several answers have the most
-    votes, each may win with the same probability, and the mean over them is taken. Samples without an answer
-    have no vote; where no sample has one, the mean of all stands for it. The samples of a prompt that have a
+    The value of an answer is the mean of the values of its samples. If several answers share the most votes,
+    each wins with the same probability, and the mean over them is taken. Samples without an answer have no
+    vote; if no sample has an answer, the mean of all values is taken. The samples of a prompt that have a
     value are cut, in their order, into as many groups of k as there are, and the mean over these is taken; a
-    prompt of fewer than k is left out.
+    prompt with fewer than k is left out.
 
     Args:
         answers: B sequences of G; equal ones are votes for the same; None is no answer.
@@ -67,16 +68,16 @@ def majority_at(values_BG: np.ndarray, answers: Sequence[Sequence[Hashable | Non
 
 
 def wins(probabilities: np.ndarray) -> np.ndarray:
-    """1 where a probability of winning is above one half, 0 where it is below, one half at a tie; their mean
-    is the win rate."""
+    """Return 1 where a probability of winning is above one half, 0 where it is below, one half at a tie;
+    their mean is the win rate."""
     return np.where(np.isnan(probabilities), np.nan, (1.0 + np.sign(probabilities - 0.5)) / 2.0)
 
 
 def bootstrap_interval(
     values_BG: np.ndarray, generator: np.random.Generator, resamples: int = 1000
 ) -> tuple[float, float] | None:
-    """The 95 % interval of `average` over prompts that might have been drawn: percentiles of the bootstrap
-    (Efron and Tibshirani 1993, An Introduction to the Bootstrap, Section 13.3).
+    """Return the 95 % interval of `average` over prompts that might have been drawn: percentiles of the
+    bootstrap (Efron and Tibshirani 1993, An Introduction to the Bootstrap, Section 13.3).
 
     Prompts are drawn with replacement, as many as there are, each with all of its values, so that samples of
     one prompt are not taken for independent ones. The ends are the values at the places ceil(0.025 resamples)
@@ -96,7 +97,7 @@ def bootstrap_interval(
 def length_controlled_win_rate(
     wins_P: np.ndarray, lengths_P: np.ndarray, other_lengths_P: np.ndarray
 ) -> float | None:
-    """What the win rate would be if both responses of every pair were equally long (Dubois et al. 2024,
+    """Estimate the win rate if both responses of every pair were equally long (Dubois et al. 2024,
     arXiv:2404.04475, Section 3).
 
     P(win) = sigmoid(a + b tanh(d / std(d))),   d = length - other length,   and the rate is sigmoid(a)
@@ -105,19 +106,20 @@ def length_controlled_win_rate(
     deviation of d.
 
     Departures:
-    1. Their third term, the difficulty of an instruction, is left out: it is estimated from the answers of
-       many models, and there is one here.
-    2. They shrink all terms, by cross-validation. Here b alone has a prior, normal with variance 10, so that
-       it is finite where length alone decides; a has none, so that without an effect of length the rate is
-       the plain one.
-    3. Their examples of models that were told to be short or long are not added. Where one side is always the
-       longer one and always wins, nothing tells length from quality, and the win is not put down to length.
+        1. Their third term, the difficulty of an instruction, is left out: it is estimated from the answers
+            of many models, and there is one here.
+        2. They shrink all terms, by cross-validation. Here b alone has a prior, normal with variance 10, so
+            that it is finite where length alone decides; a has none, so that without an effect of length the
+            rate is the plain one.
+        3. Their examples of models that were told to be short or long are not added. If one side is always
+            the longer one and always wins, length cannot be told from quality, and the win is not attributed
+            to length.
 
-    Where all d are equal the rate is the plain one.
+    If all d are equal the rate is the plain one.
 
     Args:
         wins_P: 1, one half, 0, or any fraction between.
-        lengths_P, other_lengths_P: of the response and of its opponent, in one unit.
+        lengths_P, other_lengths_P: lengths of the response and of its opponent, in one unit.
     """
     known = ~np.isnan(wins_P)
     won, differences = wins_P[known], (lengths_P - other_lengths_P)[known].astype(np.float64)
@@ -130,9 +132,9 @@ def length_controlled_win_rate(
 
 
 def agreement(first_BG: np.ndarray, second_BG: np.ndarray) -> float | None:
-    """Of all pairs of responses to one prompt that both judges tell apart, the share that both order the same
-    way: (gamma + 1) / 2 (Goodman and Kruskal 1954, "Measures of association for cross classifications",
-    Section 6)."""
+    """Return, of all pairs of responses to one prompt that both oracles tell apart, the share that both order
+    the same way: (gamma + 1) / 2 (Goodman and Kruskal 1954, "Measures of association for cross
+    classifications", Section 6)."""
     same = told = 0
     for first, second in zip(first_BG, second_BG, strict=True):
         orders = np.sign(np.subtract.outer(first, first)) * np.sign(np.subtract.outer(second, second))
@@ -157,8 +159,8 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _fitted(feature_P: np.ndarray, won_P: np.ndarray) -> np.ndarray:
-    """(a, b) of a logistic model with a normal prior on b, by Newton's method; a step that does not lower the
-    loss is halved until it does."""
+    """Fit (a, b) of a logistic model with a normal prior on b, by Newton's method; a step that does not lower
+    the loss is halved until it does."""
     features = np.stack([np.ones_like(feature_P), feature_P], axis=1)
     precision = np.array([0.0, 1.0 / _LENGTH_VARIANCE])
 

@@ -1,4 +1,4 @@
-"""When evaluations are due."""
+"""The times at which evaluations are due."""
 
 import time
 from collections.abc import Mapping
@@ -6,10 +6,11 @@ from typing import Any
 
 
 class Trigger:
-    """When an evaluation is due, and when the last one began.
+    """Decides when an evaluation is due, from when the last one began.
 
-    One becomes due every `every` steps, and waits until training has made `every_queries` queries, and has
-    run for `every_hours`, since the last one. Only the hours look at a clock; those of all restarts count.
+    An evaluation becomes due every `every` steps. It then waits until training has made `every_queries`
+    queries, and has run for `every_hours`, since the last one. Only the hours depend on a clock; the hours
+    before restarts count too.
     """
 
     def __init__(self, every: int, every_queries: int = 0, every_hours: float = 0.0):
@@ -22,7 +23,7 @@ class Trigger:
         self.began = time.monotonic()
 
     def due(self, step: int, queries: int) -> bool:
-        """Whether one is due after `step` updates and so many queries of training."""
+        """Return whether an evaluation is due after `step` updates and this many training queries."""
         is_pending = step // self.every > self.step // self.every
         return (
             is_pending
@@ -37,12 +38,14 @@ class Trigger:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Steps and queries of training at the last evaluation; the seconds of running at it, and now."""
+        """Steps and queries of training at the last evaluation; the run's seconds at it, and now."""
         return {"step": self.step, "queries": self.queries, "seconds": [self.seconds, self._now()]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.step, self.queries = state["step"], state["queries"]
-        (self.seconds, self.before), self.began = state["seconds"], time.monotonic()
+        self.step = state["step"]
+        self.queries = state["queries"]
+        self.seconds, self.before = state["seconds"]
+        self.began = time.monotonic()
 
     def _now(self) -> float:
         return self.before + time.monotonic() - self.began
