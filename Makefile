@@ -11,7 +11,7 @@ PEERS := .venv-peers
 TABLES ?=
 ROW ?=
 LONG := kill_series losses same_run ten_thousand_steps
-WIRED := tests/golden tests/protocol tests/faults/test_kill.py tests/faults/test_state.py
+WIRED := kill state
 
 .PHONY: setup quickstart test test-slow faults bench lint type clean
 
@@ -29,16 +29,16 @@ quickstart: setup
 
 PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Runs that were worked out by hand, or are killed, go through the wire encoding first; then everything.
+# Golden runs and runs that are killed go through the wire encoding here, and have plain twins (docs/test_suites.md).
 test: lint type
-	$(PYTEST) -m "not slow" --serialise $(WIRED)
 	$(PYTEST) -m "not slow" --durations=10
 
-# All other tests of whole runs through the wire encoding, but for the longest; and slow tests, with the transformers of constraints.txt and with the
-# oldest that is supported; and wandb and mlflow, in an environment that has them. The large rows of the fault table are `make faults`.
+# All other tests of whole runs through the wire encoding, but for the longest; and slow tests, with the
+# transformers of constraints.txt and with the oldest that is supported; and wandb and mlflow, in an environment that
+# has them. The large rows of the fault table are `make faults`.
 test-slow: setup $(OLDEST)/.installed $(TRACKERS)/.installed
-	$(PYTEST) -m "not slow" --serialise tests/learning tests/faults $(LONG:%=--ignore=tests/faults/test_%.py)
-	$(PYTEST) -m "slow and not fault" --durations=10
+	$(PYTEST) -m "not large" -k "not other_seeds" --serialise tests/learning tests/faults $(foreach name,$(LONG) $(WIRED),--ignore=tests/faults/test_$(name).py)
+	$(PYTEST) -m "slow and not large" --durations=10
 	$(subst $(BIN),$(OLDEST)/bin,$(PYTEST)) -m "slow and not fault"
 	$(subst $(BIN),$(TRACKERS)/bin,$(PYTEST)) --durations=10 tests/test_trackers.py
 

@@ -8,7 +8,15 @@ import jaxtyping
 import pytest
 import torch
 from evaluations import judges  # noqa: F401
-from fixtures import NO_BITSANDBYTES, NO_MLFLOW, NO_TRL, NO_WANDB, world  # noqa: F401 (a fixture for every test)
+from fixtures import (  # noqa: F401 (fixtures for every test)
+    NO_BITSANDBYTES,
+    NO_MLFLOW,
+    NO_TRL,
+    NO_WANDB,
+    over_the_wire,
+    serialise_by_default,
+    world,
+)
 
 jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
 torch.set_num_threads(1)
@@ -29,13 +37,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--serialise"):
-        from oat.config.settings import ComputeConfig
-
-        ComputeConfig.__init__.__defaults__ = ("cpu", None, True, None)
-        assert ComputeConfig().serialise
+        serialise_by_default(True)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("large"):
+            item.add_marker("slow")
     row = config.getoption("--fault")
     if row is not None:
         proves = [any(row in mark.args for mark in item.iter_markers("fault")) for item in items]

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 
+from oat.config.settings import ComputeConfig
 from oat.learner.learner import Learner
 from oat.ledger.asked import Asked
 from oat.ledger.store import Store
@@ -219,6 +220,28 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     # measured here, and not by every child
     rates_of(torch.device("cpu"), 1, cost_of(load_lm(str(folder / "model"))))
     return World(folder)
+
+
+def serialise_by_default(is_on: bool) -> bool:
+    """Set what `compute.serialise` is where a configuration leaves it out, in this process and in what is
+    forked from it; what it was."""
+    place = [field.name for field in fields(ComputeConfig)].index("serialise")
+    was = list(ComputeConfig.__init__.__defaults__ or ())
+    ComputeConfig.__init__.__defaults__ = (*was[:place], is_on, *was[place + 1 :])
+    assert ComputeConfig().serialise == is_on
+    return was[place]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(True, id="wire"), pytest.param(False, id="plain", marks=pytest.mark.slow)],
+)
+def over_the_wire(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """The tests of a module that uses it send the values of every run through the wire encoding; the slow
+    suite runs them without it as well."""
+    was = serialise_by_default(request.param)
+    yield request.param
+    serialise_by_default(was)
 
 
 def oat(*arguments: object) -> int:

@@ -136,7 +136,7 @@ def test_an_oracle_that_takes_more_than_it_said(tmp_path: Path) -> None:
 
 @pytest.mark.fault("R13")
 @pytest.mark.inventory(102)
-@pytest.mark.parametrize("limit", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("limit", [1_000, pytest.param(10_000, marks=pytest.mark.large)])
 def test_64_concurrent_askers_spend_it_exactly(
     tmp_path: Path, limit: int, figure: Callable[[str], None]
 ) -> None:

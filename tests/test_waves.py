@@ -286,7 +286,7 @@ def test_waves_are_the_longest_runs_that_fit(whole: Any) -> None:
 
 
 @pytest.mark.fault("R13")
-@pytest.mark.parametrize("every", [60, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [60, pytest.param(1, marks=pytest.mark.large)])
 def test_killed_at_any_transaction_and_call(
     whole: Any, tmp_path: Path, figure: Callable[[str], None], every: int
 ) -> None:

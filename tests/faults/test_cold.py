@@ -47,7 +47,7 @@ def limited(config: str, run_dir: str, most: str) -> int:
 
 def ends() -> list[object]:
     return [
-        pytest.param(end, id=name, marks=[] if name in SAMPLE else pytest.mark.slow)
+        pytest.param(end, id=name, marks=[] if name in SAMPLE else pytest.mark.large)
         for name, end in ENDS.items()
     ]
 
@@ -118,7 +118,7 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R7")
 def test_the_order_of_a_save_of_a_cold_process(tmp_path: Path, figure: Figure) -> None:
     from known_checkpoints import two_good_ones
@@ -144,7 +144,7 @@ def test_the_order_of_a_save_of_a_cold_process(tmp_path: Path, figure: Figure) -
     figure(f"{len(events)} calls in order")
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R8")
 def test_a_cold_process_goes_on_from_the_one_before(unbroken: Path, tmp_path: Path, figure: Figure) -> None:
     run_dir = tmp_path / "run"
@@ -160,7 +160,7 @@ def test_a_cold_process_goes_on_from_the_one_before(unbroken: Path, tmp_path: Pa
     figure("the one before is used, bitwise")
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R9")
 def test_files_of_a_cold_process_that_may_not_grow(unbroken: Path, tmp_path: Path, figure: Figure) -> None:
     config = unbroken / "dpo.yaml"
@@ -173,7 +173,7 @@ def test_files_of_a_cold_process_that_may_not_grow(unbroken: Path, tmp_path: Pat
     figure("a limit of the kernel: one message, then bitwise")
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R10")
 def test_a_cold_process_is_refused_a_directory_in_use(unbroken: Path, tmp_path: Path, figure: Figure) -> None:
     with (unbroken / "dpo" / "lock").open("a") as file:
@@ -183,7 +183,7 @@ def test_a_cold_process_is_refused_a_directory_in_use(unbroken: Path, tmp_path: 
     figure("the second is refused, the first ends well")
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R20")
 def test_a_cold_process_skips_what_a_killed_one_skipped(world: World, tmp_path: Path) -> None:
     from test_not_finite import SKIP, poisoned
@@ -204,7 +204,7 @@ def killed_after(place: str, call: str, name: str, *arguments: str) -> int:
     return oat(name, *arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R23")
 def test_a_long_run_of_a_cold_process_does_not_grow(world: World, tmp_path: Path, figure: Figure) -> None:
     from test_ten_thousand_steps import growth_is_bounded
@@ -214,7 +214,7 @@ def test_a_long_run_of_a_cold_process_does_not_grow(world: World, tmp_path: Path
     growth_is_bounded(tmp_path, 100, 250, figure)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R24")
 def test_a_cold_process_runs_nothing_and_opens_nothing(tmp_path: Path) -> None:
     assert cold("test_hostile_text:graded_quietly", log=tmp_path / "log") == 0, (tmp_path / "log").read_text()

@@ -61,7 +61,7 @@ def struck(signals: tuple[int, ...], mark: str) -> None:
 
 @pytest.mark.fault("R4")
 @pytest.mark.parametrize(
-    "name", [name if name == SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in ENDS]
+    "name", [name if name == SAMPLE else pytest.param(name, marks=pytest.mark.large) for name in ENDS]
 )
 def test_no_end_leaves_anything_of_a_sink_that_hangs(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, figure: Callable[[str], None]

@@ -172,7 +172,7 @@ def test_an_export_that_is_killed(
     assert done >= 4
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R7")
 def test_an_export_that_is_killed_at_any_moment(
     run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure

@@ -239,7 +239,7 @@ def test_a_disk_that_is_full_at_some_writes_of_a_run(
     assert done >= 5
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R9")
 def test_a_disk_that_is_full_at_any_write_of_a_run(
     world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure

@@ -147,7 +147,7 @@ def test_random_strings_are_fast(action):
     check_random_strings(20_000, action)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.inventory(86)
 @pytest.mark.parametrize("action", [graded, value_of])
 def test_a_million_random_strings_are_fast(action, figure):
@@ -159,7 +159,7 @@ def test_expressions_have_the_value_that_python_gives_them(figure):
     figure(check_agreement_with_python(3_000))
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.inventory(86)
 def test_100_000_expressions_have_the_value_that_python_gives_them(figure):
     figure(check_agreement_with_python(100_000))

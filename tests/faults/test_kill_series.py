@@ -232,7 +232,7 @@ def die(kill: Kill, config: Path, run_dir: Path, whole: Whole) -> None:
 def numbers() -> list[Any]:
     return [
         pytest.param(
-            series, number, id=f"{series}-{number}", marks=[pytest.mark.slow] * (number >= SAMPLES[series])
+            series, number, id=f"{series}-{number}", marks=[pytest.mark.large] * (number >= SAMPLES[series])
         )
         for series in SERIES
         for number in range(KILLS)

@@ -215,7 +215,7 @@ def test_malformed_records(tmp_path: Path, figure: Callable[[str], None]) -> Non
     )
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.parametrize("part", range(10))
 def test_10_000_malformed_records(tmp_path: Path, figure: Callable[[str], None], part: int) -> None:
     count = 1000

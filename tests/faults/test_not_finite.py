@@ -164,7 +164,7 @@ def test_a_bad_number_moves_nothing(run: Run, what: str, figure: Figure) -> None
     assert caught == tried > 0
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R20")
 @pytest.mark.parametrize("what", GUARDED)
 @pytest.mark.parametrize("algorithm", OPTIONS)

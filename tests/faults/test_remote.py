@@ -146,7 +146,7 @@ def test_a_server_that_is_away_in_mid_run_costs_no_question(
     outage(2.0, world, tmp_path, server, figure)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R12")
 def test_a_server_that_is_away_for_half_a_minute(
     world: World, tmp_path: Path, server: FaultyServer, figure: Figure
@@ -154,7 +154,7 @@ def test_a_server_that_is_away_for_half_a_minute(
     outage(30.0, world, tmp_path, server, figure)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R12")
 def test_a_real_server_is_killed_for_half_a_minute(world: World, tmp_path: Path, figure: Figure) -> None:
     """`oat serve reward` in processes of its own: SIGKILL in mid-run, and the same command on the same port
@@ -388,7 +388,7 @@ def test_malformed_requests_get_an_answer_and_the_server_goes_on(
     fuzz(800, guarded, figure)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R28")
 def test_a_hundred_thousand_malformed_requests(guarded: tuple[Served, Path], figure: Figure) -> None:
     fuzz(100_000, guarded, figure)

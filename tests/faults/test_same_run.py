@@ -32,6 +32,7 @@ def processes_agree(
 SINGLE = {"engine": {"name": "torch", "threads": 1}}
 
 
+@pytest.mark.slow
 @pytest.mark.fault("R2")
 def test_other_hashes_give_the_same_run(world: World, tmp_path: Path, figure: Callable[[str], None]) -> None:
     equal = processes_agree(world, tmp_path, "dpo", SINGLE)
@@ -39,7 +40,7 @@ def test_other_hashes_give_the_same_run(world: World, tmp_path: Path, figure: Ca
     assert equal == 1
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R2")
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo", "sft"])
 @pytest.mark.parametrize("serialise", [False, True])

@@ -255,7 +255,7 @@ def test_flipped_bits_are_detected(checkpoints: Checkpoints, figure: Figure) -> 
     assert found == (60, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.fault("R8")
 def test_1000_flipped_bits_are_detected(checkpoints: Checkpoints, figure: Figure) -> None:
     found = flips(checkpoints, 1000)

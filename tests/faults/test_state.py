@@ -25,6 +25,8 @@ from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.loop import Run, restore, train
 
+pytestmark = pytest.mark.usefixtures("over_the_wire")
+
 MIXED = Path(__file__).parent.parent / "protocol" / "mixed.py"
 ENSEMBLE = {"members": 2, "hidden": 4, "batch": 3, "steps": 2, "buffer": 5}
 
@@ -41,6 +43,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
             "learner.schedule": "linear",
         },
     ),
+    "grpo, without a wire": ("grpo", {"learner.sync_every": 2, "compute.serialise": False}),
     "a reference that follows, with an adapter": (
         "dpo",
         {
@@ -173,7 +176,9 @@ def walk(config: Path, run_dir: Path, drop: str | None = None) -> Walked:
 
 
 @pytest.fixture(scope="module")
-def walks(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Walked]:
+def walks(
+    world: World, tmp_path_factory: pytest.TempPathFactory, over_the_wire: bool
+) -> Callable[[str], Walked]:
     """The walk of each of `RUNS`, made once."""
 
     @functools.cache

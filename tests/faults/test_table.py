@@ -43,7 +43,7 @@ def test_two():
 
 
 def marked(source: str) -> list[tuple[str, str, bool]]:
-    """Row, name and whether it runs in `make faults` only, of every test of a file that proves a row."""
+    """Row, name and whether `make test` leaves it out, of every test of a file that proves a row."""
     tree, found = ast.parse(source), []
     own = [
         node.value
@@ -53,7 +53,10 @@ def marked(source: str) -> list[tuple[str, str, bool]]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             inner = [each for mark in (*own, *node.decorator_list) for each in ast.walk(mark)]
-            is_slow = any(ast.unparse(mark) == "pytest.mark.slow" for mark in (*own, *node.decorator_list))
+            is_slow = any(
+                ast.unparse(mark) in ("pytest.mark.slow", "pytest.mark.large")
+                for mark in (*own, *node.decorator_list)
+            )
             calls = [
                 each
                 for each in inner

@@ -162,7 +162,7 @@ def growth_is_bounded(folder: Path, first: int, last: int, figure: Callable[[str
 
 
 @pytest.mark.fault("R23")
-@pytest.mark.parametrize(("first", "last"), [(100, 250), pytest.param(1000, 10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("first", "last"), [(100, 250), pytest.param(1000, 10_000, marks=pytest.mark.large)])
 def test_a_long_run_does_not_grow(
     world: World, tmp_path: Path, figure: Callable[[str], None], first: int, last: int
 ) -> None:

@@ -166,7 +166,7 @@ def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 @pytest.mark.parametrize(
     ("series", "number"),
     [
-        pytest.param(series, number, marks=[pytest.mark.slow] * (number >= SAMPLE))
+        pytest.param(series, number, marks=[pytest.mark.large] * (number >= SAMPLE))
         for series in SERIES
         for number in range(KILLS)
     ],

@@ -33,9 +33,10 @@ def assert_near(found: dict[str, list[float]], expected: dict[str, list[float]])
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.parametrize("is_wired", [True, False], ids=["wire", "plain"])
 @pytest.mark.parametrize("algorithm", make.ALGORITHMS)
-def test_twenty_steps(algorithm: str, tmp_path: Path) -> None:
-    found = make.replay(algorithm, tmp_path)
+def test_twenty_steps(algorithm: str, is_wired: bool, tmp_path: Path) -> None:
+    found = make.replay(algorithm, tmp_path, {"compute": {"serialise": is_wired}})
     assert len(found["loss/total"]) == make.STEPS
     if make.machine() == GOLDEN["machine"]:
         assert found == GOLDEN[algorithm]
