@@ -16,7 +16,7 @@ bound; the share reached is this least time over the time that they took.
    the share of the experts counts through which a token goes.
 3. Not counted: embeddings that are looked up, norms, activations, softmax, sampling, writes, padding, the
    optimiser, and everything that the backward pass computes a second time. So a share can be below 1 though
-   nothing is left to gain. It is never above 1, unless the machine was busier when it was measured than later.
+   nothing is left to gain. It is above 1 only if the machine was busier when it was measured than later.
 """
 
 import functools

@@ -1,5 +1,5 @@
-"""What an algorithm has to keep: an objective is run on made-up feedback with real tiny models and the real
-learner."""
+"""The check of an algorithm: it runs on made-up feedback with real tiny models and the real learner, and is
+held against the protocol of `Objective`."""
 
 import json
 from collections.abc import Mapping
@@ -29,8 +29,7 @@ _OF_A_STEP = ("answers/", "response/", "reward/", "sft/accepted", "sft/solved", 
 
 
 def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any) -> None:
-    """Run an algorithm on made-up feedback, with real tiny models and the real learner, and hold it against
-    the protocol of `Objective`.
+    """Run an algorithm on made-up feedback, and hold it against the protocol of `Objective`.
 
     It finds: columns and losses of a wrong shape or axis; a model that is to be trained and gets no gradient,
     or gets one that depends on what stands in the same forward pass; numbers that are not finite; metrics
@@ -43,8 +42,8 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
     Args:
         algorithm: a class as configurations name it, or that name.
         plan: of an objective that has none of its own, as the ensemble's.
-        options: of its `Config`; by default a step has at most 6 prompts and 4 samples of each, and a
-        `max_length` that is open is 8 tokens.
+        options: of its `Config`. By default a step has at most 6 prompts and 4 samples of each, and a
+            `max_length` without a default is 8 tokens.
 
     Raises:
         ContractError: what was found, where, and what to do.
@@ -72,7 +71,7 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
 
 
 class _Check(Part):
-    """One algorithm. Whatever is made of it is made anew each time, as a run makes it."""
+    """One algorithm. Every objective, learner and model is made anew each time, as a run makes it."""
 
     def __init__(self, cls: Any, options: Mapping[str, Any], plan: Plan | None):
         super().__init__(cls.__qualname__)

@@ -1,4 +1,4 @@
-"""What an environment has to keep."""
+"""The check of an environment: made-up episodes, held against the protocol."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from oat.types import Message, Prompt
 _RESPONSES = ("4", "", "a b c\n", "four", "4\n<|im_end|>\x00", "vier, 四, ٤", "-1.5e9", "0" * 2_000)
 
 _Told = tuple[Message | None, float]
-"""What an episode has told of a turn."""
+"""The message and the reward of a turn."""
 
 
 def check_environment(
@@ -33,25 +33,25 @@ def check_environment(
 ) -> None:
     """Play episodes with made-up responses, several times, and hold them against the protocol.
 
-    Found are: a state, a turn, a message or a reward of a wrong type, or a reward that is not finite; an
-    episode that does not end; whatever is raised about a response, since a bad one is worth little and is no
-    error; changes in the prompt or the state that it was given (of a state of plain data, arrays and
-    tensors); and episodes that differ when they are played again with the same seed, or beside others:
-    randomness that is not the generator's, something that is kept outside the state. Not found is a call that
-    does not come back.
+    It finds: a state, a turn, a message or a reward of a wrong type, or a reward that is not finite; an
+    episode that does not end; an error about a response, since a bad response is worth little and is no
+    error; changes in the prompt or the state that it was given (in a state of plain data, arrays and
+    tensors); and episodes that differ when they are played again with the same seed, or beside others,
+    because randomness is not the generator's, or something is kept outside the state. It does not find a
+    call that never returns.
 
     Args:
         environment: a class as configurations name it, or that name.
         prompts: texts, or records in a format that a run reads (docs/data.md), with the further columns that
-        it reads.
+            the environment reads.
         responses: that the model gives in turn, over and over; each of them begins an episode about each
-            prompt. By default some of made-up texts (a number, none, long, in another script).
-        turns: after which an episode counts as one that never ends.
+            prompt. By default made-up texts: a number, an empty text, a long one, other scripts.
+        turns: turns after which an episode counts as endless.
 
     Raises:
         ContractError: what was found, where, and what to do.
-        DataError: a prompt is one that no run reads.
-        ConfigError: it cannot be made without arguments, or lacks a method.
+        DataError: a prompt cannot be read by any run.
+        ConfigError: the environment cannot be made without arguments, or lacks a method.
     """
     said = _RESPONSES if responses is None else tuple(responses)
     found = load_symbol(environment) if isinstance(environment, str) else environment
@@ -78,10 +78,10 @@ def check_environment(
 
 @dataclass(frozen=True)
 class _Episode:
-    """What is played.
+    """An episode to play.
 
     Attributes:
-        first: place of the response that it begins with.
+        first: number of the response with which it begins.
     """
 
     prompt: Prompt
@@ -116,7 +116,7 @@ class _Check(Part):
     def played(
         self, environment: Environment, episode: _Episode, state: Mapping[str, Any]
     ) -> Iterator[_Told]:
-        """What follows, turn by turn."""
+        """The turns of an episode, one by one."""
         where, before = f"an episode of {_text(episode.prompt)!r}", wire.encode(episode.prompt)
         for number in range(self.turns):
             response = self.responses[(episode.first + number) % len(self.responses)]
@@ -133,10 +133,8 @@ class _Check(Part):
             state = turn.state
         self.require(
             False,
-            (
-                f"{where} did not end within {self.turns} turns; end it at some turn with the message None, "
-                "or check with more `turns`"
-            ),
+            f"{where} did not end within {self.turns} turns; end it at some turn with the message None, or "
+            "check with more `turns`",
         )
 
     def turn(self, environment: Environment, state: Mapping[str, Any], response: str, where: str) -> Turn:
@@ -167,11 +165,8 @@ class _Check(Part):
         is_other = message is None or message.role != "assistant"
         self.require(
             is_other,
-            (
-                f"{where}: the message is the assistant's, which only the model writes; give it another "
-                "role, "
-                "as user"
-            ),
+            f"{where}: the message is the assistant's, which only the model writes; give it another role, as "
+            "user",
         )
         self.require(
             _is_finite(turn.reward), f"{where}: the reward is {str(turn.reward)[:60]}; return a finite number"
@@ -181,29 +176,24 @@ class _Check(Part):
         return turn
 
     def told(self, message: Message, where: str) -> None:
-        """A message has a role that templates know, and text that can be tokenised and stored, as messages of
-        data have."""
-        is_role = message.role in ROLES
-        self.require(
-            is_role,
-            (
-                f"{where}: the message has the role {message.role[:40]!r}; "
-                f"{did_you_mean(message.role[:40], ROLES)}"
-            ),
-        )
+        """Check a message as one of data: a role that templates know, and text that can be tokenised and
+        stored."""
+        role = message.role[:40]
+        is_known = message.role in ROLES
+        self.require(is_known, f"{where}: the message has the role {role!r}; {did_you_mean(role, ROLES)}")
         try:
             checked(message.plain, f"{self.name}: {where}: the message")
         except DataError as error:
             raise ContractError(str(error)) from error
 
     def alone(self, environment: Environment, episodes: Sequence[_Episode]) -> list[list[_Told]]:
-        """One episode after the other."""
+        """The turns of all episodes, played one after another."""
         return [
             list(self.played(environment, episode, self.begun(environment, episode))) for episode in episodes
         ]
 
     def together(self, episodes: Sequence[_Episode]) -> list[list[_Told]]:
-        """All episodes as a run plays them: all begin, then the next turn of each, then the one after."""
+        """The turns of all episodes, played as a run plays them: all begin, then each has its next turn."""
         environment = self.fresh()
         begun = [self.begun(environment, episode) for episode in episodes]
         playing = [
@@ -231,19 +221,13 @@ class _Check(Part):
                 if one[place : place + 1] != two[place : place + 1]
             ]
             if places:
-                number, (a, b) = (
-                    places[0] + 1,
-                    (
-                        [_shown(told) for told in each[places[0] : places[0] + 1]] or ["nothing"]
-                        for each in (one, two)
-                    ),
-                )
+                place = places[0]
+                a, b = (_shown(each[place]) if place < len(each) else "nothing" for each in (one, two))
                 self.require(
                     False,
-                    f"turn {number} of an episode of {_text(episode.prompt)!r} told {a[0]}, and {b[0]} "
-                    f"when it was {how}; draw numbers in `reset` "
-                    "from `generator` only, and keep what is to be remembered in the state, not in the "
-                    "object",
+                    f"turn {place + 1} of an episode of {_text(episode.prompt)!r} told {a}, and {b} when it "
+                    f"was {how}; draw numbers in `reset` from `generator` only, and keep what is to be "
+                    "remembered in the state, not in the object",
                 )
 
 
@@ -255,7 +239,7 @@ def _is_finite(reward: Any) -> bool:
 
 
 def _encoded(state: Mapping[str, Any]) -> bytes | None:
-    """To see whether it changes; None for what has no such form."""
+    """The bytes of a state, by which changes are seen; None if it cannot be encoded."""
     try:
         return wire.encode(dict(state))
     except WireError:

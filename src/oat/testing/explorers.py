@@ -1,4 +1,4 @@
-"""What an explorer has to keep."""
+"""The check of an explorer: made-up groups, and its questions held against the protocol."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,15 +23,15 @@ def check_explorer(
     """Let an explorer choose among made-up responses, several times, and hold its questions against the
     protocol.
 
-    Found are: a choice that differs for the same groups, scores and seed (randomness that is not the
+    It finds: a choice that differs for the same groups, scores and seed (randomness that is not the
     generator's, something kept between calls); changes in what it was given; questions about other texts than
     those it picked, about no group or one group twice, of another kind, or about two equal texts; and a plan
-    that is none.
+    that is not valid.
 
     Args:
         explorer: a class as configurations name it, or that name.
-        kind: of the questions it is to ask.
-        plan: of an algorithm; by default 8 prompts with 2 responses where pairs are compared, else with 4.
+        kind: of the questions that it is to ask.
+        plan: of an algorithm; by default 8 prompts with 2 responses each for comparisons, else with 4.
         options: of its `Config`.
 
     Raises:
@@ -54,7 +54,7 @@ class _Check(Part):
         self.options = options
 
     def fresh(self) -> Explorer:
-        """As a run makes it."""
+        """A new explorer, made as a run makes it."""
         settings = getattr(self.cls, "Config", None)
         takes = settings is not None or not self.options
         self.require(
@@ -69,11 +69,12 @@ class _Check(Part):
         self.none(needs_faults(getattr(self.fresh(), "needs", None)))
 
     def none(self, faults: Iterator[str], method: str = "") -> None:
+        """Raise the first fault, if there is any."""
         for fault in faults:
             self.require(False, method + fault)
 
     def widened(self, plan: Plan) -> Plan:
-        """The plan that it makes of one; twice the same, and one that can be asked."""
+        """The plan that the explorer makes of another; the same twice, and a valid one."""
         before = wire.encode(plan)
         one, two = (self.call("widen", self.fresh().widen, plan) for _ in range(2))
         self.require(
@@ -89,7 +90,7 @@ class _Check(Part):
         return one
 
     def choice(self, plan: Plan, step: int) -> None:
-        """The questions about one round, once and again."""
+        """Check the questions about one round, asked three times."""
         generator = np.random.default_rng(step)
         groups = [
             make_group(n, plan.samples, generator, text="same" if n == 0 else None)
@@ -115,8 +116,7 @@ class _Check(Part):
             self.require(
                 wire.encode(other) == wire.encode(chosen[0]),
                 f"choose asked other questions about the same groups, scores and seed when it was {how} "
-                f"(step {step}); draw numbers from `generator` "
-                "only, and keep nothing between calls",
+                f"(step {step}); draw numbers from `generator` only, and keep nothing between calls",
             )
 
     def questions(self, chosen: Any, group_of: Mapping[Key, Group], explorer: Explorer) -> None:
@@ -127,10 +127,8 @@ class _Check(Part):
             is_askable = self.kind != "compare" or question.oracle == UNASKED or texts[0] != texts[1]
             self.require(
                 is_askable,
-                (
-                    f"{where} compares {texts[0]!r} with itself; choose another pair, or address it to "
-                    "oat.types.UNASKED"
-                ),
+                f"{where} compares {texts[0]!r} with itself; choose another pair, or address it to "
+                "oat.types.UNASKED",
             )
             if question.features is not None:
                 shape, meant = np.shape(question.features), (len(texts), _FEATURES)
@@ -143,7 +141,7 @@ class _Check(Part):
 def _scores(
     groups: Sequence[Group], needs: frozenset[str], generator: np.random.Generator
 ) -> dict[str, list[np.ndarray]]:
-    """As the actor gives them."""
+    """Made-up scores, by name, in the form in which the actor gives them."""
     scores: dict[str, list[np.ndarray]] = {}
     for name in sorted(needs):
         shape = (_MEMBERS,) if name == ENSEMBLE else ()

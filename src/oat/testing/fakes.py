@@ -1,4 +1,4 @@
-"""Stand-ins for an engine and for an oracle, which say what a script says."""
+"""Fakes: an engine and an oracle that answer from a script."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,19 +22,19 @@ _VALUELESS = 0.5
 
 
 class FakeEngine:
-    """An engine without a model: it answers requests with given ids, the last request first.
+    """An engine without a model. It answers requests with given ids, the last request first.
 
     Every token has the same raw and sampled log-probability, - log `num_tokens`.
 
     Args:
-        script: the ids of a response from the ids that it continues; or responses that are given in turn,
-        over all calls, and then again.
-        num_tokens: of the vocabulary.
-        stop_ids: ids that end a response; one that ends in none of them is cut, "length", as is one of more
-        than `max_new_tokens`.
+        script: a function from the ids that a response continues to the response's ids; or responses that
+            are given in turn, over all calls, again and again.
+        num_tokens: size of the vocabulary.
+        stop_ids: ids that end a response. One that ends in another id, or has more than `max_new_tokens`, is
+            cut, with the reason "length".
 
     Attributes:
-        requests: that came so far.
+        requests: the requests so far.
         held: by slot, the weights that were loaded last.
     """
 
@@ -89,15 +89,15 @@ class FakeOracle(Oracle):
     """An oracle that answers from a script, at once or late, in any order, or never.
 
     Args:
-        script: from a question to its values, one for each candidate of a score; one alone stands for all. A
-            value is a number, or a mark: "tie", "abstain", "failed".
+        script: a function from a question to its values, one for each candidate of a score; a single value
+            is that of all. A value is a number, or a mark: "tie", "abstain", "failed".
         answers: the kind of question that it takes.
-        late: from a question to the number of calls of `collect` that ask for it in vain; None: it is never
-        answered. By default 0.
-        newest_first: answers that are there come in the other order.
+        late: a function from a question to the number of calls of `collect` that ask for it in vain; None:
+            the question is never answered. By default 0.
+        newest_first: answers that are there are returned in the reverse order.
 
     Attributes:
-        asked: questions that came so far, in order.
+        asked: the questions so far, in order.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""What an oracle has to keep."""
+"""The check of an oracle: made-up questions, asked in several ways, and its answers held against the
+protocol."""
 
 import copy
 import functools
@@ -36,21 +37,21 @@ def check_oracle(
     seconds: float = 30.0,
     tolerance: float = 1e-3,
 ) -> None:
-    """Ask an oracle, or a reward or comparing function, the same things in several ways, and hold what it
+    """Ask an oracle, or a function that scores or compares, the same questions in several ways, and hold its
     answers against the protocol.
 
-    Found are: a value too few or too many, or none that a run can use (NaN, infinite, no probability); an
-    answer to something else, twice, or never; a price that is passed; changes in the arguments, which are
-    named; and, unless the oracle says `cacheable = False`, values that differ when the same is asked again,
-    in another order, alone, or of other tokens with that text. Not looked at is whether p(first wins) and
-    p(second wins) of one pair add up to 1.
+    It finds: a value too few or too many, or one that no run can use (NaN, infinite, no probability); an
+    answer to something else, twice, or never; a cost above the price; changes in the arguments; and, unless
+    the oracle says `cacheable = False`, values that differ when the same is asked again, in another order,
+    alone, or of other tokens with the same text. It does not look whether p(first wins) and p(second wins) of
+    one pair add up to 1.
 
     Args:
-        oracle: a function or a class, an oracle made of one, or a name as configurations have it. What it
-        raises is a finding, too.
-        questions: to ask; by default some of made-up texts (empty, long, in other scripts, equal ones) about
-        one prompt.
-        reference, columns: of the prompt of those.
+        oracle: a function or a class, an oracle made of one, or a name as configurations have it. An error
+            that it raises is a finding, too.
+        questions: to ask; by default made-up ones (texts that are empty, long, in other scripts, equal) about
+            one prompt.
+        reference, columns: of the prompt of made-up questions.
         options: of a class or a name.
         seconds: to wait for all answers to one submission.
         tolerance: largest difference, relative or absolute, between two answers to the same question.
@@ -87,7 +88,7 @@ def check_oracle(
 
 
 class _Asking(Part):
-    """Asks questions, and checks each answer by itself.
+    """Asks questions, and checks each answer.
 
     Args:
         name: of the oracle, in messages.
@@ -147,14 +148,14 @@ class _Asking(Part):
         return answers
 
     def hold(self, contract: Callable[..., Any], *arguments: Any) -> Any:
-        """What the ledger would take, by the same checks."""
+        """Apply a check of the ledger's."""
         try:
             return contract(*arguments)
         except OracleError as error:
             raise ContractError(str(error)) from error
 
     def _check(self, question: Question, answer: Any) -> Answer:
-        """One answer against its question."""
+        """Check one answer against its question."""
         price = self.oracle.price(question)
         most = Budget.of(price) if self.oracle.names_price else Budget(price.queries)
         sound: Answer = self.hold(checked, answer, question, self.name, most)
@@ -162,7 +163,7 @@ class _Asking(Part):
 
 
 def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable[..., Any]:
-    """The function, which notes the names of the arguments that it changes."""
+    """The function, wrapped: it notes in `changed` the names of arguments that it changes."""
 
     def note(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         changed.update(
@@ -187,7 +188,7 @@ def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable
 
 
 def _encoded(question: Question) -> dict[str, bytes]:
-    """Field by field, to see what changes."""
+    """The bytes of each field, by which changes are seen."""
     return {field.name: wire.encode(getattr(question, field.name)) for field in fields(question)}
 
 
@@ -215,15 +216,15 @@ def _renamed(questions: Sequence[Question], by: int) -> list[Question]:
 
 
 def _retokenised(questions: Sequence[Question]) -> list[Question]:
-    """The same texts as the ends of other episodes."""
+    """Questions about the same texts with other tokens, as at the ends of other episodes."""
     return [
         replace(question, ids=tuple(np.append(ids, ids) for ids in question.ids)) for question in questions
     ]
 
 
 def _alone(ask: _Asking, question: Question, place: int) -> Answer:
-    """The answer to a question that is asked by itself; of scores, candidate by candidate, as when the others
-    are known already."""
+    """The answer to a question that is asked alone; for scores, candidate by candidate, as if the values of
+    the others were known."""
     if question.kind == "compare":
         return ask(_renamed([question], 3_000 + place))[0]
     singles = [
@@ -257,12 +258,10 @@ def _check_same(
                 mark != "ok" or math.isclose(value, value_2, rel_tol=tolerance, abs_tol=tolerance)
             )
             if not same:
-                text = (
-                    "" if question.kind == "compare" else f", candidate {question.candidates[place][:40]!r}"
-                )
+                candidate = question.candidates[place][:40]
+                text = "" if question.kind == "compare" else f", candidate {candidate!r}"
                 raise ContractError(
-                    f"{name}: {in_words(question)}{text}: answered {found[0]}, and {found[1]} when {how}; "
-                    "an answer that is no function of the "
-                    "prompt and the response, or pair, must not be used again: set `cacheable = False` on "
-                    "the oracle, or remove the cause"
+                    f"{name}: {in_words(question)}{text}: answered {found[0]}, and {found[1]} when {how}; an "
+                    "answer that is no function of the prompt and the response, or pair, must not be used "
+                    "again: set `cacheable = False` on the oracle, or remove the cause"
                 )

@@ -1,4 +1,4 @@
-"""A part of a user's under check."""
+"""A user's part under check."""
 
 import traceback
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _OURS = Path(oat.__file__).parent
 
 
 class Part:
-    """Says what is wrong with a part.
+    """A part under check, and the form of what is wrong with it.
 
     Args:
         name: of the part, at the head of every message.
@@ -22,13 +22,13 @@ class Part:
         self.name = name
 
     def require(self, holds: object, what: str) -> None:
-        """Raises a ContractError unless something holds."""
+        """Raise a ContractError unless a condition holds."""
         if not holds:
             raise ContractError(f"{self.name}: {what}")
 
     def call(self, method: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function returns. Errors of ours say themselves what they are about; any other becomes a
-        ContractError with its place."""
+        """Call a function of the part. An error that is not one of ours becomes a ContractError with its
+        place."""
         try:
             return function(*arguments)
         except OatError:
@@ -43,7 +43,7 @@ class Part:
 
 
 def _place(error: BaseException) -> str:
-    """The last line of the first file outside this package that an error came through."""
+    """The line of the first file outside this package through which an error came, in brackets."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Made-up prompts, responses and questions, functions of a generator."""
+"""Made-up prompts, responses and questions; the random ones are functions of a generator."""
 
 import string
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ def make_question(
     """A question as an oracle gets it.
 
     Args:
-        prompt: a user's text, or a conversation, of which functions get lists of messages.
-        candidates: the responses asked about; two where `kind` is compare.
-        occurrence: tells questions of one submission apart.
+        prompt: a user's text, or a conversation, which functions get as a list of messages.
+        candidates: the responses that the question is about; two if `kind` is "compare".
+        occurrence: tells the questions of one submission apart.
         columns: of the prompt's record.
     """
     messages = (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
@@ -50,12 +50,13 @@ def make_group(
     version: int = 0,
     text: str | None = None,
 ) -> Group:
-    """Random responses of one to six letters to a random prompt, so many of each slot, one token a letter;
-    one in four is cut at its length.
+    """Random responses of one to six letters to a random prompt, one token a letter; one in four is cut at
+    its length.
 
     Args:
+        samples: responses by slot.
         version: of the weights that sampled them.
-        text: of all of them.
+        text: of all of them; None: random ones.
     """
     question = _letters(generator, 3)
     context = Segment("context", _ids(question))

@@ -1,4 +1,4 @@
-"""A model of twenty thousand random weights, and a real run of it in seconds."""
+"""A tiny model of twenty thousand random weights, and a real run of it in seconds."""
 
 import json
 import tempfile
@@ -13,11 +13,11 @@ END = "<end>"
 
 
 def write_tiny_model(folder: Path, characters: str, *, seed: int = 0) -> None:
-    """Write a Llama with random weights into a folder, with a tokenizer that makes one token of each
-    character and knows no other.
+    """Write a Llama with random weights into a folder, with a tokenizer whose tokens are characters.
+    Sequences may have 128 tokens.
 
     Args:
-        characters: what prompts and responses are made of; sequences may have 128.
+        characters: all characters that prompts and responses may have.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -49,20 +49,20 @@ def tiny_run(
     flags: Sequence[str] = (),
     folder: Path | None = None,
 ) -> list[dict[str, float]]:
-    """Train a tiny random model by `oat train`, on one thread: is this part one that a run can use, and is
-    anything learned by it?
+    """Train a tiny random model by `oat train`, on one thread. It shows that a run can use a part, and
+    whether anything is learned with it.
 
     Args:
         config: the text of a YAML file without `model`, `prompts.path` and `run_dir`.
         prompts: texts, or records with a `prompt`, whose further columns go to oracles.
-        characters: that a response may hold beside those of the prompts.
-        flags: over the configuration, as on the command line.
+        characters: that a response may have beside those of the prompts.
+        flags: of the command line, which override the configuration.
         folder: gets `model`, `prompts.jsonl`, `config.yaml` and `run`; by default a new one among the
         machine's temporary files, which stays.
     Returns:
-        The rows of the run's metrics.jsonl, the first one of the start.
+        The rows of the run's metrics.jsonl, of which the first is the start.
     Raises:
-        ContractError: the run did not come to its end; its own message stands in what was printed.
+        ContractError: the run ended with an error, which it printed.
     """
     from oat.cli import main
 
