@@ -135,9 +135,9 @@ class Standing:
             if _inode(path) != known:
                 lost = next((place for place in reversed(path.parents) if not place.exists()), path)
                 raise error(
-                    f"{lost}: was moved, removed or replaced while a run worked with it, and nothing more "
-                    "is written; put back what stood there, and "
-                    "the same command goes on from the last checkpoint"
+                    f"{lost}: was moved, removed or replaced while a run worked with it, and nothing more is "
+                    "written; put back what stood there, and the same command goes on from the last "
+                    "checkpoint"
                 )
 
 
@@ -188,8 +188,8 @@ def refuse_network(path: Path) -> None:
             best, kind = place, file_system
     if kind in _NETWORK:
         raise LedgerError(
-            f"{path}: lies on a network file system ({kind}), where SQLite can lose answers; give a "
-            "run_dir on a local disk"
+            f"{path}: lies on a network file system ({kind}), where SQLite can lose answers; give a run_dir "
+            "on a local disk"
         )
 
 
@@ -214,15 +214,14 @@ def unwritten(ledger: Path, error: sqlite3.OperationalError | sqlite3.IntegrityE
     """The error of a ledger that cannot be written, from SQLite's."""
     if isinstance(error, sqlite3.IntegrityError):
         return LedgerError(
-            f"{ledger}: another process has written what this one was about to write ({error}); one "
-            "process works in a run at a time, which "
-            "its `lock` sees to unless somebody removes it. End the other one, and the same command goes on"
+            f"{ledger}: another process has written what this one was about to write ({error}); one process "
+            "works in a run at a time, which its `lock` sees to unless somebody removes it. End the other "
+            "one, and the same command goes on"
         )
     free = bytes_free(ledger.parent)
     return LedgerError(
-        f"{ledger}: the ledger cannot be written ({error}); {free:,} bytes are free there, and what it "
-        "holds is whole. Make room, or mend "
-        "what is wrong, and the same command goes on"
+        f"{ledger}: the ledger cannot be written ({error}); {free:,} bytes are free there, and what it holds "
+        "is whole. Make room, or mend what is wrong, and the same command goes on"
     )
 
 

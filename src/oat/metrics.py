@@ -50,8 +50,8 @@ NAMES = {
     "eval/greedy": "held-out mean score (or probability of winning) of greedy responses",
     **{f"eval/greedy_{name}": f"of greedy responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
     "eval/kl": (
-        "mean over sampled responses of the summed k1 estimate of KL(policy || reference), nats a "
-        "response (evaluation.kl)"
+        "mean over sampled responses of the summed k1 estimate of KL(policy || reference), nats a response "
+        "(evaluation.kl)"
     ),
     "eval/online": (
         "mean score (or probability of winning) of the responses that the step learned from "
@@ -96,12 +96,12 @@ NAMES = {
     "logps/chosen": "mean over pairs of the summed log-probability of the chosen response, nats",
     "logps/recorded_gap": "mean absolute difference between old and recorded log-probabilities, nats",
     "logps/recomputed": (
-        "1 where recorded log-probabilities could not serve as old ones (other weights, another "
-        "precision): one more pass"
+        "1 where recorded log-probabilities could not serve as old ones (other weights, another precision): "
+        "one more pass"
     ),
     "logps/reference_gap": (
-        "mean over trained tokens, recorded ones too, of |log policy - log reference|, nats: 0 at the "
-        "start, and no KL"
+        "mean over trained tokens, recorded ones too, of |log policy - log reference|, nats: 0 at the start, "
+        "and no KL"
     ),
     "logps/rejected": "mean over pairs of the summed log-probability of the rejected response, nats",
     "loss/centring": "reduced squared sum of a pair's scores, before its coefficient",
@@ -139,23 +139,23 @@ NAMES = {
         "share of a judge's replies without a verdict, so far in this process (docs/oracles/judge.md)"
     ),
     "oracle/latency_s": (
-        "mean seconds of a question to an oracle over HTTP, from its first try to its answer, so far in "
-        "this process"
+        "mean seconds of a question to an oracle over HTTP, from its first try to its answer, so far in this "
+        "process"
     ),
     "oracle/outages": (
         "times that an address of an oracle over HTTP failed so often in a row that it was left alone, so "
         "far in this process"
     ),
     "oracle/position_bias": (
-        "how much more probable than one half a judge finds it that the response shown first wins, a mean "
-        "so far in this process"
+        "how much more probable than one half a judge finds it that the response shown first wins, a mean so "
+        "far in this process"
     ),
     "oracle/queries": "priced items of the answers that steps have taken so far in training",
     "oracle/reasked": "questions asked again after a restart, so far in this process",
     "oracle/retries": "tries of an oracle over HTTP that were repeated, so far in this process",
     "oracle/source/label": (
-        "mean plain score of the source of that label in a mixture, over the newest round of training "
-        "that asked it"
+        "mean plain score of the source of that label in a mixture, over the newest round of training that "
+        "asked it"
     ),
     "pairs/accuracy": (
         "share of pairs whose reward, implicit or of a reward model, prefers the chosen response"
@@ -197,8 +197,8 @@ NAMES = {
         "together"
     ),
     "prompts/dropped": (
-        "row 0: prompts left out as longer than prompts.max_tokens, or too long for the cut, of training "
-        "and evaluation together"
+        "row 0: prompts left out as longer than prompts.max_tokens, or too long for the cut, of training and "
+        "evaluation together"
     ),
     "prompts/skipped": (
         "row 0: malformed records left out (prompts.on_bad_record: skip), of training and evaluation together"
@@ -208,8 +208,8 @@ NAMES = {
     "response/tokens": "tokens of the step's responses together",
     "response/truncated_frac": "share of responses cut by the length limit",
     "reward/mean": (
-        "mean score of the candidates that were asked about and have one; of pairs made of scores also "
-        "where the other response has none"
+        "mean score of the candidates that were asked about and have one; of pairs made of scores also where "
+        "the other response has none"
     ),
     "reward/std_within": "mean over groups of the standard deviation of their scores",
     "reward/zero_spread_frac": "share of groups whose scores are all equal",
@@ -227,16 +227,16 @@ NAMES = {
     "rows/trained": "rows that carry gradient",
     "sft/accepted_frac": "share of the step's responses whose score reaches the threshold",
     "sft/duplicates": (
-        "accepted responses left out because the step, or the run, has learned the same prompt and "
-        "response already"
+        "accepted responses left out because the step, or the run, has learned the same prompt and response "
+        "already"
     ),
     "sft/solved_frac": "share of the step's prompts with an accepted response",
     "time/evaluate_s": "seconds of the evaluation",
     "time/learn_s": "seconds of prepare and update",
     "time/sample_s": "seconds of generation and asking",
     "time/save_s": (
-        "seconds that the checkpoint behind the row before held the run: copying, and waiting for an "
-        "older one to be written"
+        "seconds that the checkpoint behind the row before held the run: copying, and waiting for an older "
+        "one to be written"
     ),
     "time/step_s": "seconds of the whole step",
     "weights/version": "version of the sampler's weights",
@@ -336,8 +336,8 @@ class Metrics:
         for name, value in values.items():
             if listed(name) not in NAMES and not name.startswith("user/"):
                 raise ConfigError(
-                    f"an objective reports {name!r}, which no list knows; "
-                    f"{did_you_mean(name, NAMES)[:80]}; or name your own user/{name}"
+                    f"an objective reports {name!r}, which no list knows; {did_you_mean(name, NAMES)[:80]}; "
+                    f"or name your own user/{name}"
                 )
             self.values[name] = float(value)
 

@@ -52,8 +52,8 @@ def encode(value: Any) -> bytes:
         raise
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise WireError(
-            f"a value does not travel ({error}); send 64-bit numbers, Unicode strings, arrays or the "
-            "types of oat.types"
+            f"a value does not travel ({error}); send 64-bit numbers, Unicode strings, arrays or the types "
+            "of oat.types"
         ) from error
 
 
@@ -98,8 +98,8 @@ def _lower(value: Any) -> Any:
     if torch is not None and isinstance(value, torch.Tensor):
         return _lower_tensor(value.detach().cpu(), torch.bfloat16, torch.int16)
     raise WireError(
-        f"a value of type {type(value).__name__} does not travel; send numbers, strings, arrays or the "
-        "types of oat.types"
+        f"a value of type {type(value).__name__} does not travel; send numbers, strings, arrays or the types "
+        "of oat.types"
     )
 
 

@@ -280,9 +280,8 @@ class Decoding:
         ids, counts = (values.cpu().numpy() for values in kept_ids(logits_SV))
         if counts.max() > KEPT_LIMIT:
             raise EngineError(
-                f"a token keeps {counts.max()} ids and a recorded kept set holds at most {KEPT_LIMIT}; "
-                "lower sampling.top_k or sampling.top_p, "
-                f"or use a preference algorithm, which needs no kept sets"
+                f"a token keeps {counts.max()} ids and a recorded kept set holds at most {KEPT_LIMIT}; lower "
+                "sampling.top_k or sampling.top_p, or use a preference algorithm, which needs no kept sets"
             )
         ends = np.cumsum(counts)
         for row, start, end in zip(rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):

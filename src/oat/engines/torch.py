@@ -89,8 +89,8 @@ class TorchEngine:
         """
         if max_rows < 1 or not cache_gb > 0:
             raise EngineError(
-                f"the engine was given max_rows = {max_rows} and cache_gb = {cache_gb}; give at least 1 "
-                "row and some memory"
+                f"the engine was given max_rows = {max_rows} and cache_gb = {cache_gb}; give at least 1 row "
+                "and some memory"
             )
         for slot, lm in slots.items():
             _check_sizes(slot, lm, num_tokens, context_length)
@@ -277,8 +277,8 @@ class TorchEngine:
             while decoding.busy:
                 if self.version(slot) != version:
                     raise EngineError(
-                        f"the weights of slot `{slot}` were replaced while it was generating; load "
-                        "between two calls of `generate`"
+                        f"the weights of slot `{slot}` were replaced while it was generating; load between "
+                        "two calls of `generate`"
                     )
                 with self._computing(lm), self._meters[id(lm)].clock():
                     finished = decoding.step()
@@ -390,9 +390,8 @@ def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | Non
     if needed > pages:
         raise EngineError(
             f"keys and values of {tokens} tokens take {needed * page_bytes / _GB:.3g} "
-            f"GB{' in every row' if rows else ''}, and the cache holds "
-            f"{pages * page_bytes / _GB:.3g}; raise engine.cache_gb, or lower "
-            f"sampling.max_new_tokens{' or engine.max_rows' if rows else ''}"
+            f"GB{' in every row' if rows else ''}, and the cache holds {pages * page_bytes / _GB:.3g}; raise "
+            f"engine.cache_gb, or lower sampling.max_new_tokens{' or engine.max_rows' if rows else ''}"
         )
 
 
@@ -408,8 +407,8 @@ def _check_sampling(what: str, sampling: Sampling) -> None:
     for name, is_sound in sound.items():
         if not is_sound:
             raise EngineError(
-                f"{what} asks for {name} = {getattr(sampling, name)!r}; see `oat.types.Sampling` for what "
-                "it may be"
+                f"{what} asks for {name} = {getattr(sampling, name)!r}; see `oat.types.Sampling` for what it "
+                "may be"
             )
 
 
@@ -481,8 +480,7 @@ def page_bytes_of(lm: CausalLM) -> int:
     if not difference <= (_CACHE_TOLERANCE if plain_RV.dtype == torch.float32 else _CACHE_TOLERANCE_HALF):
         raise ModelError(
             f"a `{lm.model_type}` gives other logits with this engine's cache than without it (relative "
-            f"difference {difference:.3g}); give a plain "
-            f"attention model"
+            f"difference {difference:.3g}); give a plain attention model"
         )
     return cache.page_bytes
 

@@ -59,8 +59,7 @@ def linear_functionals(
     ):
         raise ShapeError(
             f"hidden_KD has shape {tuple(hidden_KD.shape)}, weight_VD {tuple(weight_VD.shape)} and ids_K "
-            f"{tuple(ids_K.shape)}; "
-            "give (K, D), (V, D) and (K,)"
+            f"{tuple(ids_K.shape)}; give (K, D), (V, D) and (K,)"
         )
     if chunk < 1:
         raise ConfigError(

@@ -50,8 +50,8 @@ def truncated_logits(
     }.items():
         if setting_R.shape != logits_RV.shape[:1]:
             raise ShapeError(
-                f"{name} has shape {tuple(setting_R.shape)} and logits_RV {tuple(logits_RV.shape)}; give "
-                "one setting a row"
+                f"{name} has shape {tuple(setting_R.shape)} and logits_RV {tuple(logits_RV.shape)}; give one "
+                "setting a row"
             )
     vocabulary = logits_RV.shape[1]
     greedy_R = temperature_R == 0

@@ -24,8 +24,8 @@ def segment_sum(
     """
     if values_K.shape != row_of_K.shape:
         raise ShapeError(
-            f"values_K has shape {tuple(values_K.shape)} and row_of_K {tuple(row_of_K.shape)}; give one "
-            "row index a value"
+            f"values_K has shape {tuple(values_K.shape)} and row_of_K {tuple(row_of_K.shape)}; give one row "
+            "index a value"
         )
     return values_K.new_zeros(num_rows).index_add(0, row_of_K, values_K)
 

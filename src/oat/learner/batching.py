@@ -22,8 +22,8 @@ def fault_of(batch: Batch) -> str | None:
         is_array = isinstance(numbers, np.ndarray) and numbers.shape == (count,)
         if not is_array or {*numbers.tolist()} != {*range(len({*numbers.tolist()}))}:
             return (
-                f"{name} is {str(numbers)[:60]}; give one whole number a row, from 0 upward, none left "
-                f"out (N is {count})"
+                f"{name} is {str(numbers)[:60]}; give one whole number a row, from 0 upward, none left out "
+                f"(N is {count})"
             )
     sizes = {
         "N": batch.size,
@@ -38,14 +38,14 @@ def fault_of(batch: Batch) -> str | None:
             return f"the column {name} carries a gradient; what `prepare` makes is constant: detach it"
         if axis not in sizes:
             return (
-                f"the column {name} has no axis; end its name in _N (one value a row), _K (a trained "
-                "token) or _U (a unit)"
+                f"the column {name} has no axis; end its name in _N (one value a row), _K (a trained token) "
+                "or _U (a unit)"
             )
         if values.ndim < 1 or len(values) != sizes[axis]:
             shape = tuple(values.shape)
             return (
-                f"the column {name} has shape {shape}; its axis {axis} has {sizes[axis]} places (N rows, "
-                "K trained tokens, U units)"
+                f"the column {name} has shape {shape}; its axis {axis} has {sizes[axis]} places (N rows, K "
+                "trained tokens, U units)"
             )
     return None
 

@@ -256,8 +256,8 @@ class Learner:
         for name in objective.wants:
             self.trained[name].optimiser.zero_grad(set_to_none=True)
         what = (
-            f"update {self.updates} of {objective.name}: {'; '.join(nonfinite[:5])}; no weight was moved "
-            "by it"
+            f"update {self.updates} of {objective.name}: {'; '.join(nonfinite[:5])}; no weight was moved by "
+            "it"
         )
         if self.skipped_in_row >= self.max_skips:
             kept = (
@@ -323,9 +323,8 @@ class Learner:
         )
         if changed:
             raise CheckpointError(
-                f"what is frozen in the {', '.join(changed)} is not what this run began with; put the "
-                "files of model.path and model.reference back "
-                "as they were, or begin a new run"
+                f"what is frozen in the {', '.join(changed)} is not what this run began with; put the files "
+                "of model.path and model.reference back as they were, or begin a new run"
             )
         self.updates, self.steps = state["updates"], dict(state["steps"])
         self.skipped, self.skipped_in_row = state["skipped"], state["skipped_in_row"]

@@ -104,8 +104,8 @@ def measure_tokens(
         needed = (attempt(1) + _held(learner)) / GB
         raise ConfigError(
             f"compute.memory_gb is {config.compute.memory_gb:g}, and one row of {width} tokens takes "
-            f"{needed:.3g} GB with weights and optimiser; "
-            "raise it, or set learner.gradient_checkpointing, model.lora or a lower learner.logits_chunk"
+            f"{needed:.3g} GB with weights and optimiser; raise it, or set learner.gradient_checkpointing, "
+            "model.lora or a lower learner.logits_chunk"
         )
     return rows * width
 

@@ -54,9 +54,8 @@ class Following:
         if wrong:
             raise ConfigError(
                 f"model.reference_update mixes the policy into the reference, and {len(wrong)} of their "
-                "tensors do not correspond, for example "
-                f"`{wrong[0]}`; give a model.reference of the policy's shape (leave it out: then it is "
-                "the policy's start)"
+                f"tensors do not correspond, for example `{wrong[0]}`; give a model.reference of the "
+                "policy's shape (leave it out: then it is the policy's start)"
             )
 
     @property

@@ -123,7 +123,6 @@ def prove(held: Receipt, sent: Receipt, number: int) -> None:
     if wrong or (held.slot, held.version) != (sent.slot, sent.version):
         raise WeightsError(
             f"holder {number}, slot {sent.slot}, version {sent.version}: after the load it holds version "
-            f"{held.version}, and {len(wrong)} tensors "
-            f"differ from those sent ({', '.join(wrong[:3])}); do not trust this run's newest samples, "
-            "and check the machine's memory"
+            f"{held.version}, and {len(wrong)} tensors differ from those sent ({', '.join(wrong[:3])}); do "
+            "not trust this run's newest samples, and check the machine's memory"
         )

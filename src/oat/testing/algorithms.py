@@ -116,8 +116,8 @@ class _Check(Part):
         given = ", ".join(f"{name}=..." for name in needed)
         self.require(
             not needed,
-            f"its Config has no default for {' and '.join(needed)}; give them: "
-            f"check_algorithm({self.name}, {given})",
+            f"its Config has no default for {' and '.join(needed)}; give them: check_algorithm({self.name}, "
+            f"{given})",
         )
 
     def needs(self, requires: Any, wants: Any) -> None:
@@ -239,9 +239,9 @@ class _Check(Part):
         self.require(norm > 0, "an update has a gradient of 0; see what masks and weights the batch has")
         self.require(
             difference <= _TOLERANCE * norm,
-            f"the gradient differs by {difference / norm:.1%} when each unit has a forward pass of its "
-            "own; a term may depend on its own unit alone, and means over rows are the learner's: leave "
-            "terms unreduced, and put what is known of the whole batch into columns in `prepare`",
+            f"the gradient differs by {difference / norm:.1%} when each unit has a forward pass of its own; "
+            "a term may depend on its own unit alone, and means over rows are the learner's: leave terms "
+            "unreduced, and put what is known of the whole batch into columns in `prepare`",
         )
 
     def gradient(self, feedback: Feedback, micro_batch_size: int | None) -> torch.Tensor:
@@ -296,8 +296,8 @@ class _Check(Part):
             )
         except (TypeError, ValueError) as error:
             raise ContractError(
-                f"{self.name}: state holds what JSON cannot ({error}); keep tensors, numbers, strings, "
-                "lists and dicts"
+                f"{self.name}: state holds what JSON cannot ({error}); keep tensors, numbers, strings, lists "
+                "and dicts"
             ) from error
         self.call("load_state", two.load_state, {**plain, **tensors})
         same = wire.encode(two.state) == wire.encode({**saved, **plain})

@@ -101,8 +101,8 @@ class Mathematics(Part):
         meant = f"({axis},) = {size}" if axis else "()"
         self.require(
             shape == size,
-            f"the terms of {name} have shape {shape}; per {loss.per!r} they are {meant}, not reduced "
-            f"(N = {self.sizes['N'][0]})",
+            f"the terms of {name} have shape {shape}; per {loss.per!r} they are {meant}, not reduced (N = "
+            f"{self.sizes['N'][0]})",
         )
         is_whole = loss.per != "constant" or loss.constant is not None
         hint = "set Loss.constant, the length to divide by"

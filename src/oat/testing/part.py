@@ -37,8 +37,8 @@ class Part:
             if is_signal(error):
                 raise
             raise ContractError(
-                f"{self.name}: {method} raised {described(error)}{_place(error)}; repair that, the error "
-                "is above"
+                f"{self.name}: {method} raised {described(error)}{_place(error)}; repair that, the error is "
+                "above"
             ) from error
 
 
