@@ -25,7 +25,7 @@ from oat.errors import ConfigError, OracleError
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 from oat.metrics import NAMES, Metrics
-from oat.oracles.answers import load_answers
+from oat.oracles.extraction import load_extractor
 from oat.types import Price
 
 
@@ -207,7 +207,7 @@ def test_numbers_are_those_of_the_records(world: World, tmp_path: Path, judges: 
     ],
 )
 def test_answers_by_name(judges: str, name: str, text: str, answer: object) -> None:
-    assert load_answers(name.replace("JUDGES", judges))(text) == answer
+    assert load_extractor(name.replace("JUDGES", judges))(text) == answer
 
 
 def test_answers_that_no_vote_can_count(judges: str) -> None:
@@ -215,11 +215,11 @@ def test_answers_that_no_vote_can_count(judges: str) -> None:
         OracleError,
         match=r"judges.py:broken raised ValueError: no answer at all, asked for the answer in 'ab'",
     ):
-        load_answers(f"{judges}:broken")("ab")
+        load_extractor(f"{judges}:broken")("ab")
     with pytest.raises(OracleError, match=r"judges.py:listed raised TypeError: unhashable"):
-        load_answers(f"{judges}:listed")("ab")
+        load_extractor(f"{judges}:listed")("ab")
     with pytest.raises(ConfigError, match=r"judges.py:NUMBER is int, no function"):
-        load_answers(f"{judges}:NUMBER")
+        load_extractor(f"{judges}:NUMBER")
 
 
 def test_length_is_taken_out_of_a_win_rate(world: World, tmp_path: Path, judges: str) -> None:

@@ -20,7 +20,7 @@ from oat.errors import ConfigError, OatWarning, OracleError, OutageError
 from oat.oracles.judge import Judge
 from oat.oracles.judge_config import KEYS, JudgeConfig
 from oat.oracles.judge_prompts import quoted
-from oat.oracles.judge_replies import probabilities, read_reply, score_in, verdict_in
+from oat.oracles.judge_replies import probabilities, read_completion, score_in, verdict_in
 from oat.oracles.registry import build_oracle
 from oat.testing import check_oracle
 from oat.types import Answer, Kind, Question
@@ -536,7 +536,7 @@ def test_scores_in_texts(text: str, score: float | None) -> None:
 )
 def test_of_a_long_reply_the_beginning_is_read(text: str, score: float | None) -> None:
     begin = time.process_time()
-    reply = read_reply(completion({text: 1.0}, has_logprobs=False))
+    reply = read_completion(completion({text: 1.0}, has_logprobs=False))
     assert score_in(reply.text, 0, 10) == score
     assert verdict_in(reply.text, ("0", "1", "7")) == (None if score is None else "7")
     assert len(reply.text) <= 1000
@@ -554,7 +554,7 @@ def test_what_a_model_thinks_is_not_read() -> None:
         {"token": " 1", "logprob": math.log(0.2)},
     ]
     choice = {"message": {"content": "<think>1</think>\n\n0"}, "logprobs": {"content": content}}
-    reply = read_reply(json.dumps({"choices": [choice]}).encode())
+    reply = read_completion(json.dumps({"choices": [choice]}).encode())
     assert reply.text == "0"
     assert probabilities(reply.logps or {}, ("0", "1")) == {"0": pytest.approx(0.7), "1": pytest.approx(0.3)}
 

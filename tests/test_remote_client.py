@@ -13,7 +13,13 @@ from oat.errors import ConfigError, OatWarning, OutageError, RefusalError, WireE
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle, oracle_options
 from oat.oracles.remote.client import RemoteOracle
-from oat.oracles.remote.format import Request, decode_reply, decode_request, encode_reply, encode_request
+from oat.oracles.remote.format import (
+    FeedbackRequest,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+)
 from oat.testing import check_oracle, make_question
 from oat.types import Answer, Message, Question
 
@@ -264,7 +270,7 @@ GIVEN = {"batch_prompt": ["p"], "batch_candidates": [], "batch_response": ["r"]}
     ],
 )
 def test_a_request_that_contradicts_itself_is_refused(changes: dict[str, Any], message: str) -> None:
-    assert isinstance(decode_request(msgspec.msgpack.encode(GIVEN)), Request)
+    assert isinstance(decode_request(msgspec.msgpack.encode(GIVEN)), FeedbackRequest)
     with pytest.raises(WireError, match=message):
         decode_request(msgspec.msgpack.encode({**GIVEN, **changes}))
     with pytest.raises(WireError, match="is no request"):

@@ -21,7 +21,7 @@ from reward_server import Served, save_tiny_reward_model, served
 from oat.cli import main
 from oat.models.scoring import Scorer
 from oat.oracles.remote.client import RemoteOracle
-from oat.oracles.remote.front import Front, Limits, Workers
+from oat.oracles.remote.front import Front, Limits, MosecClient
 from oat.testing import check_oracle, make_question
 from oat.types import Message
 
@@ -184,7 +184,7 @@ def test_health_and_metrics(server: Served) -> None:
 @pytest.mark.fault("R27")
 def test_every_route_asks_for_the_token(server: Served, figure: Any) -> None:
     routes = [
-        *Front(Workers(1, b"", 1.0), TOKEN).routes,
+        *Front(MosecClient(1, b"", 1.0), TOKEN).routes,
         ("GET", "/nothing"),
         ("GET", "/openapi/"),
         ("GET", "/openapi/metadata.json"),
@@ -355,7 +355,7 @@ def test_a_slow_sender_and_a_silent_one_are_left(model: str) -> None:
     import asyncio
 
     async def talk(sent: bytes) -> bytes:
-        front = Front(Workers(9, b"", 1.0), None, Limits(read_s=0.3, idle_s=0.3))
+        front = Front(MosecClient(9, b"", 1.0), None, Limits(read_s=0.3, idle_s=0.3))
         server = await asyncio.start_server(front.connected, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
         writer.write(sent)

@@ -12,7 +12,7 @@ from oat.evaluation.records import RecordFiles
 from oat.evaluation.trigger import Trigger
 from oat.learner.learner import Learner
 from oat.ledger.ledger import Ledger
-from oat.oracles.answers import load_answers
+from oat.oracles.extraction import load_extractor
 from oat.rollout.recorded import RecordedActor
 from oat.seeds import Seeds
 from oat.types import Sampling
@@ -61,7 +61,7 @@ def make_evaluation(
             e.pass_at,
             e.success,
             e.majority_at,
-            load_answers(e.answers) if e.answers else None,
+            load_extractor(e.answers) if e.answers else None,
             e.online,
         ),
         records=RecordFiles(directory / "evaluations", decode=run_inputs.renderer.decode, **names),

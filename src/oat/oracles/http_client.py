@@ -60,7 +60,7 @@ class _Fault(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class _Request:
+class _HttpRequest:
     """What a call sends; its attributes are arguments of `post`."""
 
     path: str
@@ -206,7 +206,7 @@ class HttpClient:
         """
         sent = {"content-type": content_type, **(headers or {})}
         loop = self._started()
-        request = _Request(path, body, sent, max_tries or self._max_tries, has_failed, counts_gateways)
+        request = _HttpRequest(path, body, sent, max_tries or self._max_tries, has_failed, counts_gateways)
         return asyncio.run_coroutine_threadsafe(self._call(request, read, deadline_s), loop)
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ class HttpClient:
         await asyncio.gather(*calls, return_exceptions=True)
         await self._client.aclose()
 
-    async def _call(self, request: _Request, read: Callable[[bytes], T], deadline_s: float) -> T:
+    async def _call(self, request: _HttpRequest, read: Callable[[bytes], T], deadline_s: float) -> T:
         async with self._places:
             self._open += 1
             try:
@@ -257,7 +257,7 @@ class HttpClient:
                 if self._open == 0:
                     self._down_since = math.inf
 
-    async def _tries(self, request: _Request, read: Callable[[bytes], T], until: float) -> T:
+    async def _tries(self, request: _HttpRequest, read: Callable[[bytes], T], until: float) -> T:
         began = time.monotonic()
         tries = 0
         counted = 0
@@ -320,7 +320,7 @@ class HttpClient:
                 )
             await asyncio.sleep(_TICK_S)
 
-    async def _try(self, url: _Url, request: _Request, read: Callable[[bytes], T], until: float) -> T:
+    async def _try(self, url: _Url, request: _HttpRequest, read: Callable[[bytes], T], until: float) -> T:
         rest_s = 0.0
         url.outstanding += 1
         try:

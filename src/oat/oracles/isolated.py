@@ -96,7 +96,7 @@ class Isolated(Oracle):
         while not (there := [ticket for ticket in dict.fromkeys(tickets) if self._is_whole(ticket)]):
             left = end - time.monotonic()
             for call, outcome in self._workers.collect(max(0.0, left)):
-                self._hear(call, outcome)
+                self._take_outcome(call, outcome)
             if left <= 0:
                 break
             if not any(ticket in self._open for ticket in tickets):
@@ -107,7 +107,7 @@ class Isolated(Oracle):
         """End the workers."""
         self._workers.close()
 
-    def _hear(self, call: str, outcome: Outcome) -> None:
+    def _take_outcome(self, call: str, outcome: Outcome) -> None:
         ticket, place = self._of.pop(call)
         if outcome.failure:
             warn(f"oracle {self.name} {outcome.failure} about a response, which counts as failed")

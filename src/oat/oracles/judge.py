@@ -39,7 +39,7 @@ from oat.oracles.base import Oracle
 from oat.oracles.http_client import HttpClient
 from oat.oracles.judge_config import OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
 from oat.oracles.judge_prompts import TIE, comparison, scoring
-from oat.oracles.judge_replies import Reply, probabilities, read_reply, score_in, verdict_in
+from oat.oracles.judge_replies import ChatCompletion, probabilities, read_completion, score_in, verdict_in
 from oat.types import Answer, Key, Kind, Mark, Message, Price, Question
 
 _PATH = "/chat/completions"
@@ -272,7 +272,7 @@ class Judge(Oracle):
         future = self._client.post(
             _PATH,
             sent,
-            read_reply,
+            read_completion,
             deadline_s=c.max_outage_s + c.tries * c.timeout_s,
             max_tries=c.tries - call.tries,
             has_failed=lambda: call.took(call.bound, c.max_tokens),
@@ -280,13 +280,13 @@ class Judge(Oracle):
         )
         future.add_done_callback(partial(self._ended, opened, call, wants))
 
-    def _ended(self, opened: _Open, call: _Call, wanted: bool, future: "Future[Reply]") -> None:
+    def _ended(self, opened: _Open, call: _Call, wanted: bool, future: "Future[ChatCompletion]") -> None:
         """On the client's thread: ask again, or close the call."""
         if future.cancelled():
             return
         error = future.exception()
         if error is None:
-            self._hear(call, future.result(), wanted)
+            self._take_reply(call, future.result(), wanted)
             if (
                 call.value is None
                 and call.error is None
@@ -314,7 +314,7 @@ class Judge(Oracle):
             self._changed.notify_all()
         return None
 
-    def _hear(self, call: _Call, reply: Reply, wanted: bool) -> None:
+    def _take_reply(self, call: _Call, reply: ChatCompletion, wanted: bool) -> None:
         """Read a reply, and settle what it took."""
         c = self.config
         call.took(*(reply.usage or (call.bound, c.max_tokens)))
@@ -337,7 +337,7 @@ class Judge(Oracle):
         call.said = self._shown(reply.text)
         self._invalid += call.value is None
 
-    def _verdict(self, reply: Reply) -> dict[str, float] | None:
+    def _verdict(self, reply: ChatCompletion) -> dict[str, float] | None:
         """The probability of each verdict."""
         verdicts = ("0", "1", TIE) if self.config.ties else ("0", "1")
         if reply.logps is not None and self.config.reads != "text":
@@ -345,7 +345,7 @@ class Judge(Oracle):
         said = None if self.config.reads == "logprobs" else verdict_in(reply.text, verdicts)
         return None if said is None else {verdict: float(verdict == said) for verdict in verdicts}
 
-    def _score(self, reply: Reply) -> float | None:
+    def _score(self, reply: ChatCompletion) -> float | None:
         low, high = self.config.range
         if reply.logps is None and self.config.reads == "logprobs":
             return None

@@ -53,7 +53,7 @@ class _Body(msgspec.Struct):
     usage: _Usage | None = None
 
 
-class Reply(msgspec.Struct, frozen=True):
+class ChatCompletion(msgspec.Struct, frozen=True):
     """A chat completion.
 
     Attributes:
@@ -68,7 +68,7 @@ class Reply(msgspec.Struct, frozen=True):
     usage: tuple[int, int] | None = None
 
 
-def read_reply(body: bytes) -> Reply:
+def read_completion(body: bytes) -> ChatCompletion:
     """The first choice of a chat completion.
 
     Raises:
@@ -87,8 +87,8 @@ def read_reply(body: bytes) -> Reply:
     if usage is None or not (
         0 <= usage.prompt_tokens < _MOST_TOKENS and 0 <= usage.completion_tokens < _MOST_TOKENS
     ):
-        return Reply(text, logps)
-    return Reply(text, logps, (usage.prompt_tokens, usage.completion_tokens))
+        return ChatCompletion(text, logps)
+    return ChatCompletion(text, logps, (usage.prompt_tokens, usage.completion_tokens))
 
 
 def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str, float] | None:

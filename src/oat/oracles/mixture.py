@@ -46,7 +46,7 @@ _OWN = ("name", "label", "weight", "normalise", "mean", "std")
 
 
 @dataclass(frozen=True)
-class _Source:
+class _WeightedOracle:
     """One of the oracles.
 
     Attributes:
@@ -224,13 +224,13 @@ class Mixture(Oracle):
         while not self._ready.keys() & set(tickets) and self._rounds:
             waiting = {label: list(own) for label, own in self._open.items() if own}
             for label, own in waiting.items():
-                self._hear(
+                self._take_answers(
                     label,
                     self._sources[label].oracle.collect(own, max(0.0, end - time.monotonic()) / len(waiting)),
                 )
             for each in [each for each in self._rounds if not each.open]:
                 self._rounds.remove(each)
-                self._watch(each)
+                self._note_means(each)
                 self._ready.update(self._mixed(each))
             if time.monotonic() >= end:
                 break
@@ -248,7 +248,7 @@ class Mixture(Oracle):
         for source in self._sources.values():
             source.oracle.close()
 
-    def _hear(self, label: str, answers: Sequence[tuple[str, Answer]]) -> None:
+    def _take_answers(self, label: str, answers: Sequence[tuple[str, Answer]]) -> None:
         for ticket, answer in pairs_of(answers, label):
             if ticket not in self._open[label]:
                 raise OracleError(
@@ -261,7 +261,7 @@ class Mixture(Oracle):
             )
             mine.open -= 1
 
-    def _watch(self, round: _Round) -> None:
+    def _note_means(self, round: _Round) -> None:
         """Remember what the sources said, where they were asked for training."""
         for label in self._sources:
             answers = [
@@ -320,7 +320,7 @@ class Mixture(Oracle):
             found[ticket] = Answer(question.key, tuple(values), tuple(marks), by="mixture", **took)
         return found
 
-    def _scaled(self, source: _Source, round: _Round) -> dict[str, list[float]]:
+    def _scaled(self, source: _WeightedOracle, round: _Round) -> dict[str, list[float]]:
         """The normalised scores of a source, by ticket; those without a value are 0."""
         raw = {ticket: said[source.label] for ticket, said in round.said.items() if source.label in said}
         sound = {
@@ -337,7 +337,9 @@ class Mixture(Oracle):
             ]
         return found
 
-    def _scale(self, source: _Source, group: Sequence[float], batch: Sequence[float]) -> tuple[float, float]:
+    def _scale(
+        self, source: _WeightedOracle, group: Sequence[float], batch: Sequence[float]
+    ) -> tuple[float, float]:
         """What is taken off a score, and what it is divided by."""
         if source.normalise in ("none", "fixed"):
             return source.mean, source.std
@@ -371,7 +373,7 @@ class Mixture(Oracle):
         }
 
 
-def _source(given: Mapping[str, Any], device: str) -> _Source:
+def _source(given: Mapping[str, Any], device: str) -> _WeightedOracle:
     name, normalise = given.get("name"), given.get("normalise", "none")
     if not isinstance(name, str):
         raise ConfigError(f"a source of the oracle mixture is {dict(given)!r}; give the `name` of an oracle")
@@ -395,7 +397,7 @@ def _source(given: Mapping[str, Any], device: str) -> _Source:
         raise ConfigError(
             f"{name} compares pairs, and the oracle mixture is a sum of scores; name one that scores"
         )
-    return _Source(
+    return _WeightedOracle(
         oracle,
         str(given.get("label", name)),
         _finite(given.get("weight", 1.0), f"weight of {name}"),

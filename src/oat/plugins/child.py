@@ -51,13 +51,13 @@ def frame(value: Any) -> bytes:
 
 def main() -> None:
     """Serve the process at the other end of stdin and stdout."""
-    asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     # so that a KeyboardInterrupt is only what the function raises
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    order = read_frame(asked)
+    order = read_frame(calls)
     if order is None:
         return
     sys.path[:] = order["path"]
@@ -69,12 +69,12 @@ def main() -> None:
     call = made.pop("value", None)
     if order["is_confined"]:
         _confine()
-    _tell(told, {"value": getattr(call, "about", None)} if call else made)
-    while call and (argument := read_frame(asked)) is not None:
+    _tell(replies, {"value": getattr(call, "about", None)} if call else made)
+    while call and (argument := read_frame(calls)) is not None:
         _begin(order["timeout_s"])
         answer = _attempt(partial(call, *argument))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _tell(told, answer)
+        _tell(replies, answer)
 
 
 def _made(target: str, arguments: list[Any]) -> Callable[..., Any]:

@@ -174,7 +174,7 @@ class Workers:
         """For the next thing that a worker says, at most until `end`, or the moment when one is late."""
         late = min((worker.deadline for worker in self._workers if worker.deadline), default=end)
         for key, _ in self._selector.select(max(0.0, min(end, late) - time.monotonic())):
-            self._hear(key.data)
+            self._take_message(key.data)
         for worker in [
             worker for worker in self._workers if worker.deadline and time.monotonic() >= worker.deadline
         ]:
@@ -185,9 +185,9 @@ class Workers:
                 else f"was not ready after {_START_S:g} s",
             )
 
-    def _hear(self, worker: "_Worker") -> None:
+    def _take_message(self, worker: "_Worker") -> None:
         if not worker.read():
-            self._mourn(worker, _ending(self._drop(worker, 1.0), self.timeout_s))
+            self._on_worker_exit(worker, _ending(self._drop(worker, 1.0), self.timeout_s))
             return
         message = worker.message()
         if message is None:
@@ -212,9 +212,9 @@ class Workers:
     def _lose(self, worker: "_Worker", failure: str) -> None:
         """A worker must go."""
         self._drop(worker)
-        self._mourn(worker, failure)
+        self._on_worker_exit(worker, failure)
 
-    def _mourn(self, worker: "_Worker", failure: str) -> None:
+    def _on_worker_exit(self, worker: "_Worker", failure: str) -> None:
         """A worker is gone; whatever it was called for has failed."""
         if not worker.is_ready:
             raise OracleError(

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from oat.build.resolved import Resolved, evaluation_budgets, judges_of
 from oat.evaluation.records import RECORD
-from oat.oracles.answers import load_answers
 from oat.oracles.builtin import BUILTIN
+from oat.oracles.extraction import load_extractor
 from oat.types.part import Check
 
 
@@ -55,7 +55,7 @@ def measures(resolved: Resolved) -> Iterator[Check]:
     if e is None:
         return
     if e.answers is not None:
-        load_answers(e.answers)
+        load_extractor(e.answers)
     few = f"evaluation.samples is {e.samples}, and no k may be more; lower it, or raise evaluation.samples"
     yield Check(
         "evaluation.online",

@@ -33,15 +33,15 @@ FAILED = b"!"
 scored, or what went wrong."""
 
 
-class Said(msgspec.Struct):
+class ChatMessage(msgspec.Struct):
     """One message of a conversation."""
 
     role: str
     content: str
 
 
-class Request(msgspec.Struct):
-    batch_prompt: list[str | list[Said]]
+class FeedbackRequest(msgspec.Struct):
+    batch_prompt: list[str | list[ChatMessage]]
     batch_candidates: list[tuple[str, str]]
     batch_response: list[str]
 
@@ -63,7 +63,7 @@ class Request(msgspec.Struct):
         ]
 
 
-class Reply(msgspec.Struct):
+class FeedbackReply(msgspec.Struct):
     batch_first_win_prob: list[float | None]
     batch_score: list[float | None]
 
@@ -75,11 +75,11 @@ def encode_request(asked: Sequence[tuple[Sequence[Message], Sequence[str]]], kin
         WireError: a text that is not Unicode.
     """
     if kind == "compare":
-        request = Request(
+        request = FeedbackRequest(
             [_prompt(m) for m, _ in asked], [(first, second) for _, (first, second) in asked], []
         )
     else:
-        request = Request(
+        request = FeedbackRequest(
             [_prompt(m) for m, texts in asked for _ in texts],
             [],
             [text for _, texts in asked for text in texts],
@@ -92,14 +92,14 @@ def encode_request(asked: Sequence[tuple[Sequence[Message], Sequence[str]]], kin
         ) from None
 
 
-def decode_request(body: bytes) -> Request:
+def decode_request(body: bytes) -> FeedbackRequest:
     """The request that a body holds.
 
     Raises:
         WireError: it is none, or contradicts itself.
     """
     try:
-        request = msgspec.msgpack.decode(body, type=Request)
+        request = msgspec.msgpack.decode(body, type=FeedbackRequest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(
             f"the body is no request ({error}); send a MessagePack map of batch_prompt, batch_candidates "
@@ -120,14 +120,14 @@ def decode_request(body: bytes) -> Request:
     return request
 
 
-def encode_reply(request: Request, scores: Sequence[float | None]) -> bytes:
+def encode_reply(request: FeedbackRequest, scores: Sequence[float | None]) -> bytes:
     """The reply to a request whose `items` have these scores: preferences by Bradley and Terry (1952), p =
     sigmoid(first - second)."""
     if request.batch_response:
-        return msgspec.msgpack.encode(Reply([], list(scores)))
+        return msgspec.msgpack.encode(FeedbackReply([], list(scores)))
     half = len(scores) // 2
     return msgspec.msgpack.encode(
-        Reply([_probability(*pair) for pair in zip(scores[:half], scores[half:], strict=True)], [])
+        FeedbackReply([_probability(*pair) for pair in zip(scores[:half], scores[half:], strict=True)], [])
     )
 
 
@@ -139,7 +139,7 @@ def decode_reply(body: bytes, kind: Kind, count: int) -> list[float | None]:
         probability.
     """
     try:
-        reply = msgspec.msgpack.decode(body, type=Reply)
+        reply = msgspec.msgpack.decode(body, type=FeedbackReply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"no map of batch_first_win_prob and batch_score ({error})") from None
     name, values = (
@@ -157,10 +157,10 @@ def decode_reply(body: bytes, kind: Kind, count: int) -> list[float | None]:
     return values
 
 
-def _prompt(messages: Sequence[Message]) -> str | list[Said]:
+def _prompt(messages: Sequence[Message]) -> str | list[ChatMessage]:
     if len(messages) == 1 and messages[0].role == "user":
         return messages[0].content
-    return [Said(message.role, message.content) for message in messages]
+    return [ChatMessage(message.role, message.content) for message in messages]
 
 
 def _messages(prompt: Any) -> tuple[Message, ...]:

@@ -78,7 +78,7 @@ class Refused(Exception):
         self.response = Response(status, f"{why}\n".encode(), headers=headers)
 
 
-class Workers:
+class MosecClient:
     """Mosec, as the front sees it.
 
     Args:
@@ -143,7 +143,7 @@ class Front:
         statuses: requests so far by the status of their response.
     """
 
-    def __init__(self, workers: Workers, token: str | None = None, limits: Limits | None = None):
+    def __init__(self, workers: MosecClient, token: str | None = None, limits: Limits | None = None):
         self._workers = workers
         self._token = token
         self._limits = limits or Limits()

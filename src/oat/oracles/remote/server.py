@@ -32,7 +32,7 @@ import torch
 from oat.errors import ConfigError, OatError, OracleError, did_you_mean
 from oat.models.scoring import Scorer
 from oat.oracles.remote.format import ROUTE
-from oat.oracles.remote.front import Front, Limits, Workers
+from oat.oracles.remote.front import Front, Limits, MosecClient
 
 _POLL_S, _GRACE_S = 0.2, 10.0
 
@@ -101,14 +101,16 @@ def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
         port = chosen.getsockname()[1]
         chosen.close()
         start = partial(_workers, config, Path(folder), port, secret)
-        asyncio.run(_front(config, start, Workers(port, secret, config.limits.answer_s), say))
+        asyncio.run(_front(config, start, MosecClient(port, secret, config.limits.answer_s), say))
 
 
 _Start = Callable[[], AbstractContextManager[subprocess.Popen]]
 """Of the processes with the model."""
 
 
-async def _front(config: ServerConfig, start: _Start, workers: Workers, say: Callable[[str], None]) -> None:
+async def _front(
+    config: ServerConfig, start: _Start, workers: MosecClient, say: Callable[[str], None]
+) -> None:
     """Answer requests until a signal comes. Processes with the model that end are started again, unless they
     end before they are ready."""
     front, told = Front(workers, config.token, config.limits), asyncio.Event()
@@ -158,10 +160,10 @@ async def _front(config: ServerConfig, start: _Start, workers: Workers, say: Cal
 def _workers(config: ServerConfig, folder: Path, port: int, secret: bytes) -> Iterator[subprocess.Popen]:
     """Mosec with its processes, which do not outlive this one."""
     try:
-        from oat.oracles.remote.worker import WORK, Work
+        from oat.oracles.remote.worker import SETTINGS, WorkerSettings
     except ImportError as error:
         raise ConfigError(f"a reward server needs Mosec ({error}); install oat-align[serve]") from error
-    own = {name: getattr(config, name) for name in Work.__struct_fields__ if name != "secret"}
+    own = {name: getattr(config, name) for name in WorkerSettings.__struct_fields__ if name != "secret"}
     limits, milliseconds = config.limits, int(1000 * config.limits.answer_s)
     arguments = {
         "address": "127.0.0.1",
@@ -183,7 +185,7 @@ def _workers(config: ServerConfig, folder: Path, port: int, secret: bytes) -> It
         "oat.oracles.remote.worker",
         *(f"--{name}={value}" for name, value in arguments.items()),
     ]
-    environment = {**os.environ, WORK: msgspec.json.encode(Work(secret=secret, **own)).decode()}
+    environment = {**os.environ, SETTINGS: msgspec.json.encode(WorkerSettings(secret=secret, **own)).decode()}
     environment |= {} if config.visible is None else {"CUDA_VISIBLE_DEVICES": config.visible}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None, "a pipe was asked for"

@@ -1,7 +1,7 @@
 """The processes of a reward server that hold its model: Mosec starts one a device, and hands each the
 requests that it has gathered meanwhile.
 
-Run as a module, with Mosec's own arguments and `Work` in the environment, it serves until it is told to end,
+Run as a module, with Mosec's own arguments and `WorkerSettings` in the environment, it serves until it is told to end,
 or until its standard input closes, which it does when the process dies that has started it.
 """
 
@@ -18,19 +18,27 @@ from mosec import Server
 from mosec import Worker as MosecWorker
 
 from oat.errors import OatError, shortened
-from oat.oracles.remote.format import ANSWERED, FAILED, REFUSED, ROUTE, Request, decode_request, encode_reply
+from oat.oracles.remote.format import (
+    ANSWERED,
+    FAILED,
+    REFUSED,
+    ROUTE,
+    FeedbackRequest,
+    decode_request,
+    encode_reply,
+)
 from oat.types import Message
 
 if TYPE_CHECKING:
     from oat.models.scoring import Encoded
 
-WORK, DEVICE = "OAT_SERVE", "OAT_SERVE_DEVICE"
-"""Variables of the environment: `Work` as JSON, and of each process its device."""
+SETTINGS, DEVICE = "OAT_SERVE", "OAT_SERVE_DEVICE"
+"""Variables of the environment: `WorkerSettings` as JSON, and of each process its device."""
 
-_Asked = tuple[Request, list["Encoded"]]
+_Encoded = tuple[FeedbackRequest, list["Encoded"]]
 
 
-class Work(msgspec.Struct, frozen=True):
+class WorkerSettings(msgspec.Struct, frozen=True):
     """What the processes have to know.
 
     Attributes:
@@ -61,17 +69,17 @@ class RewardWorker(MosecWorker):
         from oat.models.scoring import Scorer
 
         super().__init__()
-        work = msgspec.json.decode(os.environ[WORK], type=Work)
-        self.secret = work.secret
+        settings = msgspec.json.decode(os.environ[SETTINGS], type=WorkerSettings)
+        self.secret = settings.secret
         if os.environ[DEVICE] == "cpu":
-            torch.set_num_threads(max(1, torch.get_num_threads() // len(work.devices)))
+            torch.set_num_threads(max(1, torch.get_num_threads() // len(settings.devices)))
         self.scorer = Scorer(
-            work.model,
-            dtype=work.dtype,
+            settings.model,
+            dtype=settings.dtype,
             device=os.environ[DEVICE],
-            label=work.label,
-            batch_tokens=work.batch_tokens,
-            max_tokens=work.max_tokens,
+            label=settings.label,
+            batch_tokens=settings.batch_tokens,
+            max_tokens=settings.max_tokens,
         )
         self.scorer.score([self.scorer.encode((Message("user", "1"),), "1")])  # loads the weights
 
@@ -87,10 +95,10 @@ class RewardWorker(MosecWorker):
 
     def _replies(self, bodies: Sequence[bytes]) -> list[bytes]:
         read = [self._read(body) for body in bodies]
-        scored = iter(self._scored([asked for asked in read if not isinstance(asked, bytes)]))
-        return [asked if isinstance(asked, bytes) else next(scored) for asked in read]
+        scored = iter(self._scored([each for each in read if not isinstance(each, bytes)]))
+        return [each if isinstance(each, bytes) else next(scored) for each in read]
 
-    def _read(self, body: bytes) -> _Asked | bytes:
+    def _read(self, body: bytes) -> _Encoded | bytes:
         """A request with its rows, or why it has none."""
         if not hmac.compare_digest(body[: len(self.secret)], self.secret):
             return REFUSED + b"ask the server, not its workers"
@@ -100,13 +108,15 @@ class RewardWorker(MosecWorker):
         except OatError as error:
             return REFUSED + str(error).encode()
 
-    def _scored(self, asked: Sequence[_Asked]) -> list[bytes]:
+    def _scored(self, requests: Sequence[_Encoded]) -> list[bytes]:
         try:
-            scores = iter(self.scorer.score([row for _, rows in asked for row in rows]))
-            return [ANSWERED + encode_reply(request, [next(scores) for _ in rows]) for request, rows in asked]
+            scores = iter(self.scorer.score([row for _, rows in requests for row in rows]))
+            return [
+                ANSWERED + encode_reply(request, [next(scores) for _ in rows]) for request, rows in requests
+            ]
         except Exception as error:
-            if len(asked) > 1:
-                return [reply for each in asked for reply in self._scored([each])]
+            if len(requests) > 1:
+                return [reply for each in requests for reply in self._scored([each])]
             traceback.print_exc()
             return [
                 FAILED
@@ -115,15 +125,15 @@ class RewardWorker(MosecWorker):
 
 
 def main() -> None:
-    work = msgspec.json.decode(os.environ[WORK], type=Work)
+    settings = msgspec.json.decode(os.environ[SETTINGS], type=WorkerSettings)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     server = Server()
     server.append_worker(
         RewardWorker,
-        num=len(work.devices),
-        max_batch_size=work.max_batch_size,
-        max_wait_time=work.max_wait_ms,
-        env=[{DEVICE: device} for device in work.devices],
+        num=len(settings.devices),
+        max_batch_size=settings.max_batch_size,
+        max_wait_time=settings.max_wait_ms,
+        env=[{DEVICE: device} for device in settings.devices],
         route=ROUTE,
     )
     server.run()

@@ -7,12 +7,12 @@ from oat.errors import ConfigError, OracleError, shown
 from oat.plugins.calls import guarded
 from oat.plugins.registry import ANSWERS
 
-Answers = Callable[[str], Hashable | None]
+Extractor = Callable[[str], Hashable | None]
 """From the text of a response to its answer, or None where it has none. Responses that give equal answers
 vote for the same."""
 
 
-def load_answers(name: str) -> Answers:
+def load_extractor(name: str) -> Extractor:
     """The function of this name: one of ours, or a user's as `path/to/file.py:function` or
     `package.module:function`.
 
@@ -20,7 +20,7 @@ def load_answers(name: str) -> Answers:
         ConfigError: an unknown name, no function, or code that cannot be loaded. The function itself raises
         OracleError where a user's fails.
     """
-    function: Answers = ANSWERS.load(name)
+    function: Extractor = ANSWERS.load(name)
     if name in ANSWERS:
         return function
     if not callable(function):
