@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from oat.evaluation.evaluation import Evaluation
 from oat.learner.learner import Learner
 from oat.models.loading import load_lm, load_tokenizer, save_lm
-from oat.reports.progress import counted, course, in_words
+from oat.reports.progress import counted, in_words, sparkline
 
 CONTROL = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")
 
@@ -257,11 +257,11 @@ def test_no_bars_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_course_by_hand() -> None:
-    assert course([]) == ""
-    assert course([3.0]) == course([float("nan"), 3.0, float("inf")]) == "▁"
-    assert course([0.0, 7.0, 3.0]) == "▁█▄"
-    assert course([0.0, 1.0], "_.-~=+*#") == "_#"
-    long = course([float(number) for number in range(240)])
+    assert sparkline([]) == ""
+    assert sparkline([3.0]) == sparkline([float("nan"), 3.0, float("inf")]) == "▁"
+    assert sparkline([0.0, 7.0, 3.0]) == "▁█▄"
+    assert sparkline([0.0, 1.0], "_.-~=+*#") == "_#"
+    long = sparkline([float(number) for number in range(240)])
     assert (len(long), long[0], long[-1]) == (24, "▁", "█")
     assert list(long) == sorted(long)
 

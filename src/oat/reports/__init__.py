@@ -1,1 +1,1 @@
-"""What people read of a run: progress, curves, accounts, samples, cards."""
+"""Reports on a run for people: progress, curves, accounts, samples, cards."""

@@ -1,13 +1,13 @@
-"""What a run's ledger says to people: who was asked, what it cost, whether the file is sound; and its answers
-as data for others.
+"""A run's ledger for people: which oracle was asked, what it cost, and whether the file is sound; and its
+answers as a data set.
 
     preference    {"prompt", "chosen", "rejected"}, lists of messages: a pair for each comparison that has a
                   winner, and for each question with scores its highest against its lowest, where they differ
     scored        {"prompt", "completion", "score"}: a row for each candidate with a score
 
-Both are layouts that TRL's trainers read. A recorded response is written as the data give it, with all of its
-messages. Of a sampled episode of several turns the ledger has no messages but the last, so answers about such
-episodes are left out, and counted. An empty response is written as it is: it ended at once, and is read so.
+TRL's trainers read both layouts. A recorded response is written with all of its messages, as in the data. The
+ledger has only the last message of a sampled episode of several turns, so answers about such episodes are
+left out, and counted. An empty response is written as an empty text: the model ended it at once.
 """
 
 import importlib
@@ -31,20 +31,20 @@ from oat.rundir.holdings import lacking, refuse_lost
 from oat.types import Answer, Group
 from oat.types.budget import in_money
 
-Layout = Literal["preference", "scored"]
+DatasetLayout = Literal["preference", "scored"]
 
 
 @dataclass(frozen=True)
 class Account:
-    """What was asked of one oracle for one purpose: numbers of questions, but for `queries` (priced items),
-    `cost` and `seconds`.
+    """The account of one oracle for one purpose. All fields count questions, except `queries` (priced items),
+    `tokens`, `cost` and `seconds`.
 
     Attributes:
-        pending: those without an answer yet.
-        taken: those that steps learned from, or evaluations read.
-        tied, abstained, failed, unpaid: with such a mark on any of their values.
-        cached: those of which at least one value was known from an earlier answer.
-        again: how often one was asked once more after a kill.
+        pending: questions without an answer yet.
+        taken: questions that steps learned from, or evaluations read.
+        tied, abstained, failed, unpaid: questions with this mark on any of their values.
+        cached: questions of which at least one value was known from an earlier answer.
+        again: how often a question was asked once more after a kill.
     """
 
     purpose: str
@@ -67,12 +67,12 @@ class Account:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often two oracles judged alike what both were asked.
+    """The number of times that two oracles agree on what both were asked about.
 
     Attributes:
-        judged: comparisons that both decided, and pairs of responses to one prompt that both scored,
-        differently from each other.
-        agreed: those with the same winner.
+        judged: comparisons that both decided, and pairs of responses to one prompt that both scored, each
+            with two different scores.
+        agreed: those of them with the same winner.
     """
 
     first: str
@@ -85,7 +85,8 @@ _COLUMNS = tuple(f.name for f in fields(Account))
 
 
 def accounts_table(run_dir: Path) -> str:
-    """A line for each purpose and oracle, and one for each two oracles that were asked about the same.
+    """Return a table with a line for each purpose and oracle, and a line for each two oracles that were asked
+    about the same responses.
 
     Raises:
         LedgerError: the directory has no ledger, or it cannot be opened.
@@ -112,7 +113,8 @@ def accounts_table(run_dir: Path) -> str:
 
 
 def problems(run_dir: Path) -> list[str]:
-    """What is wrong with a run's ledger, by itself and beside the run's checkpoints and rows, in sentences.
+    """Return the faults of a run's ledger, by itself and beside the run's checkpoints and rows, a
+    sentence each.
 
     Raises:
         LedgerError: as for `accounts_table`.
@@ -125,7 +127,7 @@ def problems(run_dir: Path) -> list[str]:
 
 
 def accounts(store: Reader) -> list[Account]:
-    """What was asked of whom and what came back, by purpose and oracle."""
+    """Return the accounts of a ledger, by purpose and oracle."""
     marked = ", ".join(
         f"""COALESCE(SUM(a.marks LIKE '%"{mark}"%'), 0)""" for mark in ("tie", "abstain", "failed", "unpaid")
     )
@@ -139,8 +141,8 @@ def accounts(store: Reader) -> list[Account]:
 
 
 def agreements(store: Reader) -> list[Agreement]:
-    """For each two oracles that were asked about the same responses to the same prompt; of what one was asked
-    twice, the first."""
+    """Return the agreement of each two oracles that were asked about the same responses to the same prompt.
+    Where an oracle was asked twice, its first answer counts."""
     once = (
         "(SELECT MIN(id) AS id, oracle, kind, prompt, candidates FROM questions GROUP BY oracle, kind, "
         "prompt, candidates)"
@@ -156,23 +158,21 @@ def agreements(store: Reader) -> list[Agreement]:
 
 
 def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train") -> int:
-    """Write the answers of a purpose as a data set, JSONL or Parquet by the file's name, whose folder is
-    made; returns its number of rows.
+    """Write the answers of a purpose as a data set, JSONL or Parquet by the file's name, and make its folder.
+    Return the number of rows.
 
     Raises:
-        ConfigError: an unknown layout or ending, a folder that cannot be made, no config.yaml beside the
-            ledger, what Parquet cannot hold, or pyarrow is missing.
-        LedgerError: as for `accounts_table`, or the ledger lacks what the run's checkpoints and rows say that
-        it holds.
+        ConfigError: the layout or the ending is unknown, the folder cannot be made, no config.yaml stands
+            beside the ledger, Parquet cannot hold the rows, or pyarrow is missing.
+        LedgerError: as for `accounts_table`, or the ledger lacks something that the run's checkpoints and
+            rows say it holds.
     """
-    if layout not in get_args(Layout):
-        raise ConfigError(f"no layout {layout!r}; give one of {', '.join(get_args(Layout))}")
+    if layout not in get_args(DatasetLayout):
+        raise ConfigError(f"no layout {layout!r}; give one of {', '.join(get_args(DatasetLayout))}")
     if out.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{out}: give a name that ends in .jsonl or .parquet")
-    make, config = (
-        _preferences if layout == "preference" else _scored,
-        load_config(run_dir / "config.yaml")[0],
-    )
+    make = _preferences if layout == "preference" else _scored
+    config, _ = load_config(run_dir / "config.yaml")
     refuse_lost(run_dir)
     with _opened(run_dir) as store:
         responses = _Responses(store, config)
@@ -187,9 +187,9 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
                 left_out += 1
     if left_out:
         warn(
-            f"{left_out} answers about episodes of an environment are left out: only the last response of "
-            "an episode is in the ledger, and those had "
-            "several turns, or their trajectories are dropped (tracking.keep_trajectories: true keeps them)"
+            f"{left_out} answers about episodes of an environment are left out: only the last response of an "
+            "episode is in the ledger, and those had several turns, or their trajectories are dropped "
+            "(tracking.keep_trajectories: true keeps them)"
         )
     if len(prompted) < len(answered):
         warn(
@@ -212,7 +212,7 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
 
 @contextmanager
 def _opened(run_dir: Path) -> Iterator[Reader]:
-    """The ledger of a run; what cannot be read in it is an error that says so."""
+    """Open the ledger of a run; an error in reading it becomes a LedgerError that names the file."""
     path = run_dir / "ledger.sqlite"
     if not path.exists():
         raise LedgerError(f"{run_dir}: has no ledger.sqlite; give the directory that `oat train` named")
@@ -229,7 +229,7 @@ def _opened(run_dir: Path) -> Iterator[Reader]:
 def _alike(
     kind: str, values: list[float], marks: list[str], others: list[float], their_marks: list[str]
 ) -> list[bool]:
-    """For each pair that both answers decide, whether they decide alike."""
+    """Return, for each pair that both answers decide, whether they decide alike."""
     sound = [place for place, both in enumerate(zip(marks, their_marks, strict=True)) if both == ("ok", "ok")]
     if kind == "compare":
         pairs = [(values[place] - 0.5, others[place] - 0.5) for place in sound]
@@ -254,7 +254,7 @@ _Messages = list[dict[str, Any]]
 
 
 class _SeveralTurns(Exception):
-    """A response is not known whole."""
+    """The ledger lacks part of a response."""
 
 
 class _Responses:
@@ -268,18 +268,21 @@ class _Responses:
         self.groups: list[Group] = []
 
     def of(self, asked: Asked) -> list[_Messages]:
-        """Those that a question is about.
+        """Return the responses that a question is about.
 
         Raises:
-            _SeveralTurns: one of them has others before it, or it is not known whether it has.
+            _SeveralTurns: a response has earlier turns, or it is not known whether it has.
         """
         question = asked.question
         if self.columns:
-            said = [question.columns[self.columns[pick]] for pick in question.picks]
-            return [_reply(response) if isinstance(response, str) else response for response in said]
+            recorded = [question.columns[self.columns[pick]] for pick in question.picks]
+            return [
+                _assistant_message(response) if isinstance(response, str) else response
+                for response in recorded
+            ]
         if self.has_turns and not all(self._is_whole(asked, pick) for pick in question.picks):
             raise _SeveralTurns
-        return [_reply(text) for text in question.candidates]
+        return [_assistant_message(text) for text in question.candidates]
 
     def _is_whole(self, asked: Asked, pick: int) -> bool:
         key = asked.question.key
@@ -325,13 +328,14 @@ def _prompt(asked: Asked) -> _Messages:
     return [message.plain for message in asked.question.messages]
 
 
-def _reply(text: str) -> _Messages:
+def _assistant_message(text: str) -> _Messages:
     return [{"role": "assistant", "content": text}]
 
 
 def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
     try:
-        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+        arrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise ConfigError(
             f"{out}: writing Parquet needs the library pyarrow ({error}); pip install 'oat-align[data]'"
@@ -352,7 +356,7 @@ def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def _without_nulls(rows: list[dict[str, Any]]) -> str:
-    """Rows as text, without the fields that some of their messages do not have and others do."""
+    """Return rows as text, without the nulls that Parquet adds where messages differ in their fields."""
 
     def bare(value: Any) -> Any:
         return (

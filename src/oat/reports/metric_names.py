@@ -1,7 +1,7 @@
-"""What TRL and the predecessor call what our metrics are; docs/metrics.md is made from it, and `oat plot`
-reads it when a name is not ours.
+"""The names that TRL and the predecessor give to our metrics. docs/metrics.md is made from them, and `oat
+plot` looks up a name here that is not ours.
 
-TRL's are those of DPO, GRPO, RLOO, SFT and online DPO; the predecessor's those of its key groups.
+TRL's names are those of DPO, GRPO, RLOO, SFT and online DPO; the predecessor's are those of its key groups.
 """
 
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Name:
-    """One of theirs.
+    """The counterpart of a metric of TRL or of the predecessor.
 
     Attributes:
-        ours: the metric that comes nearest; "step" is the column of that name; "" where there is none.
+        ours: the nearest metric; "step" is the column of that name; "" if there is none.
         note: how the two differ, or where else to look.
     """
 
@@ -84,7 +84,7 @@ TRL = {
     "val/contain_eos_token": Name("response/truncated_frac", "one minus it"),
     "beta": Name("", _SETTING),
 }
-"""Their name: ours."""
+"""Metrics of TRL, each with ours."""
 
 PREDECESSOR = {
     "misc/pi_beta_version": Name("weights/version"),
@@ -142,11 +142,10 @@ PREDECESSOR = {
     "eval/model_rollout_acc": Name("ensemble/accuracy", "of training pairs"),
     "eval/model_rollout_win_prob": Name("", "an explorer's own metrics go under `user/`"),
 }
-"""Their key: ours."""
+"""Metrics of the predecessor, each with ours."""
 
 
 def ours(name: str) -> str:
-    """What a metric of TRL or of the predecessor is called here; "" for what is neither, or has no
-    counterpart."""
+    """Return our name of a metric of TRL or the predecessor; "" if it is neither, or has no counterpart."""
     found = TRL.get(name) or PREDECESSOR.get(name)
     return found.ours if found else ""

@@ -1,5 +1,5 @@
-"""The model card of an exported run: what was learned, from whom, what it cost, how it went, and how to load
-it."""
+"""The model card of an exported run: the model's origin, the sources that it learned from, their cost, its
+curves, and how to load it."""
 
 import json
 import re
@@ -70,15 +70,15 @@ or as an oracle of oat: `oracle: {{name: reward_model, path: {place}}}`
 def model_card(
     run_dir: Path, config: Config, step: int, out: Path, *, is_adapter: bool, is_reward: bool = False
 ) -> str:
-    """The text of a README.md for a model directory.
+    """Return the text of a README.md for a model directory.
 
     Directories of this machine are named by their last part only; ids of a hub stay.
 
     Args:
-        config: of the run.
-        step: of the checkpoint that is exported.
-        out: where the model goes.
-        is_reward: it is a reward model.
+        config: configuration of the run.
+        step: step of the checkpoint that is exported.
+        out: directory of the exported model.
+        is_reward: the model is a reward model.
     """
     base = _public(config.model.path)
     name = out.resolve().name
@@ -132,7 +132,7 @@ def _sources(run_dir: Path, config: Config) -> str:
 
 
 def _curve(run_dir: Path, last: int) -> str:
-    """A table of the rows up to a step, at most so many, evaluated ones first."""
+    """Return a table of at most `_ROWS` rows up to a step, only evaluated ones if there are several."""
     rows = {row["step"]: row for row in read_metrics(run_dir / "metrics.jsonl") if row["step"] <= last}
     evaluated = [step for step, row in rows.items() if any(name.startswith("eval/") for name in row)]
     steps = _spread(evaluated if len(evaluated) > 1 else list(rows), _ROWS)
@@ -146,15 +146,15 @@ def _curve(run_dir: Path, last: int) -> str:
 
 
 def _spread(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many of them, the first and the last among them."""
+    """Return at most `most` of the steps, among them the first and the last."""
     if len(steps) <= most:
         return list(steps)
     return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
 
 
 def _without_places(config: Config) -> Config:
-    """The configuration with directories of this machine by their last part, and without what is called like
-    a secret."""
+    """Return the configuration with directories of this machine cut to their last part, and with secrets
+    masked by their field's name."""
 
     def cut(value: Any) -> Any:
         if hasattr(value, "__dataclass_fields__"):

@@ -1,8 +1,8 @@
-"""What a run came to, in its last lines. One that learned nothing says that, and the likely cause, instead of
-that it finished; and it says so already after its first steps, while most of its budget is there.
+"""The last lines of a run. A run that learned nothing says so, and the likely cause, instead of that it
+finished. It warns after its first steps already, while most of its budget is left.
 
-It is read from the rows of metrics, and so is the same whoever made them: one process, or many that were
-killed. Where rows are missing nobody knows.
+The outcome is read from the rows of metrics, so it is the same whether one process made them or several that
+were killed. Where rows are missing it is unknown.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,11 +19,12 @@ from oat.reports.progress import way_on
 from oat.rundir.reading import sound_rows
 
 FIRST_STEPS = 2
-"""Steps after which a run that has learned nothing says so."""
-SPREAD, TIED = "reward/zero_spread_frac", "answers/tied_frac"
+"""Steps after which a run that has learned nothing warns."""
+SPREAD = "reward/zero_spread_frac"
+TIED = "answers/tied_frac"
 MARKED_BIAS = 0.25
-"""A position bias from which a judge's verdict depends on the place of a response rather than on what it
-says; 0.5 is the most."""
+"""Position bias from which on a judge's verdict depends on the position of a response rather than on its
+text; 0.5 is the most."""
 
 Rows = Sequence[Mapping[str, float]]
 
@@ -32,17 +33,18 @@ class Outcome:
     """Watches a run from its start.
 
     Args:
-        config: resolved, as the run has it.
+        config: configuration of the run, resolved.
     """
 
     def __init__(self, run: Run, config: Config):
-        self.run, self.config = run, config
+        self.run = run
+        self.config = config
         self.directory = seen(config.run_dir)
         self.begins = begins_after(self.directory)
         self.is_idle = True
 
     def note_step(self, step: int) -> None:
-        """A step has been reported."""
+        """Note that a step was reported; warn after the first steps if nothing was learned."""
         self.is_idle = False
         if (
             step == self.begins + FIRST_STEPS
@@ -52,23 +54,22 @@ class Outcome:
             warn(f"after {step} steps: the run has learned nothing yet: {cause}")
 
     def lines(self, reason: str, cause: str | None, way_to_export: str = "") -> list[str]:
-        """What is said at the end.
+        """Return the last lines of a run.
 
         Args:
             reason: why it ended.
-            cause: why it learned nothing, as `nothing_learned` has it.
+            cause: why it learned nothing, as `nothing_learned` returns it.
+            way_to_export: end of the line about a run that finished.
         """
-        place, idle = (
-            f"the run lies in {self.config.run_dir}",
-            [way_on(self.run, self.config, reason)] if self.is_idle else [],
-        )
+        place = f"the run lies in {self.config.run_dir}"
+        idle = [way_on(self.run, self.config, reason)] if self.is_idle else []
         if cause is None:
             return [f"finished, {reason}; {place}{way_to_export}", *idle]
         return [*idle, f"the run learned nothing: {cause}. It ended, since {reason}; {place}"]
 
     def nothing_learned(self) -> str | None:
-        """The likely cause, where no step so far taught the run anything; None where one did, where none was
-        due, or where its rows are damaged or missing."""
+        """Return the likely cause if no step so far taught the run anything. None if one did, if none was
+        due, or if the rows are damaged or missing."""
         file = self.directory / "metrics.jsonl"
         rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
         own = [row for _, row in rows if row["step"] > self.begins]
@@ -80,11 +81,11 @@ class Outcome:
 
 
 def likely_cause(rows: Rows, objective: Objective, config: Config) -> str | None:
-    """Why nothing was learned in the steps of these rows; None where something was.
+    """Return why nothing was learned in the steps of these rows; None if something was.
 
-    Nothing is learned without an optimiser step, where the gradient was 0 in each, or the learning rate. An
-    algorithm of ours that sets the rewards of a group against each other learns nothing from them where those
-    of every group are equal, whatever gradient its tie to the reference has.
+    A run learns nothing if it makes no optimiser step, or if the gradient or the learning rate is 0 in all of
+    them. One of our algorithms that compares the rewards within a group learns nothing from them if they are
+    equal in every group, whatever gradient the term that ties it to the reference has.
     """
     if not rows:
         return "it made no step"
@@ -102,15 +103,15 @@ def likely_cause(rows: Rows, objective: Objective, config: Config) -> str | None
 
 
 def _names(trained: Collection[str], end: str) -> list[str]:
-    """What the learner calls a number of the model that the run is about; of each that is trained where that
-    one is not."""
+    """Return the learner's names of a metric of the run's main model; if that one is not trained, of each
+    model that is."""
     return (
         [f"optim/{end}"] if {"policy", "reward"} & {*trained} else [f"optim/{name}_{end}" for name in trained]
     )
 
 
 def _any(rows: Rows, names: Collection[str]) -> bool:
-    """Whether one of these is not 0 somewhere."""
+    """Return whether one of these metrics is ever other than 0."""
     return any(row.get(name, 0.0) != 0.0 for name in names for row in rows)
 
 
@@ -122,14 +123,15 @@ def _rate_settings(config: Config) -> str:
 
 
 def _is_flat(rows: Rows) -> bool:
-    """Whether the rewards of each group were equal wherever there were any."""
+    """Return whether the rewards of each group were equal in every step that had rewards."""
     known = [row[SPREAD] for row in rows if SPREAD in row]
     return bool(known) and min(known) == 1.0
 
 
 def _equal_rewards(rows: Rows) -> str:
     means = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    low, high = min(means, default=0.0), max(means, default=0.0)
+    low = min(means, default=0.0)
+    high = max(means, default=0.0)
     value = f"all of them {low:g}" if low == high else f"their mean from {low:.4g} to {high:.4g}"
     look = "see in samples.jsonl whether every prompt is solved, or hopeless, or the reward is a constant"
     return f"the rewards of every group were equal in every step ({value}); {look}"
@@ -147,7 +149,7 @@ def _cause_of_no_gradient(rows: Rows, objective: Objective) -> str:
 
 
 def _cause_of_no_step(rows: Rows, objective: Objective, config: Config) -> str:
-    """Why there was no optimiser step: what holds of most of what was asked."""
+    """Return why there was no optimiser step: the cause that holds for most of the questions."""
     none = "no optimiser step was made"
     if _any(rows[-1:], ["optim/skipped"]):
         return (
@@ -186,10 +188,9 @@ def _cause_of_ties(rows: Rows) -> str:
     if abs(bias) >= MARKED_BIAS:
         place = "first" if bias > 0 else "last"
         return (
-            f"pairs were ties: the judge finds the response that it is shown {place} better, whichever "
-            f"that is (oracle/position_bias is {bias:.2f}), "
-            "so its two orders contradict each other; ask another model, or with another rubric "
-            "(docs/oracles/judge.md)"
+            f"pairs were ties: the judge finds the response that it is shown {place} better, whichever that "
+            f"is (oracle/position_bias is {bias:.2f}), so its two orders contradict each other; ask another "
+            "model, or with another rubric (docs/oracles/judge.md)"
         )
     return (
         "pairs were ties: their responses were equal, or the oracle found neither better; look at "

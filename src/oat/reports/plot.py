@@ -1,10 +1,10 @@
 """`oat plot`: metrics of several runs as a picture and as a table.
 
-Runs whose configurations differ only in the seed (or in what does not touch results: `ASIDE`) are one line:
-the mean of their curves, with a band from the lowest to the highest of them. Between two points a curve is
-straight, so that runs whose points lie elsewhere can be averaged; a line with a band goes from where the last
-of its runs begins to where the first ends. Against `kl` a run's points lie in the order of their distance
-from the reference, not of their steps (Gao et al. 2022, arXiv:2210.10760, draw the square root of it, as
+Runs whose configurations differ only in the seed (or in settings that do not affect results: `ASIDE`) are
+one line: the mean of their curves, with a band from the lowest to the highest. A curve is straight between
+two points, so that runs with different points can be averaged; a line with a band reaches from where the
+last of its runs begins to where the first ends. Against `kl` the points of a run are in the order of their
+distance from the reference, not of their steps (Gao et al. 2022, arXiv:2210.10760, draw its square root, as
 `sqrt_kl` does).
 """
 
@@ -27,10 +27,12 @@ from oat.rundir.reading import load_run, read_metrics
 Against = Literal["steps", "queries", "tokens", "time", "kl", "sqrt_kl"]
 
 DEFAULTS = ("eval/sampled", "reward/mean", "loss/total")
-"""Without a metric the first of these that every run has."""
+"""Without a metric, the first of these that every run has is plotted."""
 CHANGES = "oracle/changes"
-KL, GOLD = "eval/kl", ("eval/sampled", "eval/gold_sampled")
-"""The distance, and what is drawn against it without a metric: what is rewarded, and what is wanted."""
+KL = "eval/kl"
+"""The distance from the reference."""
+GOLD = ("eval/sampled", "eval/gold_sampled")
+"""Without a metric, these are plotted against the distance: the proxy's value and the gold oracle's."""
 
 ASIDE = (
     "run_dir",
@@ -44,9 +46,10 @@ ASIDE = (
 )
 """Fields, or whole sections, in which the runs of one line may differ."""
 
-_INCHES, _DPI = (8.0, 4.5), 150
+_INCHES = (8.0, 4.5)
+_DPI = 150
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Of Okabe and Ito, which people with any sight tell apart."""
+"""Colours of Okabe and Ito, which people with colour blindness can tell apart too."""
 _STYLES = ("-", "--", ":")
 _AXES = {
     "steps": ("steps", "steps"),
@@ -56,21 +59,20 @@ _AXES = {
     "kl": ("kl", "KL(policy || reference), nats a response"),
     "sqrt_kl": ("sqrt_kl", "square root of KL(policy || reference), nats a response"),
 }
-"""By axis: its column in the table, and its label."""
+"""Each axis with its column in the table, and its label."""
 _MOST_FIELDS = 3
-"""In a line's name; with more, those that tell the lines apart."""
+"""Most fields in a line's name; beyond it, only fields that tell the lines apart are named."""
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One line of a plot: a metric of the runs of one configuration.
+    """A line of a plot: a metric of the runs of one configuration.
 
     Attributes:
-        name: what sets its configuration apart from those of the others.
-        runs: the runs that are in it.
+        name: the settings that distinguish its configuration from the others.
+        runs: number of runs in it.
         x, mean, low, high: (points,) float64.
-        changes: where an oracle of one of the runs had become another one, so that two rewards are in one
-        curve.
+        changes: places where an oracle of one of the runs was replaced, so that one curve shows two rewards.
     """
 
     name: str
@@ -86,16 +88,16 @@ class Line:
 def plot_runs(
     runs: Sequence[Path], out: Path, metrics: Sequence[str] = (), against: Against = "steps"
 ) -> list[Path]:
-    """Plot metrics of runs; returns the files that were written, a PNG and the CSV of its numbers, or the CSV
-    alone where `out` is one.
+    """Plot metrics of runs. Return the files that were written: a PNG and the CSV of its numbers, or the CSV
+    alone if `out` is one.
 
     Args:
         metrics: by default the first of `DEFAULTS` that every run has; against a KL those of `GOLD`.
-        against: what they are plotted over.
+        against: the quantity of the x axis.
 
     Raises:
-        ConfigError: a directory holds no run, a run has no such metric, `out` is neither, or matplotlib is
-        missing.
+        ConfigError: a directory holds no run, a run lacks a metric, `out` is neither PNG nor CSV, or
+            matplotlib is missing.
         DataError: a file of a run cannot be read.
     """
     if out.suffix not in (".png", ".csv"):
@@ -118,7 +120,7 @@ def plot_runs(
 
 
 def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> list[Line]:
-    """The lines of a plot, metric by metric for each configuration."""
+    """Return the lines of a plot, metric by metric for each configuration."""
     rows = {run: read_metrics(run / "metrics.jsonl") for run in runs}
     trees = {run: _flat(_within(dump(load_run(run).config))) for run in runs}
     wanted: Sequence[str | None] = metrics or (GOLD if against in ("kl", "sqrt_kl") else [None])
@@ -142,10 +144,10 @@ def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> 
 
 
 def _chosen(metric: str | None, rows: Mapping[Path, Sequence[Mapping[str, Any]]]) -> str:
-    """The metric, if every run has it.
+    """Return the metric, if every run has it; the default for None.
 
     Raises:
-        ConfigError: one has not; names the nearest of those that these runs have.
+        ConfigError: a run lacks it; names the nearest metric that these runs share.
     """
     has = {run: {name for row in some for name in row if name != "step"} for run, some in rows.items()}
     shared = set.intersection(*has.values())
@@ -171,13 +173,14 @@ def _chosen(metric: str | None, rows: Mapping[Path, Sequence[Mapping[str, Any]]]
 def _curve(
     run: Path, rows: Sequence[Mapping[str, Any]], metric: str, against: Against
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ascending x, each once, and the metric there, where both are finite; of several values at one x the
-    last."""
+    """Return x in ascending order, each once, and the metric there, where both are finite. Of several values
+    at one x the last counts."""
     x = np.array(_places(run, rows, against))
     y = np.array([math.nan if (value := row.get(metric)) is None else value for row in rows], dtype=float)
     is_known = np.isfinite(x) & np.isfinite(y)
     order = np.argsort(x[is_known], kind="stable")
-    x, y = x[is_known][order], y[is_known][order]
+    x = x[is_known][order]
+    y = y[is_known][order]
     if not len(x):
         raise ConfigError(f"{run}: no value of {metric} is finite; give another --metric")
     last = np.append(x[1:] > x[:-1], True)
@@ -185,17 +188,17 @@ def _curve(
 
 
 def _changes(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> list[float]:
-    """Where the first rows lie that have answers of another oracle than those before."""
+    """Return the places of the rows from which on an oracle is another one."""
     counts = np.array([row.get(CHANGES, 0.0) for row in rows])
     return list(np.array(_places(run, rows, against))[1:][counts[1:] > counts[:-1]]) if counts.any() else []
 
 
 def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> list[float]:
-    """Where each row lies on the axis."""
+    """Return the place of each row on the axis."""
     if against == "steps":
         return [float(row["step"]) for row in rows]
     if against == "queries":
-        return _so_far(row.get("oracle/queries", 0.0) for row in rows)
+        return _running_maximum(row.get("oracle/queries", 0.0) for row in rows)
     if against == "tokens":
         if not any("response/tokens" in row for row in rows):
             raise ConfigError(
@@ -212,7 +215,7 @@ def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> l
         places = [row.get(KL, math.nan) for row in rows]
         if against == "kl":
             return places
-        # an estimate may be below 0, and has its own place there
+        # an estimate may be below 0; its root keeps the sign
         return [math.copysign(math.sqrt(abs(place)), place) for place in places]
     return list(
         np.cumsum(
@@ -221,15 +224,16 @@ def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> l
     )
 
 
-def _so_far(values: Any) -> list[float]:
-    """A running maximum: a step without an answer reports none."""
+def _running_maximum(values: Any) -> list[float]:
+    """Return the running maximum of cumulative values; a step without an answer reports none."""
     return list(np.maximum.accumulate(np.array([*values], dtype=float)))
 
 
 def _line(
     name: str, metric: str, curves: Sequence[tuple[np.ndarray, np.ndarray]], changes: Sequence[float]
 ) -> Line:
-    begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    begin = max(x[0] for x, _ in curves)
+    end = min(x[-1] for x, _ in curves)
     if begin > end:
         raise DataError(
             f"the runs of {name} share no stretch of the axis; plot them by themselves, or against steps"
@@ -243,7 +247,7 @@ def _line(
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The fields of a configuration by dotted name."""
+    """Return the fields of a configuration by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
@@ -251,7 +255,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _within(tree: dict[str, Any]) -> dict[str, Any]:
-    """Places in a run's own directory (`oat.Trainer` keeps what it was given there) without the directory."""
+    """Return the configuration with paths inside the run's own directory made relative to it; `oat.Trainer`
+    keeps records that it was given there."""
     own = f"{tree['run_dir']}/"
 
     def cut(value: Any) -> Any:
@@ -267,8 +272,8 @@ def _is_aside(field: str) -> bool:
 
 
 def _names(trees: Sequence[Mapping[str, Any]], directories: Sequence[str]) -> list[str]:
-    """What sets each configuration apart: the fields that differ, or of many those that tell all apart. One
-    by itself is its directory."""
+    """Return the name of each configuration: the fields that differ; of many, as few as tell all apart. A
+    single configuration is named by its directory."""
     fields = [
         field for field in dict.fromkeys(field for tree in trees for field in tree) if not _is_aside(field)
     ]
@@ -277,20 +282,23 @@ def _names(trees: Sequence[Mapping[str, Any]], directories: Sequence[str]) -> li
     if not differ:
         return list(directories)
     if len(differ) > _MOST_FIELDS:
-        told, chosen = 1, list[str]()
+        distinct = 1
+        chosen: list[str] = []
         for field in differ:
-            if (apart := len({repr([tree.get(name) for name in (*chosen, field)]) for tree in trees})) > told:
-                told, chosen = apart, [*chosen, field]
+            values = {repr([tree.get(name) for name in (*chosen, field)]) for tree in trees}
+            if len(values) > distinct:
+                distinct = len(values)
+                chosen.append(field)
         differ = chosen
     short = {field: field.rpartition(".")[2] for field in differ}
     short = {field: name if list(short.values()).count(name) == 1 else field for field, name in short.items()}
-    said = [
-        ", ".join(_said(short[field], tree[field]) for field in differ if field in tree) for tree in trees
+    texts = [
+        ", ".join(_in_name(short[field], tree[field]) for field in differ if field in tree) for tree in trees
     ]
-    return [text or directory for text, directory in zip(said, directories, strict=True)]
+    return [text or directory for text, directory in zip(texts, directories, strict=True)]
 
 
-def _said(field: str, value: Any) -> str:
+def _in_name(field: str, value: Any) -> str:
     if field in ("name", "algorithm.name", "oracle.name"):
         return str(value).rpartition("/")[2]
     return (
@@ -299,13 +307,11 @@ def _said(field: str, value: Any) -> str:
 
 
 def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
-    """A metric by itself has a column of its name; several stand below each other. A last column counts
-    changes of an oracle, where there are any."""
+    """Write the lines as CSV. A single metric has a column of its name; several stand one below the other. A
+    last column counts changes of an oracle, if there are any."""
     metrics = list(dict.fromkeys(line.metric for line in lines))
-    head, has_changes = (
-        metrics if len(metrics) == 1 else ["metric", "mean"],
-        any(line.changes for line in lines),
-    )
+    head = metrics if len(metrics) == 1 else ["metric", "mean"]
+    has_changes = any(line.changes for line in lines)
     with file.open("w", encoding="utf-8", newline="") as text:
         writer = csv.writer(text)
         writer.writerow(
@@ -321,8 +327,8 @@ def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
 
 
 def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
-    """A colour for each configuration, a style for each metric; of one metric the styles tell colours apart
-    that come again."""
+    """Draw a colour for each configuration and a style for each metric. With a single metric, styles tell
+    apart configurations whose colours repeat."""
     names, metrics = (
         list(dict.fromkeys(getattr(line, field) for line in lines)) for field in ("name", "metric")
     )
@@ -333,7 +339,8 @@ def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
     for line in lines:
         number = names.index(line.name)
         kind = metrics.index(line.metric) if len(metrics) > 1 else number // len(_COLOURS)
-        colour, style = _COLOURS[number % len(_COLOURS)], _STYLES[kind % len(_STYLES)]
+        colour = _COLOURS[number % len(_COLOURS)]
+        style = _STYLES[kind % len(_STYLES)]
         label = (
             line.name
             if len(metrics) == 1
@@ -378,13 +385,13 @@ def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
 
 
 def _literal(text: str) -> str:
-    """Text that matplotlib draws as it stands: no formulas, and a legend leaves out what begins with a
-    line."""
+    """Escape a text so that matplotlib draws it literally: it reads `$` as a formula, and a legend omits a
+    label that begins with an underscore."""
     return printable(text if not text.startswith("_") else f" {text}").replace("$", r"\$")
 
 
 def _scale(most: float, against: Against) -> tuple[float, str]:
-    """What x is divided by, and the axis' label."""
+    """Return the number that x is divided by, and the axis' label."""
     if against != "time":
         return 1.0, _AXES[against][1]
     size, name = next(

@@ -1,8 +1,7 @@
-"""What people see of a run while it goes on: in a terminal a few lines that stay where they are, anywhere
-else one line a step.
+"""The progress of a run: in a terminal a few lines that are redrawn in place, anywhere else one line a step.
 
-The lines in a terminal are drawn by a thread of rich, four times a second. It only reads what the last report
-left, so the run does not wait for it.
+A thread of rich draws the lines in a terminal, four times a second. It only reads what the last report
+stored, so the run never waits for it.
 """
 
 import math
@@ -31,13 +30,14 @@ WATCHED = (
     "pairs/accuracy",
     "loss/total",
 )
-"""The first two of these that a run reports are shown, with their course."""
+"""The first two of these that a run reports are shown, each with a sparkline."""
 
 _SHOWN = 2
 _RECENT = 30
-"""Rows that the time to the end is estimated from."""
+"""Rows from which the time left is estimated."""
 _CELLS = 24
-_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_ASCII = "_.-~=+*#"
 _DOING = {
     "sample": "sampling and asking",
     "take": "waiting for answers",
@@ -51,8 +51,8 @@ _DOING = {
 
 @contextmanager
 def shown(run: Run, config: Config) -> Iterator[Report]:
-    """The report for `loop.train`, which tells people about each step. In a terminal they also see what the
-    run is doing until this ends."""
+    """Yield the report that `loop.train` calls after each step. In a terminal, what the run is doing is shown
+    too until the context ends."""
     if not is_terminal():
         yield lambda step, values: print(step_line(step, run.stop.last, values), flush=True)
         return
@@ -64,8 +64,8 @@ def shown(run: Run, config: Config) -> Iterator[Report]:
 
 @contextmanager
 def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """Steps that are no run's: within it, call what it gives after each. In a terminal one line counts them,
-    anywhere else one line says how many."""
+    """Count steps outside a run: yield a function to call after each step. In a terminal one line counts
+    them, anywhere else one line says how many there will be."""
     if not is_terminal():
         print(f"{what}: {steps:,} steps", flush=True)
         yield lambda step: None
@@ -77,7 +77,7 @@ def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
 
 
 def opening(run: Run, config: Config) -> list[str]:
-    """What people are told before the first step, in lines."""
+    """Return the lines that are printed before the first step."""
     begun = run.checkpoints.next_loaded
     is_over = begun is not None and run.stop.steps_done(begun) is not None
     where = (
@@ -96,7 +96,7 @@ def _steps(count: int) -> str:
 
 
 def way_on(run: Run, config: Config, reason: str) -> str:
-    """How to go on with a run that had ended when it was asked to go on."""
+    """Return how to continue a run that had already ended when it was started again."""
     is_used_up = run.stop.last != config.stop.max_steps and reason == run.stop.steps_done(run.stop.last or 0)
     raised = "" if is_used_up else "raise what ended it (stop.max_steps or another field of stop), or "
     used_up = "its prompts are used up (prompts.epochs); " if is_used_up else ""
@@ -110,13 +110,14 @@ class Display:
     """The lines of a run in a terminal.
 
     Args:
-        rows: of the metrics of earlier processes.
+        rows: rows of metrics of earlier processes.
     """
 
     def __init__(self, run: Run, config: Config, rows: Sequence[Mapping[str, float]] = ()):
         from rich.console import Console
 
-        self.run, self.config = run, config
+        self.run = run
+        self.config = config
         self.rows = list(rows)
         self.console = Console(markup=False, highlight=False, emoji=False)
         self.cells: list[tuple[str, Any, Any]] = []
@@ -127,7 +128,8 @@ class Display:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Draw within it. The cursor is never hidden, so that even a kill leaves the terminal as it was."""
+        """Draw while the context is open. The cursor is never hidden, so that even a kill leaves the terminal
+        as it was."""
         from rich.live import Live
 
         live = Live(console=self.console, get_renderable=self.lines, redirect_stderr=sys.stderr.isatty())
@@ -140,15 +142,16 @@ class Display:
 
     @contextmanager
     def doing(self, name: str) -> Iterator[None]:
-        """A box is at work within it."""
-        before, self.now = self.now, (_DOING[name], time.monotonic())
+        """Show the name of a box while the context is open."""
+        before = self.now
+        self.now = (_DOING[name], time.monotonic())
         try:
             yield
         finally:
             self.now = before
 
     def report(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the state after a step; evaluations also leave a line of their own."""
+        """Show the state after a step; an evaluation also leaves a line of its own."""
         while self.rows and self.rows[-1]["step"] >= step:
             self.rows.pop()
         self.rows.append({"step": step, **values})
@@ -165,22 +168,25 @@ class Display:
                 for name in used
                 if name == "queries" or limits[name] is not None
             ),
-            *(self._course(name) for name in named),
+            *(self._metric(name) for name in named),
             *self._changes(),
         ]
-        self.reported, self.now = time.monotonic(), None
+        self.reported = time.monotonic()
+        self.now = None
 
     def lines(self) -> Any:
-        """What stands in the terminal now."""
+        """Return the lines to draw now."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
         grid = Table.grid(padding=(0, 2), pad_edge=False)
         for style, width in (("bold", None), ("", max(map(len, _DOING.values()))), ("cyan", None)):
             grid.add_column(style=style, min_width=width, no_wrap=True)
-        since, now = time.monotonic() - self.reported, self.now
+        since = time.monotonic() - self.reported
+        now = self.now
         if self.rows:
-            step, last = int(self.rows[-1]["step"]), self.run.stop.last
+            step = int(self.rows[-1]["step"])
+            last = self.run.stop.last
             grid.add_row(
                 "step",
                 f"{step:,} of {last:,}" if last else f"{step:,}",
@@ -195,8 +201,8 @@ class Display:
         return grid
 
     def _plan(self, step: int, used: Mapping[str, float], limits: Mapping[str, float | None]) -> None:
-        """How much is done, and the seconds to the end, by the limit that comes first; rates are those of the
-        last rows."""
+        """Set the share that is done and the seconds left, by the limit that is reached first, at the rates
+        of the recent rows."""
         recent = [row for row in self.rows[-_RECENT:] if row["step"] > 0]
         per_row = sum(
             sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in recent
@@ -219,7 +225,7 @@ class Display:
         )
 
     def _changes(self) -> list[tuple[str, str, str]]:
-        """Since when two rewards are in one curve."""
+        """Return a line that says since when an oracle is another one, so that a curve has two rewards."""
         rows = [row for row in self.rows if "oracle/changes" in row]
         return (
             [
@@ -233,30 +239,31 @@ class Display:
             else []
         )
 
-    def _course(self, name: str) -> tuple[str, str, str]:
+    def _metric(self, name: str) -> tuple[str, str, str]:
         values = [row[name] for row in self.rows if name in row]
         return (
             name,
             f"{values[-1]:.4g}",
-            course(values, _ASCII if self.console.options.ascii_only else _BLOCKS),
+            sparkline(values, _ASCII if self.console.options.ascii_only else _BLOCKS),
         )
 
 
-def course(values: Sequence[float], blocks: str = _BLOCKS) -> str:
-    """Values as a line of at most 24 blocks, between the lowest and the highest of them; of many, each block
-    is a mean."""
+def sparkline(values: Sequence[float], blocks: str = _BLOCKS) -> str:
+    """Draw values as a line of at most 24 blocks, scaled between the lowest and the highest; with more
+    values, each block is a mean."""
     known = [value for value in values if math.isfinite(value)]
     count = min(_CELLS, len(known))
     ends = [round(place * len(known) / count) for place in range(count + 1)] if count else [0]
     means = [sum(known[begin:end]) / (end - begin) for begin, end in pairwise(ends)]
-    low, high = min(means, default=0.0), max(means, default=0.0)
+    low = min(means, default=0.0)
+    high = max(means, default=0.0)
     return "".join(
         blocks[round((mean - low) / (high - low) * (len(blocks) - 1)) if high > low else 0] for mean in means
     )
 
 
 def in_words(seconds: float) -> str:
-    """A time for people: 42 s, 3 min, 2 h 05 min, 4 d 2 h."""
+    """Return a duration for people: 42 s, 3 min, 2 h 05 min, 4 d 2 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,8 +1,7 @@
-"""`oat samples`: the prompts of a run, what the model said to them, and what the oracle said of that, for
-people to read.
+"""`oat samples`: the prompts of a run, the model's responses and the oracle's verdicts, for people to read.
 
-Steps are counted as in `metrics.jsonl`: step N is what the N-th update learned from. The newest one stands
-first. Training is read from the ledger, which has all of it; evaluations from their records.
+Steps are counted as in `metrics.jsonl`: step N is what the N-th update learned from. The newest comes first.
+Training is read from the ledger, which has all of it; evaluations are read from their records.
 """
 
 import math
@@ -21,31 +20,31 @@ from oat.rundir.reading import load_run, read_rows
 from oat.types import Answer, FinishReason
 
 _NEVER_MADE = {"length": "cut off", "aborted": "aborted"}
-"""How a response ended that the model did not end."""
+"""Texts for responses that the model did not end itself, by finish reason."""
 
 
 @dataclass(frozen=True)
-class Reply:
-    """A response and what was said of it.
+class JudgedResponse:
+    """A response and the oracle's verdict.
 
     Attributes:
-        said: a score, who wins, or why there is none.
+        verdict: a score, win or loss, or why there is none.
     """
 
-    said: str
+    verdict: str
     text: str
 
 
 def sample_pages(run_dir: Path, step: int | None = None, *, evaluations: bool = False) -> Iterator[str]:
-    """A text for each prompt, printable, its lines without an end.
+    """Yield a text for each prompt, printable, without cutting its lines.
 
     Args:
-        step: only of this one.
-        evaluations: of the evaluations, rather than of training.
+        step: show only this step.
+        evaluations: show evaluations instead of training.
 
     Raises:
-        ConfigError: the directory holds no run, or the run nothing of this kind, or not of this step.
-        LedgerError: the ledger cannot be opened, or lacks what the run has learned from.
+        ConfigError: the directory holds no run, or the run has nothing of this kind, or not of this step.
+        LedgerError: the ledger cannot be opened, or lacks something that the run has learned from.
     """
     load_run(run_dir)
     return map(printable, _evaluated(run_dir, step) if evaluations else _learned(run_dir, step))
@@ -80,12 +79,14 @@ def _learned_in(store: Reader, step: int) -> Iterator[str]:
         if place not in ends:
             ends = {place: _ends(store, *place)}
         messages = [message.plain for message in question.question.messages]
-        replies = list(_replies(question, answer, label, ends[place]))
-        yield _page(f"step {step}, {number} of {len(asked)}", messages, question.question.reference, replies)
+        responses = list(_judged(question, answer, label, ends[place]))
+        yield _page(
+            f"step {step}, {number} of {len(asked)}", messages, question.question.reference, responses
+        )
 
 
 def _ends(store: Reader, step: int, round: int) -> list[list[FinishReason]]:
-    """How each trajectory of a round ended, by group; empty where they were dropped."""
+    """Return how each trajectory of a round ended, by group; nothing if the trajectories were dropped."""
     try:
         return [
             [trajectory.finish_reason for trajectory in group.trajectories]
@@ -95,22 +96,22 @@ def _ends(store: Reader, step: int, round: int) -> list[list[FinishReason]]:
         return []
 
 
-def _replies(
+def _judged(
     asked: Asked, answer: Answer, label: int | None, ends: Sequence[Sequence[FinishReason]]
-) -> Iterator[Reply]:
+) -> Iterator[JudgedResponse]:
     question = asked.question
     for place, (pick, text) in enumerate(zip(question.picks, question.candidates, strict=True)):
         end = _NEVER_MADE.get(ends[asked.member][pick]) if ends else None
         if question.kind == "score":
-            said = _said(answer.values[place], answer.marks[place])
+            verdict = _verdict(answer.values[place], answer.marks[place])
         elif label is None:
-            said = "tie" if answer.marks[0] == "ok" else answer.marks[0]
+            verdict = "tie" if answer.marks[0] == "ok" else answer.marks[0]
         else:
-            said = (
+            verdict = (
                 f"{'wins' if place == label else 'loses'}, "
                 f"{answer.values[0] if place == 0 else 1.0 - answer.values[0]:.3g}"
             )
-        yield Reply(f"{said}, {end}" if end else said, text)
+        yield JudgedResponse(f"{verdict}, {end}" if end else verdict, text)
 
 
 def _evaluated(run_dir: Path, step: int | None) -> Iterator[str]:
@@ -128,17 +129,18 @@ def _evaluated(run_dir: Path, step: int | None) -> Iterator[str]:
                     if isinstance(first[column], list)
                     else [{"role": "user", "content": first[column]}]
                 )
-                replies = [Reply(_evaluated_said(row), row["output"]) for _, row in of_one]
+                responses = [JudgedResponse(_verdicts(row), row["output"]) for _, row in of_one]
                 yield _page(
                     f"evaluation after {number} steps, {mode}, {place} of {len(prompts)}",
                     messages,
                     first["reference"],
-                    replies,
+                    responses,
                 )
 
 
 def _records(file: Path, column: str) -> Iterator[dict[str, Any]]:
-    """
+    """Yield the records in a file of an evaluation.
+
     Raises:
         DataError: a line is no record of an evaluation.
     """
@@ -156,24 +158,24 @@ def _records(file: Path, column: str) -> Iterator[dict[str, Any]]:
 
 
 def _numbered(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records with the number of their prompt; its first response has the number 0."""
+    """Yield records with the number of their prompt, whose first response has the number 0."""
     number = 0
     for row in rows:
         number += row["sample"] == 0
         yield number, row
 
 
-def _evaluated_said(row: Mapping[str, Any]) -> str:
-    said = _said(row["value"], row["mark"])
-    return f"{said}, gold {_said(row['gold'], row['gold_mark'])}" if "gold" in row else said
+def _verdicts(row: Mapping[str, Any]) -> str:
+    verdict = _verdict(row["value"], row["mark"])
+    return f"{verdict}, gold {_verdict(row['gold'], row['gold_mark'])}" if "gold" in row else verdict
 
 
-def _said(value: float | None, mark: str) -> str:
+def _verdict(value: float | None, mark: str) -> str:
     return f"{value:.4g}" if mark == "ok" and value is not None and not math.isnan(value) else mark
 
 
 def _chosen(run_dir: Path, steps: Sequence[int], step: int | None, what: str) -> Sequence[int]:
-    """All of these, or the one that is wanted.
+    """Return all of the steps, or the one that is wanted.
 
     Raises:
         ConfigError: there are none, or not this one.
@@ -190,7 +192,10 @@ def _chosen(run_dir: Path, steps: Sequence[int], step: int | None, what: str) ->
 
 
 def _page(
-    title: str, messages: Sequence[Mapping[str, Any]], reference: str | None, replies: Sequence[Reply]
+    title: str,
+    messages: Sequence[Mapping[str, Any]],
+    reference: str | None,
+    responses: Sequence[JudgedResponse],
 ) -> str:
     lines = [f"── {title} ──"]
     is_one = [message["role"] for message in messages] == ["user"]
@@ -200,11 +205,11 @@ def _page(
     ]
     if reference is not None:
         lines.append(_block("reference: ", reference))
-    width = max((len(reply.said) for reply in replies), default=0) + 2
-    lines += [_block(f"  {f'[{reply.said}]':<{width}} ", reply.text) for reply in replies]
+    width = max((len(response.verdict) for response in responses), default=0) + 2
+    lines += [_block(f"  {f'[{response.verdict}]':<{width}} ", response.text) for response in responses]
     return "\n".join(lines)
 
 
 def _block(head: str, text: str) -> str:
-    """A text behind a head, its further lines below its first one."""
+    """Return a text behind a head, its further lines aligned with the first."""
     return head + f"\n{' ' * len(head)}".join(text.split("\n"))

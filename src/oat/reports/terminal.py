@@ -1,4 +1,4 @@
-"""Where somebody looks, and how they get more than a screen of text."""
+"""The terminal: whether there is one, and how it shows more than a screen of text."""
 
 import os
 import shlex
@@ -13,13 +13,13 @@ from oat.errors import printable
 
 
 def is_terminal() -> bool:
-    """Whether somebody looks at the standard output who can see lines change."""
+    """Return whether the standard output is a terminal that can redraw lines."""
     return sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb", "unknown")
 
 
 def numbers_table(title: str, numbers: Mapping[str, float]) -> str:
-    """Numbers by name, below a title; the ends `_low` and `_high` of an interval stand beside what it is
-    of."""
+    """Return a table of numbers by name, below a title; the ends `_low` and `_high` of an interval stand
+    beside their metric."""
     ends = {
         name: (numbers[f"{name}_low"], numbers[f"{name}_high"])
         for name in numbers
@@ -39,7 +39,7 @@ def numbers_table(title: str, numbers: Mapping[str, float]) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """A count with its noun: "1 batch", "2 batches"."""
+    """Return a count with its noun: "1 batch", "2 batches"."""
     return (
         f"{count} {noun}"
         if count == 1
@@ -50,9 +50,9 @@ def many(count: int, noun: str) -> str:
 
 
 def show_pages(pages: Iterable[str]) -> None:
-    """Print texts with a blank line behind each, in a terminal through the pager: `$PAGER`, or less."""
+    """Print texts with a blank line behind each; in a terminal through the pager: `$PAGER`, or less."""
     rest = iter(pages)
-    pages = chain([*islice(rest, 1)], rest)  # what is wrong is said before a pager has the screen
+    pages = chain([*islice(rest, 1)], rest)  # an error is raised before a pager takes the screen
     if (pager := _pager()) is None:
         for page in pages:
             print(page, end="\n\n")
@@ -62,7 +62,7 @@ def show_pages(pages: Iterable[str]) -> None:
         pager, stdin=subprocess.PIPE, encoding="utf-8", errors="backslashreplace"
     ) as process:
         assert process.stdin is not None, "it has a pipe"
-        # who has read enough leaves the pager, and Ctrl-C belongs to it
+        # the reader may quit the pager early, and Ctrl-C is for the pager
         with suppress(BrokenPipeError, KeyboardInterrupt):
             for page in pages:
                 process.stdin.write(f"{page}\n\n")
@@ -74,8 +74,7 @@ def show_pages(pages: Iterable[str]) -> None:
 
 
 def _pager() -> list[str] | None:
-    """The program that shows one screen after the other, with its arguments; None where nobody looks, or
-    there is none."""
+    """Return the pager's command and arguments; None outside a terminal, or if it is not installed."""
     if not is_terminal():
         return None
     words: list[str] = []

@@ -1,9 +1,9 @@
-"""`oat train --profile N`: a trace of N steps, in the format of Chrome, which Perfetto and chrome://tracing
-open.
+"""`oat train --profile N`: a trace of N steps, in the format of Chrome, which Perfetto and
+chrome://tracing open.
 
-What stands in it under the names of the boxes: sample (generation, and sending the questions), take (waiting
-for answers), prepare, update, sync, evaluate, save (copying, and waiting for an older one to be written).
-Tracing slows a run and changes none of its results.
+The trace names the boxes: sample (generating, and sending the questions), take (waiting for answers),
+prepare, update, sync, evaluate, save (copying, and waiting until an older checkpoint is written). Tracing
+slows a run and changes none of its results.
 """
 
 import os
@@ -17,13 +17,14 @@ from oat.loop import Report, Run, train
 
 
 def train_traced(run: Run, report: Report, directory: Path, steps: int) -> tuple[str, Path | None]:
-    """As `loop.train`, with a trace of some steps: the first one of this process is left out, since much is
-    done in it only once, and the trace begins with the second.
+    """Train as `loop.train` does, with a trace of some steps. The trace begins with the second step of this
+    process, because the first one does much that happens only once.
 
     Args:
-        directory: where the trace goes, as `trace_step_XXXXXXXX.json`, named after the number of updates that
-        were done when it begins.
+        directory: folder for the trace, `trace_step_XXXXXXXX.json`, named after the number of updates made
+            before it begins.
         steps: at least 1; fewer are traced if the run ends before.
+
     Returns:
         Why the run ended, and the trace; None if it ended with its first step.
     """
@@ -43,8 +44,10 @@ def train_traced(run: Run, report: Report, directory: Path, steps: int) -> tuple
 
 
 class _Trace:
-    """Attributes:
-    file: where it was written.
+    """A trace of some steps.
+
+    Attributes:
+        file: the file that was written, or None.
     """
 
     def __init__(self, directory: Path, steps: int):
@@ -56,10 +59,10 @@ class _Trace:
         self._profiler: Any = None
 
     def after(self, step: int) -> None:
-        """Called after each step of this process."""
+        """Note the end of a step of this process."""
         self.done += 1
         if self.done == 0:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would tell people when it begins and ends
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps it from printing when it begins and ends
             self._name = f"trace_step_{step:08d}.json"
             self._profiler = profile(
                 activities={ProfilerActivity.CPU, ProfilerActivity.CUDA} & supported_activities()
@@ -69,8 +72,9 @@ class _Trace:
             self.end()
 
     def end(self) -> None:
-        """Write the steps that are done, unless that has happened."""
-        profiler, self._profiler = self._profiler, None
+        """Write the steps that are done, unless they have been written."""
+        profiler = self._profiler
+        self._profiler = None
         if profiler is None:
             return
         profiler.stop()
@@ -83,10 +87,11 @@ class _Trace:
 
 
 def name_boxes(run: Run, within: Callable[[str], Any]) -> None:
-    """Have what the boxes do in a step done within something that knows its name, such as `record_function`.
+    """Wrap the boxes' methods that a step calls in something that knows their names, such as
+    `record_function`.
 
     Args:
-        within: gives a decorator for a name.
+        within: returns a decorator for a name.
     """
     named: list[tuple[Any, str, str]] = [
         (run.collector, "fill", "sample"),
