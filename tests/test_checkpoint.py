@@ -23,7 +23,8 @@ from oat.config.load import load_config
 from oat.errors import CheckpointError, ConfigError
 from oat.files import write_atomically
 from oat.loop import Run, restore, train
-from oat.rundir.checkpoints import Checkpoints, verify
+from oat.rundir.checkpoint_files import verify
+from oat.rundir.checkpoints import Checkpoints
 
 
 @pytest.fixture

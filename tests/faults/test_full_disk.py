@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 
 from oat.commands.export import digest_run
 from oat.errors import CheckpointError
-from oat.rundir.checkpoints import Checkpoints, verify
+from oat.rundir.checkpoint_files import verify
+from oat.rundir.checkpoints import Checkpoints
 
 Figure = Callable[[str], None]
 

@@ -51,7 +51,7 @@ MOMENTS = {
     "after an optimiser step": Moment("grpo", "torch.optim.adamw:AdamW.step", 3, after=True),
     "between the two streams of a row": Moment("grpo", "oat.tracking.files:Tracking._write", 18),
     "between two files of a save": Moment("grpo", "safetensors.torch:save_file", 2, after=True),
-    "files of a save written, no manifest": Moment("dpo", "oat.rundir.checkpoints:_sha256", 5),
+    "files of a save written, no manifest": Moment("dpo", "oat.rundir.checkpoint_files:_sha256", 5),
     "saved under its temporary name": Moment("dpo", "oat.rundir.checkpoints:Checkpoints._publish", 2),
     "saved, before the pointer": Moment("grpo", "oat.rundir.checkpoints:Checkpoints._point", 1),
     "before old checkpoints are removed": Moment("dpo", "oat.rundir.checkpoints:Checkpoints._prune", 2),

@@ -20,7 +20,7 @@ from fixtures import World, forked, kill_at, named, oat
 from oat.commands.export import digest_run
 from oat.control.interruption import Interruption
 from oat.errors import Interrupted
-from oat.rundir.checkpoints import verify
+from oat.rundir.checkpoint_files import verify
 
 pytestmark = pytest.mark.fault("R4")
 

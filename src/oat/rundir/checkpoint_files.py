@@ -1,38 +1,43 @@
-"""What stands in a run's folder of checkpoints, by name: for who writes and loads them
-(`rundir/checkpoints.py`), and for who only wants to know what the newest one says, without torch."""
+"""The files of checkpoints: names, pointer, manifest and state.
+
+Nothing here loads torch, so a command that only needs the state of the newest checkpoint is quick.
+`rundir/checkpoints.py` writes and loads whole checkpoints.
+"""
 
 import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
 
-from oat.files import parse_json
+from oat.files import parse_json, sync_to_disk
+
+FILES = ("tensors.safetensors", "state.json")
+"""The files of a checkpoint's folder, beside its manifest."""
 
 _NAME = re.compile(r"step_(\d{8,})(?:\.(\d+))?")
 
 
 def place_of(name: str) -> tuple[int, int]:
-    """Step, and which save of it."""
+    """The step of a checkpoint's name, and which save of that step it is, from 0."""
     match = _NAME.fullmatch(name)
     assert match is not None, f"{name} is no checkpoint's name"
     return int(match[1]), int(match[2] or 0)
 
 
 def names_in(directory: Path) -> list[str]:
-    """In the order in which they were written."""
-    return sorted(
-        (
-            folder.name
-            for folder in directory.glob("step_*")
-            if _NAME.fullmatch(folder.name) and folder.is_dir()
-        ),
-        key=place_of,
-    )
+    """The names of the checkpoints in a directory, by step and then by save."""
+    found = (folder.name for folder in directory.glob("step_*") if folder.is_dir())
+    return sorted((name for name in found if _NAME.fullmatch(name)), key=place_of)
 
 
 def pointed(directory: Path) -> tuple[list[str], str | None]:
-    """The names up to the one in the pointer, all of them if it is of no use; and what people should know of
-    it."""
+    """The names of the checkpoints up to the one that the pointer names.
+
+    Returns:
+        The names, all of them where the pointer is of no use; and what people should know of the pointer, or
+        None.
+    """
     found = names_in(directory)
     if not found:
         return [], None
@@ -51,26 +56,64 @@ def pointed(directory: Path) -> tuple[list[str], str | None]:
     return found[: found.index(named) + 1], problem
 
 
+def write_manifest(folder: Path) -> None:
+    """Write the size and the SHA-256 of each file beside them, and bring everything in the folder to disk."""
+    for name in FILES:
+        sync_to_disk(folder / name)
+    manifest = {
+        name: {"sha256": _sha256(folder / name), "bytes": (folder / name).stat().st_size} for name in FILES
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    sync_to_disk(folder / "manifest.json")
+    sync_to_disk(folder)
+
+
+def verify(folder: Path) -> str | None:
+    """What is wrong with a checkpoint's files by its manifest, or None."""
+    try:
+        manifest = parse_json((folder / "manifest.json").read_text(encoding="utf-8"))
+        for name in FILES:
+            file, expected = folder / name, manifest[name]
+            if file.stat().st_size != expected["bytes"]:
+                return f"{name} has {file.stat().st_size} bytes, its manifest says {expected['bytes']}"
+            if _sha256(file) != expected["sha256"]:
+                return f"{name} does not match the checksum in its manifest"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = "" if isinstance(error, OSError) else "manifest.json: "
+        return f"{what}{type(error).__name__}: {error}"
+    return None
+
+
+def row_of(folder: Path) -> dict[str, float]:
+    """The metrics of the row that a checkpoint stands behind; none where they cannot be read."""
+    try:
+        return dict(parse_json((folder / "state.json").read_text(encoding="utf-8"))["metrics"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def newest_state(directory: Path, step: int | None = None) -> tuple[str, dict[str, Any]] | None:
-    """The name and the state of the newest checkpoint whose state is what was written; whether its tensors
-    are is not looked at.
+    """The name and the state of the newest checkpoint whose state is what was written. Its tensors are not
+    looked at.
 
     Args:
-        step: among those of one step; None: up to the one that the pointer names.
+        step: only checkpoints of this step count; None: those up to the one that the pointer names.
     """
-    found = (
-        pointed(directory)[0]
-        if step is None
-        else [name for name in names_in(directory) if place_of(name)[0] == step]
-    )
+    if step is None:
+        found, _ = pointed(directory)
+    else:
+        found = [name for name in names_in(directory) if place_of(name)[0] == step]
     for name in reversed(found):
         try:
-            text, manifest = (
-                (directory / name / "state.json").read_bytes(),
-                parse_json((directory / name / "manifest.json").read_bytes()),
-            )
+            text = (directory / name / "state.json").read_bytes()
+            manifest = parse_json((directory / name / "manifest.json").read_bytes())
             if hashlib.sha256(text).hexdigest() == manifest["state.json"]["sha256"]:
                 return name, parse_json(text)
         except (OSError, ValueError, KeyError, TypeError):
             continue  # damaged, or removed meanwhile
     return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,18 +1,20 @@
 """Checkpoints: everything that decides the future, written so that a kill at any moment leaves a good one.
 
-A save holds its caller while tensors are copied and the rest becomes text. One thread then writes, one
-checkpoint at a time: a new directory, its files, fsync, the manifest (SHA-256 and size of each file), fsync,
-fsync of the directory, rename, fsync of the parent, the pointer last. What was written is read back and
-verified, and only then others are removed. safetensors and JSON only.
+A save holds its caller only while tensors are copied and the rest becomes text. One thread then writes, one
+checkpoint at a time:
+
+1. A new directory with its files, brought to disk; then the manifest (SHA-256 and size of each file).
+2. A rename of the directory, brought to disk; then the pointer, last.
+3. What was written is read back and verified; only then others are removed (`rundir/retention.py`).
+
+The formats are safetensors and JSON only.
 
     checkpoints/step_00000010/    tensors.safetensors, state.json, manifest.json
     checkpoints/step_00000010.1/  the same step, saved again; it stays beside the first until it is verified
     checkpoints/latest            the name of the newest
 """
 
-import hashlib
 import json
-import math
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,15 +27,14 @@ from safetensors import SafetensorError
 
 from oat.errors import CheckpointError, DirectoryError, warn
 from oat.files import Standing, bytes_free, parse_json, sync_to_disk, write_atomically
-from oat.rundir.checkpoint_files import names_in, place_of, pointed
+from oat.rundir.checkpoint_files import names_in, place_of, pointed, row_of, verify, write_manifest
+from oat.rundir.retention import Retention
 
 SCHEMA_VERSION = 2
 
 Loaded = tuple[int, dict[str, torch.Tensor], dict[str, Any]]
 """Step, tensors and state of a checkpoint."""
 
-_FILES = ("tensors.safetensors", "state.json")
-_GB = 10**9
 _OTHER = "{}: written by another version of oat; continue the run with that version"
 
 
@@ -44,10 +45,7 @@ class Checkpoints:
         directory: the run's `checkpoints` folder.
         every: steps between two saves.
         background: False: `save` returns when the checkpoint is on disk.
-        keep_last: so many of the newest stay.
-        keep_best: so many of those whose row had the highest `best_metric` stay too; of equal ones the newer.
-        max_gb: most that all together may take, 10^9 bytes; the oldest go first, and the newest stays
-        whatever it takes.
+        keep_last, keep_best, best_metric, max_gb: which checkpoints stay, as in `Retention`.
         standing: what must still be there when one is written, so that none is written beside its run.
 
     Attributes:
@@ -70,11 +68,9 @@ class Checkpoints:
         self.every = every
         self.background = background
         self.saved = 0
-        self.keep_last = keep_last
-        self.keep_best = keep_best
-        self.best_metric = best_metric
-        self.max_gb = max_gb
-        self._standing, self._is_made = standing or Standing(), directory.exists()
+        self.retention = Retention(keep_last, keep_best, best_metric, max_gb)
+        self._standing = standing or Standing()
+        self._is_made = directory.exists()
         self._writer: tuple[threading.Thread, threading.Event] | None = None  # and whether it is done
         self._error: CheckpointError | DirectoryError | None = None  # of the writer
 
@@ -167,7 +163,7 @@ class Checkpoints:
             raise ended
 
     def refuse_others(self) -> None:
-        """Whether this program wrote them is asked before anything else of a run is touched.
+        """Refuse checkpoints of another schema version, before anything else of a run is touched.
 
         Raises:
             CheckpointError: another version of it did.
@@ -260,7 +256,7 @@ class Checkpoints:
     def row(self, step: int) -> dict[str, float]:
         """The metrics of the row that a step's checkpoint stands behind; none of one that is still to be
         closed."""
-        return _row(self.directory / [name for name in self._names() if place_of(name)[0] == step][-1])
+        return row_of(self.directory / [name for name in self._names() if place_of(name)[0] == step][-1])
 
     def best(self) -> int:
         """The step of the checkpoint whose row had the highest `best_metric`.
@@ -268,10 +264,10 @@ class Checkpoints:
         Raises:
             CheckpointError: none had one.
         """
-        ranked = self._ranked(self._names())
+        ranked = self.retention.ranked(self.directory, self._names())
         if not ranked:
             raise CheckpointError(
-                f"{self.directory}: no checkpoint has a value of {self.best_metric}; give a step "
+                f"{self.directory}: no checkpoint has a value of {self.retention.best_metric}; give a step "
                 f"({', '.join(map(str, self.steps)) or 'none'})"
             )
         return place_of(ranked[-1])[0]
@@ -307,14 +303,7 @@ class Checkpoints:
             new.mkdir()
             safetensors.torch.save_file(dict(tensors), new / "tensors.safetensors")
             (new / "state.json").write_bytes(text)
-            for name in _FILES:
-                sync_to_disk(new / name)
-            manifest = {
-                name: {"sha256": _sha256(new / name), "bytes": (new / name).stat().st_size} for name in _FILES
-            }
-            (new / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-            sync_to_disk(new / "manifest.json")
-            sync_to_disk(new)
+            write_manifest(new)
             self._standing.refuse_lost(DirectoryError)
             self._prune(self._publish(new, step), keep)
         except Exception as error:  # whatever it is, the caller learns of it
@@ -379,43 +368,10 @@ class Checkpoints:
                 f"{newest}: does not verify right after it was written ({problem}); older checkpoints are "
                 "kept. Check the disk"
             )
-        kept = self._kept(newest.name, keep)
+        kept = self.retention.kept(self.directory, newest.name, keep)
         for name in [*self._names(), *(folder.name for folder in self.directory.glob(".new-step_*"))]:
             if name not in kept:
                 shutil.rmtree(self.directory / name)
-
-    def _kept(self, newest: str, keep: int | None) -> set[str]:
-        """Which stay beside the newest: none of a later step, one a step; `keep` whatever it takes."""
-        behind = list(
-            {place_of(name)[0]: name for name in self._names() if place_of(name) <= place_of(newest)}.values()
-        )
-        best = self._ranked(behind)[-self.keep_best :] if self.keep_best else []
-        needed = {newest, *(name for name in behind if place_of(name)[0] == keep)}
-        chosen = {*behind[-self.keep_last :], *best, *needed}
-        sizes = {
-            name: sum(file.stat().st_size for file in (self.directory / name).iterdir())
-            for name in behind
-            if name in chosen
-        }
-        most = math.inf if self.max_gb is None else self.max_gb * _GB
-        while sum(sizes.values()) > most and len(sizes) > len(needed):
-            del sizes[next(name for name in sizes if name not in needed)]
-        if (taken := sum(sizes.values())) > most:
-            warn(
-                f"{self.directory}: the checkpoints that are needed take {taken / _GB:.3g} GB, more than "
-                f"checkpoint.max_gb {self.max_gb:g}; no "
-                "others are kept"
-            )
-        return set(sizes)
-
-    def _ranked(self, names: list[str]) -> list[str]:
-        """Those that have a value of the metric, the best last."""
-        values = {
-            name: value
-            for name in names
-            if (value := _metric(self.directory / name, self.best_metric)) is not None
-        }
-        return sorted(values, key=lambda name: (values[name], place_of(name)))
 
     def _names(self) -> list[str]:
         return names_in(self.directory)
@@ -429,22 +385,6 @@ class Checkpoints:
 
 class _Damaged(Exception):
     """Says what is wrong with a checkpoint."""
-
-
-def verify(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder, or None."""
-    try:
-        manifest = parse_json((folder / "manifest.json").read_text(encoding="utf-8"))
-        for name in _FILES:
-            file, expected = folder / name, manifest[name]
-            if file.stat().st_size != expected["bytes"]:
-                return f"{name} has {file.stat().st_size} bytes, its manifest says {expected['bytes']}"
-            if _sha256(file) != expected["sha256"]:
-                return f"{name} does not match the checksum in its manifest"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what = "" if isinstance(error, OSError) else "manifest.json: "
-        return f"{what}{type(error).__name__}: {error}"
-    return None
 
 
 def _read(folder: Path) -> Loaded:
@@ -466,20 +406,6 @@ def _read(folder: Path) -> Loaded:
         raise _Damaged(f"{type(error).__name__}: {error}") from error
 
 
-def _row(folder: Path) -> dict[str, float]:
-    """The metrics of the row that a checkpoint stands behind; none where they cannot be read."""
-    try:
-        return dict(parse_json((folder / "state.json").read_text(encoding="utf-8"))["metrics"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _metric(folder: Path, name: str) -> float | None:
-    """A metric of the row that a checkpoint stands behind; None without a finite one."""
-    value = _row(folder).get(name)
-    return value if isinstance(value, float) and math.isfinite(value) else None
-
-
 def _with_own_storage(tensors: Mapping[str, torch.Tensor], *, copy: bool) -> dict[str, torch.Tensor]:
     """Contiguous tensors on the CPU of which no two share storage, as safetensors wants them; copies of all,
     or of those that have to be."""
@@ -490,8 +416,3 @@ def _with_own_storage(tensors: Mapping[str, torch.Tensor], *, copy: bool) -> dic
         own[name] = tensor.detach().to("cpu", copy=copy or place in seen).contiguous()
         seen.add(place)
     return own
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

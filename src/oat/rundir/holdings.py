@@ -154,7 +154,8 @@ def _take(db: sqlite3.Connection, names: Sequence[str], purpose: str, step: int)
 
 def _sum(db: sqlite3.Connection, purpose: str, step: int) -> str:
     """SHA-256 of what a step took, in its order: no row numbers or clock times."""
-    sql = """SELECT t.position, q.step, q.round, q.occurrence, q.number, q.kind, q.oracle, q.prompt, q.candidates, a.vals, a.marks, a.label
+    sql = """SELECT t.position, q.step, q.round, q.occurrence, q.number,
+            q.kind, q.oracle, q.prompt, q.candidates, a.vals, a.marks, a.label
         FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id
         WHERE (t.purpose, t.step) = (?, ?) ORDER BY t.position"""
     digest = hashlib.sha256()

@@ -27,9 +27,11 @@ from oat.types import Message
 Table = Any
 """A pandas DataFrame, or dict[str, list]."""
 
-_QUESTIONS = """SELECT q.purpose, q.step, q.round, q.occurrence, q.number, q.kind, q.oracle, x.text, q.candidates, q.again,
-    a.vals, a.marks, a.label, a.answered_by, a.queries, a.tokens, a.cost, a.seconds, t.step, t.position
-    FROM questions q JOIN texts x ON x.hash = q.prompt LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
+_QUESTIONS = """SELECT q.purpose, q.step, q.round, q.occurrence, q.number, q.kind, q.oracle, x.text,
+        q.candidates, q.again, a.vals, a.marks, a.label, a.answered_by,
+        a.queries, a.tokens, a.cost, a.seconds, CASE WHEN t.position >= 0 THEN t.step END
+    FROM questions q JOIN texts x ON x.hash = q.prompt
+    LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
     ORDER BY q.id"""
 
 _METRICS = ("step",)
@@ -48,23 +50,10 @@ _SAMPLES = (
     "label",
 )
 _EVALUATED = ("output", "reference", "generator", "mode", "sample", "value", "mark")
-_ASKED = (
-    *(
-        "purpose",
-        "step",
-        "round",
-        "occurrence",
-        "number",
-        "kind",
-        "oracle",
-        "prompt",
-        "reference",
-        "columns",
-        "candidates",
-    ),
-    *("values", "marks", "label", "by", "queries", "tokens", "cost", "seconds", "learned", "again"),
-)
-"""Columns that a table has without a row too; of evaluations, behind `step` and the prompt's two."""
+_ADDRESS = ("purpose", "step", "round", "occurrence", "number", "kind", "oracle")
+_ANSWER = ("values", "marks", "label", "by", "queries", "tokens", "cost", "seconds", "learned")
+_ASKED = (*_ADDRESS, "prompt", "reference", "columns", "candidates", *_ANSWER, "again")
+"""Columns that a table has even without rows; of evaluations, those behind `step` and the prompt's two."""
 
 _NAMED = 5
 """Spans of numbers that a message names."""
@@ -304,41 +293,17 @@ def _said(what: str, spans: _Spans) -> str:
 
 
 def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:
-    (
-        purpose,
-        step,
-        round,
-        occurrence,
-        number,
-        kind,
-        oracle,
-        prompt,
-        candidates,
-        again,
-        values,
-        marks,
-        *answer,
-        learned,
-        place,
-    ) = row
-    content = json.loads(prompt)
+    """A row of `_QUESTIONS` as a row of the table."""
+    found = dict(zip((*_ADDRESS, "text", "candidates", "again", *_ANSWER), row, strict=True))
+    prompt = json.loads(found.pop("text"))
+    answer = {
+        name: None if (text := found[name]) is None else json.loads(text) for name in ("values", "marks")
+    }
     return {
-        **{
-            "purpose": purpose,
-            "step": step,
-            "round": round,
-            "occurrence": occurrence,
-            "number": number,
-            "kind": kind,
-            "oracle": oracle,
-        },
-        "prompt": [Message(*message).plain for message in content["messages"]],
-        "reference": content["reference"],
-        "columns": content["columns"],
-        "candidates": [texts[name] for name in json.loads(candidates)],
-        "values": None if values is None else json.loads(values),
-        "marks": None if marks is None else json.loads(marks),
-        **dict(zip(("label", "by", "queries", "tokens", "cost", "seconds"), answer, strict=True)),
-        "learned": learned if place is not None and place >= 0 else None,
-        "again": again,
+        **found,
+        **answer,
+        "prompt": [Message(*message).plain for message in prompt["messages"]],
+        "reference": prompt["reference"],
+        "columns": prompt["columns"],
+        "candidates": [texts[name] for name in json.loads(found["candidates"])],
     }

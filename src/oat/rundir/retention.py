@@ -1,0 +1,67 @@
+"""Which checkpoints of a run stay: the newest, the best by a metric, and as many as there is room for."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from oat.errors import warn
+from oat.rundir.checkpoint_files import names_in, place_of, row_of
+
+_GB = 10**9
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The rules by which checkpoints are kept.
+
+    Attributes:
+        keep_last: so many of the newest stay.
+        keep_best: so many of those whose row had the highest `best_metric` stay too; of equal ones the newer.
+        max_gb: the most that all together may take, in 10^9 bytes; the oldest go first, and the newest stays
+            whatever it takes. None: no limit.
+    """
+
+    keep_last: int
+    keep_best: int = 0
+    best_metric: str = "eval/sampled"
+    max_gb: float | None = None
+
+    def ranked(self, directory: Path, names: list[str]) -> list[str]:
+        """Those of these checkpoints whose row has a finite value of the metric, the best last."""
+        values = {
+            name: value
+            for name in names
+            if isinstance(value := row_of(directory / name).get(self.best_metric), float)
+            and math.isfinite(value)
+        }
+        return sorted(values, key=lambda name: (values[name], place_of(name)))
+
+    def kept(self, directory: Path, newest: str, keep: int | None) -> set[str]:
+        """The checkpoints that stay beside the newest: one a step, and none of a later step.
+
+        Args:
+            newest: the name of the one that was just written.
+            keep: a step whose checkpoint stays whatever it takes.
+        """
+        behind = list(
+            {
+                place_of(name)[0]: name for name in names_in(directory) if place_of(name) <= place_of(newest)
+            }.values()
+        )
+        best = self.ranked(directory, behind)[-self.keep_best :] if self.keep_best else []
+        needed = {newest, *(name for name in behind if place_of(name)[0] == keep)}
+        chosen = {*behind[-self.keep_last :], *best, *needed}
+        sizes = {
+            name: sum(file.stat().st_size for file in (directory / name).iterdir())
+            for name in behind
+            if name in chosen
+        }
+        most = math.inf if self.max_gb is None else self.max_gb * _GB
+        while sum(sizes.values()) > most and len(sizes) > len(needed):
+            del sizes[next(name for name in sizes if name not in needed)]
+        if (taken := sum(sizes.values())) > most:
+            warn(
+                f"{directory}: the checkpoints that are needed take {taken / _GB:.3g} GB, more than "
+                f"checkpoint.max_gb {self.max_gb:g}; no others are kept"
+            )
+        return set(sizes)
