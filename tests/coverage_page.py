@@ -96,8 +96,10 @@ def page() -> str:
     lines = [
         "# What the tests prove",
         "",
-        "The features that this project must have, by the rows of its inventory, and the tests that prove each.",
-        "`python tests/coverage_page.py` makes this page from the markers `@pytest.mark.inventory(row)`; a test",
+        "The features that this project must have, by the rows of its inventory, and the tests that prove "
+        "each.",
+        "`python tests/coverage_page.py` makes this page from the markers `@pytest.mark.inventory(row)`; a "
+        "test",
         "fails when the page is behind them.",
         "",
         "| row | feature | tests |",

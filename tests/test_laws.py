@@ -50,7 +50,9 @@ MAY_IMPORT = {
     "plugins": "errors files",
     "protocols": "algorithms types",
     "quickstart": "commands errors files models oracles reports rundir seeds text types",
-    "reports": "algorithms build config control errors files ledger loop metrics plugins rundir tracking types",
+    "reports": (
+        "algorithms build config control errors files ledger loop metrics plugins rundir tracking types"
+    ),
     "rollout": "data engines environments errors models plugins seeds text types",
     "rundir": "config errors files ledger types",
     "runtime": "engines errors protocols types wire",

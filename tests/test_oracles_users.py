@@ -1,5 +1,5 @@
-"""A user's oracle need not be a subclass of `Oracle`: what it leaves out has a default, and what it has is held
-against its kind."""
+"""A user's oracle need not be a subclass of `Oracle`: what it leaves out has a default, and what it has is
+held against its kind."""
 
 from typing import Any
 
@@ -169,7 +169,8 @@ def test_a_subclass_without_its_methods_is_none() -> None:
 
 def test_its_version_is_that_of_its_file_unless_it_says_one(tmp_path) -> None:
     text = (
-        "class Mine:\n    answers, durable = 'score', False\n    submit = collect = lambda *arguments: []\n\n\n"
+        "class Mine:\n    answers, durable = 'score', False\n"
+        "    submit = collect = lambda *arguments: []\n\n\n"
         "class Said(Mine):\n    version = ''\n    made_of = {'a': {}}\n"
     )
     (tmp_path / "mine.py").write_text(text)

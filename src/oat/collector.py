@@ -1,4 +1,5 @@
-"""The collector: fills the ledger for a step. The only caller of actor and explorer."""
+"""The collector: it samples, chooses and asks until a step has its questions. No other box of the loop calls
+the actor and the explorer for training."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,20 +12,20 @@ from oat.seeds import Seeds
 from oat.types import Key, Plan, Prompt, Work
 
 MAX_ROUNDS = 100
-"""Rounds a step tries before it goes on with the questions it has."""
+"""Most rounds that a step tries before it goes on with the questions that it has."""
 
 
 class Collector:
-    """Samples, chooses and asks until a step has its questions.
+    """Fills the ledger for the steps of training.
 
     Args:
-        oracle: the address that a question gets which the explorer gave none.
+        oracle: the address of questions to which the explorer gave none.
         plans: of all steps.
-        last: steps of the run; no questions are asked ahead for later ones. None: it has no end.
-        max_outstanding: questions asked beyond those that are due.
+        last: steps of the run; no questions are asked ahead for later ones. None: there is no last step.
+        max_outstanding: most questions that are asked ahead of those that are due.
 
     Attributes:
-        due: questions that the steps so far were to have.
+        due: questions that the steps so far are to have.
     """
 
     def __init__(
@@ -59,28 +60,21 @@ class Collector:
         self.due = state["due"]
 
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
-        """Ask until the questions of the steps up to this one and the allowance for late answers are on disk.
+        """Ask until the questions of the steps up to this one, and those asked ahead, are on disk.
 
-        Nothing here depends on when answers arrive: the count is of recorded rounds before the cursor, so a
-        replay does the same. A step that already has its record goes over the rounds it asked and no others,
-        also when the run has since been made longer. Stops early when the prompts are used up or a step has
-        tried `MAX_ROUNDS` rounds; asks nothing while the budget buys nothing, and the steps take what is paid
-        for. Asks nothing ahead while what waits may take all that is left.
+        Nothing here depends on when answers arrive: only recorded rounds before the cursor are counted, so a
+        replay does the same. A step whose feedback is recorded goes over the rounds that it asked and no
+        others, even if the run was made longer since. It stops early if the prompts are used up, or after
+        `MAX_ROUNDS` rounds. It asks nothing while the budget buys nothing, and the steps take what is paid
+        for; it asks nothing ahead while open questions may cost all that is left.
 
         Returns:
             "roofline/decode" and "roofline/padded_keys", if anything was sampled.
         """
         before = self.actor.work()
         self.due += plan.questions
-        target = self.due + self._ahead(step)
         replayed = self.ledger.has_taken(step)
-        bound = (
-            0
-            if self.ledger.is_spent(step)
-            else self.due
-            if self.ledger.is_spent(step, ahead=True)
-            else target
-        )
+        bound = self._bound(step)
         round = 0
         while round < MAX_ROUNDS and (
             self.ledger.recalls(step, round) if replayed else self.ledger.asked(step, round) < bound
@@ -93,8 +87,14 @@ class Collector:
             round += 1
         return _reached(self.actor.work().since(before))
 
+    def _bound(self, step: int) -> int:
+        """The number of questions that are to be on disk, as far as the budget allows."""
+        if self.ledger.is_spent(step):
+            return 0
+        return self.due if self.ledger.is_spent(step, ahead=True) else self.due + self._ahead(step)
+
     def _ahead(self, step: int) -> int:
-        """Questions to ask beyond those that are due: as many as are allowed, and as later steps will
+        """The number of questions to ask ahead: as many as are allowed, and not more than later steps will
         take."""
         ahead = 0
         for later in count(step + 1):
@@ -113,7 +113,7 @@ class Collector:
 
 
 def _reached(work: Work) -> dict[str, float]:
-    """The share of the machine's limit that was reached, and of the cached keys that were computed with for
-    nothing."""
+    """The metrics of sampling: the share of the machine's limit that was reached, and the share of cached
+    keys that were padding."""
     reached = {"roofline/decode": work.least_s / work.seconds} if work.seconds > 0 else {}
     return {**reached, "roofline/padded_keys": work.padded_keys / work.keys} if work.keys else reached
