@@ -5,7 +5,8 @@ log-ratio, h the margin of log-ratios.
 | --- | --- | --- |
 | exo | reverse KL from sigmoid(beta h) to the smoothed label | arXiv:2402.00856, Eq. 16 |
 | nca | each response against the reference | arXiv:2402.05369 |
-| apo_zero, apo_down | chosen up and rejected down; both down, the rejected one further | arXiv:2408.06266, Eqs. 7 and 8 |
+| apo_zero | chosen up, rejected down | arXiv:2408.06266, Eq. 7 |
+| apo_down | both down, the rejected one further | arXiv:2408.06266, Eq. 8 |
 | sppo_hard | log-ratios drawn to 1 / (2 beta) and -1 / (2 beta) | arXiv:2405.00675, Eq. 4.7 |
 | discopop | logistic and exponential of beta h, mixed by h | arXiv:2406.08414, Eq. 5 |
 | aot | log-sigmoid of beta times sorted differences | arXiv:2406.05882 |

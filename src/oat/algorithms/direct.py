@@ -26,10 +26,10 @@ Departures:
 6. BNF is the pair form, divided by the length of the pair's shorter response; the paper needs no pairs.
 
 `logps/reference_gap` is how far the policy has moved from the reference on the step's pairs: the mean over
-their trained tokens of
-|log policy - log reference|, from the log-probabilities that the loss reads. It is 0 where the two are one, and no estimate of a KL, sampled
-pairs included: ties are left out, and an explorer chooses. Signed log-ratios of chosen and rejected responses
-cancel, and k3 grows as the inverse probability of what nobody sampled, so neither is reported in its stead.
+their trained tokens of |log policy - log reference|, from the log-probabilities that the loss reads. It is 0
+where the two models are one. It is no estimate of a KL, not even on sampled pairs, since ties are left out,
+and an explorer chooses. Signed log-ratios of chosen and rejected responses would cancel, and k3 would grow as
+the inverse probability of what nobody sampled, so neither is reported instead.
 
 Not handled: more than one pair a group. `contrast.py` has more losses.
 """
@@ -200,7 +200,8 @@ class Direct(Objective):
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         """The parts of the loss, (U,) terms each, in which row 2u is the better one of pair u. They read rows
-        through `View.row_sum` and `row_mean` only, so that they can be had of the pair turned round."""
+        through `View.row_sum` and `row_mean` only, so that `losses` can also take them of pairs turned
+        round."""
         raise NotImplementedError
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
