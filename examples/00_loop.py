@@ -29,6 +29,10 @@ test compares them:
 
 Axes, as suffixes of names: B prompts, G answers a prompt, N = B * G answers, L tokens so far, T tokens of an
 answer, V vocabulary.
+
+Tokens are drawn by `oat.seeds` at the addresses that a run uses, so the losses can be compared. The loop
+passes twice over its samples: with one pass the ratio would be 1, and neither the clip nor the old
+log-probabilities would do anything that a reader could see.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,8 @@
-"""Our losses are TRL's, where TRL has them and means the same: its own lines run on our numbers."""
+"""Our losses are TRL's, where TRL has them and means the same: its own lines run on our numbers.
+
+The lines are found in the parsed source of TRL's trainers, so what is compared is what TRL computes, and
+nothing of it needs to be imported or built.
+"""
 
 import ast
 import importlib.util

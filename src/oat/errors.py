@@ -2,6 +2,11 @@
 
 Every message says what happened, where, and what to do. Each class is also the nearest class of the standard
 library, so that `except ValueError` works. Each survives pickling, since its arguments are its state.
+
+`warn` places a warning at the line outside the package that led to it, however deep it arose; a fixed
+`stacklevel` would count frames that decorators and threads change. The command line prints the sentence
+alone. `printable` makes text harmless where it is shown, as JSON writes it, so files, data and the ledger
+keep what was said.
 """
 
 import difflib

@@ -5,6 +5,10 @@ Relative paths are seen from the folder where a command, a `Trainer` or a run be
 callback or data function may change the working directory at any time. Names stay as they were given wherever
 they are written down or compared (`config.yaml`, cards, digests), so that a run may be moved; only code that
 opens a file makes them absolute here.
+
+Absolute paths in a configuration would put this machine into all of these, and going back to the folder after
+each call of user code would not reach that code's threads. A name that may also be a hub id becomes a path
+only once the process has left the folder.
 """
 
 import errno

@@ -7,6 +7,9 @@ Without a row it runs those that have no result of the sources as they stand, so
 ended; with rows, these anew. A row's result is in `.faults/ROW.json` as soon as it ends. The exit code is 1
 where a row failed. Tests say which row they prove by `@pytest.mark.fault("R1")` and what they found through
 the fixture `figure`; a row without a test has failed.
+
+Figures `a of b` with the same words are summed up, and those of `at most x` give their maximum; so a hundred
+kills are a hundred tests, which several workers share.
 """
 
 import argparse

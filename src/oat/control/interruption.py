@@ -5,6 +5,9 @@ that a checkpoint holds changes in that time, and the ledger has every question 
 has begun to learn first learns to its end. A second Ctrl-C ends the process where it stands, as a kill
 would, except that a checkpoint being written is completed; the work since the last checkpoint is lost,
 and no answer is. A second SIGTERM changes nothing, since a process manager may send several.
+
+The loop saves the states as they were before what was cut off. A checkpoint may then hold the metrics of a
+row whose evaluation was cut off; the next process evaluates and closes that row first.
 """
 
 import os

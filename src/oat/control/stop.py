@@ -1,4 +1,8 @@
-"""The stop conditions of a run."""
+"""The stop conditions of a run.
+
+With finite `prompts.epochs` the number of steps is computed when the run is built, so the last step is
+evaluated and saved like any other. The hours are the one state that digests leave out.
+"""
 
 import time
 from typing import Any

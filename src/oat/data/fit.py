@@ -17,6 +17,11 @@ Tokens are counted and cut after rendering. A cut prompt therefore begins anywhe
 open a text, the system message, or the mark of a turn. Both cuts obey the smaller of `max_tokens` and the
 context. A record is left out if the cut makes no room for it, because the prompt would lose its last token,
 or a response its last learned token. A text without a prompt can only be cut at its end.
+
+Leaving out is the default, since a cut leaves another record, and a person should have said so. There is one
+limit, on prompt and response together, since nothing else has to hold: with two limits, a record that breaks
+neither might still have no room. A chat's opening is not kept when its start is cut: no template says which
+of its tokens it needs.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,11 @@
 """The first pass over a source. Every record is read, checked and rendered once before the run starts, so no
 malformed record is met later. The pass makes an index of 24 bytes a record. A long pass continues in worker
-processes on all cores. `data/index_cache.py` remembers indexes."""
+processes on all cores. `data/index_cache.py` remembers indexes.
+
+Workers take over after three seconds, since most of the time is Python and templates, which threads of one
+interpreter do not share. Blocks are added in their order, so what is found, and the first error, are those of
+one process. When a record's turn comes, its checksum shows whether it is the record that passed.
+"""
 
 import os
 import tempfile

@@ -5,6 +5,9 @@ another run over the same data, need not read every record again.
 Indexes lie in the run's directory and in `$XDG_CACHE_HOME/oat` (`~/.cache/oat`), which only this user may
 write to. A file is a SHA-256, then MessagePack. A damaged file is made anew, and all of them may be deleted
 at any time.
+
+Only files of a megabyte or more are remembered. The checksum reads the whole data, since times and sizes lie.
+Functions and iterators may give something else each time, so they are read each time.
 """
 
 import hashlib

@@ -1,5 +1,10 @@
 """The sources of prompts, and the prompts of one source, read on demand. `data/sources.py` reads files,
-datasets and Python; `data/formats.py` says what the columns of a record are."""
+datasets and Python; `data/formats.py` says what the columns of a record are.
+
+Records without a place to index (Parquet, iterators) are copied as JSON lines to an unnamed file in the run
+directory. So there is one mechanism for all of them, no row group is decoded for one record, and nothing is
+left to clean up after a kill. A continued run writes the file anew.
+"""
 
 import hashlib
 import math

@@ -16,6 +16,9 @@ A byte-order mark, CRLF and blank lines are accepted. A function must return the
 every time. Packed files (gz, zip and the like) are refused; the user unpacks them.
 
 No code that comes with a dataset is run: `datasets` runs none since 4.0, and older versions are refused.
+
+Readers return what is wrong with a record as a value in its place, since a generator that raises is over; so
+`on_bad_record: skip` is one loop.
 """
 
 import importlib

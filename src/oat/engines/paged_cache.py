@@ -5,6 +5,10 @@ together, pages of one row at the front of the memory and shared ones at its end
 matrix products over two whole blocks of pages and copies none of them; nearly all the padding is the empty
 rest of each row's last page. The attention of a row is summed in the order of its own pages, whatever else is
 in the cache.
+
+Pages of 8 tokens are as fast as pages of 16 or 32 on two cores, and the empty rest of a last page is then
+under a tenth of all keys. Rows' own pages and shared pages grow towards each other in one memory, so
+`engine.cache_gb` bounds both together.
 """
 
 import heapq

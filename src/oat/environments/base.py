@@ -1,4 +1,8 @@
-"""The environment's protocol: what answers the model within an episode, and rewards it at the end."""
+"""The environment's protocol: what answers the model within an episode, and rewards it at the end.
+
+An environment is a function of its state: `step(state, response)` returns the next state, so an episode can
+be played again.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

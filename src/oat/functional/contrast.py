@@ -2,6 +2,10 @@
 
 Most take the log-ratios of a pair's two responses, each the log-probability under the policy minus that under
 the reference; two have no reference. All are elementwise over pairs, or over responses, whose axis is `U`.
+
+Where a formula overflows as it is written (the product in DiscoPOP, the odds in ORPO) it is rearranged or
+clamped, and the bound has a name. So every loss of pairs is finite, with its gradient, down to
+log-probabilities of -10,000.
 """
 
 import math

@@ -6,6 +6,8 @@ adds to the gradients of the head. The gradients of the raw log-probability and 
 out:
 
     d logp(y) / d logits = onehot(y) - p,    d H / d logits = - p (log p + H)
+
+Where one chunk is all, nothing is computed twice.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -5,6 +5,8 @@ A mix of 1 sets the reference to the policy (the paper's hard update); a small m
 policy's moving average. With an adapter, the adapter's matrices are mixed, A with A and B with B. That is the
 paper's formula for the parameters that are trained; the products of the matrices are mixed likewise only if
 the mix is 1.
+
+With an adapter the reference is a second adapter beside the shared weights, in a module of its own.
 """
 
 from typing import Any

@@ -4,6 +4,8 @@ The columns of the batch, the outputs of the models, the parts of the loss and t
 checked. The loss alone would not be enough: the clamp of a ratio or a saturated sigmoid turns an infinite
 log-probability into a harmless number. Places that a mask takes out are not checked; a gradient that comes
 from there is.
+
+Optimiser steps that are skipped are counted, and the count is in the checkpoint.
 """
 
 import math

@@ -1,4 +1,8 @@
-"""Optimisers and the schedules of their learning rates."""
+"""Optimisers and the schedules of their learning rates.
+
+A schedule counts optimiser steps: `schedule_steps` defaults to steps times epochs times mini-batches, and is
+fixed when a run begins.
+"""
 
 import math
 from collections.abc import Iterable

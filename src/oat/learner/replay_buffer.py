@@ -5,6 +5,12 @@ in which they took them, and none from before the buffer was last cleared. So wh
 function of the recorded feedback and the settings, and a run that is killed, replayed, forked or rolled back
 learns from the same. Everything that depends on weights (log-probabilities under the reference, baselines) is
 computed anew in `prepare`.
+
+The price is that older trajectories are read and decoded again at every step. In return checkpoints, kills,
+replays and forks need to know nothing of the buffer, and retention is one number, the first step whose
+feedback is still read (`reach`). The size counts questions, not pairs with a winner, so what fits does not
+depend on answers. A mini-batch keeps its size when the buffer fills, and a pass has more mini-batches, since
+a learning rate belongs to a size; the learner, which counts optimiser steps, applies `max_updates`.
 """
 
 import math

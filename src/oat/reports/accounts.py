@@ -8,6 +8,9 @@ answers as a data set.
 TRL's trainers read both layouts. A recorded response is written with all of its messages, as in the data. The
 ledger has only the last message of a sampled episode of several turns, so answers about such episodes are
 left out, and counted. An empty response is written as an empty text: the model ended it at once.
+
+The ledger is read from its file alone, also while a run works with it. A column counts how often a question
+was asked again, since a run may be killed more than once.
 """
 
 import importlib

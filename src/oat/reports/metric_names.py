@@ -2,6 +2,8 @@
 plot` looks up a name here that is not ours.
 
 TRL's names are those of DPO, GRPO, RLOO, SFT and online DPO; the predecessor's are those of its key groups.
+
+The unit of a metric follows from patterns of names (`metrics.unit`).
 """
 
 from dataclasses import dataclass

@@ -6,6 +6,10 @@ two points, so that runs with different points can be averaged; a line with a ba
 last of its runs begins to where the first ends. Against `kl` the points of a run are in the order of their
 distance from the reference, not of their steps (Gao et al. 2022, arXiv:2210.10760, draw its square root, as
 `sqrt_kl` does).
+
+The band is the range of the runs: an interval from two or three seeds would say more than they can.
+Evaluations that are due by queries or hours lie elsewhere in each run, hence the straight lines between
+points.
 """
 
 import csv

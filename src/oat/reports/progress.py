@@ -2,6 +2,8 @@
 
 A thread of rich draws the lines in a terminal, four times a second. It only reads what the last report
 stored, so the run never waits for it.
+
+The cursor is not hidden, so nothing has to be put right after a kill.
 """
 
 import math

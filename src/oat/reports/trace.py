@@ -4,6 +4,8 @@ chrome://tracing open.
 The trace names the boxes: sample (generating, and sending the questions), take (waiting for answers),
 prepare, update, sync, evaluate, save (copying, and waiting until an older checkpoint is written). Tracing
 slows a run and changes none of its results.
+
+The names come from outside the loop, so that `loop.py` stays as it is read.
 """
 
 import os

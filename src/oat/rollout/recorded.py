@@ -1,4 +1,7 @@
-"""The actor of recorded data: its responses are those of the records."""
+"""The actor of recorded data: its responses are those of the records.
+
+`prompts.responses` chooses it for training; evaluations keep the actor that samples.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

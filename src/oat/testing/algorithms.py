@@ -1,5 +1,10 @@
 """The check of an algorithm: it runs on made-up feedback with real tiny models and the real learner, and is
-held against the protocol of `Objective`."""
+held against the protocol of `Objective`.
+
+Only a run of the real learner shows whether a gradient depends on the forward pass (the check cuts it) and
+whether a state is whole (the check goes on from it). The first finding ends a check, since the second mostly
+follows from it.
+"""
 
 import json
 from collections.abc import Mapping

@@ -1,5 +1,10 @@
 """The check of an oracle: made-up questions, asked in several ways, and its answers held against the
-protocol."""
+protocol.
+
+The check asks the same again, in another order, and alone, since the ledger uses answers again and sends only
+what is not known. It does not ask a pair the other way round: a judge with a position bias is a bad judge,
+not a broken one.
+"""
 
 import copy
 import functools

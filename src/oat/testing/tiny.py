@@ -1,4 +1,7 @@
-"""A tiny model of twenty thousand random weights, and a real run of it in seconds."""
+"""A tiny model of twenty thousand random weights, and a real run of it in seconds.
+
+The run goes through the command line, so examples and users' tests show what a user types.
+"""
 
 import json
 import tempfile
