@@ -4,7 +4,7 @@ large ledger.
     python benchmarks/ledger.py [--rows 1000000]
 
 share     of the time of a run like the quickstart's (its model with random weights, its data, GRPO) of 50
-          steps with a checkpoint every 10: what is spent in `Ledger.ask`, `take` and `drop`, in
+          steps with a checkpoint every 10: what is spent in `Ledger.ask`, `take_feedback` and `drop`, in
           `Checkpoints.save` and `wait`, and in bringing metrics to disk, without the oracle's time.
           Everything is brought to disk as always.
 rate      questions asked, answered and taken a second, in rounds of 64, by an oracle that answers at once.
@@ -75,7 +75,7 @@ def share(folder: Path, steps: int = STEPS, held_out: int | None = None) -> dict
     (folder / "grpo.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     run, watch = build(resolve(*load_config(folder / "grpo.yaml"))), Watch()
     watch.watch(run.ledger, "ask", "ledger")
-    watch.watch(run.ledger, "take", "ledger")
+    watch.watch(run.ledger, "take_feedback", "ledger")
     watch.watch(run.ledger, "drop", "ledger")
     watch.watch(run.checkpoints, "save", "checkpoints")
     watch.watch(run.checkpoints, "wait", "checkpoints")
@@ -98,7 +98,7 @@ def rate(folder: Path, rounds: int = 100) -> float:
     began = time.perf_counter()
     for step, (groups, questions) in enumerate(asked):
         ledger.ask(step, 0, groups, questions)
-        assert len(ledger.take(step, ROUND).items) == ROUND
+        assert len(ledger.take_feedback(step, ROUND).items) == ROUND
     seconds = time.perf_counter() - began
     ledger.close()
     return rounds * ROUND / seconds
@@ -111,7 +111,7 @@ def opening(folder: Path, rows: int) -> float:
     ledger.store.db.execute("PRAGMA synchronous = OFF")  # nobody needs what is filled in here
     for step in range(rows // size):
         ledger.ask(step, 0, *_round(step, size))
-        ledger.take(step, size)
+        ledger.take_feedback(step, size)
     ledger.close()
     began = time.perf_counter()
     ledger = _ledger(path)

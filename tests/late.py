@@ -103,5 +103,5 @@ def play(
             if not ledger.recalls(step, round):
                 ledger.ask(step, round, groups, make_questions(groups, "score", step, round, oracle="o"))
             round, asked = round + 1, asked + size
-        found.feedback.append(ledger.take(step, count))
+        found.feedback.append(ledger.take_feedback(step, count))
     return found

@@ -81,7 +81,7 @@ def test_what_is_beyond_it_is_not_asked(tmp_path: Path) -> None:
     )
     ledger = opened(tmp_path, Preferences(oracle), Budget(queries=7))
     ask(ledger, 0, 0, 1, 2, 3)
-    feedback = ledger.take(0, 4)
+    feedback = ledger.take_feedback(0, 4)
     assert [item.answer.marks for item in feedback.items] == [("ok",)] * 3 + [("unpaid",)]
     assert (
         len(asked),
@@ -99,7 +99,11 @@ def test_a_cheaper_question_behind_a_dear_one_is_still_paid(tmp_path: Path) -> N
     ledger = opened(tmp_path, oracle, Budget(queries=4))
     groups = [make_group(0, "a", "b", "c"), make_group(1, "d", "e"), make_group(2, "f")]
     ledger.ask(0, 0, groups, make_questions(groups, "score", 0, oracle="o"))
-    assert [set(item.answer.marks) for item in ledger.take(0, 3).items] == [{"ok"}, {"unpaid"}, {"ok"}]
+    assert [set(item.answer.marks) for item in ledger.take_feedback(0, 3).items] == [
+        {"ok"},
+        {"unpaid"},
+        {"ok"},
+    ]
     assert ledger.store.spent("train").queries == 4
 
 
@@ -112,13 +116,13 @@ def test_the_most_is_set_aside_and_what_it_took_counts_once_taken(tmp_path: Path
     unpaid = ("unpaid",)
     ledger = opened(tmp_path, Judge([half] * 4), budget)
     ask(ledger, 0, 0, 1, 2)
-    assert [item.answer.marks for item in ledger.take(0, 3).items] == [
+    assert [item.answer.marks for item in ledger.take_feedback(0, 3).items] == [
         ok,
         ok,
         unpaid if budget.queries else ok,
     ]
     ask(ledger, 1, 3, 4)
-    assert [item.answer.marks for item in ledger.take(1, 2).items] == [
+    assert [item.answer.marks for item in ledger.take_feedback(1, 2).items] == [
         unpaid if budget.queries else ok,
         unpaid,
     ]
@@ -131,7 +135,7 @@ def test_an_oracle_that_takes_more_than_it_said(tmp_path: Path) -> None:
     with pytest.raises(
         OracleError, match=r"took Price\(queries=1, tokens=101.* at most Budget\(queries=1, tokens=100"
     ):
-        ledger.take(0, 1)
+        ledger.take_feedback(0, 1)
 
 
 @pytest.mark.fault("R13")
@@ -159,7 +163,7 @@ def test_64_concurrent_askers_spend_it_exactly(
                 step = asker * rounds + number
                 groups = [make_group(5 * step + place, "a", "b") for place in range(5)]
                 ledger.ask(step, 0, groups, make_questions(groups, "compare", step, oracle="o"))
-                ledger.take(step, 5)
+                ledger.take_feedback(step, 5)
         except BaseException as error:
             errors.append(error)
 
@@ -226,10 +230,10 @@ def test_what_is_past_its_deadline_may_still_be_paid(tmp_path: Path) -> None:
     )
     ask(ledger, 0, 0, 1)
     with pytest.warns(OatWarning, match="it failed"):
-        assert [item.answer.marks for item in ledger.take(0, 2).items] == [("failed",)] * 2
+        assert [item.answer.marks for item in ledger.take_feedback(0, 2).items] == [("failed",)] * 2
     assert ledger.store.spent("train") == Price(2, 200, 2.0)
     ask(ledger, 1, 2)
-    assert [item.answer.marks for item in ledger.take(1, 1).items] == [("unpaid",)]
+    assert [item.answer.marks for item in ledger.take_feedback(1, 1).items] == [("unpaid",)]
 
 
 def test_a_failed_evaluation_counts_in_its_budget(tmp_path: Path) -> None:

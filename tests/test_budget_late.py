@@ -131,17 +131,17 @@ def test_what_has_come_is_taken_in_also_beyond_what_a_step_needs(opened: Callabl
     """So that a kill does not pay for it twice."""
     ledger, post = opened(Post()), Post()
     ask(ledger, 0, 5)
-    assert len(ledger.take(0, 2).items) == 2
+    assert len(ledger.take_feedback(0, 2).items) == 2
     ledger.close()
     again = opened(post)
-    assert (len(again.take(1, 3).items), post.asked) == (3, 0)
+    assert (len(again.take_feedback(1, 3).items), post.asked) == (3, 0)
 
 
 def test_an_answer_that_is_there_is_taken_also_past_its_deadline(opened: Callable[..., Ledger]) -> None:
     ledger = opened(Post(), deadline_s=0.05)
     ask(ledger, 0, 5)
     time.sleep(0.1)
-    assert {item.answer.marks for item in ledger.take(0, 5).items} == {("ok",)}
+    assert {item.answer.marks for item in ledger.take_feedback(0, 5).items} == {("ok",)}
 
 
 def test_an_async_function_runs_from_when_it_was_asked(opened: Callable[..., Ledger]) -> None:
@@ -151,7 +151,7 @@ def test_an_async_function_runs_from_when_it_was_asked(opened: Callable[..., Led
     ledger = opened(CallableOracle(reward, "o"), deadline_s=0.2)
     ask(ledger, 0, 3, "score")
     time.sleep(0.4)
-    assert {item.answer.marks for item in ledger.take(0, 3).items} == {("ok", "ok")}
+    assert {item.answer.marks for item in ledger.take_feedback(0, 3).items} == {("ok", "ok")}
 
 
 def test_what_could_not_be_paid_is_no_answer_to_wait_for(opened: Callable[..., Ledger]) -> None:
@@ -159,10 +159,10 @@ def test_what_could_not_be_paid_is_no_answer_to_wait_for(opened: Callable[..., L
     which go first."""
     ledger = opened(Post(), limit=4)
     ask(ledger, 0, 6)
-    assert [item.answer.marks for item in ledger.take(0, 2).items] == [("ok",)] * 2
+    assert [item.answer.marks for item in ledger.take_feedback(0, 2).items] == [("ok",)] * 2
     assert ledger.is_spent(1)
     assert ledger.spent_before(1).open == 2
-    assert [item.answer.marks for item in ledger.take(1, 2).items] == [("ok",)] * 2
+    assert [item.answer.marks for item in ledger.take_feedback(1, 2).items] == [("ok",)] * 2
     assert ledger.spent_before(2).open == 0
 
 

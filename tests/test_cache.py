@@ -62,7 +62,7 @@ def step(
     ledger.ask(
         number, 0, groups, make_questions(list(groups), kind, number, oracle="o", purpose=purpose), purpose
     )
-    return ledger.take(number, len(groups), purpose=purpose)
+    return ledger.take_feedback(number, len(groups), purpose=purpose)
 
 
 def test_a_pair_is_known_in_either_order(opened: Callable[..., Ledger]) -> None:

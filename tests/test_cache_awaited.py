@@ -84,7 +84,7 @@ def test_equal_samples_of_a_group_are_asked_once(opened: Opened) -> None:
     oracle = FakeOracle(lengths)
     ledger = opened(oracle)
     ask(ledger, 0, make_group(0, "a", "bb", "a", "ccc", "a", "bb", "dddd", "a"))
-    feedback = ledger.take(0, 1)
+    feedback = ledger.take_feedback(0, 1)
     assert texts(oracle) == [("a", "bb", "ccc", "dddd")]
     assert values(feedback) == [(1.0, 2.0, 1.0, 3.0, 1.0, 2.0, 4.0, 1.0)]
     assert feedback.items[0].answer.marks == ("ok",) * 8
@@ -110,7 +110,7 @@ def test_equal_pairs_of_a_round_are_asked_once_in_either_order(opened: Opened) -
         make_group(3, "aa", "b"),
         kind="compare",
     )
-    items = ledger.take(0, 4).items
+    items = ledger.take_feedback(0, 4).items
     assert asked == [("aa", "b")] * 2, "of another prompt it is another pair"
     assert [item.answer.values[0] for item in items] == pytest.approx([0.8, 0.8, 0.2, 0.8])
     assert [item.label for item in items] == [0, 0, 1, 0]
@@ -121,9 +121,9 @@ def test_equal_pairs_of_a_round_are_asked_once_in_either_order(opened: Opened) -
 def test_what_preferences_are_made_of_comes_along(opened: Opened) -> None:
     ledger = opened(Preferences(FakeOracle(lengths)))
     ask(ledger, 0, make_group(0, "aa", "b"), twin(1, "b", "aa"), kind="compare")
-    assert [item.answer.scores for item in ledger.take(0, 2).items] == [(2.0, 1.0), (1.0, 2.0)]
+    assert [item.answer.scores for item in ledger.take_feedback(0, 2).items] == [(2.0, 1.0), (1.0, 2.0)]
     ask(ledger, 1, make_group(0, "b", "aa"), kind="compare")
-    (item,) = ledger.take(1, 1).items
+    (item,) = ledger.take_feedback(1, 1).items
     assert (item.answer.scores, item.answer.queries) == ((1.0, 2.0), 0)
 
 
@@ -140,8 +140,8 @@ def test_what_is_asked_ahead_is_asked_once(opened: Opened) -> None:
         ask(ledger, 2 * place, make_group(place, "a", "bb", "ccc"), round=1)
         ask(ledger, 2 * place, group, round=2)
         assert texts(oracle) == [("a", "bb"), ("ccc",)]
-        assert values(ledger.take(2 * place, 2)) == [(1.0, 2.0), (1.0, 2.0, 3.0)]
-        assert values(ledger.take(2 * place + 1, 1)) == [(1.0, 2.0)]
+        assert values(ledger.take_feedback(2 * place, 2)) == [(1.0, 2.0), (1.0, 2.0, 3.0)]
+        assert values(ledger.take_feedback(2 * place + 1, 1)) == [(1.0, 2.0)]
     assert contradictions(ledger.store) == []
     for step in (0, 2):
         (row,) = recorded(ledger.store, "train", step, 1)
@@ -158,7 +158,7 @@ def test_after_a_kill_what_is_awaited_is_asked_again_once(opened: Opened) -> Non
     )
     oracle = FakeOracle(lengths)
     ledger = opened(oracle)
-    feedback = ledger.take(0, 3)
+    feedback = ledger.take_feedback(0, 3)
     assert texts(oracle) == [("a", "bb"), ("ccc",)]
     assert values(feedback) == [(1.0, 2.0), (2.0, 1.0), (1.0, 1.0, 3.0)]
     assert (ledger.reasked, feedback.queries) == (2, 3)
@@ -173,7 +173,7 @@ def test_the_rest_of_an_answer_may_come_before_what_is_awaited(opened: Opened, k
     oracle = FakeOracle(lengths, late=late)
     ledger = opened(oracle, max_wait_s=0.2)
     ask(ledger, 0, make_group(0, "a", "bb"), twin(1, "bb", "ccc", "ccc"))
-    assert ledger.take(0, 2).items == ()
+    assert ledger.take_feedback(0, 2).items == ()
     assert ledger.store.spent("train") == Price(1)
     assert [row.question.key.occurrence for row in ledger.store.unanswered()] == [0]
     for _ in kills:
@@ -184,7 +184,7 @@ def test_the_rest_of_an_answer_may_come_before_what_is_awaited(opened: Opened, k
         ledger = opened(prompt)
     else:
         oracle._open = {ticket: (question, 0) for ticket, (question, _) in oracle._open.items()}
-    feedback = ledger.take(1, 2)
+    feedback = ledger.take_feedback(1, 2)
     assert values(feedback) == [(1.0, 2.0), (2.0, 3.0, 3.0)]
     assert [item.answer.queries for item in feedback.items] == [2, 1]
     assert texts(prompt) == ([("a", "bb")] if kills else [])
@@ -197,7 +197,7 @@ def test_without_an_answer_none_has_one_and_the_next_step_asks_again(opened: Ope
     oracle = FakeOracle(lambda question: mark)
     ledger = opened(oracle)
     ask(ledger, 0, make_group(0, "a", "bb"), twin(1, "a", "bb", "ccc"))
-    assert [item.answer.marks for item in ledger.take(0, 2).items] == [(mark,) * 2, (mark,) * 3]
+    assert [item.answer.marks for item in ledger.take_feedback(0, 2).items] == [(mark,) * 2, (mark,) * 3]
     ask(ledger, 1, make_group(0, "a"))
     assert texts(oracle) == [("a", "bb"), ("ccc",), ("a",)]
 
@@ -207,7 +207,7 @@ def test_what_passes_its_deadline_fails_for_all(opened: Opened) -> None:
         FakeOracle(lengths, late=lambda question: None if "a" in question.candidates else 0), deadline_s=0.2
     )
     ask(ledger, 0, make_group(0, "a"), twin(1, "a", "bb"), twin(2, "a"))
-    items = ledger.take(0, 3).items
+    items = ledger.take_feedback(0, 3).items
     assert [item.answer.marks for item in items] == [("failed",), ("failed", "ok"), ("failed",)]
     assert ledger.store.spent("train") == Price(1)
 
@@ -249,7 +249,7 @@ def test_the_budget_pays_once(opened: Opened) -> None:
         twin(4, "a", "bb"),
     )
     assert ledger.committed("train").queries == 3
-    items = ledger.take(0, 5).items
+    items = ledger.take_feedback(0, 5).items
     assert [item.answer.marks for item in items if "unpaid" in item.answer.marks] == [
         ("unpaid", "unpaid", "unpaid")
     ]
@@ -269,9 +269,9 @@ def test_repeats_are_asked_and_the_others_get_their_mean(opened: Opened) -> None
     oracle = FakeOracle(lambda question: [next(said) for _ in question.candidates])
     ledger = opened(oracle, repeats=3)
     ask(ledger, 0, make_group(0, "a"))
-    assert values(ledger.take(0, 1)) == [(1.0,)]
+    assert values(ledger.take_feedback(0, 1)) == [(1.0,)]
     ask(ledger, 1, make_group(0, "a", "a", "a", "a"), twin(1, "a"))
-    assert values(ledger.take(1, 2)) == [(2.0, 6.0, 3.0, 3.0), (3.0,)]
+    assert values(ledger.take_feedback(1, 2)) == [(2.0, 6.0, 3.0, 3.0), (3.0,)]
     assert texts(oracle) == [("a",), ("a", "a")]
 
 
@@ -284,7 +284,7 @@ def test_what_is_not_used_again_is_not_awaited(opened: Opened, why: str) -> None
     first, second = Versioned(lengths), Versioned(lengths)
     ledger = opened(first, repeats=int(why != "repeats"))
     ask(ledger, 0, make_group(9, "ccc"))
-    ledger.take(0, 1)  # an oracle that has never answered may change
+    ledger.take_feedback(0, 1)  # an oracle that has never answered may change
     ask(ledger, 1, make_group(0, "a", "bb"))
     if why == "version":
         second.version = "2"
@@ -307,7 +307,7 @@ def test_an_answer_that_is_too_old_to_learn_from_is_awaited_by_newer_questions(o
     ledger = opened(oracle, max_age=1)
     ask(ledger, 0, make_group(0, "a"))
     ask(ledger, 2, make_group(0, "a", "bb"))
-    feedback = ledger.take(2, 1)
+    feedback = ledger.take_feedback(2, 1)
     assert (values(feedback), feedback.expired) == ([(1.0, 2.0)], 1)
     assert texts(oracle) == [("a",), ("bb",)]
 
@@ -321,7 +321,7 @@ def test_labels_of_equal_pairs_are_drawn_for_each(opened: Opened) -> None:
         *(twin(number, "aa", "b") for number in range(1, 20)),
         kind="compare",
     )
-    assert {item.label for item in ledger.take(0, 20).items} == {0, 1}
+    assert {item.label for item in ledger.take_feedback(0, 20).items} == {0, 1}
 
 
 CHANGES: dict[str, Any] = {
@@ -433,4 +433,4 @@ def test_an_answer_made_of_scores_that_are_none_is_an_error(opened: Opened) -> N
             r"two"
         ),
     ):
-        ledger.take(0, 1)
+        ledger.take_feedback(0, 1)

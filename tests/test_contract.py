@@ -58,7 +58,7 @@ class Odd(FakeOracle):
 def ask(ledger: Ledger, kind: Any = "score") -> Answer:
     groups = [make_group(0, "a", "bb")]
     ledger.ask(0, 0, groups, make_questions(groups, kind, 0, oracle="o"))
-    return ledger.take(0, 1).items[0].answer
+    return ledger.take_feedback(0, 1).items[0].answer
 
 
 def always(value: Any) -> Callable[[Any], Any]:
@@ -232,7 +232,7 @@ def test_the_sound_preferences_beside_a_broken_one_are_kept(opened: Callable[[An
     groups = [make_group(number, "a", "bb") for number in range(3)]
     ledger.ask(0, 0, groups, make_questions(groups, "compare", 0, oracle="o"))
     with pytest.raises(OracleError, match="is nan; give a finite number"):
-        ledger.take(0, 3)
+        ledger.take_feedback(0, 3)
     assert [row.question.key.occurrence for row in ledger.store.unanswered()] == [1]
 
 

@@ -177,7 +177,7 @@ def test_64_threads_share_a_budget_of_money(tmp_path: Path, figure: Callable[[st
                     step = 2 * asker + number
                     groups = [make_group(4 * step + place, "a" * place, f"b{step}") for place in range(4)]
                     ledger.ask(step, 0, groups, make_questions(groups, "compare", step, oracle="o"))
-                    ledger.take(step, 4)
+                    ledger.take_feedback(step, 4)
             except BaseException as error:
                 errors.append(error)
 

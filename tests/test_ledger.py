@@ -150,7 +150,7 @@ def test_scores_of_a_real_function(opened: Callable[..., Ledger]) -> None:
         False,
     )
     assert ledger.store.spent("train").queries == 0
-    feedback = ledger.take(0, 2)
+    feedback = ledger.take_feedback(0, 2)
     assert [item.answer.values for item in feedback.items] == [(1.0, 3.0), (2.0, 0.0)]
     assert [item.label for item in feedback.items] == [None, None]
     assert [item.group.trajectories[1].text for item in feedback.items] == ["bbb", ""]
@@ -163,7 +163,7 @@ def test_preferences_from_scores(opened: Callable[..., Ledger], labels: str) -> 
     two queries."""
     ledger = opened(Preferences(rewards()), labels=labels)
     ask(ledger, 0, make_group(0, "a" * 60, "b"), make_group(1, "c", "d" * 60), make_group(2, "ee", "ff"))
-    first, second, tied = ledger.take(0, 3).items
+    first, second, tied = ledger.take_feedback(0, 3).items
     assert (first.label, second.label, tied.label) == (0, 1, None)
     assert first.answer.values[0] == pytest.approx(1.0)
     assert (tied.answer.values, tied.answer.marks) == ((0.5,), ("tie",))
@@ -177,7 +177,7 @@ def test_thresholds_by_hand(opened: Callable[..., Ledger]) -> None:
     )
     ledger = opened(oracle)
     ask(ledger, 0, *(make_group(number, "a", "b") for number in chances))
-    assert [item.label for item in ledger.take(0, 5).items] == [None, 0, 1, 0, 1]
+    assert [item.label for item in ledger.take_feedback(0, 5).items] == [None, 0, 1, 0, 1]
 
 
 def test_unasked_questions_cost_nothing_and_have_no_winner(opened: Callable[..., Ledger]) -> None:
@@ -193,7 +193,7 @@ def test_unasked_questions_cost_nothing_and_have_no_winner(opened: Callable[...,
     )
     ledger.ask(0, 0, groups, [unasked, askable])
     assert ledger.asked(0, 1) == 2
-    first, second = ledger.take(0, 2).items
+    first, second = ledger.take_feedback(0, 2).items
     assert (first.label, first.answer.marks, first.answer.queries) == (None, ("tie",), 0)
     assert second.label in (0, 1)
     assert ledger.store.spent("train").queries == 1
@@ -207,7 +207,7 @@ def test_drawn_labels_are_functions_of_the_address_with_the_right_frequency(tmp_
             Store(tmp_path / name), {"o": oracle}, Seeds(seed), labels="bernoulli", deadline_s=600
         )
         ask(ledger, 0, *[make_group(number, "a", "b") for number in range(1000)][::order])
-        return {item.question.key.occurrence: item.label for item in ledger.take(0, 1000).items}
+        return {item.question.key.occurrence: item.label for item in ledger.take_feedback(0, 1000).items}
 
     drawn = labels(0, "first")
     assert labels(0, "again", order=-1) == drawn
@@ -252,9 +252,9 @@ def test_a_step_waits_for_its_questions_in_the_order_they_were_asked(
     more."""
     ledger = opened(Post(clock, {0: 3.0, 1: 1.0, 2: 2.0}))
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
-    first = ledger.take(0, 2)
+    first = ledger.take_feedback(0, 2)
     assert (occurrences(first), first.queries, clock.now) == ([0, 1], 2, 103.0)
-    second = ledger.take(1, 2)
+    second = ledger.take_feedback(1, 2)
     assert (occurrences(second), second.queries, clock.now) == ([2], 3, 103.0)
 
 
@@ -263,12 +263,12 @@ def test_late_answers_in_another_order(opened: Callable[..., Ledger], clock: Clo
     the next takes the rest."""
     ledger = opened(Post(clock, {0: 3.0, 1: 1.0, 2: 2.0}), max_wait_s=600.0)
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
-    first = ledger.take(0, 2)
+    first = ledger.take_feedback(0, 2)
     assert (occurrences(first), first.queries, clock.now) == ([1, 2], 2, 102.0)
-    second = ledger.take(1, 2)
+    second = ledger.take_feedback(1, 2)
     assert (occurrences(second), second.queries, clock.now) == ([0], 3, 103.0)
-    assert [occurrences(ledger.take(step, 2)) for step in (0, 1)] == [[1, 2], [0]]
-    assert [item.group.trajectories[0].text for item in ledger.take(0, 2).items] == ["a", "a"]
+    assert [occurrences(ledger.take_feedback(step, 2)) for step in (0, 1)] == [[1, 2], [0]]
+    assert [item.group.trajectories[0].text for item in ledger.take_feedback(0, 2).items] == ["a", "a"]
 
 
 def test_what_is_too_old_to_learn_from_is_waited_for_as_well(
@@ -278,9 +278,9 @@ def test_what_is_too_old_to_learn_from_is_waited_for_as_well(
     step too old when step 2 comes to it."""
     ledger = opened(Post(clock, {1: 50.0}), max_age=1)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "c", "d"))
-    assert occurrences(ledger.take(0, 1)) == [0]
+    assert occurrences(ledger.take_feedback(0, 1)) == [0]
     ask(ledger, 2, make_group(2, "e", "f"))
-    found = ledger.take(2, 1)
+    found = ledger.take_feedback(2, 1)
     assert (occurrences(found), found.expired, found.queries, clock.now) == ([2], 1, 3, 150.0)
 
 
@@ -289,30 +289,31 @@ def test_a_take_is_replayed_as_it_was_recorded_also_a_short_one(
 ) -> None:
     ledger = opened(Post(clock, {1: 15.0}), max_wait_s=10.0)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "a", "b"))
-    assert occurrences(ledger.take(0, 2)) == [0]
+    assert occurrences(ledger.take_feedback(0, 2)) == [0]
     assert clock.now == 110.0
-    assert occurrences(ledger.take(1, 2)) == [1]
+    assert occurrences(ledger.take_feedback(1, 2)) == [1]
     ledger.close()
 
     silent = Post(clock, {})
     again = opened(silent)
     assert [
-        (occurrences(feedback), feedback.queries) for feedback in (again.take(0, 2), again.take(1, 2))
+        (occurrences(feedback), feedback.queries)
+        for feedback in (again.take_feedback(0, 2), again.take_feedback(1, 2))
     ] == [([0], 1), ([1], 2)]
     assert (silent.asked, again.reasked, clock.now) == ([], 0, 115.0)
-    assert occurrences(again.take(2, 2)) == []
-    assert again.take(2, 2).queries == 2
+    assert occurrences(again.take_feedback(2, 2)) == []
+    assert again.take_feedback(2, 2).queries == 2
 
 
 def test_a_step_waits_no_longer_than_it_may(opened: Callable[..., Ledger], clock: Clock) -> None:
     """In training; an evaluation waits for all it asked."""
     ledger = opened(Post(clock, {1: 50.0, 2: 90.0, 3: 300.0}), max_wait_s=20.0)
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
-    assert (occurrences(ledger.take(0, 3)), clock.now) == ([0], 120.0)
-    assert (occurrences(ledger.take(1, 3)), clock.now) == ([], 140.0)
-    assert (occurrences(ledger.take(2, 3)), clock.now) == ([1], 160.0)
+    assert (occurrences(ledger.take_feedback(0, 3)), clock.now) == ([0], 120.0)
+    assert (occurrences(ledger.take_feedback(1, 3)), clock.now) == ([], 140.0)
+    assert (occurrences(ledger.take_feedback(2, 3)), clock.now) == ([1], 160.0)
     ask(ledger, 3, make_group(3, "a", "b"), purpose="eval")
-    assert (occurrences(ledger.take(3, 1, purpose="eval")), clock.now) == ([3], 460.0)
+    assert (occurrences(ledger.take_feedback(3, 1, purpose="eval")), clock.now) == ([3], 460.0)
 
 
 def test_an_answer_that_is_too_old_is_counted_and_not_learned_from(
@@ -321,17 +322,19 @@ def test_an_answer_that_is_too_old_is_counted_and_not_learned_from(
     """Questions 0 and 1 are of step 0, question 2 is of step 2; an answer may be one step old."""
     ledger = opened(Post(clock, {0: 30.0, 1: 60.0}), max_wait_s=20.0, max_age=1)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "c", "d"))
-    assert occurrences(ledger.take(0, 2)) == []
-    first = ledger.take(1, 1)
+    assert occurrences(ledger.take_feedback(0, 2)) == []
+    first = ledger.take_feedback(1, 1)
     assert (occurrences(first), first.expired, first.queries, clock.now) == ([0], 0, 1, 130.0)
     ask(ledger, 2, make_group(2, "e", "f"))
     clock.now += 40
-    second = ledger.take(2, 2)
+    second = ledger.take_feedback(2, 2)
     assert (occurrences(second), second.expired, second.queries) == ([2], 1, 3)
-    assert ledger.take(2, 2).expired == 1
+    assert ledger.take_feedback(2, 2).expired == 1
     ledger.close()
     again = opened(Post(clock, {}))
-    assert [(occurrences(found), found.expired) for found in (again.take(step, 2) for step in range(4))] == [
+    assert [
+        (occurrences(found), found.expired) for found in (again.take_feedback(step, 2) for step in range(4))
+    ] == [
         ([], 0),
         ([0], 0),
         ([2], 1),
@@ -347,11 +350,11 @@ def test_a_lost_answer_fails_at_its_deadline_and_blocks_nothing(
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "a", "b"))
     clock.now += 20
     ask(ledger, 0, make_group(2, "a", "b"), round=1)
-    first = ledger.take(0, 2)
+    first = ledger.take_feedback(0, 2)
     assert (occurrences(first), clock.now) == ([0, 1], 130.0)
     assert [item.answer.marks for item in first.items] == [("failed",), ("ok",)]
     assert (first.items[0].label, first.items[0].answer.queries, first.queries) == (None, 0, 1)
-    late = ledger.take(1, 1)
+    late = ledger.take_feedback(1, 1)
     assert (occurrences(late), clock.now, late.items[0].answer.marks) == ([2], 150.0, ("failed",))
     assert late.items[0].answer.seconds == pytest.approx(30.0)
 
@@ -359,11 +362,11 @@ def test_a_lost_answer_fails_at_its_deadline_and_blocks_nothing(
 def test_an_answer_after_its_deadline_changes_nothing(opened: Callable[..., Ledger], clock: Clock) -> None:
     ledger = opened(Post(clock, {0: 31.0, 1: 60.0}), deadline_s=30.0)
     ask(ledger, 0, make_group(0, "a", "b"))
-    assert ledger.take(0, 1).items[0].answer.marks == ("failed",)
+    assert ledger.take_feedback(0, 1).items[0].answer.marks == ("failed",)
     ask(ledger, 1, make_group(1, "a", "b"))
     clock.now += 10
-    assert ledger.take(1, 1).items[0].answer.marks == ("failed",)
-    assert ledger.take(0, 1).items[0].answer.marks == ("failed",)
+    assert ledger.take_feedback(1, 1).items[0].answer.marks == ("failed",)
+    assert ledger.take_feedback(0, 1).items[0].answer.marks == ("failed",)
     assert ledger.store.spent("train").queries == 0
 
 
@@ -372,21 +375,23 @@ def test_scores_that_fail_have_one_mark_a_value(opened: Callable[..., Ledger], c
     oracle.answers = "score"
     ledger = opened(oracle, deadline_s=1.0)
     ask(ledger, 0, make_group(0, "a", "b", "c"), kind="score")
-    assert ledger.take(0, 1).items[0].answer.marks == ("failed",) * 3
+    assert ledger.take_feedback(0, 1).items[0].answer.marks == ("failed",) * 3
 
 
 def test_purposes_do_not_mix(opened: Callable[..., Ledger]) -> None:
     ledger = opened(CallableComparison(lambda prompts, first, second: [0.9] * len(prompts), "sure"))
     ask(ledger, 0, make_group(0, "a", "b"))
     ask(ledger, 0, make_group(0, "c", "d"), make_group(1, "c", "d"), purpose="eval")
-    assert [item.question.candidates for item in ledger.take(0, 5, purpose="eval").items] == [("c", "d")] * 2
+    assert [item.question.candidates for item in ledger.take_feedback(0, 5, purpose="eval").items] == [
+        ("c", "d")
+    ] * 2
     assert (
         ledger.store.spent("eval").queries,
         ledger.store.spent("train").queries,
         ledger.asked(1, 0),
         ledger.asked(1, 0, "eval"),
     ) == (2, 0, 1, 2)
-    assert occurrences(ledger.take(0, 5)) == [0]
+    assert occurrences(ledger.take_feedback(0, 5)) == [0]
 
 
 def test_two_oracles_of_which_one_never_answers(tmp_path: Path, clock: Clock) -> None:
@@ -399,9 +404,9 @@ def test_two_oracles_of_which_one_never_answers(tmp_path: Path, clock: Clock) ->
         make_questions(groups, "compare", 0, oracle="quick")[1],
     )
     ledger.ask(0, 0, groups, [first, second])
-    assert occurrences(ledger.take(0, 1)) == [1]
+    assert occurrences(ledger.take_feedback(0, 1)) == [1]
     assert clock.now < 110.0
-    assert ledger.take(1, 1).items[0].answer.marks == ("failed",)
+    assert ledger.take_feedback(1, 1).items[0].answer.marks == ("failed",)
 
 
 def test_after_a_restart_unanswered_intents_are_asked_again_and_counted(
@@ -409,16 +414,18 @@ def test_after_a_restart_unanswered_intents_are_asked_again_and_counted(
 ) -> None:
     ledger = opened(Post(clock, {1: 99.0, 2: 99.0}))
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
-    assert occurrences(ledger.take(0, 1)) == [0]
+    assert occurrences(ledger.take_feedback(0, 1)) == [0]
     ledger.close()
 
     other = Post(clock, {}, p=0.1)
     again = opened(other)
-    assert occurrences(again.take(0, 1)) == [0]
+    assert occurrences(again.take_feedback(0, 1)) == [0]
     assert (other.asked, again.reasked) == ([], 0)
-    assert occurrences(again.take(1, 2)) == [1, 2]
+    assert occurrences(again.take_feedback(1, 2)) == [1, 2]
     assert (other.asked, again.reasked) == ([1, 2], 2)
-    assert [item.label for step, count in ((0, 1), (1, 2)) for item in again.take(step, count).items] == [
+    assert [
+        item.label for step, count in ((0, 1), (1, 2)) for item in again.take_feedback(step, count).items
+    ] == [
         0,
         1,
         1,
@@ -441,11 +448,16 @@ def test_token_ids_reach_a_function_that_names_them_also_when_it_is_asked_again(
     ledger.close()
     again = opened(oracle, repeats=1)
     ask(again, 1, make_group(1, "a", "abcd"), kind="score")
-    assert [again.take(step, 1).items[0].answer.values for step in (0, 1)] == [(3.0, 1.0), (0.0, 6.0)]
+    assert [again.take_feedback(step, 1).items[0].answer.values for step in (0, 1)] == [
+        (3.0, 1.0),
+        (0.0, 6.0),
+    ]
     assert (seen, again.reasked) == ([[[0], [0, 1, 2, 3], [0, 1, 2], [0, 1]]], 1)
     assert all(type(id) is int for call in seen for ids in call for id in ids)
     ask(again, 2, make_group(1, "a", "abcd"), kind="score")
-    assert again.take(2, 1).items[0].answer.queries == 2, "an answer about ids is no function of the text"
+    assert again.take_feedback(2, 1).items[0].answer.queries == 2, (
+        "an answer about ids is no function of the text"
+    )
 
 
 def test_messages_stay_messages_over_a_restart(opened: Callable[..., Ledger]) -> None:
@@ -460,7 +472,7 @@ def test_messages_stay_messages_over_a_restart(opened: Callable[..., Ledger]) ->
     ledger = opened(CallableOracle(reward, "mine"))
     ask(ledger, 0, group, kind="score")
     ledger.close()
-    item = opened(CallableOracle(reward, "mine")).take(0, 1).items[0]
+    item = opened(CallableOracle(reward, "mine")).take_feedback(0, 1).items[0]
     assert seen == [
         ([{"role": "user", "content": "p0"}], [[{"role": "assistant", "content": text}] for text in "ab"])
     ]
@@ -476,7 +488,7 @@ def test_after_a_restart_tickets_of_a_durable_oracle_are_attached_again(
     ledger.close()
 
     again = opened(oracle)
-    assert occurrences(again.take(0, 2)) == [0, 1]
+    assert occurrences(again.take_feedback(0, 2)) == [0, 1]
     assert (oracle.asked, again.reasked, clock.now) == ([0, 1], 0, 107.0)
 
 
@@ -484,12 +496,12 @@ def test_a_ticket_keeps_its_deadline_over_a_restart(opened: Callable[..., Ledger
     oracle = Post(clock, {0: None, 1: 40.0}, durable=True)
     ask(opened(oracle, deadline_s=30.0), 0, make_group(0, "a", "b"), make_group(1, "a", "b"))
     clock.now += 20
-    feedback = opened(oracle, deadline_s=30.0).take(0, 2)
+    feedback = opened(oracle, deadline_s=30.0).take_feedback(0, 2)
     assert ([item.answer.marks for item in feedback.items], clock.now) == ([("failed",)] * 2, 130.0)
     clock.now += 50
     ask(opened(oracle, deadline_s=30.0), 1, make_group(2, "a", "b"))
     clock.now += 31
-    assert opened(oracle, deadline_s=60.0).take(1, 1).items[0].answer.marks == ("ok",), (
+    assert opened(oracle, deadline_s=60.0).take_feedback(1, 1).items[0].answer.marks == ("ok",), (
         "a longer deadline counts at once"
     )
 
@@ -509,7 +521,7 @@ def test_what_is_given_up_is_closed_and_what_was_answered_is_known(
     ask(ledger, 2, group, make_group(1, "c", "d"), purpose="eval")
     ask(ledger, 2, make_group(2, "e", "f"))
     with pytest.raises(OracleError, match="down"):
-        ledger.take(2, 2, purpose="eval")
+        ledger.take_feedback(2, 2, purpose="eval")
     assert ledger.committed("eval").queries == 2
     ledger.give_up(2, "eval")
     assert (ledger.committed("eval").queries, ledger.store.spent("eval").queries) == (1, 1)
@@ -518,10 +530,10 @@ def test_what_is_given_up_is_closed_and_what_was_answered_is_known(
     ledger.close()
     ledger = opened(mended := Post(clock, {}, durable=durable), budgets={"eval": Budget(queries=3)})
     mended.open, mended.asked = oracle.open, oracle.asked
-    assert (occurrences(ledger.take(2, 2, purpose="eval")), ledger.reasked) == ([], 0)
+    assert (occurrences(ledger.take_feedback(2, 2, purpose="eval")), ledger.reasked) == ([], 0)
     ask(ledger, 3, group, purpose="eval")
-    assert [item.answer.values for item in ledger.take(3, 1, purpose="eval").items] == [(0.8,)]
-    assert occurrences(ledger.take(2, 1)) == [2]
+    assert [item.answer.values for item in ledger.take_feedback(3, 1, purpose="eval").items] == [(0.8,)]
+    assert occurrences(ledger.take_feedback(2, 1)) == [2]
     assert oracle.asked == [0, 1, 2] + [2] * (not durable)
     assert contradictions(ledger.store) == []
 
@@ -541,7 +553,7 @@ def test_a_durable_oracle_that_was_never_reached_is_asked(
     ledger.close()
     oracle = Post(clock, {}, durable=True)
     again = opened(oracle)
-    assert (occurrences(again.take(0, 1)), oracle.asked, again.reasked) == ([0], [0], 1)
+    assert (occurrences(again.take_feedback(0, 1)), oracle.asked, again.reasked) == ([0], [0], 1)
 
 
 def test_an_answer_that_came_before_the_kill_is_not_paid_again(opened: Callable[..., Ledger]) -> None:
@@ -556,7 +568,7 @@ def test_an_answer_that_came_before_the_kill_is_not_paid_again(opened: Callable[
     ledger._settle("train", 0, 1, 0, math.inf)
     ledger.close()
     again = opened(CallableOracle(counted, "counted"))
-    assert again.take(0, 1).items[0].answer.values == (1.0, 2.0)
+    assert again.take_feedback(0, 1).items[0].answer.values == (1.0, 2.0)
     assert calls == ["a", "bb"]
 
 
@@ -593,7 +605,7 @@ def test_a_broken_answer_is_an_error_and_not_recorded(
     ledger = opened(Broken(answer, kind))
     ask(ledger, 0, make_group(0, "a", "b"), kind=kind)
     with pytest.raises(OracleError, match=f"oracle o: .*{words}"):
-        ledger.take(0, 1)
+        ledger.take_feedback(0, 1)
     assert not ledger.has_taken(0)
     ledger.close()
     repaired = opened(Post(Clock(), {}))
@@ -614,17 +626,17 @@ def test_the_sound_answers_beside_a_broken_one_are_kept(opened: Callable[..., Le
     ledger = opened(OneBroken(Clock(), {}))
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
     with pytest.raises(OracleError, match="is nan;"):
-        ledger.take(0, 3)
+        ledger.take_feedback(0, 3)
     ledger.close()
     repaired = Post(Clock(), {})
-    assert occurrences(opened(repaired).take(0, 3)) == [0, 1, 2]
+    assert occurrences(opened(repaired).take_feedback(0, 3)) == [0, 1, 2]
     assert repaired.asked == [1]
 
 
 def test_values_without_a_meaning_are_not_looked_at(opened: Callable[..., Ledger]) -> None:
     ledger = opened(Broken(((math.nan, np.float32(0.25)), ("abstain", "ok"), 1), "score"))
     ask(ledger, 0, make_group(0, "a", "b"), kind="score")
-    (item,) = ledger.take(0, 1).items
+    (item,) = ledger.take_feedback(0, 1).items
     assert (item.answer.marks, item.answer.values[1], type(item.answer.values[1])) == (
         ("abstain", "ok"),
         0.25,
@@ -662,7 +674,7 @@ def test_whatever_an_oracle_raises_names_it(opened: Callable[..., Ledger]) -> No
     ledger = opened(Offline(Clock(), {}))
     ask(ledger, 0, make_group(0, "a", "b"))
     with pytest.raises(OracleError, match="oracle o raised ConnectionRefusedError: nobody there"):
-        ledger.take(0, 1)
+        ledger.take_feedback(0, 1)
 
 
 def test_a_question_to_an_oracle_that_is_not_there(opened: Callable[..., Ledger]) -> None:
@@ -675,7 +687,7 @@ def test_rounds_leave_memory_when_nothing_waits_for_them(opened: Callable[..., L
     ledger = opened(Post(clock, {1: 40.0}))
     ask(ledger, 0, make_group(0, "a", "b"))
     ask(ledger, 0, make_group(1, "a", "b"), round=1)
-    ledger.take(0, 1)
+    ledger.take_feedback(0, 1)
     assert list(ledger.rounds.groups) == [("train", 0, 1)]
-    ledger.take(1, 1)
+    ledger.take_feedback(1, 1)
     assert ledger.rounds.groups == {}

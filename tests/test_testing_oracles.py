@@ -436,7 +436,7 @@ def test_a_ledger_settles_with_a_fake_oracle(tmp_path: Path) -> None:
         Store(tmp_path / "ledger.sqlite"), {"fake": oracle}, Seeds(0), labels="threshold", deadline_s=0.3
     )
     ledger.ask(0, 0, groups, questions)
-    items = ledger.take(0, 4).items
+    items = ledger.take_feedback(0, 4).items
     ledger.close()
     assert [item.answer.marks for item in items] == [
         ("ok", "ok"),

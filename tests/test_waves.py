@@ -327,10 +327,10 @@ def test_a_run_goes_on_with_another_budget(
     store.close()
     with closing(hasty(Store(tmp_path / "ledger"))) as store:
         ledger = opened(store, oracle := Slow(share=0.4), after, repeats=0)
-        feedback = ledger.take(4, 6)
+        feedback = ledger.take_feedback(4, 6)
         groups = [group(30 + place) for place in range(9)]
         ledger.ask(5, 0, groups, make_questions(groups, "score", 5, oracle="o"))
-        later = ledger.take(5, 9)
+        later = ledger.take_feedback(5, 9)
         spent = store.spent("train")
         assert contradictions(store) == []
         assert all(item.answer.values for item in (*feedback.items, *later.items))
@@ -367,7 +367,7 @@ def test_a_question_that_awaits_one_that_is_not_paid_asks_for_itself(tmp_path: P
             replace(each, prompt=replace(each.prompt, occurrence=place)) for place, each in enumerate(groups)
         ]
         ledger.ask(0, 0, groups, make_questions(groups, "score", 0, oracle="o"))
-        items = ledger.take(0, 4).items
+        items = ledger.take_feedback(0, 4).items
         assert [item.answer.marks for item in items] == [
             ("unpaid",) * 3,
             ("ok",),

@@ -209,7 +209,7 @@ def fill(run: Run, row: Row) -> None:
 
 def take(run: Run, row: Row) -> None:
     """Take the answers that the step learns from; the ledger records them before it hands them out."""
-    row.feedback = run.ledger.take(row.step, run.plans(row.step).questions)
+    row.feedback = run.ledger.take_feedback(row.step, run.plans(row.step).questions)
 
 
 def learn(run: Run, row: Row) -> None:

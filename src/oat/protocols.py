@@ -89,7 +89,7 @@ class Ledger(Protocol):
     ) -> None:
         """Record a round, then submit its questions."""
 
-    def take(self, step: int, count: int, *, purpose: str = "train") -> Feedback:
+    def take_feedback(self, step: int, count: int, *, purpose: str = "train") -> Feedback:
         """The feedback of a step, recorded before it is handed out.
 
         Args:

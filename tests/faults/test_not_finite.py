@@ -222,7 +222,7 @@ def test_a_bad_reward_is_not_learned_from(tmp_path: Path, figure: Figure) -> Non
             )  # type: ignore[dict-item]
             ledger.ask(0, 0, groups, questions)
             with pytest.raises(OracleError, match="finite"):
-                ledger.take(0, 4)
+                ledger.take_feedback(0, 4)
             refused += not ledger.has_taken(0)
             ledger.close()
     figure(f"{refused:,} of {tried:,} bad rewards refused, nothing taken")

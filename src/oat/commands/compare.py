@@ -200,7 +200,7 @@ def _ask(
             question for group in groups for question in _questions(group, oracle, round, mode.samples)
         ]
         run.ledger.ask(0, round, groups, questions, oracle.purpose)
-    return run.ledger.take(
+    return run.ledger.take_feedback(
         0, run.ledger.asked(0, len(evaluation.modes), oracle.purpose), purpose=oracle.purpose
     )
 

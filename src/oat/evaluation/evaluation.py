@@ -297,7 +297,7 @@ class Evaluation:
                 oracle, step, len(modes), groups
             ):
                 return None
-            feedback: Feedback = self.ledger.take(
+            feedback: Feedback = self.ledger.take_feedback(
                 step, self.ledger.asked(step, len(modes), oracle.purpose), purpose=oracle.purpose
             )
         except LedgerError:

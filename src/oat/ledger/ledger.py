@@ -159,7 +159,7 @@ class Ledger:
             self.rounds.add((purpose, step, round), groups, recorded)
             self.outstanding.submit([row for row in asked if row.is_sent])
 
-    def take(self, step: int, count: int, purpose: str = "train") -> Feedback:
+    def take_feedback(self, step: int, count: int, purpose: str = "train") -> Feedback:
         """The answers a step learns from: its record if it has one, else those of the next `count` questions
         in the order they were asked, which are recorded first.
 

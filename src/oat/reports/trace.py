@@ -97,7 +97,7 @@ def name_boxes(run: Run, within: Callable[[str], Any]) -> None:
     """
     named: list[tuple[Any, str, str]] = [
         (run.collector, "fill", "sample"),
-        (run.ledger, "take", "take"),
+        (run.ledger, "take_feedback", "take"),
         *((objective, "prepare", "prepare") for objective in run.objectives),
         (run.learner, "update", "update"),
         (run.weights, "sync", "sync"),
