@@ -3,15 +3,14 @@ it, beside their controls.
 
     start     a Llama of 0.66 million parameters learns two-digit sums from demonstrations that forget the
               carry 75 times in 100
-    dpo       that start, aligned online against the rule oracle: pairs of responses, preferences
+    dpo       that start, aligned online with the rule oracle: pairs of responses, preferences
     grpo      the same start, groups of 8 responses, scores
-    controls  both once more, with the rewards of each step permuted: what is gained there is not gained by
-              feedback
+    controls  both once more, with the rewards of each step permuted: a gain here is no gain by feedback
 
 Each run is an ordinary `oat train CONFIG.yaml` in a process of its own; its configuration lies beside it, to
-be copied. Both algorithms are tied to the start more tightly than usual (DPO's beta 1, a KL term in GRPO):
-under permuted rewards a free policy wanders at random along the one direction in which this start is unsure,
-with or without the carry, and the tie keeps the controls flat.
+be copied. Both algorithms are tied to the start more tightly than usual (DPO's beta 1, a KL term in GRPO).
+Under permuted rewards a free policy would drift at random along the one direction in which this start is
+unsure, with or without the carry; the tie keeps the controls flat.
 """
 
 import importlib.util
@@ -50,13 +49,14 @@ _PLACES = {
 
 
 def quickstart(out: Path, seed: int = SEED) -> int:
-    """Make everything in the folder `out`, or go on with what an earlier call, of the same seed, left there;
-    prints progress, results, and places.
+    """Make everything in the folder `out`, or continue an earlier call with the same seed; print progress,
+    results, and places.
 
     Returns:
         The exit code, 0.
+
     Raises:
-        ConfigError: `out` holds something else.
+        ConfigError: `out` holds something other than a quickstart.
         ChildError: a run failed.
     """
     places = _claim(out)
@@ -86,11 +86,8 @@ def quickstart(out: Path, seed: int = SEED) -> int:
         plot(curves, out / "quickstart.png")
     else:
         print(
-            (
-                "oat quickstart: no plot, since matplotlib is missing: pip install 'oat-align[plot]', and "
-                "the "
-                "same command draws it"
-            ),
+            "oat quickstart: no plot, since matplotlib is missing: pip install 'oat-align[plot]', and the "
+            "same command draws it",
             flush=True,
         )
     print(f"\naccuracy on held-out sums, at the start -> at the end\n{table(curves)}\n\n{places}", flush=True)
@@ -99,7 +96,7 @@ def quickstart(out: Path, seed: int = SEED) -> int:
 
 
 def make_start(out: Path, seed: int) -> None:
-    """The data and, last of all, the finished start model in the folder `out`; on one thread of torch."""
+    """Make the data and, last, the trained start model in the folder `out`, with one torch thread."""
     import torch
 
     from oat.models.loading import save_lm
@@ -107,10 +104,12 @@ def make_start(out: Path, seed: int) -> None:
     from oat.reports.progress import counted
 
     _say("start", None, out / "start")
-    began, threads = time.monotonic(), torch.get_num_threads()
+    began = time.monotonic()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        task, tokenizer = build_task(seed), build_tokenizer()
+        task = build_task(seed)
+        tokenizer = build_tokenizer()
         lm = build_model(tokenizer, seed)
         task.write(out)
         with counted(
@@ -126,7 +125,7 @@ def make_start(out: Path, seed: int) -> None:
 
 
 def configurations(out: Path, seed: int = SEED) -> dict[str, dict[str, Any]]:
-    """The configurations of the four runs, by name, as `oat train` reads them."""
+    """Return the configurations of the four runs, by name, as `oat train` reads them."""
     return {
         name + suffix: {
             "run_dir": str(out / (name + suffix)),
@@ -154,10 +153,10 @@ def configurations(out: Path, seed: int = SEED) -> dict[str, dict[str, Any]]:
 
 
 def _claim(out: Path) -> str:
-    """Mark the folder as a quickstart's with a list of what lies where, and return that list.
+    """Mark the folder as a quickstart's with a list of its files, and return that list.
 
     Raises:
-        ConfigError: it holds something else.
+        ConfigError: the folder holds something other than a quickstart.
     """
     width = max(map(len, _PLACES)) + len(str(out)) + 3
     places = "".join(f"{out / name!s:<{width}}{what}\n" for name, what in _PLACES.items())
@@ -175,7 +174,7 @@ def _claim(out: Path) -> str:
 
 
 def _is_done(out: Path, name: str, tree: Mapping[str, Any]) -> bool:
-    """Whether an earlier call ended a run of this configuration, which is then said."""
+    """Return whether an earlier call finished a run of this configuration; if so, print that."""
     file = out / f"{name}.yaml"
     is_same = file.exists() and file.read_bytes() == _text(tree).encode()
     is_done = is_same and (out / name / "checkpoints" / f"step_{MAX_STEPS:08d}").exists()

@@ -1,4 +1,4 @@
-"""The control of the quickstart: the same rewards, none of their meaning."""
+"""The control of the quickstart: the same rewards, given to other responses."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,15 +12,15 @@ from oat.types import Answer, Kind, Question
 
 
 class PermutedRewards(Oracle):
-    """Answers of `exact_match`, permuted over all candidates of a training round, so no reward belongs to its
-    response any more.
+    """Answers of `exact_match`, permuted over all candidates of a training round, so that no reward belongs
+    to its response.
 
     There are as many rewards of each value as before, and a preference made from two of them is a fair coin.
     Questions of an evaluation keep their own answers. The answers are a function of the questions submitted
     together and of the seed.
 
     Args:
-        seed: of the permutations.
+        seed: seed of the permutations.
     """
 
     answers: Kind = "score"

@@ -17,7 +17,7 @@ _TAIL_LINES = 20
 
 
 class ChildError(OatError, RuntimeError):
-    """A program that we started failed."""
+    """A program that the quickstart started failed."""
 
     exit_code = 1
 
@@ -29,18 +29,19 @@ def run_all(
     at_a_time: int,
     report: Callable[[str, float | None], None] = lambda name, seconds: None,
 ) -> None:
-    """Run commands by name, in their order, some at a time, with one thread each; none of them outlives this
-    call.
+    """Run commands by name, in their order, `at_a_time` at once, with one thread each. None of them outlives
+    this call.
 
     Args:
-        logs: the folder of their outputs, NAME.log; written anew.
-        report: called with (name, None) when a command starts and with (name, its seconds) when it has ended
-        well.
+        logs: folder of their outputs, NAME.log; each is overwritten.
+        report: called with (name, None) when a command starts, and with (name, its seconds) when it
+            has succeeded.
 
     Raises:
-        ChildError: a command failed; shows the last lines of its output. The others are ended.
+        ChildError: a command failed; shows the last lines of its output. The other commands are ended.
     """
-    waiting, running = list(commands), dict[str, tuple[subprocess.Popen[bytes], float]]()
+    waiting = list(commands)
+    running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
     with ExitStack() as stack:
         while waiting or running:
             while waiting and len(running) < at_a_time:
@@ -63,8 +64,8 @@ def run_all(
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Within it, SIGTERM is a KeyboardInterrupt, so that what has to be ended is ended; only the main thread
-    can do that."""
+    """Turn SIGTERM into a KeyboardInterrupt while the context is open, so that child processes are ended.
+    Does nothing outside the main thread, which alone can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What the quickstart shows: a table and a plot, made from the files of its runs."""
+"""The results of the quickstart: a table and a plot, made from the files of its runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Curve:
 
     Attributes:
         queries: oracle queries that training had spent.
-        sampled, greedy: mean score of sampled and of greedy responses; the first ones are those of the start.
-        seconds: of all its steps and evaluations.
+        sampled, greedy: mean score of sampled and of greedy responses; the first values are the start's.
+        seconds: duration of all its steps and evaluations.
     """
 
     queries: tuple[float, ...]
@@ -27,7 +27,7 @@ class Curve:
 
 
 def read_curve(run_dir: Path) -> Curve:
-    """The curve of a run, from its `metrics.jsonl`.
+    """Read the curve of a run from its `metrics.jsonl`.
 
     Raises:
         DataError: the file is missing, or has no evaluation.
@@ -51,7 +51,7 @@ def read_curve(run_dir: Path) -> Curve:
 
 
 def table(curves: Mapping[str, Curve]) -> str:
-    """One line a run: queries, held-out accuracy at the start and at the end, seconds."""
+    """Return a line for each run: queries, held-out accuracy at the start and at the end, seconds."""
     lines = [f"{'run':<14}{'queries':>8}   {'sampled':<14} {'greedy':<14} {'seconds':>7}"]
     for name, curve in curves.items():
         accuracies = (f"{values[0]:.3f} -> {values[-1]:.3f}" for values in (curve.sampled, curve.greedy))

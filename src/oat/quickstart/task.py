@@ -1,10 +1,10 @@
-"""The task of the quickstart: two-digit sums that need a carry, first shown by a teacher who mostly forgets
-it.
+"""The task of the quickstart: two-digit sums that need a carry, first shown by a teacher who mostly
+forgets it.
 
 The tokenizer has one token a character. The start is a small Llama that learned from the teacher's
-demonstrations, most of which are wrong, so it answers as the teacher does; the rule oracle alone knows
-better. Held-out sums are unordered pairs of numbers: neither 37+48 nor 48+37 is ever shown or asked about in
-training when one of them is held out.
+demonstrations. Most of them are wrong, so it answers as the teacher does; only the rule oracle knows better.
+Held-out sums are unordered pairs of numbers: if 37+48 or 48+37 is held out, neither is ever shown or asked
+about in training.
 """
 
 import json
@@ -32,13 +32,13 @@ MAX_NEW_TOKENS = 4
 BATCH = 128
 """Demonstrations in a step of the supervised start."""
 FORGETS = 0.75
-"""Share of the demonstrations that lack the carry, so that the start's greedy answers lack nearly all
-carries: no rounding turns them."""
+"""Share of the demonstrations without the carry. It is so large that nearly all greedy answers of the start
+lack the carry, and rounding cannot change that."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A prompt with its answers."""
+    """A prompt with its right answer and the one without the carry."""
 
     first: int
     second: int
@@ -59,8 +59,8 @@ class Sum:
 
 @dataclass(frozen=True)
 class Task:
-    """The data: sums to train on (both orders of each pair), held-out sums (one order of each pair), and what
-    the teacher showed.
+    """The data: sums to train on (both orders of each pair), held-out sums (one order of each pair), and the
+    teacher's demonstrations.
 
     Attributes:
         demonstrations: (sum, shown answer), in the order of the supervised start.
@@ -71,7 +71,7 @@ class Task:
     demonstrations: tuple[tuple[Sum, str], ...]
 
     def write(self, folder: Path) -> None:
-        """Three JSONL files of {"prompt", "answer"}: train, heldout, demonstrations."""
+        """Write three JSONL files of {"prompt", "answer"}: train, heldout, demonstrations."""
         write_records(folder / "train.jsonl", ((s.prompt, s.right) for s in self.train))
         write_records(folder / "heldout.jsonl", ((s.prompt, s.right) for s in self.heldout))
         write_records(
@@ -82,11 +82,11 @@ class Task:
 def build_task(
     seed: int, *, heldout: int = 520, demonstrations: int = 51_200, forgets: float = FORGETS
 ) -> Task:
-    """The data of a seed.
+    """Make the data of a seed.
 
     Args:
-        heldout: pairs held out, of 1,845 in all.
-        demonstrations: how many the teacher shows, of sums drawn at random with replacement.
+        heldout: number of pairs held out, of 1,845 in all.
+        demonstrations: number of demonstrations, of sums drawn at random with replacement.
         forgets: probability that a demonstration lacks the carry.
     """
     seeds = Seeds(seed)
@@ -115,7 +115,7 @@ def write_records(path: Path, records: Iterable[tuple[str, str]]) -> None:
 
 
 def build_tokenizer() -> Any:
-    """One token a character; prompts begin with <bos>."""
+    """Make a tokenizer with one token a character; prompts begin with <bos>."""
     vocabulary = {token: index for index, token in enumerate([*CHARACTERS, PAD, BOS, EOS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -129,7 +129,7 @@ def build_tokenizer() -> Any:
 
 
 def build_model(tokenizer: Any, seed: int, *, hidden: int = 128, layers: int = 4) -> CausalLM:
-    """A Llama with random weights; 0.66 million parameters by default."""
+    """Make a Llama with random weights; 0.66 million parameters by default."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -155,11 +155,12 @@ def supervise(
     learning_rate: float = 2e-3,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """One pass of supervised learning over the demonstrations, in their order; AdamW, the rate rising over 20
-    steps and falling over the last 30 %.
+    """Make one pass of supervised learning over the demonstrations, in their order, with AdamW; the learning
+    rate rises over 20 steps and falls over the last 30 %.
 
     Args:
-        report: called with (step, loss) after each step; the loss is the mean over the answers' tokens, nats.
+        report: called with (step, loss) after each step; the loss is the mean over the answers' tokens,
+            in nats.
     """
     prompts, answers, mask = _token_ids(tokenizer, demonstrations)
     steps = len(demonstrations) // batch_size
@@ -183,8 +184,8 @@ def supervise(
 def _token_ids(
     tokenizer: Any, demonstrations: Sequence[tuple[Sum, str]]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids of the prompts (all of one length) and of the answers with their end (padded at the right), and
-    where the answers have tokens."""
+    """Return the ids of the prompts (all of one length), the ids of the answers with their end (padded at the
+    right), and the mask of the answers' tokens."""
     renderer = Renderer(tokenizer, template=None)
     prompt_ids = {s.prompt: renderer.prompt([Message("user", s.prompt)]).tolist() for s, _ in demonstrations}
     answer_ids = {shown: renderer.response(shown).tolist() for _, shown in demonstrations}
