@@ -1,23 +1,20 @@
-"""Online alignment of a language model, whole, in one file and without a framework. Read it from top to
-bottom.
+"""Online alignment of a language model in one file, without a framework. Read it from top to bottom.
 
 A language model is a function from the tokens so far to probabilities of the next one. To align it online is
 to repeat four things:
 
     sample   let the model answer some prompts, several times each
-    score    let somebody say how good each answer is; here a rule, elsewhere a reward model, a judge, or a
-             person
+    score    ask how good each answer is: here a rule, elsewhere a reward model, a judge, or a person
     loss     make good answers more probable, and bad ones less
-    update   move the weights a little against the gradient of the loss; the next answers come from the new
-             weights
+    update   move the weights a little against the gradient of the loss; the new weights give the next answers
 
-The model here is tiny and random: it begins by babbling. Nobody ever shows it a right answer, and still it
-learns to repeat the letter that it is given, since now and then it says that letter by chance and is
-rewarded. `python examples/00_loop.py` takes some seconds on one thread.
+The model here is tiny and random, so it begins by babbling. It is never shown a right answer. It still learns
+to repeat the letter that it is given, because now and then it says that letter by chance and is rewarded.
+`python examples/00_loop.py` takes some seconds on one thread.
 
-The loss is that of GRPO (DeepSeekMath, arXiv:2402.03300). The same run under `oat train`, which adds what
-real runs need (checkpoints, budgets, other oracles, large models), has these settings, and the same losses; a
-test compares them:
+The loss is that of GRPO (DeepSeekMath, arXiv:2402.03300). `oat train` adds what real runs need: checkpoints,
+budgets, other oracles, large models. With these settings it makes the same run, with the same losses; a test
+compares them:
 
     model: {path: model}                              # what `make_model` makes
     prompts: {path: prompts.jsonl, shuffle: false}    # PROMPTS
@@ -51,7 +48,7 @@ from oat.seeds import Seeds, uniforms
 
 LETTERS = "abcdefgh"
 PROMPTS = [f"{letter}=" for letter in LETTERS]
-"""All of the same length, so that nothing has to be padded in front."""
+"""All of one length, so that no padding is needed in front."""
 END = "<end>"
 G, T = 16, 4
 STEPS = 40
@@ -61,11 +58,11 @@ CLIP = 0.2
 
 
 def make_model() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """A Llama of 21 thousand parameters with random weights, and a tokenizer that makes one token of each
-    character."""
+    """Make a Llama of 21 thousand parameters with random weights, and a tokenizer of single characters."""
     vocabulary = {token: id for id, token in enumerate([END, "=", *LETTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
     torch.manual_seed(0)
     shape = {
         "hidden_size": 32,
@@ -79,17 +76,17 @@ def make_model() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
 
 
 def reward(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
-    """The rule: which share of four characters is the letter of the prompt."""
+    """Return for each answer the share of its four characters that are the prompt's letter."""
     return [text.count(prompt[0]) / T for prompt, text in zip(prompts, completions, strict=True)]
 
 
 @torch.no_grad()
 def sample(model: LlamaForCausalLM, prompts_BL: Tensor, keys_N: np.ndarray, end: int) -> Tensor:
-    """G answers a prompt, token by token, as (N, T) ids; behind an end only ends follow.
+    """Sample G answers a prompt, token by token, as (N, T) ids; only end tokens follow an end.
 
-    A token is drawn with one uniform number, at which the cumulated probabilities of the vocabulary are cut.
-    The number is a function of the answer's key and the token's place, and of nothing that was drawn before:
-    so a run can be repeated exactly, in whichever order its answers are made.
+    A token is drawn with one uniform number: it is the token at which the cumulative probability reaches that
+    number. The number is a function of the answer's key and the token's position, and of nothing drawn
+    before. A run can therefore be repeated exactly, in whichever order its answers are made.
     """
     ids_NL = prompts_BL.repeat_interleave(G, dim=0)
     is_over_N = torch.zeros(len(ids_NL), dtype=torch.bool)
@@ -103,8 +100,8 @@ def sample(model: LlamaForCausalLM, prompts_BL: Tensor, keys_N: np.ndarray, end:
 
 
 def logps_of(model: LlamaForCausalLM, prompts_BL: Tensor, answers_NT: Tensor) -> Tensor:
-    """(N, T) log-probability of each token of the answers. The logits at one place are about the token at the
-    next."""
+    """Return the (N, T) log-probability of each token of the answers. The logits at one position predict the
+    token at the next."""
     ids_NL = torch.cat([prompts_BL.repeat_interleave(G, dim=0), answers_NT], dim=1)
     logits_NTV = model(ids_NL).logits[:, prompts_BL.shape[1] - 1 : -1]
     return token_logps(logits_NTV.flatten(0, 1), answers_NT.flatten()).view_as(answers_NT)
@@ -113,15 +110,16 @@ def logps_of(model: LlamaForCausalLM, prompts_BL: Tensor, answers_NT: Tensor) ->
 def train(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int = STEPS, seed: int = 0
 ) -> Iterator[dict[str, object]]:
-    """The loop. After each step, what it did: its loss, the norm of its gradient, the mean reward, and the
+    """Train the model, and yield after each step its loss, the norm of its gradient, the mean reward, and the
     answers, G a prompt."""
-    seeds, end = Seeds(seed), tokenizer.eos_token_id
+    seeds = Seeds(seed)
+    end = tokenizer.eos_token_id
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     prompts_BL = torch.tensor(tokenizer(PROMPTS)["input_ids"])
     group_of_N = torch.arange(len(PROMPTS)).repeat_interleave(G)
     for step in range(steps):
-        # Sample. Each answer has an address: the step, how many prompts the run had taken before (its
-        #     occurrence), and its number.
+        # Sample. Each answer has an address: the step, its prompt's occurrence (how many prompts the run had
+        # taken before it), and its number.
         taken = range(step * len(PROMPTS), (step + 1) * len(PROMPTS))
         keys = [
             seeds.key("train", step, 0, "sampler", occurrence, answer)
@@ -131,22 +129,22 @@ def train(
         answers_NT = sample(model, prompts_BL, np.array(keys, dtype=np.uint64), end)
         texts = tokenizer.batch_decode(answers_NT, skip_special_tokens=True)
 
-        # Score, and compare each answer with all G to its prompt: (reward - mean) / standard deviation, the
-        # advantage. Better than usual is above 0.
+        # Score. The advantage compares an answer with all G answers to its prompt:
+        # (reward - mean) / standard deviation. It is above 0 for an answer that is better than usual.
         rewards_N = torch.tensor(reward([prompt for prompt in PROMPTS for _ in range(G)], texts))
         advantages_N = group_advantages(rewards_N, group_of_N, len(PROMPTS))
 
-        # What counts: the tokens of an answer, its end among them, and not what stands behind that.
+        # Mask. The tokens of an answer count, the first end among them; those behind it do not.
         is_end_NT = (answers_NT == end).long()
         mask_NT = (is_end_NT.cumsum(1) - is_end_NT == 0).float()
         with torch.no_grad():
             old_logps_NT = logps_of(model, prompts_BL, answers_NT)
 
-        # Loss and update. A token's term is - advantage * ratio, where ratio is how many times as probable it
-        # is now as when it was sampled: whoever makes that loss smaller makes tokens of good answers more
-        # probable, and those of bad ones less. It is done twice with the same answers. The first time every
-        # ratio is 1; the second time a token whose ratio has left 1 by more than CLIP has moved far enough,
-        # and is left alone.
+        # Loss and update. A token's term is -advantage * ratio, where ratio is its probability now divided by
+        # its probability when it was sampled. A smaller loss therefore means that tokens of good answers are
+        # more probable, and those of bad answers less. Each batch of answers is used for EPOCHS updates. In
+        # the first, every ratio is 1. In the second, a token whose ratio has moved away from 1 by more than
+        # CLIP, in the direction of its advantage, has no gradient any more.
         losses, norms = [], []
         for _ in range(EPOCHS):
             logps_NT = logps_of(model, prompts_BL, answers_NT)
@@ -160,7 +158,7 @@ def train(
             loss = (terms_NT * mask_NT).sum() / mask_NT.sum()
             optimiser.zero_grad()
             loss.backward()
-            # no step is larger for one strange batch
+            # clipping keeps one unusual batch from making a large step
             norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
             optimiser.step()
             losses.append(loss.item())
@@ -183,8 +181,8 @@ def main() -> None:
             )
             print(f"step {step:2}  loss {done['loss']:+.3f}  reward {done['reward']:.2f}   {answers}")
     print(
-        "\nThe loss stays near 0 throughout: advantages are measured against the mean, which rises with "
-        "the model. Watch the reward."
+        "\nThe loss stays near 0 throughout: advantages are measured against the mean, which rises with the "
+        "model. Watch the reward."
     )
 
 

@@ -1,8 +1,8 @@
 """A reward of your own: a function in a file, and no other code.
 
-A configuration names it by its place, `oracle: {name: "examples/01_custom_reward.py:reward"}`; CONFIG below
-is a whole configuration but for the model, the prompts and where the run goes. `python
-examples/01_custom_reward.py` trains a tiny random model with it, by `oat train`, in seconds. Flags go over
+A configuration names it by its place, `oracle: {name: "examples/01_custom_reward.py:reward"}`. CONFIG below
+is a whole configuration without the model, the prompts and the run's directory. `python
+examples/01_custom_reward.py` trains a tiny random model with it, by `oat train`, in seconds. Flags override
 the configuration: `python examples/01_custom_reward.py --stop.max_steps 5`.
 """
 
@@ -26,7 +26,7 @@ stop:
 PROMPTS = [{"prompt": f"{letter}=", "wanted": letter.upper()} for letter in "abcdefg"] + [
     {"prompt": "h=", "wanted": None}
 ]
-"""Records of a data file: every column besides the prompt reaches the reward by its name."""
+"""Records of a data file. Every column besides the prompt reaches the reward under its own name."""
 
 
 def reward(
@@ -35,15 +35,15 @@ def reward(
     wanted: Sequence[str | None],
     **columns: Sequence[object],
 ) -> list[float | None]:
-    """One number a completion, in their order; higher is better. The signature is that of TRL's reward
-    functions, which work here as they are.
+    """Return one number a completion, in their order; higher is better. The signature is that of TRL's reward
+    functions, which work here unchanged.
 
     All arguments are lists of one length, with an entry for each completion: a prompt that was answered 16
     times stands there 16 times, and so do its columns. Name those you need; `**columns` takes the rest. None
-    is "no reward": that completion is left out, which is not the same as 0.
+    means "no reward": that completion is left out, which is not the same as 0.
 
-    Completions are text from a model, which may be anything: empty, endless, hostile. Bound what takes long,
-    and never `eval` it. A function that waits for others (a server, a judge) may be `async def`.
+    Completions are text from a model and may be anything: empty, endless, hostile. Limit what takes long, and
+    never `eval` them. A function that waits for something (a server, a judge) may be `async def`.
     """
     return [
         None if text is None else agreement(said, text)
@@ -52,15 +52,15 @@ def reward(
 
 
 def agreement(said: str, text: str) -> float:
-    """The share of places at which two texts agree; of a longer text, every place too many counts against
-    it."""
+    """Return the share of positions at which two texts agree; positions beyond the shorter text count
+    as different."""
     return sum(a == b for a, b in zip(said, text, strict=False)) / max(len(said), len(text), 1)
 
 
 def main(*flags: str) -> None:
     from oat.testing import check_oracle, tiny_run
 
-    # says what is wrong with a reward before a run does; put this line into a test of yours
+    # reports what is wrong with a reward before a run does; put this line into a test of yours
     check_oracle(reward, columns={"wanted": "A"})
     rows = tiny_run(CONFIG, PROMPTS, characters="ABCDEFG", flags=flags)
     print(

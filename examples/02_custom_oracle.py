@@ -1,10 +1,10 @@
 """An oracle of your own: a class that takes questions, and answers when it can.
 
-A function (`examples/01_custom_reward.py`) is enough for whatever answers at once. A class is for those who
-have to be waited for: a judge behind a network, a queue of people. It takes questions with `submit`, which
-returns at once, and hands out answers with `collect`, late and in any order if need be. A question that is
-lost fails after its deadline. With `oracle.max_outstanding` answers come while the run learns, and with
-`oracle.max_wait_s` it goes on without those that are late.
+A function (`examples/01_custom_reward.py`) is enough for an oracle that answers at once. A class is for one
+that takes time: a judge behind a network, a queue of people. It takes questions with `submit`, which returns
+at once, and hands out answers with `collect`, late and in any order if need be. A question that is lost fails
+after its deadline. With `oracle.max_outstanding` answers arrive while the run learns; with
+`oracle.max_wait_s` the run goes on without those that are late.
 
 Here a judge compares two answers, takes a moment for each, and works on several at once. `python
 examples/02_custom_oracle.py` aligns a tiny random model with it by DPO in seconds.
@@ -38,7 +38,7 @@ PROMPTS = [f"{a}{b}=" for a in "abcdefgh" for b in "aeio"]
 
 
 class Judge:
-    """Prefers the answer with more of the letters that it likes; two with as many are a tie.
+    """Prefers the answer with more of the letters that it likes; two with equally many are a tie.
 
     Args:
         likes: letters.
@@ -46,11 +46,11 @@ class Judge:
     """
 
     answers: Kind = "compare"
-    """`compare`: which of two is better. `score`: a number for each; a preference algorithm then compares the
-    numbers itself."""
+    """`compare`: which of two is better. `score`: a number for each, which a preference algorithm then
+    compares itself."""
     durable = False
-    """Whether tickets stay valid when this process dies. Then a run that is killed and continued waits for
-    them, instead of asking again."""
+    """Whether tickets stay valid when this process dies. If so, a run that is killed and continued waits for
+    them instead of asking again."""
 
     def __init__(self, likes: str, workers: int = 4):
         self.likes = set(likes)
@@ -58,11 +58,12 @@ class Judge:
         self.open: dict[str, Future[Answer]] = {}
 
     def price(self, question: Question) -> Price:
-        """The most that a question can cost, for budgets; without this method it is one query a value."""
+        """Return the most that a question can cost, for budgets; without this method it is one query
+        a value."""
         return Price(queries=1)
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
-        """One ticket a question, each different from all others; must not wait for answers."""
+        """Take questions, and return one ticket each, all of them different. Must not wait for answers."""
         tickets = [str(question.key) for question in questions]
         self.open |= {
             ticket: self.pool.submit(self.compare, question)
@@ -71,12 +72,12 @@ class Judge:
         return tickets
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """What is there of these tickets, or comes within so many seconds; as soon as there is anything. Each
-        answer is returned once."""
-        asked = {ticket: self.open[ticket] for ticket in tickets if ticket in self.open}
-        wait(asked.values(), timeout=seconds, return_when=FIRST_COMPLETED)
-        there = [ticket for ticket, future in asked.items() if future.done()]
-        return [(ticket, self.open.pop(ticket).result()) for ticket in there]
+        """Return the answers to these tickets that are ready, or that become ready within `seconds`, as soon
+        as there is at least one. Each answer is returned once."""
+        waiting = {ticket: self.open[ticket] for ticket in tickets if ticket in self.open}
+        wait(waiting.values(), timeout=seconds, return_when=FIRST_COMPLETED)
+        ready = [ticket for ticket, future in waiting.items() if future.done()]
+        return [(ticket, self.open.pop(ticket).result()) for ticket in ready]
 
     def compare(self, question: Question) -> Answer:
         """The probability that the first wins. A mark other than "ok" says that there is none: "tie",
@@ -94,13 +95,9 @@ def main(*flags: str) -> None:
     check_oracle(Judge, options={"likes": "aeiou"})
     rows = tiny_run(CONFIG, PROMPTS, flags=flags)
     print(
-        (
-            f"\n{rows[-1]['oracle/queries']:.0f} comparisons; log-probability of a preferred answer: "
-            f"{rows[1]['logps/chosen']:.1f} in the first step, "
-        ),
-        end="",
+        f"\n{rows[-1]['oracle/queries']:.0f} comparisons; log-probability of a preferred answer: "
+        f"{rows[1]['logps/chosen']:.1f} in the first step, {rows[-1]['logps/chosen']:.1f} in the last"
     )
-    print(f"{rows[-1]['logps/chosen']:.1f} in the last")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""An explorer of your own: which of the sampled answers are worth asking about.
+"""An explorer of your own: it chooses which of the sampled answers the oracle is asked about.
 
-Asking costs more than sampling. An explorer may have more answers sampled than are asked about, and picks.
-This one has six answers a prompt sampled and asks about the two that are furthest apart in how probable the
-model finds them: what it holds for likely against what it holds for unlikely (active preference learning,
-arXiv:2402.08114, is of this kind). `python examples/03_custom_explorer.py` runs it with DPO and a tiny random
-model in seconds.
+Asking costs more than sampling, so an explorer may have more answers sampled than are asked about. This one
+has six answers a prompt sampled, and asks about the two that the model finds most and least probable (active
+preference learning, arXiv:2402.08114, is of this kind). `python examples/03_custom_explorer.py` runs it with
+DPO and a tiny random model in seconds.
 """
 
 import sys
@@ -37,32 +36,36 @@ PROMPTS = [f"{a}{b}=" for a in "abcdefgh" for b in "aeio"]
 
 @dataclass(frozen=True)
 class FarApartConfig:
-    """The fields of the section `explorer` beside the name; whatever else stands there is refused."""
+    """The fields of the section `explorer` beside the name; any other field is refused."""
 
     samples: int = 4
-    """Responses a prompt to choose two from."""
+    """Responses a prompt from which two are chosen."""
 
 
 class FarApart:
-    """Explorers are pure: what they do is a function of their arguments. So a run that is killed and
-    continued asks the same questions."""
+    """Chooses the most and the least probable answer.
+
+    Explorers are pure: what they do is a function of their arguments. A run that is killed and continued
+    therefore asks the same questions.
+    """
 
     Config = FarApartConfig
     needs = frozenset({"sampler"})
-    """Whose log-probabilities of the answers `choose` reads: "sampler", which sampled them and costs nothing,
-    or "reference"; or "ensemble"."""
+    """The scores of the answers that `choose` reads: log-probabilities of the "sampler", which sampled them
+    and costs nothing, or of the "reference"; or scores of the "ensemble"."""
 
     def __init__(self, kind: Kind, config: FarApartConfig):
-        self.kind, self.config = kind, config
+        self.kind = kind
+        self.config = config
 
     def widen(self, plan: Plan) -> Plan:
-        """The algorithm's plan with the prompts and samples that there are to choose from."""
+        """Return the algorithm's plan with the prompts and samples to choose from."""
         return replace(plan, samples={"sampler": self.config.samples})
 
     def choose(
         self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
     ) -> list[Question]:
-        """One question a group, at most. Whatever is drawn at random is drawn from `generator`."""
+        """Return at most one question a group. Random choices use `generator` only."""
         return [
             self.ask(group, key, logps_G)
             for group, key, logps_G in zip(groups, keys, scores["sampler"], strict=True)
@@ -71,12 +74,12 @@ class FarApart:
     def ask(self, group: Group, key: Key, logps_G: np.ndarray) -> Question:
         picks = (int(logps_G.argmax()), int(logps_G.argmin()))
         texts = {group.trajectories[pick].text for pick in picks}
-        # nobody needs to compare a text with itself
+        # a text need not be compared with itself
         return Question.about(group, key, self.kind, picks, oracle="" if len(texts) == 2 else UNASKED)
 
 
 def vowels(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
-    """How many vowels a completion has."""
+    """Return the number of vowels in each completion."""
     return [float(sum(letter in "aeiou" for letter in text)) for text in completions]
 
 
@@ -85,10 +88,11 @@ def main(*flags: str) -> None:
 
     check_explorer(FarApart, samples=6)
     rows = tiny_run(CONFIG, PROMPTS, flags=flags)
-    queries, tied = rows[-1]["oracle/queries"], np.mean([row["answers/tied_frac"] for row in rows[1:]])
+    queries = rows[-1]["oracle/queries"]
+    tied = np.mean([row["answers/tied_frac"] for row in rows[1:]])
     print(
-        f"\n{queries:.0f} answers were asked about, of {len(rows[1:]) * 32 * 6} sampled; {tied:.0%} of "
-        "the pairs were ties"
+        f"\n{queries:.0f} answers were asked about, of {len(rows[1:]) * 32 * 6} sampled; {tied:.0%} of the "
+        "pairs were ties"
     )
 
 

@@ -1,13 +1,13 @@
 """An algorithm of your own: what is made of the answers, and the loss.
 
-The whole of REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740): the advantage of an answer is
-its reward minus the mean reward of the other answers to its prompt, and the loss of each of its tokens is
+This is all of REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740). The advantage of an answer
+is its reward minus the mean reward of the other answers to its prompt. The loss of each of its tokens is
 minus advantage times log-probability. `python examples/04_custom_loss.py` trains a tiny random model with it
-in seconds. For a loss of pairs there is less to write: subclass one of `src/oat/algorithms/direct.py`, as
+in seconds. A loss of pairs needs less code: subclass one of `src/oat/algorithms/direct.py`, as
 docs/extending.md shows.
 
-Everything around it is `oat`'s: sampling, asking, micro-batches, means, clipping, checkpoints. Axes, as last
-letters of names: N answers (rows), K tokens of all answers that are trained, end to end and without padding.
+`oat` does the rest: sampling, asking, micro-batches, means, clipping, checkpoints. Axes, as last letters of
+names: N answers (rows), K trained tokens of all answers, end to end and without padding.
 """
 
 import sys
@@ -39,7 +39,7 @@ PROMPTS = [f"{letter}=" for letter in "abcdefgh"]
 
 @dataclass(frozen=True)
 class RLOOConfig:
-    """The fields of the section `algorithm` beside the name; whatever else stands there is refused."""
+    """The fields of the section `algorithm` beside the name; any other field is refused."""
 
     prompts: int
     """Prompts a step."""
@@ -48,28 +48,28 @@ class RLOOConfig:
 
 
 class RLOO(Objective):
-    """What is learned is written down here; a run makes one of it, with the settings of its configuration."""
+    """The algorithm. A run makes one instance, with the settings of its configuration."""
 
     name = "rloo"
     Config = RLOOConfig
     requires = Requires(feedback="score")
-    """What it needs of a run: a score of each answer, and no model but the policy.
-    `Requires(feedback="compare", models=...)` for others."""
+    """What the algorithm needs of a run: a score of each answer, and no model but the policy. Others declare
+    `Requires(feedback="compare", models=...)`."""
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
-    """What `losses` reads of each trained model: here the log-probability of each token, "raw" being that at
+    """What `losses` reads of each trained model: here the log-probability of each token; "raw" is that at
     temperature 1."""
 
     def __init__(self, config: RLOOConfig):
         self.config = config
 
     def plan(self, step: int) -> Plan:
-        """What a step collects: so many prompts, so many answers to each, and a question about each prompt's
-        answers."""
+        """Return what a step collects: the number of prompts, of answers to each, and of questions, one about
+        the answers to each prompt."""
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Rows to learn from, and columns of what the loss needs of them; the last letter of a column's name
-        is its axis."""
+        """Return the rows to learn from, and columns with what the loss needs; the last letter of a column's
+        name is its axis."""
         rows = []
         advantages = []
         groups = []
@@ -81,7 +81,7 @@ class RLOO(Objective):
                 )
                 if mark == "ok"
             ]
-            # an answer alone has nothing to be compared with
+            # a single answer has no others to be compared with
             for pick, value in scored if len(scored) > 1 else []:
                 others = (sum(value for _, value in scored) - value) / (len(scored) - 1)
                 rows.append(item.group.trajectories[pick])
@@ -93,20 +93,21 @@ class RLOO(Objective):
         )
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        """Terms of the loss, one a token and not reduced. `per` says how the learner reduces them: here the
-        sum over each row's tokens, then the mean over rows. `view.row_of_K` says which row a token belongs
-        to."""
+        """Return the terms of the loss, one a token, not reduced. `per` says how the learner reduces them:
+        here it sums over each row's tokens, then takes the mean over rows. `view.row_of_K` is the row of
+        each token."""
         advantages_K = view["advantages_N"][view.row_of_K]
         return {"loss/policy": Loss(-advantages_K * outputs["policy"]["raw"], per="sequence_sum")}
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
-        """What to report beside reward, lengths and queries, and over which axis to take the mean; names of
-        your own begin with `user/`."""
+        """Return metrics beside reward, lengths and queries, each with the axis over which its mean is taken.
+        Names of your own begin with `user/`."""
         return {"user/surprise": (-outputs["policy"]["raw"], "K")}
 
 
 def echo(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
-    """1 for the first letter of the prompt, less for more than that."""
+    """Return 1 for an answer that is the prompt's first letter; less for one that begins with it and is
+    longer; 0 for others."""
     return [
         text.startswith(prompt[0]) / max(1, len(text))
         for prompt, text in zip(prompts, completions, strict=True)
@@ -118,15 +119,11 @@ def main(*flags: str) -> None:
 
     check_algorithm(RLOO)
     rows = tiny_run(CONFIG, PROMPTS, flags=flags)
+    first, last = rows[1], rows[-1]
     print(
-        (
-            f"\nmean reward: {rows[1]['reward/mean']:.2f} in the first step, "
-            f"{rows[-1]['reward/mean']:.2f} in "
-            "the last; "
-        ),
-        end="",
+        f"\nmean reward: {first['reward/mean']:.2f} in the first step, {last['reward/mean']:.2f} in the last"
+        f"; surprise of a token: {first['user/surprise']:.2f} nats, and {last['user/surprise']:.2f}"
     )
-    print(f"surprise of a token: {rows[1]['user/surprise']:.2f} nats, and {rows[-1]['user/surprise']:.2f}")
 
 
 if __name__ == "__main__":

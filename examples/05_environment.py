@@ -1,9 +1,9 @@
-"""An environment of your own: somebody who answers the model, turn by turn, and rewards the whole episode.
+"""An environment of your own: it answers the model, turn by turn, and rewards the whole episode.
 
-The model guesses a digit from 1 to 3; the environment says whether the secret one is higher or lower, and the
-second guess is the last. All of an episode is one trajectory: what the model said is learned, what the
-environment said is only read. `python examples/05_environment.py` trains a tiny random model by GRPO in
-seconds: it learns to begin in the middle, and to heed what it is told.
+The model guesses a digit from 1 to 3. The environment says whether the secret digit is higher or lower, and
+the second guess is the last. An episode is one trajectory: the model's messages are learned, the
+environment's are only read. `python examples/05_environment.py` trains a tiny random model by GRPO in
+seconds: it learns to begin in the middle, and to follow the hints.
 """
 
 import sys
@@ -29,7 +29,7 @@ learner:
   learning_rate: 5e-3
 alarms:
   truncated:
-    action: "off"         # a response is one token here; elsewhere it is a bad sign that none ends
+    action: "off"         # a response is one token here; elsewhere it is a bad sign if none ends
 stop:
   max_steps: 40
 """
@@ -37,20 +37,21 @@ GUESSES = 2
 
 
 class HigherLower:
-    """A function of its arguments: all that an episode remembers is in its state, so that it can be played
-    again after a kill.
+    """A game of guessing a digit.
 
-    A response without a digit is a bad response and no error: it is worth nothing, and the episode goes on.
+    An environment is a function of its arguments: an episode remembers only what is in its state, so it can
+    be played again after a kill. A response without a digit is a bad response and no error: it is worth
+    nothing, and the episode goes on.
     """
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Mapping[str, Any]:
-        """The state before the first response. `prompt.columns` has the columns of the record; what is random
-        comes from the generator."""
+        """Return the state before the first response. `prompt.columns` has the columns of the record; random
+        choices use the generator."""
         return {"secret": prompt.columns["secret"], "turn": 1}
 
     def step(self, state: Mapping[str, Any], response: str) -> Turn:
-        """What follows a response: the next state, what the model reads next (None ends the episode), and a
-        reward; those of all turns are added."""
+        """Return the next state, the message that the model reads next (None ends the episode), and a reward;
+        the rewards of all turns are added."""
         guess = int(response) if response in {"1", "2", "3"} else None
         if guess == state["secret"]:
             return Turn(state, None, reward=1.0)
