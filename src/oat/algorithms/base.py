@@ -4,6 +4,10 @@ The last letter of a column's name is its axis: `advantages_N` has one value a r
 trained token, `mask_U` one a unit. When a batch is cut, every column is cut along its axis. The reduction
 reads four names: `mask_K` and `mask_U` (1 counts, 0 does not; they decide every denominator), `weight_N` and
 `weight_U` (they multiply numerators only). A missing one is all ones.
+
+An algorithm subclasses `Objective`, so an algorithm without metrics or state says nothing about them.
+`numbers` names the columns of the data that it reads as numbers. They are checked in each record when it is
+read: a mistake in the data shows before the run, and `on_bad_record` applies.
 """
 
 import math

@@ -18,6 +18,9 @@ Departures from the sources' code:
 
 A step learns `steps` times from `batch` pairs drawn without replacement from a ring buffer of all pairs so
 far; not before it holds that many.
+
+The ensemble's optimiser settings, the bound on its gradient's norm among them, stand with the explorer, apart
+from the policy's.
 """
 
 import math

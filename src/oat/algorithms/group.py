@@ -20,6 +20,11 @@ Departures:
 Old log-probabilities are the recorded sampled ones while the sampler holds exactly the policy's weights and
 computes in the learner's precision; otherwise they are computed again.
 
+Dr. GRPO's constant (`max_length`) defaults to `sampling.max_new_tokens`. It may be larger, to compare runs of
+different lengths, but not smaller. An episode of several turns has no such bound, so there it must be set.
+The gain of an adaptive `kl_coef` is samples over a horizon, as in the code of the paper and of the peers, so
+it does not depend on the size of a step.
+
 Not handled: importance weights for a lagging sampler; a run whose sampler lags reports `logps/recorded_gap`.
 """
 

@@ -12,6 +12,10 @@ Departures:
 3. Held-out pairs are chosen by a hash of their prompt, so that one prompt's pairs are on one side in every
    pass and every run, and measured before the update of the step that has them.
 
+The learner has a model `reward` beside the policy. Recorded pairs and online comparisons are one path, of
+which the loop knows nothing. The price is a second copy of the backbone, or none with an adapter. The
+held-out share needs no second reader of pairs, and holds in every restart and fork too.
+
 Not handled: more than one pair a group; scores of every token.
 """
 

@@ -14,6 +14,9 @@ Departures:
    `learner.buffer`. Whose they are `learner.sync_every` says: those of the newest weights, of weights some
    steps ago (ReST), or of the start (RFT).
 
+Hashes in the state remember what was learned; the ledger's texts and blobs may be dropped, so it could not. A
+roll back of alarms forgets the hashes too. A threshold that rises is a fork with another threshold.
+
 Not handled: a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).
 """
 

@@ -3,6 +3,11 @@ made some.
 
 No variables of the environment, no names of users or machines; and of a command line no values of flags that
 are called like secrets.
+
+A process writes its entry with its first row (in a new run before it), so re-running a finished run changes
+no file. A fork has entries of its own from its first row on. An entry has `inputs` where they differ from
+those of the entries before. User files that are imported later are added at the next checkpoint, since a kill
+goes back no further.
 """
 
 import datetime

@@ -3,6 +3,10 @@
 By default into files in `RUN/mlflow`, which every client reads, and `mlflow migrate-filestore` turns into a
 database; a server or a database is named in `tracking_uri`. All processes of a run are one run there, by an
 id that is kept in `RUN/sinks/mlflow.json`; a fork is another one.
+
+Files are the default, though MLflow only maintains them: mlflow-skinny has no other store without a server,
+and mlflow itself brings a web server, and a pandas below ours. The library is needed when a run trains, not
+when it is evaluated or exported, since no sink sees that.
 """
 
 import os

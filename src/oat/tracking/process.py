@@ -15,6 +15,11 @@ life waits until this one has gone.
 `RUN/sinks/NAME.json` has the run's id, and the step of the next row. That is moved before the sink gets a
 row, and back where the sink raises: so a sink whose own process is killed gets no row twice, and may lack
 one.
+
+A sink's library may hang, crash, print, exit or start others; in a thread it would share all of that with
+training. No service takes a point back, so a sink gets each row at most once. The process ignores SIGTERM and
+Ctrl-C and reads its input to the end. A mark in the environment (`leftovers.py`) finds what the library
+started, since wandb's own process leaves the session.
 """
 
 import atexit

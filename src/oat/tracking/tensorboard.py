@@ -2,6 +2,10 @@
 
 It is a copy of `metrics.jsonl`, written anew when a run is continued: so each point stands there once, also
 after a kill or a fork, and a run that is told late to write it has all of its points.
+
+tensorboardX would be lighter, but people who turn this on want to look, and only tensorboard has the viewer.
+`purge_step` would leave the points of a killed process in the files, hidden from TensorBoard and from nobody
+else.
 """
 
 import json
