@@ -22,7 +22,7 @@ import yaml
 
 from oat.config.settings import ComputeConfig
 from oat.learner.learner import Learner
-from oat.ledger.asked import Asked
+from oat.ledger.intents import Intent
 from oat.ledger.store import Store
 from oat.types import Group, Key, Kind, Message, Prompt, Question, Segment, Trajectory
 
@@ -145,7 +145,7 @@ def make_model(
     tokenizer.save_pretrained(folder)
 
 
-def recorded(store: Store, purpose: str, step: int, round: int = 0) -> list[Asked]:
+def recorded(store: Store, purpose: str, step: int, round: int = 0) -> list[Intent]:
     """The questions of a round as they stand in the ledger."""
     sql = "SELECT id FROM questions WHERE (purpose, step, round) = (?, ?, ?) ORDER BY position"
     return [store.by_id(id) for (id,) in store.db.execute(sql, (purpose, step, round))]

@@ -13,8 +13,8 @@ from fixtures import World, forked, kill_at, make_group, make_questions, named, 
 
 from oat.commands.export import digest_run
 from oat.errors import OracleError
-from oat.ledger.asked import Awaited
 from oat.ledger.audit import contradictions
+from oat.ledger.intents import Awaited
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.callables import CallableComparison

@@ -14,7 +14,7 @@ from fixtures import World, make_model, oat, write_jsonl
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from oat.commands.export import policy_weights
-from oat.ledger.asked import Asked
+from oat.ledger.intents import Intent
 from oat.ledger.store import Store
 from oat.types import UNASKED, Answer
 
@@ -29,7 +29,7 @@ def metrics(run_dir: Path) -> list[Row]:
     return rows
 
 
-def taken(store: Store, purpose: str, step: int) -> list[tuple[Asked, Answer]]:
+def taken(store: Store, purpose: str, step: int) -> list[tuple[Intent, Answer]]:
     """The questions that a step learned from, and their answers."""
     return [(asked, store.answer(asked)[0]) for asked in store.taken(purpose, step)]
 

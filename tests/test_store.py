@@ -8,8 +8,8 @@ from fixtures import make_group, make_questions, recorded
 
 from oat import files, wire
 from oat.errors import LedgerError
-from oat.ledger.asked import Asked, Known
 from oat.ledger.audit import contradictions
+from oat.ledger.intents import Intent, Known
 from oat.ledger.store import Store
 from oat.types import Answer, Price, Question
 
@@ -29,7 +29,7 @@ def add(
     return questions
 
 
-def takeable(store: Store, step: int, limit: int, oldest: int = 0) -> list[Asked]:
+def takeable(store: Store, step: int, limit: int, oldest: int = 0) -> list[Intent]:
     return [store.by_id(id) for id in store.takeable_ids("train", step, limit, oldest)]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fixtures import NO_TRL, World, make_model, oat, write_jsonl
 
-from oat.ledger.asked import Asked
+from oat.ledger.intents import Intent
 from oat.ledger.reader import Reader
 from oat.oracles.registry import build_oracle
 from oat.types import Answer, Key, Message, Question
@@ -40,7 +40,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"model.path": str(folder / "model"), "render.template": str(folder / "template.jinja")}
 
 
-def answered(run: Path) -> list[tuple[Asked, Answer]]:
+def answered(run: Path) -> list[tuple[Intent, Answer]]:
     with closing(Reader(run / "ledger.sqlite")) as store:
         return [(asked, store.answer(asked)[0]) for asked in store.answered()]
 

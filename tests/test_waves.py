@@ -17,8 +17,8 @@ from fixtures import make_group, make_questions
 from late import MOST, Played, Slow, group, play
 
 from oat.errors import OracleError
-from oat.ledger.asked import Awaited, rest
 from oat.ledger.audit import contradictions
+from oat.ledger.intents import Awaited, rest
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.base import Oracle

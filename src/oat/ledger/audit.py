@@ -9,7 +9,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, get_args
 
-from oat.ledger.asked import text_name
+from oat.ledger.intents import text_name
 from oat.ledger.reader import Reader
 from oat.types import Mark
 

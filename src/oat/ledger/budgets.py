@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from oat.errors import warn
-from oat.ledger.asked import Asked, Quote, rest
 from oat.ledger.cache import Asking, Cache
+from oat.ledger.intents import Intent, Quote, rest
 from oat.ledger.store import Store
 from oat.ledger.waves import Waves, in_order
 from oat.oracles.base import Oracle
@@ -35,7 +35,7 @@ class Spending:
         waves: Waves,
         oracle: Callable[[str], Oracle],
         cache: Cache,
-        row: Callable[[int], Asked],
+        row: Callable[[int], Intent],
     ):
         self.store = store
         self.waves = waves
@@ -75,7 +75,7 @@ class Spending:
             price += quote.price
         return price
 
-    def refused(self, rows: Iterable[Asked]) -> Price | None:
+    def refused(self, rows: Iterable[Intent]) -> Price | None:
         """The price of the cheapest of these questions, none of which was paid."""
         return min(map(self._price_of, rows), key=in_order, default=None)
 
@@ -146,5 +146,5 @@ class Spending:
         price = oracle.price(rest(question, cached)) if None in cached else Price()
         return Quote(cached if any(cached) else (), price), own
 
-    def _price_of(self, row: Asked) -> Price:
+    def _price_of(self, row: Intent) -> Price:
         return self.waves.price_of(self.waves.as_asked(row))

@@ -17,7 +17,7 @@ oracle whose answers are no function of the question says `cacheable = False`.
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 
-from oat.ledger.asked import Asked, Awaited, Source, Value, mean, prompt_text, text_name, values_of
+from oat.ledger.intents import Awaited, Intent, Source, Value, mean, prompt_text, text_name, values_of
 from oat.ledger.store import Store
 from oat.types import Answer, Key, Question
 
@@ -64,7 +64,7 @@ class Cache:
                 own[item] = (*sources, Source(question.key, place, is_turned))
         return tuple(found), own
 
-    def resume(self, rows: Iterable[Asked]) -> None:
+    def resume(self, rows: Iterable[Intent]) -> None:
         """Take up who asks for what from questions that no step has taken, oldest first."""
         for row in rows:
             if row.question.oracle not in self.oracles:
@@ -85,7 +85,7 @@ class Cache:
         }
         self.asking = {item: sources for item, sources in left.items() if sources}
 
-    def keep(self, asked: Asked, answer: Answer, step: int) -> None:
+    def keep(self, asked: Intent, answer: Answer, step: int) -> None:
         """Remember the values that were asked for, as of the step that took them; the caller holds the
         transaction."""
         if asked.question.oracle not in self.oracles:

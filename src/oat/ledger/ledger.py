@@ -25,9 +25,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from oat.control.silence import warn_of_silence
-from oat.ledger.asked import Asked, Known, whole
 from oat.ledger.budgets import Spending
 from oat.ledger.cache import Cache
+from oat.ledger.intents import Intent, Known, whole
 from oat.ledger.open_rounds import OpenRounds
 from oat.ledger.outstanding import Outstanding
 from oat.ledger.settling import Settling, close_unanswered
@@ -40,7 +40,7 @@ from oat.seeds import Seeds
 from oat.types import UNASKED, Answer, Feedback, Group, Item, Price, Question, Spent
 from oat.types.budget import Budget
 
-_Found = tuple[Asked, Answer, int | None]
+_Found = tuple[Intent, Answer, int | None]
 """A question, its answer and its label."""
 
 
@@ -326,10 +326,10 @@ class Ledger:
                     wave = self._next_wave(purpose)
                 self.outstanding.submit(wave)
 
-    def _next_wave(self, purpose: str) -> list[Asked]:
+    def _next_wave(self, purpose: str) -> list[Intent]:
         """The questions to be sent of the next wave that has any; it is on record then. Empty: there is no
         such wave. The caller holds the transaction."""
-        sent: list[Asked] = []
+        sent: list[Intent] = []
         while not sent and (wave := self.waves.next(purpose)):
             self.settling.complete([row for row in wave if row.others])
             sent = [row for row in wave if row.is_sent]
@@ -350,7 +350,7 @@ class Ledger:
         self.rounds.forget(self.outstanding.rounds_pending())
 
 
-def _known(row: Asked, is_paid: bool) -> Answer | None:
+def _known(row: Intent, is_paid: bool) -> Answer | None:
     """The answer of a question that nobody is asked; None: somebody is, for this one or for an equal one."""
     question = row.question
     if question.oracle == UNASKED:

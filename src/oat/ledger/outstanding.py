@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oat.errors import OracleError
-from oat.ledger.asked import Asked, rest, whole
+from oat.ledger.intents import Intent, rest, whole
 from oat.ledger.open_rounds import OpenRounds, Place, place_of
 from oat.ledger.settling import Settling
 from oat.ledger.store import Store
@@ -30,7 +30,7 @@ class Pending:
         most: the most that it may cost; without limits where its purpose has no budget.
     """
 
-    asked: Asked
+    asked: Intent
     question: Question
     oracle: str
     since: float
@@ -69,7 +69,7 @@ class Outstanding:
         self.deadline_s = deadline_s
         self.check_interrupt = check_interrupt
         self.pending: dict[Ticket, Pending] = {}
-        self.lost: list[Asked] = []
+        self.lost: list[Intent] = []
         self.reasked = store.asked_again()
 
     def oracle(self, name: str) -> Oracle:
@@ -85,7 +85,7 @@ class Outstanding:
             )
         return self.oracles[name]
 
-    def submit(self, rows: Sequence[Asked]) -> None:
+    def submit(self, rows: Sequence[Intent]) -> None:
         """Send questions to their oracles, oracle by oracle; of a half-known question the rest.
 
         Raises:
@@ -110,12 +110,12 @@ class Outstanding:
                 }
             )
 
-    def is_kept(self, row: Asked) -> bool:
+    def is_kept(self, row: Intent) -> bool:
         """Whether a question that was sent before a restart still lies with its oracle."""
         oracle = self.oracles.get(row.question.oracle)
         return oracle is not None and oracle.durable and row.ticket is not None
 
-    def resume(self, row: Asked) -> None:
+    def resume(self, row: Intent) -> None:
         """Take up an unanswered question after a restart: attached again where its oracle keeps it, with the
         deadline that it had; else lost until `ask_again`."""
         if self.is_kept(row):
@@ -189,7 +189,7 @@ class Outstanding:
         self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
         self.lost = [row for row in self.lost if row.question.key.purpose != purpose]
 
-    def _pending(self, row: Asked, question: Question, age: float = 0.0) -> Pending:
+    def _pending(self, row: Intent, question: Question, age: float = 0.0) -> Pending:
         is_limited = self.budgets.get(question.key.purpose, Budget()).is_limited
         most = Budget.of(self.oracle(question.oracle).price(question)) if is_limited else Budget()
         return Pending(row, question, question.oracle, time.monotonic() - age, most)

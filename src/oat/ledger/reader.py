@@ -8,8 +8,8 @@ from typing import Any
 
 from oat.errors import LedgerError
 from oat.ledger import blobs, schema
-from oat.ledger.asked import Asked, Known, text_name, values_of
 from oat.ledger.connection import Connection
+from oat.ledger.intents import Intent, Known, text_name, values_of
 from oat.ledger.rows import ANSWER_COLUMNS, QUESTION_COLUMNS, answer_of, list_values, question_of, text_names
 from oat.types import Answer, Group, Key, Price
 
@@ -57,21 +57,21 @@ class Reader(Connection):
             raise self._damaged(f"blob {row[1][:12]}")
         return blobs.unpack(row[0])
 
-    def by_id(self, id: int) -> Asked:
+    def by_id(self, id: int) -> Intent:
         (row,) = self._questions("", "q.id = ?", (id,))
         return row
 
-    def answered(self) -> list[Asked]:
+    def answered(self) -> list[Intent]:
         """Every answered question, in the order they were asked."""
         return self._questions(
             "JOIN answers a ON a.question = q.id", "TRUE", (), order="q.purpose, q.step, q.round, q.position"
         )
 
-    def unanswered(self) -> list[Asked]:
+    def unanswered(self) -> list[Intent]:
         """Every intent without an answer, of every purpose, oldest first."""
         return self.waiting(0)
 
-    def waiting(self, *answered: int) -> list[Asked]:
+    def waiting(self, *answered: int) -> list[Intent]:
         """Questions of every purpose that no step has taken, by what there is of their answers
         (`schema.TABLES`), oldest first."""
         return self._questions(
@@ -126,11 +126,11 @@ class Reader(Connection):
         row = self.db.execute(sql, place).fetchone()
         return None if row is None else values_of(answer_of(key, row)[0])
 
-    def answer(self, asked: Asked) -> tuple[Answer, int | None]:
+    def answer(self, asked: Intent) -> tuple[Answer, int | None]:
         ((_, answer, label),) = self.answers([asked])
         return answer, label
 
-    def answers(self, rows: Sequence[Asked]) -> list[tuple[Asked, Answer, int | None]]:
+    def answers(self, rows: Sequence[Intent]) -> list[tuple[Intent, Answer, int | None]]:
         """Answered questions with their answers and labels."""
         sql = f"SELECT question, {ANSWER_COLUMNS} FROM answers WHERE question IN ({{}})"
         found = {id: answer for id, *answer in self._each(sql, [row.id for row in rows])}
@@ -171,7 +171,7 @@ class Reader(Connection):
         (refused,) = self.db.execute(sql, (purpose, step)).fetchone() or (None,)
         return None if refused is None else Price(*json.loads(refused))
 
-    def taken(self, purpose: str, step: int) -> list[Asked]:
+    def taken(self, purpose: str, step: int) -> list[Intent]:
         """The questions that a step trains on, in recorded order."""
         return self._questions(
             "JOIN taken t ON t.question = q.id",
@@ -226,7 +226,7 @@ class Reader(Connection):
 
     def _questions(
         self, join: str, condition: str, values: Sequence[Any], order: str = "q.step, q.round, q.position"
-    ) -> list[Asked]:
+    ) -> list[Intent]:
         sql = f"SELECT {QUESTION_COLUMNS} FROM questions q {join} WHERE {condition} ORDER BY {order}"
         with self._reading():
             rows = self.db.execute(sql, values).fetchall()

@@ -11,7 +11,7 @@ from typing import Any
 
 from oat import wire
 from oat.ledger import schema
-from oat.ledger.asked import AWAITED, Asked, cached_text, cached_values
+from oat.ledger.intents import AWAITED, Intent, cached_text, cached_values
 from oat.types import Answer, Key, Message, Question
 
 NEW_QUESTION_COLUMNS = (
@@ -33,7 +33,7 @@ _SCALARS = {str, int, float, bool, type(None)}
 """Types of which JSON gives back what it was given."""
 
 
-def new_question_row(asked: Asked, position: int, prompt: str, candidates: Sequence[str]) -> tuple[Any, ...]:
+def new_question_row(asked: Intent, position: int, prompt: str, candidates: Sequence[str]) -> tuple[Any, ...]:
     """The row of a question that is recorded.
 
     Args:
@@ -64,7 +64,7 @@ def text_names(row: Sequence[Any]) -> tuple[str, ...]:
     return (row[8], *json.loads(row[9]))
 
 
-def question_of(row: Sequence[Any], texts: Mapping[str, str]) -> Asked:
+def question_of(row: Sequence[Any], texts: Mapping[str, str]) -> Intent:
     """The question of a row of `QUESTION_COLUMNS`.
 
     Args:
@@ -87,7 +87,7 @@ def question_of(row: Sequence[Any], texts: Mapping[str, str]) -> Asked:
         None if features is None else wire.decode(features),
         content.get("is_chat", False),
     )
-    return Asked(id, question, member, ticket, sent, cached_values(cached, question.key.purpose))
+    return Intent(id, question, member, ticket, sent, cached_values(cached, question.key.purpose))
 
 
 def answer_row(answer: Answer, label: int | None) -> tuple[Any, ...]:

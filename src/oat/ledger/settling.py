@@ -9,7 +9,7 @@ values.
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from oat.ledger.asked import Asked, rest, whole
+from oat.ledger.intents import Intent, rest, whole
 from oat.ledger.store import Store
 from oat.oracles.contract import nothing
 from oat.seeds import Seeds
@@ -32,24 +32,24 @@ class Settling:
         self.store = store
         self.seeds = seeds
         self.labels = labels
-        self.awaiting: dict[Key, dict[int, Asked]] = {}
+        self.awaiting: dict[Key, dict[int, Intent]] = {}
 
-    def record(self, answers: Sequence[tuple[Asked, Answer]]) -> None:
+    def record(self, answers: Sequence[tuple[Intent, Answer]]) -> None:
         """Record answers of oracles, in one transaction with all that they complete."""
         with self.store.lock, self.store:
             self.add(answers)
-            rows: dict[int, Asked] = {}
+            rows: dict[int, Intent] = {}
             for _, answer in answers:
                 rows |= self.awaiting.pop(answer.key, {})
             self.complete(rows.values())
 
-    def add(self, answers: Iterable[tuple[Asked, Answer]]) -> None:
+    def add(self, answers: Iterable[tuple[Intent, Answer]]) -> None:
         """Record answers with their labels; the caller holds the transaction."""
         self.store.add_answers(
             [(row.id, answer, self._label(row.question, answer)) for row, answer in answers]
         )
 
-    def complete(self, rows: Iterable[Asked]) -> None:
+    def complete(self, rows: Iterable[Intent]) -> None:
         """Complete the answers of which everything is there now; the other questions await what is missing.
         The caller holds the transaction."""
         for row in rows:

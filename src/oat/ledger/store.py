@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from oat.ledger import blobs, schema
-from oat.ledger.asked import AWAITED, Asked, Known, Quote, prompt_text, text_name
+from oat.ledger.intents import AWAITED, Intent, Known, Quote, prompt_text, text_name
 from oat.ledger.reader import Reader
 from oat.ledger.rows import (
     ANSWER_COLUMNS,
@@ -38,7 +38,7 @@ class Store(Reader):
         questions: Sequence[Question],
         members: Sequence[int],
         quotes: Sequence[Quote] | None = None,
-    ) -> list[Asked]:
+    ) -> list[Intent]:
         """Record the intents of a round with its trajectories; returns them as they now stand here. The
         caller holds the transaction.
 
@@ -59,7 +59,7 @@ class Store(Reader):
             prompt = prompt_text(question)
             texts = [prompt, *question.candidates]
             names.update({text: text_name(text) for text in texts if text not in names})
-            row = Asked(first + position, as_read(question, prompt), member, None, None, quote.cached)
+            row = Intent(first + position, as_read(question, prompt), member, None, None, quote.cached)
             asked.append(row)
             name, *candidates = [names[text] for text in texts]
             rows.append(new_question_row(row, position, name, candidates))

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from oat.ledger.asked import Asked, Awaited, rest, whole
+from oat.ledger.intents import Awaited, Intent, rest, whole
 from oat.ledger.store import Store
 from oat.oracles.contract import nothing
 from oat.types import UNASKED, Answer, Key, Price, Question, Spent
@@ -47,8 +47,8 @@ class Waves:
         self.limited = {
             purpose for purpose, budget in budgets.items() if purpose == "train" and budget.is_known_late
         }
-        self.held: dict[str, list[Asked]] = {}
-        self.refusals: list[tuple[Asked, Price, Price]] = []
+        self.held: dict[str, list[Intent]] = {}
+        self.refusals: list[tuple[Intent, Price, Price]] = []
         self._prices: dict[int, Price] = {}
         self._ends: dict[str, int] = dict(
             store.db.execute("SELECT purpose, MAX(last) FROM waves GROUP BY purpose")
@@ -67,12 +67,12 @@ class Waves:
         """Whether its questions are in waves; those of a run that lost its limit are in one at once."""
         return purpose in self._ends
 
-    def is_held(self, row: Asked) -> bool:
+    def is_held(self, row: Intent) -> bool:
         """Whether an unanswered question is in no wave yet."""
         purpose = row.question.key.purpose
         return self.covers(purpose) and row.id > self._ends[purpose]
 
-    def hold(self, rows: Iterable[Asked]) -> None:
+    def hold(self, rows: Iterable[Intent]) -> None:
         """Take up questions without an answer, in recorded order."""
         for row in rows:
             self.held.setdefault(row.question.key.purpose, []).append(row)
@@ -87,14 +87,14 @@ class Waves:
             or not self.store.db.execute(sql, (purpose, self._ends[purpose])).fetchone()[0]
         )
 
-    def next(self, purpose: str) -> list[Asked]:
+    def next(self, purpose: str) -> list[Intent]:
         """Record the next wave, if it can be formed, and what cannot be paid before it; the caller holds the
         transaction.
 
         Returns:
             Its questions as they are to be asked; some only await what others bring.
         """
-        wave: list[Asked] = []
+        wave: list[Intent] = []
         if not self.is_ready(purpose):
             return wave
         budget, spent = (
@@ -124,7 +124,7 @@ class Waves:
         """Nobody waits for its questions any more."""
         self.held.pop(purpose, None)
 
-    def as_asked(self, row: Asked, is_unpaid: Callable[[Key], bool] | None = None) -> Asked:
+    def as_asked(self, row: Intent, is_unpaid: Callable[[Key], bool] | None = None) -> Intent:
         """A question as it is asked: what it would await of one that was not paid it asks for itself.
 
         Args:
@@ -141,12 +141,12 @@ class Waves:
         ]
         return replace(row, cached=tuple(values))
 
-    def price_of(self, row: Asked) -> Price:
+    def price_of(self, row: Intent) -> Price:
         """The most that what is asked of a question can cost."""
         is_asked = row.is_sent and row.question.oracle != UNASKED
         return self.price(rest(row.question, row.cached)) if is_asked else Price()
 
-    def outlook(self, purpose: str, step: int, refused: Price | None, row: Callable[[int], Asked]) -> Spent:
+    def outlook(self, purpose: str, step: int, refused: Price | None, row: Callable[[int], Intent]) -> Spent:
         """What is spent before a step that has taken nothing. It follows from the takes and the rounds of the
         steps before it, whatever has been answered or asked since: of what waits, what can never be paid
         beside what was taken is refused, and the first of the rest will be paid.
@@ -219,12 +219,12 @@ def in_order(price: Price) -> tuple[int, int, float]:
     return price.queries, price.tokens, price.cost
 
 
-def unpaid(row: Asked) -> Answer:
+def unpaid(row: Intent) -> Answer:
     """The answer of a question that is not asked, since it cannot be paid; what is known of it stays."""
     return whole(
         row, nothing(rest(row.question, row.cached), "unpaid", row.question.oracle), missing="unpaid"
     )
 
 
-def _round_of(row: Asked) -> tuple[int, int]:
+def _round_of(row: Intent) -> tuple[int, int]:
     return row.question.key.step, row.question.key.round

@@ -26,8 +26,8 @@ from oat.config.load import load_config
 from oat.config.settings import Config
 from oat.errors import ConfigError, LedgerError, printable, warn
 from oat.files import replacing, write_atomically
-from oat.ledger.asked import Asked
 from oat.ledger.audit import UNREADABLE, contradictions
+from oat.ledger.intents import Intent
 from oat.ledger.reader import Reader
 from oat.ledger.versions import changes_of
 from oat.rundir.holdings import lacking, refuse_lost
@@ -270,7 +270,7 @@ class _Responses:
         self.round: tuple[Any, ...] = ()
         self.groups: list[Group] = []
 
-    def of(self, asked: Asked) -> list[_Messages]:
+    def of(self, asked: Intent) -> list[_Messages]:
         """Return the responses that a question is about.
 
         Raises:
@@ -287,7 +287,7 @@ class _Responses:
             raise _SeveralTurns
         return [_assistant_message(text) for text in question.candidates]
 
-    def _is_whole(self, asked: Asked, pick: int) -> bool:
+    def _is_whole(self, asked: Intent, pick: int) -> bool:
         key = asked.question.key
         if (place := (key.purpose, key.step, key.round)) != self.round:
             try:
@@ -302,7 +302,7 @@ class _Responses:
 
 
 def _preferences(
-    responses: list[_Messages], asked: Asked, answer: Answer, label: int | None
+    responses: list[_Messages], asked: Intent, answer: Answer, label: int | None
 ) -> Iterator[dict[str, Any]]:
     if asked.question.kind == "compare":
         if label is not None:
@@ -319,7 +319,7 @@ def _preferences(
 
 
 def _scored(
-    responses: list[_Messages], asked: Asked, answer: Answer, label: int | None
+    responses: list[_Messages], asked: Intent, answer: Answer, label: int | None
 ) -> Iterator[dict[str, Any]]:
     if asked.question.kind == "score":
         for response, value, mark in zip(responses, answer.values, answer.marks, strict=True):
@@ -327,7 +327,7 @@ def _scored(
                 yield {"prompt": _prompt(asked), "completion": response, "score": value}
 
 
-def _prompt(asked: Asked) -> _Messages:
+def _prompt(asked: Intent) -> _Messages:
     return [message.plain for message in asked.question.messages]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.errors import ConfigError, DataError, LedgerError, printable
-from oat.ledger.asked import Asked
+from oat.ledger.intents import Intent
 from oat.ledger.reader import Reader
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.reading import load_run, read_rows
@@ -100,7 +100,7 @@ def _ends(store: Reader, step: int, round: int) -> list[list[FinishReason]]:
 
 
 def _judged(
-    asked: Asked, answer: Answer, label: int | None, ends: Sequence[Sequence[FinishReason]]
+    asked: Intent, answer: Answer, label: int | None, ends: Sequence[Sequence[FinishReason]]
 ) -> Iterator[JudgedResponse]:
     question = asked.question
     for place, (pick, text) in enumerate(zip(question.picks, question.candidates, strict=True)):

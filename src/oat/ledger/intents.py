@@ -77,7 +77,7 @@ class Quote:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class Intent:
     """A question as it stands in the ledger.
 
     Attributes:
@@ -120,7 +120,7 @@ def rest(question: Question, cached: Sequence[Value]) -> Question:
 
 
 def whole(
-    asked: Asked,
+    asked: Intent,
     answer: Answer,
     brought: Mapping[Key, Sequence[Known]] | None = None,
     *,
