@@ -28,9 +28,10 @@ Departures from TRL:
    the template.
 3. Columns that the run does not read do not make a record malformed.
 
-The first sound record decides the format of a source, so a record that lacks a column is a mistake and not a
-record of another format. An empty response is accepted where it is a whole response, as text or as one
-message, since a policy may end at once; among several turns it is more likely a mistake, and refused.
+TRL's names are defaults of settings, so the resolved configuration says what was read. The first sound record
+decides the format of a source, so a record that lacks a column is a mistake and not a record of another
+format. An empty response is accepted where it is a whole response, as text or as one message, since a policy
+may end at once; among several turns it is more likely a mistake, and refused.
 
 Not handled: images; texts to continue online without `prompt_key: text`.
 """
