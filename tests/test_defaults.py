@@ -9,10 +9,10 @@ import yaml
 from fixtures import World, forked, oat, write_jsonl
 
 from oat.build.defaults import derived
+from oat.build.open_run import outlined
 from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.build.run_inputs import gather_inputs
 from oat.config.load import load_config
-from oat.models.loading import outlines
 
 
 def said_of(config: Path, *flags: object) -> dict[str, str]:
@@ -29,9 +29,9 @@ def test_the_engine_computes_on_the_threads_of_the_run(
     threads can have no forked children."""
     config, before = world.config("grpo", tmp_path, {"compute.threads": 3}), torch.get_num_threads()
     try:
-        with outlines():
-            run = build(resolve(*load_config(config, [str(flag) for flag in flags])), directory=tmp_path)
-        run.ledger.close()
+        resolved = resolve(*load_config(config, [str(flag) for flag in flags]))
+        with outlined(resolved, gather_inputs(resolved)) as run:
+            pass
     finally:
         torch.set_num_threads(before)
     assert (run.chosen["compute", "threads"], run.chosen["engine", "threads"]) == (3, expected)

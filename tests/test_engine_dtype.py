@@ -240,9 +240,7 @@ def test_a_finished_run_is_evaluated_as_it_was(
     assert json.loads(capsys.readouterr().out)["eval/sampled"] == rows_of(learnt["plain"])[-1]["eval/sampled"]
 
 
-def test_a_tensor_that_stays_in_float32_is_named(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tensor_that_stays_in_float32_is_named(world: World, tmp_path: Path) -> None:
     """As a router's bias does in some models."""
 
     def with_bias(*given: Any, **options: Any) -> CausalLM:
@@ -250,7 +248,6 @@ def test_a_tensor_that_stays_in_float32_is_named(
         lm.module.register_buffer("router_bias", torch.zeros(3))
         return lm
 
-    monkeypatch.setattr("oat.build.models.load_model", with_bias)
     with pytest.raises(
         ModelError,
         match=(
@@ -258,7 +255,7 @@ def test_a_tensor_that_stays_in_float32_is_named(
             r"float32"
         ),
     ):
-        built(world, "dpo", tmp_path, {})
+        build(resolve(*load_config(world.config("dpo", tmp_path, HALF))), load=with_bias)
 
 
 @pytest.mark.parametrize(

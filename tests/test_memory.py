@@ -12,7 +12,9 @@ from transformers import LlamaConfig
 from oat.build.memory import Lengths, estimate
 from oat.build.resolve import resolve
 from oat.config.load import load_config
-from oat.models.loading import load_lm, outlines
+from oat.config.settings import ModelConfig
+from oat.models.loading import load_lm
+from oat.models.outline import Outlines
 
 BENCHMARKS = str(Path(__file__).parent.parent / "benchmarks")
 BESIDE_GB = 0.15
@@ -55,8 +57,7 @@ def test_the_estimate_is_near_the_measured_peak(lora: int | None, algorithm: str
 
 def test_an_outline_has_the_shapes_of_the_model(world: World) -> None:
     path = str(world.folder / "model")
-    with outlines():
-        outline = load_lm(path)
+    outline = Outlines().on_meta(ModelConfig(path))
     shapes = {name: tensor.shape for name, tensor in load_lm(path).tensors().items()}
     assert {name: tensor.shape for name, tensor in outline.tensors().items()} == shapes
     assert load_lm(path).module.get_output_embeddings().weight.sum().isfinite()

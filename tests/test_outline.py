@@ -3,6 +3,7 @@ nothing."""
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -15,17 +16,16 @@ import torch
 import yaml
 from fixtures import World, forked, oat
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from oat.build.memory import SURE, Lengths, _at_most, estimate, free_memory
-from oat.build.models import load_models, shape_of
+from oat.build.models import outline_of
+from oat.build.open_run import outlined
 from oat.build.resolve import resolve
-from oat.build.run import build
+from oat.build.run_inputs import gather_inputs
 from oat.cli import _parser, main
 from oat.commands.show_tokens import _seen
 from oat.config.load import dump, load_config
-from oat.models.loading import outlines
-from oat.seeds import Seeds
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
@@ -154,16 +154,43 @@ def test_a_run_that_is_turned_back_is_counted_from_there(
 
 def test_boxes_are_made_without_weights(world: World, tmp_path: Path) -> None:
     """The very `build` of a run, and no tensor has memory."""
-    config = resolve(*load_config(world.config("dpo", tmp_path)))
-    with outlines():
-        run = build(config, directory=tmp_path)
-    learner: Any = run.learner
-    assert all(
-        type(tensor.data).__name__ == "FakeTensor"
-        for model in learner.models.values()
-        for tensor in model.tensors().values()
-    )
-    run.ledger.close()
+    resolved = resolve(*load_config(world.config("dpo", tmp_path)))
+    with outlined(resolved, gather_inputs(resolved)) as run:
+        learner: Any = run.learner
+        assert all(
+            type(tensor.data).__name__ == "FakeTensor"
+            for model in learner.models.values()
+            for tensor in model.tensors().values()
+        )
+
+
+@pytest.mark.parametrize(("changes", "paths"), [({}, 1), ({"model.reference": "{folder}/other"}, 2)])
+def test_a_command_makes_one_module_without_weights_for_each_path(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str],
+    paths: int,
+) -> None:
+    """DPO has a reference beside the policy, and `--memory` makes both again."""
+    shutil.copytree(world.folder / "model", tmp_path / "other")
+    changes = {name: value.format(folder=tmp_path) for name, value in changes.items()}
+    config = world.config("dpo", tmp_path, {**changes, "stop.max_steps": 1})
+    made: list[str] = []
+    start = PreTrainedModel.__init__
+
+    def counted(self: PreTrainedModel, *given: Any, **options: Any) -> None:
+        made.append(type(self).__name__)
+        start(self, *given, **options)
+
+    monkeypatch.setattr(PreTrainedModel, "__init__", counted)
+    for words in (["check", config], ["check", config, "--memory"]):
+        made.clear()
+        assert oat(*words) == 0
+        assert made.count("LlamaForCausalLM") == paths
+    made.clear()
+    assert oat("train", config) == 0
+    assert made.count("LlamaForCausalLM") == paths + 2, "policy and reference"
 
 
 def test_tokens_of_a_response(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -383,11 +410,10 @@ def test_what_is_not_estimated_is_small(
 ) -> None:
     resolved = resolve(*load_config(world.config(algorithm, tmp_path, {**changes, "engine.max_rows": 256})))
     assert resolved.objective.name == algorithm
-    with outlines():
-        shape = shape_of(load_models(resolved.config, (), Seeds(0))["policy"])
+    policy = outline_of(resolved.outlines.on_meta(resolved.config.model), torch.device("cpu"))
     for lengths in (Lengths(4), Lengths(50, 400, 60)):
         found = estimate(resolved, lengths)
-        assert found.peak < _at_most(resolved, lengths, shape)
+        assert found.peak < _at_most(resolved, lengths, policy)
         assert found.phases[found.part] == found.peak
 
 

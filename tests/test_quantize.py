@@ -27,7 +27,7 @@ from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optimiser import OptimiserSettings
 from oat.loop import restore
-from oat.models.loading import load_lm, outlines
+from oat.models.loading import load_lm
 from oat.models.lora import load_model, merged, share_base
 from oat.models.nf4 import Nf4Linear, count, functional_of_bitsandbytes
 from oat.seeds import Seeds
@@ -172,9 +172,9 @@ def test_a_packed_model_is_the_model_of_its_unpacked_weights(paths: Mapping[str,
 def test_an_outline_has_the_shapes(shape: tuple[int, int]) -> None:
     layer = torch.nn.Linear(shape[1], shape[0])
     made = Nf4Linear(layer)
-    with outlines():
+    with torch.device("meta"):
         outlined = Nf4Linear(torch.nn.Linear(shape[1], shape[0]))
-        assert outlined.unpacked(torch.bfloat16).shape == shape
+    assert outlined.unpacked(torch.bfloat16).shape == shape
 
     def told(of: torch.nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
         return {

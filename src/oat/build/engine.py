@@ -9,20 +9,28 @@ from oat.config.settings import Config
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
 from oat.models.causal_lm import CausalLM
-from oat.models.loading import is_outlined
+from oat.models.lora import LoadModel, load_model
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import Sampling
 
 
 def run_engine(
-    resolved: Resolved, lms: Mapping[str, CausalLM], renderer: Renderer, seeds: Seeds
+    resolved: Resolved,
+    lms: Mapping[str, CausalLM],
+    renderer: Renderer,
+    seeds: Seeds,
+    load: LoadModel = load_model,
 ) -> TorchEngine:
-    """The engine of a run, whose slots share the learner's models `lms` where they can."""
+    """The engine of a run, whose slots share the learner's models `lms` where they can.
+
+    Args:
+        load: loads those that they cannot share.
+    """
     compute, options = resolved.config.compute, resolved.engine
     threads = options.threads or (compute.threads if compute.profile == "cpu" else None)
-    engine = make_engine(load_slots(resolved, lms, seeds), renderer, options, threads)
-    if threads is None and compute.profile == "cpu" and not is_outlined():
+    engine = make_engine(load_slots(resolved, lms, seeds, load), renderer, options, threads)
+    if threads is None and compute.profile == "cpu" and lms["policy"].has_weights:
         engine.choose_threads(max(1, resolved.plan.prompts * sum(resolved.plan.samples.values())))
     return engine
 

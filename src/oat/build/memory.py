@@ -2,7 +2,7 @@
 does not fit.
 
 The run's own models, learner and engine are made of tensors that have a shape and no memory
-(`oat.models.loading.outlines`), and do what a step does with its longest rows; what is alive at once is
+(`oat.models.outline`), and do what a step does with its longest rows; what is alive at once is
 counted. Nothing is loaded, so the answer takes seconds for any model.
 
 Counted in bytes of tensors, beyond what the process holds after its imports. Not counted: the interpreter and
@@ -20,11 +20,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oat.algorithms.base import Objective
 from oat.build.engine import make_sampling
 from oat.build.learner import make_ensemble, make_learner
-from oat.build.models import Shape, load_models, load_slots, shape_of
+from oat.build.models import ModelOutline, keys_of, load_models, load_slots, outline_of
 from oat.build.parts import settings_of
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, make_renderer
@@ -41,7 +42,6 @@ from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
 from oat.learner.limits import GB, LiveBytes, row_of
 from oat.models.causal_lm import CausalLM
-from oat.models.loading import outlines
 from oat.seeds import Seeds
 from oat.types import Batch, Plan, Sampling, Trajectory
 
@@ -92,12 +92,12 @@ def lengths_of(run_inputs: RunInputs) -> Lengths:
     return Lengths(run_inputs.prompts.longest, *((held_out.size, held_out.longest) if held_out else ()))
 
 
-def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: Shape) -> str:
+def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> str:
     """Hold the estimate against `compute.memory_gb`, or against the memory that is free. A small run is not
     even estimated.
 
     Args:
-        policy: its shape.
+        policy: its outline.
 
     Returns:
         What is known of both, for people.
@@ -144,11 +144,11 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: Shape) -> str
     )
 
 
-def refuse_short_cache(resolved: Resolved, lengths: Lengths, policy: Shape) -> None:
+def refuse_short_cache(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> None:
     """Hold the longest sequence that is sampled against `engine.cache_gb`. Of episodes it is the first turn.
 
     Args:
-        policy: its shape.
+        policy: its outline.
 
     Raises:
         EngineError: as the engine, when it is asked for such a sequence.
@@ -197,13 +197,13 @@ def _free_in_group() -> list[int]:
         return []
 
 
-def _at_most(resolved: Resolved, lengths: Lengths, policy: Shape) -> int:
+def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
     """More bytes than a run takes, from the shapes of its matrices; in a moment, and many times too much."""
     config, options = resolved.config, resolved.engine
     weights, a_token = policy.weights, policy.a_token
     if config.model.reference:
-        with outlines():
-            reference = shape_of(load_models(config, {"reference"}, Seeds(config.seed))["reference"])
+        lms = load_models(config, {"reference"}, Seeds(config.seed), resolved.outlines.on_meta)
+        reference = outline_of(lms["reference"], policy.device)
         weights, a_token = weights + reference.weights, a_token + reference.a_token
     plan = resolved.plan
     rows = _questions(config, plan) * max(sum(plan.samples.values()), len(config.prompts.responses))
@@ -252,8 +252,9 @@ def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
     """
     config, objective = resolved.config, resolved.objective
     seeds = Seeds(config.seed)
-    with outlines(), LiveBytes() as live:
-        lms = load_models(config, resolved.models, seeds)
+    load = resolved.outlines.fake
+    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
+        lms = load_models(config, resolved.models, seeds, load)
         ensemble = make_ensemble(resolved.explorer, lms, seeds)
         learner = make_learner(resolved, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
         learned = sum(
@@ -261,7 +262,7 @@ def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
             for name in learner.trained
             for parameter in learner.models[name].trainable().values()
         )
-        slots = load_slots(resolved, lms, seeds)
+        slots = load_slots(resolved, lms, seeds, load)
         sampling = make_sampling(resolved)
         loads = _loads(config, resolved.widened, lengths, lms["policy"])
         kept = (
@@ -338,7 +339,7 @@ def _loads(config: Config, plan: Plan, lengths: Lengths, lm: CausalLM) -> dict[s
     return loads
 
 
-def _width(lm: CausalLM | Shape, prompt: int, response: int) -> int:
+def _width(lm: CausalLM | ModelOutline, prompt: int, response: int) -> int:
     """Tokens of a sequence when it is at its longest."""
     return prompt + response if lm.context_length is None else min(prompt + response, lm.context_length)
 
@@ -464,7 +465,7 @@ def _cache_bytes(config: Config, lm: CausalLM, load: _Load) -> int:
     whole = -(-(load.prompt + load.response) // PAGE)
     shared = load.prompt // PAGE if load.samples > 1 and not options.deterministic else 0
     pages = rows * (whole - shared) + -(-rows // load.samples) * shared
-    return min(int(options.cache_gb * GB), pages * PAGE * shape_of(lm).keys * cache_dtype(lm).itemsize)
+    return min(int(options.cache_gb * GB), pages * PAGE * keys_of(lm) * cache_dtype(lm).itemsize)
 
 
 def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:

@@ -13,8 +13,8 @@ from oat.errors import ConfigError, ModelError
 from oat.hardware.allocator import give_back_freed_memory
 from oat.hardware.threads import LARGE
 from oat.models.causal_lm import CausalLM, is_adapter
-from oat.models.loading import is_outlined, load_tokenizer
-from oat.models.lora import described_adapter, is_adapter_directory, load_model, share_base
+from oat.models.loading import load_tokenizer
+from oat.models.lora import LoadModel, described_adapter, is_adapter_directory, load_model, share_base
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.text.vocabulary import check_vocabulary
@@ -24,11 +24,11 @@ HALF = {"bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What is known of a language model without its weights.
+class ModelOutline:
+    """The numbers of a language model that are known without its weights.
 
     Attributes:
-        device: where it is.
+        device: where it will be.
         weights: numbers of all its matrices.
         a_token: numbers that go into and come out of them for one token.
         heads: of attention, in all layers.
@@ -44,8 +44,8 @@ class Shape:
     context_length: int | None
 
 
-def shape_of(lm: CausalLM) -> Shape:
-    """The shape of a model; quickest within `outlines`.
+def outline_of(lm: CausalLM, device: torch.device) -> ModelOutline:
+    """The outline of a model that will be on a device; quickest of one without weights.
 
     Raises:
         ModelError: its attention takes no layout.
@@ -55,17 +55,22 @@ def shape_of(lm: CausalLM) -> Shape:
         lm.module.config.get_text_config(),
     )
     weights, a_token = sum(size.numel() for size in sizes), sum(sum(size[-2:]) for size in sizes)
-    return Shape(
-        lm.device,
+    return ModelOutline(
+        device,
         weights,
         a_token,
         config.num_attention_heads * config.num_hidden_layers,
-        _keys_of(lm),
+        keys_of(lm),
         lm.context_length,
     )
 
 
-def _keys_of(lm: CausalLM) -> int:
+def keys_of(lm: CausalLM) -> int:
+    """Numbers of the keys and values of one token, in all layers.
+
+    Raises:
+        ModelError: as `outline_of`.
+    """
     keys = _Keys()
     with torch.no_grad(), blaming_model(lm):
         one = torch.zeros(1, 1, dtype=torch.long, device=lm.device)
@@ -116,7 +121,9 @@ def device_notes(profile: str) -> tuple[str, ...]:
     )
 
 
-def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[str, CausalLM]:
+def load_models(
+    config: Config, needs: Collection[str], seeds: Seeds, load: LoadModel = load_model
+) -> dict[str, CausalLM]:
     """The learner's: the policy, and as far as they are needed a frozen reference and the backbones of critic
     and reward model. With an adapter they share the frozen weights, and the reference is the policy with the
     adapter off.
@@ -125,19 +132,21 @@ def load_models(config: Config, needs: Collection[str], seeds: Seeds) -> dict[st
         ConfigError, ModelError: as `device_of` and `load_model`.
     """
     model, device = config.model, device_of(config.compute.profile)
-    policy = load_model(model, seeds.key("init", "policy"), device)
+    policy = load(model, seeds.key("init", "policy"), device)
     if sum(parameter.numel() for parameter in policy.module.parameters()) > LARGE:
         give_back_freed_memory()
     lms = {"policy": policy}
     if "reference" in needs:
-        lms["reference"] = _reference(config, policy, seeds)
+        lms["reference"] = _reference(config, policy, seeds, load)
     for name in ("critic", "reward"):
         if name in needs:
-            lms[name] = _another(config, name, policy, seeds)
+            lms[name] = _another(config, name, policy, seeds, load)
     return lms
 
 
-def load_slots(resolved: Resolved, lms: Mapping[str, CausalLM], seeds: Seeds) -> dict[str, CausalLM]:
+def load_slots(
+    resolved: Resolved, lms: Mapping[str, CausalLM], seeds: Seeds, load: LoadModel = load_model
+) -> dict[str, CausalLM]:
     """The engine's: they share the learner's tensors wherever neither version nor precision can differ.
 
     Args:
@@ -151,16 +160,18 @@ def load_slots(resolved: Resolved, lms: Mapping[str, CausalLM], seeds: Seeds) ->
     is_late = config.learner.sync_every > 1
     if dtype not in HALF:
         slots = {
-            "sampler": _another(config, "sampler", policy, seeds) if is_late else policy,
+            "sampler": _another(config, "sampler", policy, seeds, load) if is_late else policy,
             "policy": policy,
         }
         return {**slots, **({"reference": lms["reference"]} if "reference" in lms else {})}
     own = replace(config, model=replace(config.model, dtype=dtype, reference_dtype=None))
-    lms = load_models(own, resolved.slots & {"reference"}, seeds)
-    slots = {"sampler": load_model(own.model, device=policy.device) if is_late else lms["policy"], **lms}
+    lms = load_models(own, resolved.slots & {"reference"}, seeds, load)
+    slots = {"sampler": load(own.model, device=policy.device) if is_late else lms["policy"], **lms}
     for lm in slots.values():
         for name, tensor in lm.tensors().items():
-            is_unmoved = is_outlined() and is_adapter(name)  # an outline stays in the precision it is made in
+            is_unmoved = not lm.has_weights and is_adapter(
+                name
+            )  # an outline stays in the precision it is made in
             if tensor.is_floating_point() and tensor.dtype != HALF[dtype] and not is_unmoved:
                 raise ModelError(
                     f"a `{lm.model_type}` keeps `{name}` in float32 when it is loaded in {dtype}; leave "
@@ -222,25 +233,26 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
         )
 
 
-def _reference(config: Config, policy: CausalLM, seeds: Seeds) -> CausalLM:
+def _reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel) -> CausalLM:
     """The policy with its adapter off; another adapter beside its weights, frozen or following; or a model of
     its own."""
     model = config.model
     if not has_own_reference(model):
         if model.reference is not None and is_adapter_directory(model.reference):
             adapter = replace(model, adapter=model.reference, lora=described_adapter(model.reference)[0])
-            return _another(replace(config, model=adapter), "policy", policy, seeds, field="model.reference")
+            own_adapter = replace(config, model=adapter)
+            return _another(own_adapter, "policy", policy, seeds, load, field="model.reference")
         is_start = model.reference is None and (
             model.adapter is not None or model.reference_update is not None
         )
-        return _another(config, "policy", policy, seeds) if is_start else policy.base()
+        return _another(config, "policy", policy, seeds, load) if is_start else policy.base()
     device = torch.device(model.reference_device or policy.device)
     own = ModelConfig(model.reference or model.path, dtype=model.reference_dtype or model.dtype)
     if model.reference is not None and is_adapter_directory(model.reference):
         own = replace(
             own, path=model.path, adapter=model.reference, lora=described_adapter(model.reference)[0]
         )
-    return load_model(own, device=device, field="model.reference")
+    return load(own, device=device, field="model.reference")
 
 
 def has_own_reference(model: ModelConfig) -> bool:
@@ -252,10 +264,16 @@ def has_own_reference(model: ModelConfig) -> bool:
 
 
 def _another(
-    config: Config, name: str, policy: CausalLM, seeds: Seeds, *, field: str = "model.adapter"
+    config: Config,
+    name: str,
+    policy: CausalLM,
+    seeds: Seeds,
+    load: LoadModel,
+    *,
+    field: str = "model.adapter",
 ) -> CausalLM:
     """The start of the policy once more; with an adapter of its own, beside the same frozen weights."""
-    lm = load_model(config.model, seeds.key("init", name), policy.device, field=field)
+    lm = load(config.model, seeds.key("init", name), policy.device, field=field)
     if config.model.lora is not None:
         share_base(lm, policy)
     return lm

@@ -12,6 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from oat.build.fingerprints import (
     CHANGEABLE,
     GIVEN,
@@ -36,7 +38,7 @@ from oat.learner.limits import LiveBytes
 from oat.ledger.store import Store
 from oat.ledger.versions import changed_since
 from oat.loop import Run
-from oat.models.loading import load_tokenizer, outlines
+from oat.models.loading import load_tokenizer
 from oat.plugins.loading import same_by_file
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
@@ -259,8 +261,8 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
     run_inputs = gather_inputs(resolved, folder=directory, known=known)
     with ExitStack() as left:
         left.callback(run_inputs.close)
-        refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.shape)
-        refuse_too_large(resolved, lengths_of(run_inputs), run_inputs.shape)
+        refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.outline)
+        refuse_too_large(resolved, lengths_of(run_inputs), run_inputs.outline)
         refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed)
         if resolved.budgets["train"].is_limited:
             refuse_small_budget(resolved, dearest_question(resolved, run_inputs), is_begun=file.exists())
@@ -361,9 +363,10 @@ def outlined(resolved: Resolved, run_inputs: RunInputs) -> Iterator[Run]:
     Raises:
         OatError: as `build`.
     """
-    here = replace(resolved.config, compute=replace(resolved.config.compute, serialise=False))
-    with tempfile.TemporaryDirectory() as scratch, outlines(), LiveBytes():
-        run = build(replace(resolved, config=here), directory=Path(scratch), run_inputs=run_inputs)
+    compute = replace(resolved.config.compute, serialise=False)
+    here = replace(resolved, config=replace(resolved.config, compute=compute))
+    with tempfile.TemporaryDirectory() as scratch, FakeTensorMode(allow_non_fake_inputs=True), LiveBytes():
+        run = build(here, directory=Path(scratch), run_inputs=run_inputs, load=resolved.outlines.fake)
         try:
             yield run
         finally:
@@ -373,7 +376,7 @@ def outlined(resolved: Resolved, run_inputs: RunInputs) -> Iterator[Run]:
 def _refuse_mistakes(resolved: Resolved) -> None:
     """What is wrong with a configuration whatever its directory holds."""
     run_inputs = gather_inputs(resolved)
-    refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.shape)
+    refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.outline)
     with outlined(resolved, run_inputs):
         pass
 

@@ -6,7 +6,7 @@ run that is forked), each is a resolved value of its own.
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from oat.algorithms.base import OF_RESPONSES, Objective, StepSettings
@@ -18,6 +18,7 @@ from oat.control.silence import MISSING, WASTED
 from oat.engines.torch_config import TorchEngineConfig
 from oat.explore.base import Explorer
 from oat.learner.replay_buffer import optimiser_steps
+from oat.models.outline import Outlines
 from oat.types import ENSEMBLE, Plan, Requires
 from oat.types.budget import Budget
 from oat.types.part import Check
@@ -36,12 +37,14 @@ class Resolved:
         objective: of the run that is made of this value. It has a state, such as an adapted coefficient of
             the KL, so a second run, or a second life, is resolved anew.
         explorer: as the run calls it.
+        outlines: the models without weights that were made so far.
     """
 
     config: Config
     origins: Origins
     objective: Objective
     explorer: Explorer
+    outlines: Outlines = field(default_factory=Outlines)
 
     def blame(self, field: str) -> AbstractContextManager[None]:
         """Within it errors say where the field stands (`config.load.blaming`)."""

@@ -36,7 +36,7 @@ from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.loop import Run
 from oat.models.causal_lm import CausalLM
-from oat.models.loading import is_outlined
+from oat.models.lora import LoadModel, load_model
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
 from oat.rollout.actor import Actor
@@ -74,6 +74,7 @@ def build(
     *,
     directory: Path | Home | None = None,
     run_inputs: RunInputs | None = None,
+    load: LoadModel = load_model,
 ) -> Run:
     """The boxes of a run.
 
@@ -82,6 +83,7 @@ def build(
         directory: where the run lives, if not in `config.run_dir`; made where it is missing and nobody has
         opened it.
         run_inputs: what its parts read and ask, if that is there already.
+        load: loads each model; `Outlines.fake` makes a run that cannot be begun.
 
     Raises:
         OatError: a part cannot be made as configured.
@@ -97,14 +99,14 @@ def build(
     renderer = run_inputs.renderer
     prompts = run_inputs.prompts
     asked = run_inputs.asked
-    lms = _models(resolved, renderer, seeds)
+    lms = _models(resolved, renderer, seeds, load)
     with resolved.blame("explorer.name"):
         ensemble = make_ensemble(explorer, lms, seeds)
     objectives = [objective, ensemble[0]] if ensemble else [objective]
     with resolved.blame("model.path"):
         here = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
         learner = _apart(config, here, ensemble)
-        engine = wired(run_engine(resolved, lms, renderer, seeds))
+        engine = wired(run_engine(resolved, lms, renderer, seeds, load))
     scorer = ensemble[2] if ensemble else None
     actor, trained = (wired(box) for box in _actors(resolved, run_inputs, engine, scorer, seeds))
     served = {
@@ -168,7 +170,7 @@ def build(
         tracking=_tracking(config, home, run_inputs),
         parts=parts,
         start=_left_out(run_inputs.sources),
-        chosen=_chosen(config, objective, here, engine),
+        chosen=_chosen(config, objective, here, engine, has_weights=lms["policy"].has_weights),
         notes=(
             *device_notes(config.compute.profile),
             *dict.fromkeys(note for source in run_inputs.sources for note in source.notes),
@@ -202,10 +204,10 @@ def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> 
     return over_wire(learner, own=[make_objective(config), *believed])
 
 
-def _models(resolved: Resolved, renderer: Renderer, seeds: Seeds) -> dict[str, CausalLM]:
+def _models(resolved: Resolved, renderer: Renderer, seeds: Seeds, load: LoadModel) -> dict[str, CausalLM]:
     config = resolved.config
     with resolved.blame("model.reference" if config.model.reference else "model.path"):
-        lms = load_models(config, resolved.models, seeds)
+        lms = load_models(config, resolved.models, seeds, load)
         if config.model.reference and "reference" in lms:
             check_reference(lms["reference"], config.model.reference, renderer)
     return lms
@@ -263,10 +265,10 @@ def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
 
 
 def _chosen(
-    config: Config, objective: Objective, learner: Learner, engine: TorchEngine
+    config: Config, objective: Objective, learner: Learner, engine: TorchEngine, *, has_weights: bool
 ) -> dict[tuple[str, str], Any]:
     """What is found once, when a run is created, and then stays: as given, or as measured now."""
-    if config.compute.threads is None and config.compute.profile == "cpu" and not is_outlined():
+    if config.compute.threads is None and config.compute.profile == "cpu" and has_weights:
         torch.set_num_threads(choose_threads(learner, objective))
     return {
         ("learner", "micro_batch_tokens"): learner.micro_batch_tokens,

@@ -20,7 +20,7 @@ from oat.build.fingerprints import (
     warn_of_other_prompts,
     weights_read,
 )
-from oat.build.models import Shape, check_tokenizer, load_models, shape_of
+from oat.build.models import ModelOutline, check_tokenizer, device_of, load_models, outline_of
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.config.load import stored_config
@@ -33,7 +33,7 @@ from oat.environments.base import Environment, build_environment
 from oat.errors import ConfigError
 from oat.models.causal_lm import CausalLM
 from oat.models.identity import hash_of
-from oat.models.loading import load_tokenizer, outlines
+from oat.models.loading import load_tokenizer
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import BUILTIN, KnownOracle
 from oat.oracles.preferences import Preferences
@@ -54,7 +54,7 @@ class RunInputs:
     """Everything of a run that needs no weights: what is read, and who answers.
 
     Attributes:
-        shape: of the policy.
+        outline: of the policy.
         held_out: the prompts of evaluation, if there are any.
         pairs: those that are never learned, if there are any.
         asked: the oracle that training asks, by its address.
@@ -62,7 +62,7 @@ class RunInputs:
         (`build/fingerprints.py`).
     """
 
-    shape: Shape
+    outline: ModelOutline
     renderer: Renderer
     prompts: Prompts
     held_out: Prompts | None
@@ -116,9 +116,10 @@ def gather_inputs(
     config, blame = resolved.config, resolved.blame
     seeds = Seeds(config.seed)
     objective = resolved.objective
-    with outlines(), blame("model.path"):
-        lm = load_models(config, (), seeds)["policy"]
-        shape, tokenizer = shape_of(lm), load_tokenizer(config.model.path)
+    with blame("model.path"):
+        lm = load_models(config, (), seeds, resolved.outlines.on_meta)["policy"]
+        outline = outline_of(lm, device_of(config.compute.profile))
+        tokenizer = load_tokenizer(config.model.path)
     with blame("model.reference" if config.model.reference else "model.path"):
         inputs = inputs_of_models(config, lm, tokenizer)
     with blame("render.template"):
@@ -161,7 +162,7 @@ def gather_inputs(
                 judge.check_columns(held_out.columns, held_out.has_references)
     inputs |= {"prompts": prompts.digests, **_held_out_inputs(config, {"held_out": held_out, "pairs": pairs})}
     run_inputs = RunInputs(
-        shape, renderer, prompts, held_out, pairs, environment, asked, judges, known, inputs
+        outline, renderer, prompts, held_out, pairs, environment, asked, judges, known, inputs
     )
     inputs |= inputs_of_oracles(run_inputs.roles, versions_of(known, run_inputs.roles))
     return run_inputs

@@ -31,7 +31,6 @@ from oat.hardware.roofline import Meter
 from oat.hardware.threads import candidates, fastest, on_threads
 from oat.models.attention import Packed, pack
 from oat.models.causal_lm import CausalLM
-from oat.models.loading import is_outlined
 from oat.types import Completion, Receipt, Request, Sampling, Work
 
 _HEAD_LOGITS = 2**24
@@ -471,7 +470,7 @@ def page_bytes_of(lm: CausalLM) -> int:
         cached_RV = lm.head(
             lm.hidden(next_R1, positions=positions_R1, layout=Step(cache, rows, lm.device))[:, 0]
         )
-    if is_outlined():  # there are no values to compare
+    if not lm.has_weights:  # there are no values to compare
         return cache.page_bytes
     whole = [torch.from_numpy(ids[: length + 1].astype(np.int64))[None].to(lm.device) for length in lengths]
     with lm.as_seen():

@@ -34,7 +34,7 @@ _MEASURED_TOKENS, _MEASURED_ROWS = 32, 8
 
 class LiveBytes(TorchDispatchMode):
     """A context that counts the bytes of tensors that are made and not yet freed. It counts tensors without
-    memory too (`oat.models.loading.outlines`); each of their values that Python asks for is 1.
+    memory too (`oat.models.outline`); each of their values that Python asks for is 1.
 
     Attributes:
         peak: the most bytes at once since this was last set.

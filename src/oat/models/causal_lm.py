@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from oat.errors import ModelError
 from oat.models.attention import AttentionLayout, Packed, pack, pack_groups
 from oat.models.linear import Linear
 
-_NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 """A mask of four axes keeps transformers from making one of its own; a layout does not look at it."""
 
 
@@ -46,6 +47,11 @@ class CausalLM:
     @property
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
+
+    @property
+    def has_weights(self) -> bool:
+        """False for an outline (`oat.models.outline`), whose tensors have shapes and no values."""
+        return has_memory(next(self.module.parameters()))
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -96,7 +102,7 @@ class CausalLM:
         """
         asked: dict[str, Any] = {} if positions is None else {"position_ids": positions}
         if layout is not None:
-            asked |= {"layout": layout, "attention_mask": _NO_MASK.to(input_ids.device)}
+            asked |= {"layout": layout, "attention_mask": NO_MASK.to(input_ids.device)}
         with self.as_seen():
             return self.module.base_model(input_ids=input_ids, use_cache=False, **asked).last_hidden_state
 
@@ -184,6 +190,11 @@ class CausalLM:
         finally:
             for layer in layers:
                 layer._disable_adapters = False
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor has values, rather than a shape alone."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def is_adapter(name: str) -> bool:

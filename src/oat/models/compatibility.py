@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from oat.errors import ModelError
 from oat.models.attention import NAME, Packed, pack
-from oat.models.causal_lm import CausalLM
+from oat.models.causal_lm import NO_MASK, CausalLM
 
 LIBRARY_ERRORS = (
     OSError,
@@ -42,27 +41,33 @@ def check_head(lm: CausalLM, path: str) -> None:
 
 @torch.no_grad()
 def check_outlined_head(lm: CausalLM, path: str) -> None:
-    """The same without weights: the backbone gives hidden states of ours, and the head is a small one."""
+    """The same without weights: the backbone gives hidden states of ours, and the head is a small one.
+
+    Args:
+        lm: on the device `meta`.
+    """
     _check_has_head(lm, path)
-    head, ids = lm.module.get_output_embeddings(), torch.zeros(1, 2, dtype=torch.long, device=lm.device)
-    with unset_fake_temporarily():
-        hidden = torch.linspace(-4, 4, 2 * head.in_features).view(1, 2, -1)
-        small = torch.nn.Linear(head.in_features, 3, bias=False)
-        torch.nn.init.ones_(small.weight)
+    head = lm.module.get_output_embeddings()
+    ids = torch.zeros(1, 2, dtype=torch.long, device=lm.device)
+    mask = NO_MASK.to(lm.device)  # to make one, transformers reads values of position ids
+    hidden = torch.linspace(-4, 4, 2 * head.in_features).view(1, 2, -1)
+    small = torch.nn.Linear(head.in_features, 3, bias=False)
+    torch.nn.init.ones_(small.weight)
 
-        def ours(module: Any, given: Any, made: Any) -> Any:
-            made.last_hidden_state = hidden
-            return made
+    def ours(module: Any, given: Any, made: Any) -> Any:
+        made.last_hidden_state = hidden
+        return made
 
-        hook = lm.module.base_model.register_forward_hook(ours)
-        lm.module.set_output_embeddings(small)
-        try:
-            difference = (lm.module(input_ids=ids, use_cache=False).logits - small(hidden)).abs().max().item()
-        except LIBRARY_ERRORS:  # whether it can be followed is seen with its weights
-            return
-        finally:
-            hook.remove()
-            lm.module.set_output_embeddings(head)
+    hook = lm.module.base_model.register_forward_hook(ours)
+    lm.module.set_output_embeddings(small)
+    try:
+        logits = lm.module(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        difference = (logits - small(hidden)).abs().max().item()
+    except LIBRARY_ERRORS:  # whether it can be followed is seen with its weights
+        return
+    finally:
+        hook.remove()
+        lm.module.set_output_embeddings(head)
     _refuse_other_logits(lm, path, difference)
 
 

@@ -1,37 +1,29 @@
 """Models and tokenizers of local directories and of the hub, through transformers; no code that comes with a
 model is run, and weights are read from safetensors only."""
 
-import copy
-import importlib.util
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
 )
 from transformers.utils import logging
 
 from oat.errors import ModelError, did_you_mean
 from oat.files import located, seen, start
-from oat.models.attention import NAME
 from oat.models.causal_lm import CausalLM
-from oat.models.compatibility import LIBRARY_ERRORS, check_head, check_outlined_head, give_layouts
+from oat.models.compatibility import LIBRARY_ERRORS, check_head, give_layouts
 from oat.models.linear import use_fast_matmul
 from oat.models.weight_files import described
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_OUTLINED: ContextVar[bool] = ContextVar("outlined", default=False)
 
 
 def load_tokenizer(path: str) -> Any:
@@ -44,10 +36,8 @@ def load_tokenizer(path: str) -> Any:
         ModelError: there is none, or it cannot be read.
     """
     where = _locate(path)
-    try:
+    with refusing("tokenizer", path):
         return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-    except LIBRARY_ERRORS as error:
-        raise _refusal("tokenizer", path, error) from error
 
 
 def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "cpu") -> CausalLM:
@@ -61,60 +51,56 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
         ModelError: there is none, it cannot be read, tensors are missing or of another shape, or its logits
             are not its head applied to its hidden states.
     """
-    if dtype not in _DTYPES:
-        raise ModelError(f"no dtype `{dtype}` for a model: {did_you_mean(dtype, _DTYPES)}")
+    config, attention = causal_config(path, dtype)
+    with refusing("model", path):
+        if os.path.isdir(seen(path)):
+            described(path)
+        module = module_from_files(
+            located(path), path, config, dtype=DTYPES[dtype], attn_implementation=attention
+        )
+    use_fast_matmul(module)
+    lm = CausalLM(module.eval().to(device))
+    check_head(lm, path)
+    if attention == "sdpa":
+        give_layouts(lm)
+    return lm
+
+
+def causal_config(path: str, dtype: str) -> tuple[Any, str]:
+    """The configuration of a causal language model, without dropout, and which attention of transformers it
+    is loaded with: "sdpa" where its code has that, or "eager".
+
+    Raises:
+        ModelError: there is none, it is of another kind of model, or `dtype` is none.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"no dtype `{dtype}` for a model: {did_you_mean(dtype, DTYPES)}")
     config = load_config(path)
-    try:
+    with refusing("model", path):
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise ModelError(
                 f"{path} is a `{config.model_type}`, which is no causal language model; give one that "
                 "generates text"
             )
         _remove_noise(config)
-        can_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
-        if _OUTLINED.get():
-            return _outline(path, config, _DTYPES[dtype], device, can_sdpa=can_sdpa)
-        if os.path.isdir(seen(path)):
-            described(path)
-        module = _from_files(
-            located(path),
-            path,
-            config,
-            dtype=_DTYPES[dtype],
-            attn_implementation="sdpa" if can_sdpa else "eager",
-        )
-    except ModelError:
-        raise
-    except LIBRARY_ERRORS as error:
-        raise _refusal("model", path, error) from error
-    use_fast_matmul(module)
-    lm = CausalLM(module.eval().to(device))
-    check_head(lm, path)
-    if can_sdpa:
-        give_layouts(lm)
-    return lm
+        has_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
+    return config, "sdpa" if has_sdpa else "eager"
 
 
 @contextmanager
-def outlines() -> Iterator[None]:
-    """Within it `load_lm` makes a model of its configuration alone, and every tensor has a shape but no
-    memory: nothing can be learned of values.
+def refusing(what: str, path: str) -> Iterator[None]:
+    """Within it, errors of transformers, and of what it calls, become a `ModelError`.
 
-    Modules stay on the device and in the precision they are made in, since torch cannot move such tensors.
+    Args:
+        what: is read: "model" or "tokenizer".
+        path: where it is read from, or the name of a hub model.
     """
-    token, move = _OUTLINED.set(True), torch.nn.Module.to
-    torch.nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign, assignment]
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            yield
-    finally:
-        torch.nn.Module.to = move  # type: ignore[method-assign]
-        _OUTLINED.reset(token)
-
-
-def is_outlined() -> bool:
-    """Whether this runs within `outlines`."""
-    return _OUTLINED.get()
+        yield
+    except ModelError:
+        raise
+    except LIBRARY_ERRORS as error:
+        raise _refusal(what, path, error) from error
 
 
 def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
@@ -192,17 +178,13 @@ def load_module(path: str, config: Any, mapping: Mapping[Any, Any], dtype: str) 
         ModelError: as `load_lm`.
     """
     _remove_noise(config)
-    try:
+    with refusing("model", path):
         if os.path.isdir(seen(path)):
             described(path)
         attention = "sdpa" if getattr(mapping[type(config)], "_supports_sdpa", False) else "eager"
-        module = _from_files(
-            located(path), path, config, mapping, dtype=_DTYPES[dtype], attn_implementation=attention
+        module = module_from_files(
+            located(path), path, config, mapping, dtype=DTYPES[dtype], attn_implementation=attention
         )
-    except ModelError:
-        raise
-    except LIBRARY_ERRORS as error:
-        raise _refusal("model", path, error) from error
     use_fast_matmul(module)
     return module.eval()
 
@@ -219,13 +201,11 @@ def load_config(path: str) -> Any:
             f"the directory {path} has no config.json, so it holds no model; give a directory written by "
             "`save_pretrained`"
         )
-    try:
+    with refusing("model", path):
         return AutoConfig.from_pretrained(where, trust_remote_code=False)
-    except LIBRARY_ERRORS as error:
-        raise _refusal("model", path, error) from error
 
 
-def _from_files(
+def module_from_files(
     where: str | None,
     path: str,
     config: Any,
@@ -266,31 +246,3 @@ def _from_files(
         )
         raise ModelError(f"{shapes}; put back the config.json that belongs to the weights")
     return module
-
-
-def _outline(
-    path: str, config: Any, dtype: torch.dtype, device: torch.device | str, *, can_sdpa: bool
-) -> CausalLM:
-    """A model without weights; that its code lets our attention in is believed. The names and shapes of
-    tensors in files that lie here are held against it where Accelerate is installed, which transformers needs
-    for that; nothing is fetched."""
-    if os.path.isdir(seen(path)):
-        with unset_fake_temporarily():
-            held = described(path)
-            if importlib.util.find_spec("accelerate"):
-                _from_files(
-                    None, path, copy.deepcopy(config), dtype=dtype, device_map="meta", state_dict=held
-                )
-    kind = "sdpa" if can_sdpa else "eager"
-    with torch.device(device):
-        module = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=kind, trust_remote_code=False
-        )
-    with suppress(OSError):  # without the file it is what the model's own configuration says
-        module.generation_config = GenerationConfig.from_pretrained(located(path))
-    lm = CausalLM(module.eval(), takes_layouts=can_sdpa)
-    check_outlined_head(lm, path)
-    if can_sdpa:
-        module.set_attn_implementation(NAME)
-    use_fast_matmul(module)
-    return lm

@@ -8,20 +8,19 @@ No dropout, no biases.
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from oat.config.settings import LoraConfig, ModelConfig
 from oat.errors import ConfigError, ModelError
 from oat.files import parse_json, seen
 from oat.models.causal_lm import CausalLM, is_adapter
-from oat.models.loading import is_outlined, load_lm
+from oat.models.loading import load_lm
 from oat.models.nf4 import functional_of_bitsandbytes, pack, unpack
 
 _CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -49,22 +48,50 @@ _OTHER_KINDS = (
 here."""
 
 
+class LoadPlain(Protocol):
+    """Loads a model without an adapter: `load_lm`, or an outline's way of making one."""
+
+    def __call__(self, path: str, *, dtype: str, device: torch.device | str) -> CausalLM: ...
+
+
+class LoadModel(Protocol):
+    """Loads the model of a configuration: `load_model`, or `Outlines.fake`, which makes one without
+    weights."""
+
+    def __call__(
+        self,
+        config: ModelConfig,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        *,
+        field: str = "model.adapter",
+    ) -> CausalLM: ...
+
+
 def load_model(
-    config: ModelConfig, seed: int = 0, device: torch.device | str = "cpu", *, field: str = "model.adapter"
+    config: ModelConfig,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    *,
+    field: str = "model.adapter",
+    load: LoadPlain = load_lm,
 ) -> CausalLM:
     """The model of a configuration, with its adapter if it has one.
 
     Args:
         seed: of the adapter's start; none is needed where its weights are loaded afterwards.
         field: what named the adapter's directory.
+        load: loads the model without its adapter.
 
     Raises:
         ConfigError, ModelError: as `load_lm` and `add_adapter`.
     """
-    if config.quantize is None:
-        lm = load_lm(config.path, dtype=config.dtype, device=device)
+    is_outline = torch.device(device).type == "meta"
+    if config.quantize is None or is_outline:
+        lm = load(config.path, dtype=config.dtype, device=device)
     else:
-        lm = load_lm(config.path, dtype=config.dtype, device=device if is_outlined() else "cpu")
+        lm = load(config.path, dtype=config.dtype, device="cpu")
+    if config.quantize is not None:
         pack(lm, device)
     if config.lora is None:
         return lm
@@ -128,8 +155,7 @@ def _take_up(lm: CausalLM, path: str, field: str) -> None:
     """
     expected = {_stored_name(name): parameter for name, parameter in lm.trainable().items()}
     try:
-        with unset_fake_temporarily():
-            held = load_file(seen(path) / WEIGHTS)
+        held = load_file(seen(path) / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"{field} is {path!r}: its weights cannot be read ({WEIGHTS}: {error}); give safetensors as "
@@ -145,7 +171,7 @@ def _take_up(lm: CausalLM, path: str, field: str) -> None:
             f"`{wrong[0]}` ({_shape(held, wrong[0])} there, {_shape(expected, wrong[0])} here); give the "
             "model that it was trained beside"
         )
-    if not is_outlined():
+    if lm.has_weights:
         with torch.no_grad():
             for name, parameter in expected.items():
                 parameter.copy_(held[name])
@@ -178,7 +204,8 @@ def add_adapter(
     peft = _peft()
     names = targets if isinstance(targets, str) else list(targets)
     _check_targets(lm, names)
-    with torch.random.fork_rng(devices=[]):
+    place = nullcontext() if lm.has_weights else torch.device("meta")
+    with torch.random.fork_rng(devices=[]), place:
         torch.manual_seed(seed)
         try:
             adapter = peft.LoraModel(

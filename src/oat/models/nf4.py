@@ -22,9 +22,8 @@ from torch import Tensor
 
 from oat.errors import ConfigError
 from oat.functional.products import linear
-from oat.models.causal_lm import CausalLM
+from oat.models.causal_lm import CausalLM, has_memory
 from oat.models.linear import Linear
-from oat.models.loading import is_outlined
 
 _BLOCK, _SCALES = 64, 256
 """Weights of one scale, and scales of one scale of scales."""
@@ -45,7 +44,9 @@ class Nf4Linear(torch.nn.Linear):
         self.in_features = layer.in_features
         self.out_features = layer.out_features
         self.dtype = layer.weight.dtype
-        packed, codes = _outlined(layer.weight) if is_outlined() else _packed(layer.weight.detach())
+        packed, codes = (
+            _packed(layer.weight.detach()) if has_memory(layer.weight) else _outlined(layer.weight)
+        )
         for name, tensor in packed.items():
             self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
         self.bias = layer.bias
@@ -54,7 +55,7 @@ class Nf4Linear(torch.nn.Linear):
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
         """The weight, (O, I)."""
-        if is_outlined():
+        if not has_memory(self.scale_scales):
             return self.scale_scales.new_empty(self.out_features, self.in_features, dtype=dtype)
         functional = functional_of_bitsandbytes()
         of_scales = functional.QuantState(
@@ -83,7 +84,8 @@ class Nf4Linear(torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         device = input.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else input.dtype
+        is_cast = device != "meta" and torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if is_cast else input.dtype
         made: Tensor = _Product.apply(input.to(dtype), self)
         return made if self.bias is None else made + self.bias.to(dtype)
 

@@ -9,7 +9,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from oat.errors import ModelError
 from oat.models.causal_lm import CausalLM
-from oat.models.loading import is_outlined, save_module
+from oat.models.loading import save_module
 from oat.models.nf4 import shapes
 from oat.text.renderer import Renderer
 
@@ -21,7 +21,7 @@ def check_backbone(lm: CausalLM) -> None:
         ModelError: it has none, so that what is learned could not be saved.
     """
     cls = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(lm.module.config), None)
-    if cls is not None and is_outlined():
+    if cls is not None and not lm.has_weights:
         return
     if cls is not None:
         with torch.device("meta"):
