@@ -1,1 +1,1 @@
-"""Environments answer the responses within an episode."""
+"""Environments answer the responses of an episode."""

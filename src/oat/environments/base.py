@@ -18,12 +18,13 @@ from oat.types import Message, Prompt
 
 @dataclass(frozen=True)
 class Turn:
-    """What the environment does with one response.
+    """The environment's answer to one response.
 
     Attributes:
-        state: of the episode after it, handed to the next `step`; the environment itself keeps none.
-        message: what the model reads next; None ends the episode.
-        reward: of this response; the episode's reward is their sum.
+        state: of the episode after the response; the next `step` gets it, and the environment itself keeps
+            none.
+        message: the message that the model reads next; None ends the episode.
+        reward: for this response; the reward of an episode is the sum over its responses.
     """
 
     state: Mapping[str, Any]
@@ -46,7 +47,7 @@ def build_environment(name: str) -> Environment:
     """A user's environment, `path/to/file.py:Name` or `package.module:Name`, made without arguments.
 
     Raises:
-        ConfigError: its code cannot be loaded, raises, or is no environment.
+        ConfigError: the code cannot be loaded, raises, or is no environment.
     """
     return make_environment(load_symbol(name), name)
 
@@ -55,7 +56,7 @@ def make_environment(found: Any, name: str) -> Environment:
     """The environment that a class makes without arguments.
 
     Args:
-        name: stands in messages.
+        name: for messages.
 
     Raises:
         ConfigError: as for `build_environment`.

@@ -1,1 +1,1 @@
-"""Explorers choose which of the sampled responses the oracle is asked about."""
+"""Explorers choose the sampled responses that the oracle is asked about."""

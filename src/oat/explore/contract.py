@@ -1,5 +1,5 @@
-"""What an explorer's needs, plans and questions have to keep: held against every call of a user's
-(`oat.build.explorers`), and by `check_explorer`."""
+"""Checks of an explorer's needs, plans and questions, for every call of a user's explorer
+(`oat.build.explorers`) and for `check_explorer`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from oat.errors import shown
 from oat.types import ENSEMBLE, Group, Key, Kind, Plan, Question
 
 SCORED = {"policy", "sampler", "reference", ENSEMBLE}
-"""What an explorer may need."""
+"""The names that an explorer may need."""
 
 
 def needs_faults(needs: Any) -> Iterator[str]:
@@ -19,7 +19,7 @@ def needs_faults(needs: Any) -> Iterator[str]:
 
 
 def plan_faults(plan: Any) -> Iterator[str]:
-    """What is wrong with what `widen` returned."""
+    """The faults of what `widen` returned."""
     if not isinstance(plan, Plan):
         yield f"returned {shown(plan)}; return a Plan: dataclasses.replace(plan, ...)"
         return
@@ -31,7 +31,7 @@ def plan_faults(plan: Any) -> Iterator[str]:
 def question_faults(
     chosen: Any, group_of: Mapping[Key, Group], kind: Kind, needs: frozenset[str]
 ) -> Iterator[str]:
-    """What is wrong with what `choose` returned for these groups."""
+    """The faults of what `choose` returned for these groups."""
     if not isinstance(chosen, list) or not all(isinstance(question, Question) for question in chosen):
         yield f"returned {shown(chosen)}; return a list of questions"
         return

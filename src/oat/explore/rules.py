@@ -1,4 +1,4 @@
-"""Rules that need no ensemble."""
+"""Explorers without an ensemble."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,16 @@ from oat.types import UNASKED, Group, Key, Kind, Plan, Question, Trajectory
 
 
 class NoExploration:
-    """Asks about what was sampled: every sample's score, or which of the two samples is better.
+    """Asks about everything that was sampled: the score of each sample, or which of the two samples is
+    better.
 
-    Two equal responses have no better one; that question goes to the oracle "none" and costs nothing. They
-    are equal when all their tokens are; two samples, to an oracle that reads, also when their texts are.
+    Of two equal responses neither is better; that question goes to the oracle "none" and costs nothing.
+    Responses are equal if all their tokens are. Two samples are also equal if their texts are, provided that
+    the oracle reads texts.
 
     Args:
-        reads_text: whether the oracle reads texts; otherwise their worth is known: recorded, or the reward of
-        the whole episode.
+        reads_text: True if the oracle reads texts; False if the value of a response is known, from the data
+            or as the reward of the whole episode.
     """
 
     needs: frozenset[str] = frozenset()
@@ -32,10 +34,10 @@ class NoExploration:
     def choose(
         self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
     ) -> list[Question]:
-        """One question a group, about all of its samples, in their order.
+        """One question for each group, about all of its samples in their order.
 
         Raises:
-            ConfigError: a comparison of more or fewer than two samples.
+            ConfigError: pairs are compared, and a group has not two samples.
         """
         return [self._ask(group, key) for group, key in zip(groups, keys, strict=True)]
 

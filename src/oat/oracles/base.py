@@ -20,30 +20,31 @@ class Oracle:
     answers: Kind
     """The kind of question that it takes."""
     durable: bool = False
-    """Whether tickets outlive this process. After a restart the ledger collects them again; questions of an
+    """True if tickets outlive this process. After a restart the ledger collects them again; questions of an
     oracle that is not durable are asked again."""
     name: str = ""
     """Its name in messages; "" stands for the name of its class."""
     cacheable: bool = True
-    """Whether its answers are functions of what a question says in text (messages, reference, columns and
+    """True if its answers are functions of what a question says in text (messages, reference, columns and
     each candidate), so that the ledger may use them again. An oracle that also reads `ids` or `known` says
     False: two episodes with the same last response may differ in these alone."""
     is_relative: bool = False
-    """Whether its scores only order the candidates that are asked about together. Their mean says nothing
+    """True if its scores only order the candidates that are asked about together. Their mean says nothing
     then, and an evaluation refuses the oracle."""
     names_cost: bool = True
-    """Whether its prices have money. Without it the start of a run refuses a budget in money."""
+    """True if its prices have money. Otherwise the start of a run refuses a budget in money."""
     max_outage_s: float | None = None
     """Seconds for which it waits for its service before it ends the run; None: it has no service.
     `oracle.deadline_s` has to be longer."""
     version: str | None = None
-    """What its answers depend on beside the question, as text. The ledger does not use answers of another
-    version again. None: it does not say, and a user's function or class gets the hash of its file
+    """Names everything that its answers depend on beside the question. The ledger does not use answers of
+    another version again. None: it does not say, and a user's function or class gets the hash of its file
     (`oracles/registry.py`)."""
     made_of: Mapping[str, Mapping[str, Any]] = {}
-    """By file and field, plain values of what `version` is about; the section `options` holds what stands in
-    no file. As long as all of it stays equal, a continued run keeps its answers, whatever `version` says.
-    After a file has changed, a run goes on only when the user accepts that (`build/fingerprints.py`)."""
+    """The parts of what `version` is about, plain values by file and field; the section `options` holds what
+    stands in no file. As long as all of it stays equal, a continued run keeps its answers, whatever `version`
+    says. After a file has changed, a run goes on only when the user accepts that
+    (`build/fingerprints.py`)."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -52,8 +53,8 @@ class Oracle:
 
     @property
     def names_price(self) -> bool:
-        """Whether it says what a question can cost, which a budget in tokens or money needs. By default:
-        whether it defines `price`."""
+        """True if it says what a question can cost, as a budget in tokens or money needs; by default, if its
+        class defines `price`."""
         return type(self).price is not Oracle.price
 
     def price(self, question: Question) -> Price:

@@ -1,4 +1,4 @@
-"""Oracles that ask nobody: the value is known when the question is asked.
+"""Oracles that ask nobody: the run knows the value when it makes the question.
 
 `environment`: the reward of the sample's own episode. `recorded`: the order, or the score, that the data
 give. `ensemble`: the belief of the ensemble that chose the pair. None of them costs a query.

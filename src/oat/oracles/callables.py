@@ -2,11 +2,11 @@
 
 Departures from TRL:
 1. NaN is an error. "No reward" is None.
-2. `completion_ids` are passed to functions that name them, and not within **kwargs: their answers are no
+2. `completion_ids` go to functions that name them, never into **kwargs: answers that depend on ids are no
    function of the text, and are never used again for another response.
 3. `trainer_state`, `log_extra`, `log_metric` and `environments` are not passed: a reward is a function of
    responses and data.
-4. `reference` holds the configured reference, beside the column it comes from.
+4. `reference` holds the configured reference, beside the column that it comes from.
 """
 
 import asyncio
@@ -31,23 +31,23 @@ from oat.types import Answer, Kind, Mark, Question
 
 
 class CallableOracle(Oracle):
-    """A function `reward(prompts, completions, **columns) -> list[float | None]`, sync or async, as an oracle
-    of scores.
+    """An oracle of scores that calls `reward(prompts, completions, **columns) -> list[float | None]`, sync or
+    async.
 
     All candidates of all questions that are collected together go into one call, question by question. A
-    prompt that the data give as text is a string, and so are its completions; one that they give as messages
-    is a list of {"role", "content"} and each completion a list of one assistant message. Columns are lists
-    with one entry a completion (None where a record has no such field); the function gets those that it
-    names, or all when it takes **kwargs. `completion_ids`, if it names them, are lists of token ids, the end
-    of turn included. None in what it returns is no reward ("abstain").
+    prompt that the data give as text is a string, and so are its completions. A prompt that they give as
+    messages is a list of {"role", "content"}, and each completion is a list of one assistant message. Columns
+    are lists with one entry for each completion (None if a record has no such field); the function gets the
+    columns that it names, or all if it takes **kwargs. If it names `completion_ids`, it gets lists of token
+    ids, the end of turn included. A returned None is no reward ("abstain").
 
     Args:
-        name: stands in messages and in `Answer.by`.
+        name: for messages and `Answer.by`.
     """
 
     answers: Kind = "score"
     given: tuple[str, ...] = ("prompts", "completions", "completion_ids")
-    """What every call has, beside the columns."""
+    """The arguments that every call offers, beside the columns."""
 
     def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
@@ -69,13 +69,13 @@ class CallableOracle(Oracle):
         return tickets
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers to all tickets that are open. A plain function runs here and is waited for, however
-        long it takes; an async one has run in a thread of its own since `submit`, and what has not come
-        within `seconds` is waited for at the next call.
+        """The answers to all open tickets. A plain function runs here, however long it takes. An async
+        function has run in a thread of its own since `submit`; the next call waits for what has not come
+        within `seconds`.
 
         Raises:
-            OracleError: the function raises, lacks a column it needs, or returns anything but one finite
-                number or None a completion. The questions stay open.
+            OracleError: the function raises, lacks a column that it needs, or does not return one finite
+                number or None for each completion. The questions stay open.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._pending]
         if not due:
@@ -95,22 +95,22 @@ class CallableOracle(Oracle):
         Thread(target=_fulfil, args=(future, self._answers, tickets), daemon=True).start()
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
-        """Hold what the function needs against the columns of the data.
+        """Check that the data have the columns that the function needs.
 
         Raises:
-            ConfigError: it has a parameter that is neither a column nor given to every function.
+            ConfigError: a parameter is neither a column nor an argument that every call offers.
         """
         found = dict.fromkeys([*columns, *(["reference"] if has_reference else [])])
         check_needed(self.needed, {*found, *self._beside(found)})
         self._known |= found
 
     def _beside(self, columns: Collection[str]) -> Collection[str]:
-        """What every call has beside the columns of these data."""
+        """The arguments that every call offers with these data, beside the columns."""
         return self.given
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
-        """Wait for the first call that ends; what one failed to answer is called for again. What a call says
-        of others than these is kept for them."""
+        """Wait for the first call that ends, and keep its answers to other tickets for later. Tickets whose
+        call failed are called for again."""
         begun = {ticket for tickets, _ in self._calls for ticket in tickets} | self._ready.keys()
         if new := [ticket for ticket in due if ticket not in begun]:
             self._begin(new)
@@ -155,7 +155,12 @@ class CallableOracle(Oracle):
         return self._call(asked, {"completions": completions, **ids})
 
     def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]]) -> list[float | None]:
-        """One value for each of `asked`, whose candidates are given under the function's own names."""
+        """One value for each entry.
+
+        Args:
+            asked: the question of each entry.
+            candidates: what the entries are about, under the function's own names.
+        """
         nothing = {name: [None] * len(asked) for name in self._known}
         offered = {
             **nothing,
@@ -197,7 +202,7 @@ class CallableOracle(Oracle):
         return OracleError(f"{self.name} {what}; repair the function, or catch what it may meet")
 
     def _unwrapped(self, returned: Any) -> Any:
-        """The values in what the function returned."""
+        """The list of values in what the function returned."""
         return returned
 
     def _accepted(self, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -247,11 +252,11 @@ class CallableOracle(Oracle):
 
 
 class CallableComparison(CallableOracle):
-    """A function `compare(prompts, first, second, **columns) -> list[float | None]`, sync or async, as an
-    oracle of comparisons.
+    """An oracle of comparisons that calls `compare(prompts, first, second, **columns) -> list[float | None]`,
+    sync or async.
 
-    It returns for each pair the probability that the first wins; True and False are certainty, None is no
-    answer ("abstain"). Everything else is as in `CallableOracle`.
+    The function returns the probability that the first wins, for each pair; True and False are certainty, and
+    None is no answer ("abstain"). Everything else is as in `CallableOracle`.
     """
 
     answers: Kind = "compare"
@@ -278,10 +283,10 @@ class CallableComparison(CallableOracle):
 
 
 def check_needed(needed: Collection[str], offered: Collection[str]) -> None:
-    """Hold the parameters that a function needs against what it may have.
+    """Check that a function is offered every parameter that it needs.
 
     Raises:
-        ConfigError: it needs something else.
+        ConfigError: it needs another one.
     """
     missing = [name for name in needed if name not in offered]
     if missing:
@@ -305,7 +310,8 @@ async def _wait(result: Awaitable[Any]) -> Any:
 
 
 def _awaited(result: Awaitable[Any]) -> Any:
-    """What it comes to; in another thread where an event loop runs in this one, as in a notebook."""
+    """The result of a coroutine. If an event loop runs in this thread, as in a notebook, another thread runs
+    it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -315,14 +321,14 @@ def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def _run_by(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that a call of a partial, or of an object with `__call__`, runs."""
+    """The function behind a partial, or behind an object with `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
 
 
 def _line(error: BaseException, function: Callable[..., Any]) -> str:
-    """The last line of the function's own file that an error passed through."""
+    """The last line of the function's own file in an error's traceback, as the end of a message."""
     code = getattr(inspect.unwrap(_run_by(function)), "__code__", None)
     file = code and code.co_filename
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

@@ -1,5 +1,7 @@
-"""What the ledger takes from an oracle: whatever a user's oracle raises, or says that nobody can use, is an
-error of that oracle. `check_oracle` and preferences made of scores ask here too."""
+"""Checks of what an oracle returns. An exception of a user's oracle, and an answer that cannot be used,
+become an `OracleError` that names the oracle. The ledger, `check_oracle`, preferences and mixtures use these
+checks.
+"""
 
 import sys
 from collections.abc import Callable, Collection
@@ -15,17 +17,17 @@ from oat.types import Answer, Key, Kind, Mark, Price, Question
 from oat.types.budget import Budget
 
 MARKS = tuple(mark for mark in get_args(Mark) if mark != "unpaid")
-"""Those that an oracle may give; what is not paid is not asked."""
+"""The marks that an oracle may give. "unpaid" is not among them, since an unpaid question is never asked."""
 _MOST_TEXTS = 8
-"""Of a question's candidates, that a message shows."""
+"""Candidates of a question that a message shows."""
 _NEUTRAL = 0.5
-"""Stands where a value without a meaning is none that can be stored."""
+"""Replaces a value without a meaning that cannot be stored."""
 _MOST = 2**53
-"""More queries or tokens than any answer takes; sums of fewer stay exact in SQLite."""
+"""More queries or tokens than any answer takes. Sums of smaller counts stay exact in SQLite."""
 
 
 def calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
-    """What a method of an oracle returns; whatever it raises is an error of that oracle."""
+    """Call a method of an oracle. An exception becomes an error of that oracle."""
     with guarded(
         f"oracle {name}",
         lambda what: OracleError(f"oracle {name} {what}; repair it, and run the same command again"),
@@ -34,13 +36,14 @@ def calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def tickets_of(returned: Any, count: int, name: str, known: Collection[str] = ()) -> list[str]:
-    """The tickets that `submit` returned for so many questions.
+    """The tickets that `submit` returned, checked.
 
     Args:
-        known: those of questions that are open.
+        count: number of questions.
+        known: tickets of other open questions.
 
     Raises:
-        OracleError: not one string a question, each different from all others.
+        OracleError: it did not return one string for each question, each different from all others.
     """
     is_list = isinstance(returned, list | tuple) and all(isinstance(ticket, str) for ticket in returned)
     if not is_list or len(returned) != count or len({*returned} - {*known}) != count:
@@ -53,10 +56,10 @@ def tickets_of(returned: Any, count: int, name: str, known: Collection[str] = ()
 
 
 def pairs_of(returned: Any, name: str) -> list[tuple[str, Any]]:
-    """The tickets that `collect` returned, each with what it says is the answer.
+    """The pairs of a ticket and an answer that `collect` returned. The answers are not checked.
 
     Raises:
-        OracleError: no list of pairs.
+        OracleError: it did not return a list of pairs.
     """
     is_list = isinstance(returned, list | tuple)
     if not is_list or not all(
@@ -79,10 +82,10 @@ def pairs_of(returned: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def checked(answer: Any, question: Question, name: str, most: Budget) -> Answer:
-    """The answer of an oracle with plain numbers.
+    """The answer of an oracle, checked against its question, with plain numbers.
 
     Args:
-        most: that it may cost.
+        most: what it may cost.
 
     Raises:
         OracleError: it breaks the contract.
@@ -139,8 +142,8 @@ class _AnswerReader:
             self._require(is_list, f"`{field}` of the answer to {where} is {shown(given)}; give a tuple")
 
     def values(self, kind: Kind, size: int) -> tuple[tuple[float, ...], tuple[Any, ...]]:
-        """The values and their marks. A value without a meaning, beside another mark than "ok", is a neutral
-        one."""
+        """The values and their marks. A value without a meaning becomes a neutral one, unless its mark is
+        "ok"."""
         answer, where = self._answer, self._where
         sizes = len(answer.values), len(answer.marks)
         self._require(
@@ -177,7 +180,7 @@ class _AnswerReader:
         return scores
 
     def took(self) -> dict[str, Any]:
-        """What the answer took, by field."""
+        """Queries, tokens, money and seconds of the answer, by field."""
         for field in ("queries", "tokens"):
             count = getattr(self._answer, field)
             is_count = isinstance(count, Integral) and 0 <= int(count) < _MOST
@@ -200,7 +203,7 @@ class _AnswerReader:
 
 
 def _number(value: Any, kind: Kind) -> float | None:
-    """As Python's own; None for what is no finite number, or no probability where two were compared."""
+    """A value as a float; None if it is no finite number, or, of a comparison, no probability."""
     low, high = (0.0, 1.0) if kind == "compare" else (-sys.float_info.max, sys.float_info.max)
     is_number = isinstance(value, int | float | Real)
     return float(value) if is_number and low <= value <= high else None

@@ -1,4 +1,4 @@
-"""The answer in a response, by name: what responses vote for when the majority is asked
+"""Extraction of the answer from a response, by name. An evaluation by majority counts equal answers as votes
 (`evaluation.answers`)."""
 
 from collections.abc import Callable, Hashable
@@ -8,8 +8,8 @@ from oat.plugins.calls import guarded
 from oat.plugins.registry import ANSWERS
 
 Extractor = Callable[[str], Hashable | None]
-"""From the text of a response to its answer, or None where it has none. Responses that give equal answers
-vote for the same."""
+"""Maps the text of a response to its answer, or to None if it has none. Responses with equal answers vote for
+the same."""
 
 
 def load_extractor(name: str) -> Extractor:
@@ -17,8 +17,8 @@ def load_extractor(name: str) -> Extractor:
     `package.module:function`.
 
     Raises:
-        ConfigError: an unknown name, no function, or code that cannot be loaded. The function itself raises
-        OracleError where a user's fails.
+        ConfigError: an unknown name, no function, or code that cannot be loaded. The returned function raises
+        OracleError if a user's function fails.
     """
     function: Extractor = ANSWERS.load(name)
     if name in ANSWERS:

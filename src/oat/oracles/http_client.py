@@ -1,20 +1,20 @@
-"""Requests over HTTP to a service that may be slow, overloaded or away.
+"""An HTTP client for a service that may be slow, overloaded or away.
 
-A call is one question to the service: tries, one after the other, until one is answered, on an event loop in
-a thread of its own. Tries are repeated after transient faults only:
+A call sends one request. It makes tries, one after the other, until one is answered. All calls share an event
+loop in a thread of its own. A try is repeated only after a transient fault:
 
-1. of the way: no connection, 429, 502, 503, 504. They say nothing of the question and are tried again until
-   the call's deadline;
-2. of this try: a timeout, 408, 409, 425, another 5xx, a reply that is cut, too large or not what was to come.
-   The question may be the reason, so they are tried again `max_tries` times. So may 502 and 504 be, where
-   every try that may have been paid has to count.
+1. a fault of the way: no connection, 429, 502, 503, 504. It says nothing about the request, and is tried
+   again until the call's deadline;
+2. a fault of this try: a timeout, 408, 409, 425, another 5xx, or a reply that is cut, too large or malformed.
+   The request may be the reason, so it is tried at most `max_tries` times. 502 and 504 may count as such
+   faults too, for callers who have to count every try that may have been paid.
 
 Back-off is exponential with full jitter
-(https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter). An URL that failed often
-in a row rests, and one call then finds out whether it is back; an URL whose reply has `Retry-After` rests as
-long, for every call. An URL that says 429 has not failed, but gives no answer either, so an outage begins and
-goes on under it. Every other status is an answer: 2xx is read, the rest is a refusal. Redirects are not
-followed, and replies are not decompressed.
+(https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter). A circuit breaker stands
+before each URL: a URL that failed often in a row rests, and then one call at a time probes it. A URL whose
+reply has `Retry-After` rests that long, for all calls. A URL that replies 429 has not failed, but does not
+answer either, so an outage may begin and last under it. Every other status is an answer: 2xx is read, any
+other is a refusal. Redirects are not followed, and replies are not decompressed.
 
 Not handled: HTTP/2, streamed replies, credentials other than a bearer token.
 """
@@ -47,11 +47,11 @@ _TICK_S = 0.05
 
 
 class _Fault(Exception):
-    """A try that may be repeated.
+    """A try failed and may be repeated.
 
     Attributes:
-        is_away: a fault of the way, not of the question.
-        status: of the reply; 0 without one.
+        is_away: it is a fault of the way, not of this try.
+        status: of the reply; 0 without a reply.
     """
 
     def __init__(self, what: str, *, is_away: bool = False, status: int = 0):
@@ -61,7 +61,7 @@ class _Fault(Exception):
 
 @dataclass(frozen=True, eq=False)
 class _HttpRequest:
-    """What a call sends; its attributes are arguments of `post`."""
+    """The request of a call; the attributes are arguments of `post`."""
 
     path: str
     body: bytes
@@ -76,9 +76,9 @@ class _Url:
     """One address of the service.
 
     Attributes:
-        outstanding: tries that are under way.
-        failures: tries that failed since one was answered.
-        rests_until: monotonic seconds before which nobody asks it.
+        outstanding: number of tries that are under way.
+        failures: number of tries that failed since one was answered.
+        rests_until: it is not tried before this time, in monotonic seconds.
     """
 
     address: str
@@ -90,28 +90,28 @@ class _Url:
 class HttpClient:
     """Posts bodies to a service behind one or several URLs.
 
-    Each try goes to the URL with the fewest tries under way, of several to the one that failed least; but
-    first to one that has rested. TLS, proxies and their environment variables are as httpx has them.
+    A try goes first to a URL that has rested, then to the one with the fewest tries under way, then to the
+    one that failed least. TLS, proxies and their environment variables work as in httpx.
 
     Args:
         urls: bases, without credentials, query or fragment; the path of a call is appended.
-        token: sent as `Authorization: Bearer`, and nowhere else: no message has it, also where the service
-        sends it back.
-        token_from: where the token is from, or would be, for messages: variables of the environment.
+        token: sent as `Authorization: Bearer`, and nowhere else. No message contains it, even if the service
+            sends it back.
+        token_from: the environment variables that hold the token, or would hold it, for messages.
         timeout_s: seconds of one try, from connecting to the last byte of its reply.
-        max_tries: as above.
+        max_tries: tries of a call that fail for a reason of their own, as above.
         max_outage_s: seconds without any answer, since the first failure or 429, after which calls end with
-        OutageError.
+            OutageError.
         concurrency: calls under way together; others wait.
         max_reply_bytes: most bytes of a reply.
-        rest_after: failures in a row after which an URL rests.
+        rest_after: failures in a row after which a URL rests.
         rest_s: seconds that it rests, doubled for each further failure.
         backoff_s: the bound of a call's first wait, doubled for each further one.
-        max_backoff_s: where both doublings end.
+        max_backoff_s: the upper bound of both doublings.
         jitter: draws the waits.
 
     Raises:
-        ConfigError: no URL, one that cannot be used, or a token that no header can hold.
+        ConfigError: there is no URL, a URL cannot be used, or no header can hold the token.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class HttpClient:
 
     @property
     def counts(self) -> dict[str, float]:
-        """Since it was made: `calls` that were answered, `retries`, `outages` (times that an URL began to
-        rest), and `latency_s`, the mean seconds of an answered call from its first try on."""
+        """Counts since the client was made: `calls` that were answered, `retries`, `outages` (times that a
+        URL began to rest), and `latency_s`, the mean seconds of an answered call from its first try on."""
         return {
             "calls": self._calls,
             "retries": self._retries,
@@ -183,25 +183,26 @@ class HttpClient:
         has_failed: Callable[[], None] = lambda: None,
         counts_gateways: bool = False,
     ) -> "Future[T]":
-        """Ask; returns at once.
+        """Begin a call, and return at once.
 
         Args:
-            read: makes the result of a reply's body, on the client's thread; a ValueError is a fault of this
-            try.
+            read: makes the result from a reply's body, on the client's thread; a ValueError is a fault of
+                this try.
             deadline_s: seconds for the call, from the moment that it is one of the `concurrency`.
-            headers: further ones; nothing secret.
-            max_tries: of this call, where it has a number of its own.
-            has_failed: called on the client's thread for each fault of a try, behind which may be work that
-            the service did, and charges for.
-            counts_gateways: 502 and 504 are such faults too, of which there are `max_tries`: a gateway says
-                them, and a model behind it may have worked. By default they are of the way.
+            headers: further headers, none of them secret.
+            max_tries: for this call, in place of the client's.
+            has_failed: called on the client's thread after each fault of a try, since the service may have
+                worked and may charge for it.
+            counts_gateways: 502 and 504 are faults of a try too, and end the call after `max_tries`: a
+                gateway replies with them after a model behind it may have worked. By default they are faults
+                of the way.
 
         Returns:
             A future of the result. Cancelling it ends the call.
 
         Raises (the future):
-            RefusalError: the service refused, with any status but those that are tried again.
-            NoReplyError: past the deadline, or after `max_tries`.
+            RefusalError: the service refused, with a status that is not tried again.
+            NoReplyError: the deadline has passed, or `max_tries` have failed.
             OutageError: nobody has answered for `max_outage_s`.
         """
         sent = {"content-type": content_type, **(headers or {})}
@@ -210,7 +211,7 @@ class HttpClient:
         return asyncio.run_coroutine_threadsafe(self._call(request, read, deadline_s), loop)
 
     def close(self) -> None:
-        """End what is under way; its futures are cancelled."""
+        """End the calls that are under way; their futures are cancelled."""
         with self._starting:
             if self._loop is not None:
                 asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -289,12 +290,12 @@ class HttpClient:
                 return result
 
     async def _turn(self, until: float, last: str) -> _Url:
-        """The URL of the next try, once there is one that does not rest. One that failed often is asked by
+        """Wait for a URL that does not rest, and return it for the next try. A URL that failed often serves
         one call at a time.
 
         Args:
-            last: how the call's last try failed; "" before its first one, which is made whatever happened to
-            others.
+            last: the failure of the call's last try; "" before its first try, which is made whatever happened
+                to other calls.
         """
         while True:
             now = time.monotonic()
@@ -351,7 +352,7 @@ class HttpClient:
     async def _exchange(
         self, address: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes, float]:
-        """Status and body of the reply, and the seconds that it asks to be left alone."""
+        """Send one request; the status and the body of the reply, and the seconds of its `Retry-After`."""
         parts, size = [], 0
         try:
             async with self._client.stream("POST", address, content=body, headers=dict(headers)) as response:
@@ -389,7 +390,7 @@ class HttpClient:
             ) from None
 
     def _of_token(self) -> str:
-        """What to look at where the service does not let us in."""
+        """A hint for the message about a service that refuses the token."""
         if self._token is None:
             return (
                 f"; no token was sent, since the environment has no {self._token_from}"
@@ -399,7 +400,7 @@ class HttpClient:
         return f"; is the token{f' in {self._token_from}' if self._token_from else ''} right?"
 
     def _excerpt(self, reply: bytes) -> str:
-        """The beginning of a reply for messages, in one line of printable characters, without the token."""
+        """The beginning of a reply, for messages: one line of printable characters, without the token."""
         text = reply.decode("utf-8", "replace")
         text = (text.replace(self._token, "[token]") if self._token else text)[:_EXCERPT]
         text = "".join(c if c.isprintable() else " " for c in text).strip()
@@ -429,7 +430,11 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _base(url: Any) -> str:
-    """The URL without a slash at its end. Messages do not have what may be a credential."""
+    """The URL without a slash at its end.
+
+    Raises:
+        ConfigError: it is no URL of a service, or holds credentials, which the message does not repeat.
+    """
     with contextlib.suppress(TypeError, httpx2.InvalidURL):
         found = httpx2.URL(url)
         if found.userinfo or found.query or found.fragment:
@@ -447,7 +452,7 @@ def _base(url: Any) -> str:
 
 
 def _rest_s(value: str) -> float:
-    """The seconds of a `Retry-After`, which has them or a date; 0 where it has neither."""
+    """The seconds of a `Retry-After`, which holds seconds or a date; 0 if it holds neither."""
     if value.isascii() and value.isdecimal():
         return float(value[:9])
     try:

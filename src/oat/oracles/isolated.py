@@ -1,13 +1,13 @@
-"""A user's reward function in processes that may be killed: what hangs, crashes or fills the memory costs one
-response its score, and not the run.
+"""The oracle `isolated`: a user's reward function in worker processes that may be killed. A call that hangs,
+crashes or fills the memory costs one response its score, not the run its life.
 
-The function gets one response, or pair, a call, so that a hostile one takes no other down with it; a function
-that compares the responses of a batch belongs outside. Whatever else is true of functions is true here, since
-each worker asks a `CallableOracle` of its own.
+Each call gets one response, or one pair, so that a hostile response takes no other down with it. A function
+that compares the responses of a batch cannot be isolated. Everything else is as for functions in this
+process, since each worker asks a `CallableOracle` of its own.
 
 A response whose call runs past `timeout_s`, takes more than `memory_gb`, exits or crashes is marked "failed":
-it is counted, and nobody learns from it. An exception of the function ends the run, as it does outside: that
-is a mistake in the function, and not in the response.
+it is counted, and nobody learns from it. An exception of the function ends the run, as it does in this
+process: the function is at fault, and not the response.
 """
 
 import sys
@@ -29,7 +29,7 @@ from oat.types import Answer, Kind, Mark, Question
 
 @dataclass
 class _Open:
-    """A question that waits for its items; an item's answer is None where its call failed."""
+    """A question that waits for the answers about its items; None stands for a call that failed."""
 
     question: Question
     since: float
@@ -37,14 +37,15 @@ class _Open:
 
 
 class Isolated(Oracle):
-    """The oracle `isolated`: a function of a file or a module, called in workers.
+    """Calls a function of a file or a module in workers.
 
     Args:
-        function: `path/to/file.py:Name` or `package.module:Name` of a reward function or a comparison, as
-        `oracle.name` would give it.
+        function: `path/to/file.py:Name` or `package.module:Name` of a reward function or a comparison, as in
+            `oracle.name`.
         timeout_s: seconds for one response, or pair.
-        memory_gb: most that a worker may address, 10^9 bytes; a function that imports torch needs several.
-        workers: processes.
+        memory_gb: most memory that a worker may address, in 10^9 bytes; a function that imports torch needs
+            several.
+        workers: number of processes.
 
     Raises:
         ConfigError: the function cannot be loaded, or is none.
@@ -71,7 +72,7 @@ class Isolated(Oracle):
         self._of: dict[str, tuple[str, int]] = {}
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
-        """As `CallableOracle.check_columns`."""
+        """Check the columns in the same way as `CallableOracle.check_columns`."""
         found = {*columns, *(["reference"] if has_reference else [])}
         without = {"labels"} if not {"label", "labels", "reference"} & found else set()
         check_needed(self._needed, {*found, *self._given} - without)
@@ -87,10 +88,10 @@ class Isolated(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers of these that are there, or the first that come within `seconds`.
+        """The answers to these tickets that are there, or the first that come within `seconds`.
 
         Raises:
-            OracleError: as `CallableOracle.collect`; or no worker can be started any more.
+            OracleError: as `CallableOracle.collect`, or no worker can be started any more.
         """
         end = time.monotonic() + seconds
         while not (there := [ticket for ticket in dict.fromkeys(tickets) if self._is_whole(ticket)]):
@@ -137,8 +138,8 @@ class Isolated(Oracle):
 
 
 class _Served:
-    """What a worker does: one question of one item in, its answer out, both as bytes, and with it the user's
-    files that were imported meanwhile."""
+    """Answers, in a worker, one question about one item. Question and answer are bytes; with the answer go
+    the user's files that were imported meanwhile."""
 
     def __init__(self, oracle: CallableOracle):
         self._oracle, self._modules = oracle, len(sys.modules)
@@ -159,10 +160,10 @@ class _Served:
 
 
 def serve(function: str) -> Callable[[bytes], tuple[bytes, dict[str, str]]]:
-    """For a worker: the calls of this function.
+    """Make what a worker calls (`plugins/child.py`).
 
     Raises:
-        ConfigError: it cannot be loaded, or is no function.
+        ConfigError: the function cannot be loaded, or is none.
     """
     oracle: Any = build_oracle(function, {})
     if not isinstance(oracle, CallableOracle):
@@ -174,7 +175,7 @@ def serve(function: str) -> Callable[[bytes], tuple[bytes, dict[str, str]]]:
 
 
 def _items(question: Question) -> list[Question]:
-    """A question about each candidate alone; a comparison is one item."""
+    """The items of a question: one question about each candidate alone, or the comparison itself."""
     if question.kind == "compare":
         return [question]
     ids = question.ids or (None,) * len(question.candidates)

@@ -1,24 +1,25 @@
 """A language model as the oracle, behind any endpoint that speaks OpenAI's chat completions (POST
 {url}/chat/completions).
 
-`mode: compare` asks which of two responses is better, `mode: score` for a number of each response by a
-rubric. Both are read from the log-probabilities of the first token where the endpoint gives them, and from
-the text where it gives none (judge_replies.py). What is asked stands in judge_prompts.py.
-docs/oracles/judge.md.
+`mode: compare` asks which of two responses is better, `mode: score` asks for a number for each response, by a
+rubric. Verdict and score are read from the log-probabilities of the first token if the endpoint gives them,
+and from the text if it does not (judge_replies.py). The texts that are sent stand in judge_prompts.py, the
+page for users is docs/oracles/judge.md.
 
 A reply without a verdict is never a random one: it is asked for again, or the question abstains, or is a tie,
 as `invalid` says.
 
-What a question can cost at most is set aside: each of its calls can take `tries` tries, each try as many
-prompt tokens as its texts have bytes (no token is made of less than one), `template_tokens` for what the
-endpoint puts around them, and `max_tokens`. It is settled by the usage that replies report. A try whose reply
-is lost, or does not say what it took, counts at its most, since it may have been paid.
+A budget sets aside the most that a question can cost. Each of its calls can take `tries` tries. A try can
+take as many prompt tokens as its texts have bytes (no token has less than one), `template_tokens` for what
+the endpoint puts around them, and `max_tokens`. The usage that replies report settles the price. A try whose
+reply is lost, or does not report its usage, counts at its most, since it may have been paid.
 
-Trusted: the configuration and the endpoint's owner, with the texts. Not trusted: what is judged, and every
-reply. The key is read from the environment, sent in one header, and stands in nothing that is written or
-said.
+Trusted: the configuration, and the endpoint's owner, who sees the texts. Not trusted: the judged responses,
+and every reply. The key is read from the environment and sent in one header. It stands in no file, message or
+metric.
 
-Not handled: streamed replies; what a killed process had under way, which is asked, and may be paid, again.
+Not handled: streamed replies; calls that were under way when the process was killed, which are made, and may
+be paid, again.
 """
 
 import hashlib
@@ -49,19 +50,19 @@ _OF_ALL = (401, 403, 404)
 
 @dataclass(eq=False)
 class _Call:
-    """One request to the judge, until it has a verdict.
+    """A call of the endpoint about one order of a pair, or about one candidate, over all its tries.
 
     Attributes:
-        order: the places of the candidates in the order in which the judge sees them; of a score its
-        candidate's alone.
+        order: the places of the candidates in the order in which the judge sees them; for a score the place
+            of its candidate alone.
         messages: as they are sent.
         bound: most prompt tokens of a try.
-        prompt_tokens, completion_tokens: what its tries took.
-        said: the beginning of its newest reply.
+        prompt_tokens, completion_tokens: tokens of all tries so far.
+        said: the beginning of the newest reply.
         value: the probability that the response shown first wins, or the score; None as long as there is
-        none.
+            none.
         tie: the probability of the verdict that neither is better.
-        error: why there will be none.
+        error: the reason why there will be no value.
     """
 
     order: tuple[int, ...]
@@ -76,7 +77,7 @@ class _Call:
     error: OatError | None = None
 
     def took(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """One more try."""
+        """Count one more try."""
         self.tries += 1
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
@@ -84,10 +85,10 @@ class _Call:
 
 @dataclass(eq=False)
 class _Open:
-    """A question that is being asked.
+    """A question with its calls.
 
     Attributes:
-        left: calls that are under way.
+        left: number of calls that are under way.
     """
 
     question: Question
@@ -97,14 +98,11 @@ class _Open:
 
 
 class Judge(Oracle):
-    """Asks a chat model; the options are those of `JudgeConfig`. Nothing is sent before the first question.
-
-    Attributes:
-        names_cost: whether it knows what a token costs.
-        max_outage_s: as configured.
+    """Asks a chat model. The options are those of `JudgeConfig`. Nothing is sent before the first question.
 
     Raises:
-        ConfigError: an option has no meaning, or there is no URL, or no key where `key_env` names one.
+        ConfigError: an option has no meaning, there is no URL, or the variable that `key_env` names is not
+            set.
     """
 
     __signature__ = inspect.signature(JudgeConfig)
@@ -143,9 +141,9 @@ class Judge(Oracle):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the client counted, the share of replies without a verdict, and the bias for the place: how
-        much more probable than one half it is that the response shown first wins, as a mean over pairs that
-        were shown in both orders."""
+        """The counts of the HTTP client, the share of replies without a verdict, and the position bias: the
+        probability that the response shown first wins, less one half, as a mean over the pairs that were
+        shown in both orders."""
         found = {f"oracle/{name}": self._client.counts[name] for name in ("latency_s", "outages", "retries")}
         if self._replies:
             found["oracle/invalid_frac"] = self._invalid / self._replies
@@ -154,13 +152,12 @@ class Judge(Oracle):
         return found
 
     def bind(self) -> None:
-        """Hear that a budget in tokens or money limits it: tries that end with 502 or 504 then count, at
-        their most."""
+        """Count tries that end with 502 or 504 at their most, since a budget in tokens or money limits the
+        judge."""
         self._is_bound = True
 
     def price(self, question: Question) -> Price:
-        """The most that a question can cost: every call takes all its tries, and every try the most
-        tokens."""
+        """The price of a question if every call takes all its tries, and every try the most tokens."""
         c, calls = self.config, self._calls(question)
         return self._price(
             question.size, c.tries * sum(call.bound for call in calls), c.tries * c.max_tokens * len(calls)
@@ -183,9 +180,9 @@ class Judge(Oracle):
 
         Raises:
             OutageError: nobody has answered for `max_outage_s`.
-            OracleError: the endpoint refuses what every question needs (the key, the model, the route), or a
-                request although it has never answered one, and nothing is under way that it might answer.
-                What has been answered is returned before.
+            OracleError: the endpoint refuses what every question needs (the key, the model, the route). Or it
+                refuses a request, has never answered one, and nothing is under way that it might answer. The
+                answers that are there are returned first.
         """
         with self._changed:
             self._changed.wait_for(lambda: any(self._is_there(ticket) for ticket in tickets), timeout=seconds)
@@ -207,8 +204,8 @@ class Judge(Oracle):
         self._client.close()
 
     def _is_there(self, ticket: str) -> bool:
-        """Whether a question has ended, and what its end means is known: a refusal before the first answer
-        may be one of every question."""
+        """True if a question has ended and the meaning of its end is known. A refusal before the first answer
+        may concern one question or all of them; that is unknown as long as calls are under way."""
         if ticket not in self._open or self._open[ticket].left:
             return False
         is_refused = any(
@@ -246,7 +243,7 @@ class Judge(Oracle):
         return calls
 
     def _drawn(self, question: Question) -> tuple[int, int]:
-        """An order that follows from the two texts, whichever of them the question has first."""
+        """An order that follows from the two texts, in whichever order the question has them."""
         texts = sorted(question.candidates)
         is_turned = hashlib.sha256(json.dumps([self.config.model, texts]).encode()).digest()[0] & 1
         return (1, 0) if (question.candidates[0] == texts[0]) == is_turned else (0, 1)
@@ -255,8 +252,8 @@ class Judge(Oracle):
         """Send a call.
 
         Args:
-            has_logprobs: whether log-probabilities are asked for; by default unless the endpoint is known to
-            have none.
+            has_logprobs: True asks for log-probabilities; by default unless the endpoint is known to have
+                none.
         """
         c, wants = self.config, self._has_logprobs is not False if has_logprobs is None else has_logprobs
         logprobs = {"logprobs": True, "top_logprobs": 5 if c.mode == "compare" else 20} if wants else {}
@@ -281,7 +278,7 @@ class Judge(Oracle):
         future.add_done_callback(partial(self._ended, opened, call, wants))
 
     def _ended(self, opened: _Open, call: _Call, wanted: bool, future: "Future[ChatCompletion]") -> None:
-        """On the client's thread: ask again, or close the call."""
+        """Send the call again, or close it; runs on the client's thread."""
         if future.cancelled():
             return
         error = future.exception()
@@ -315,7 +312,7 @@ class Judge(Oracle):
         return None
 
     def _take_reply(self, call: _Call, reply: ChatCompletion, wanted: bool) -> None:
-        """Read a reply, and settle what it took."""
+        """Read a reply, and count its tokens."""
         c = self.config
         call.took(*(reply.usage or (call.bound, c.max_tokens)))
         is_without = reply.logps is None and not self._has_logprobs and (reply.text or not wanted)
@@ -359,7 +356,7 @@ class Judge(Oracle):
         )
 
     def _fatal(self, opened: _Open) -> OatError | None:
-        """An error of a question that every other would meet as well."""
+        """The error of a question that every other question would meet as well."""
         for call in opened.calls:
             error = call.error
             if isinstance(error, RefusalError) and (error.status in _OF_ALL or not self._has_answered):
@@ -393,8 +390,8 @@ class Judge(Oracle):
         return tuple(call.value or 0.0 for call in calls), tuple(self._mark(call) for call in calls)
 
     def _comparison(self, calls: Sequence[_Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
-        """The probability that the first candidate wins, over the orders; where one has no verdict, there is
-        none."""
+        """The probability that the first candidate wins, as a mean over the orders; none if one order has no
+        verdict."""
         if amiss := [mark for call in calls if (mark := self._mark(call)) != "ok"]:
             return (0.5,), (amiss[0],)
         shown = [call.value for call in calls if call.value is not None]
@@ -421,7 +418,7 @@ class Judge(Oracle):
         return Price(queries, prompt_tokens + completion_tokens, cost)
 
     def _warn_of(self, calls: Sequence[_Call]) -> None:
-        """Say once of each kind what is counted every time."""
+        """Warn of each kind of failure once. Metrics count every failure."""
         name, found = f"the judge {self.config.model}", dict[str, str]()
         for call in calls:
             if call.error is not None:
@@ -444,8 +441,8 @@ class Judge(Oracle):
             warn(found[kind])
 
     def _version(self) -> str:
-        """The hash of the model, of all texts that it is shown beside the material, and of the options that
-        change an answer."""
+        """The hash of the model, of all texts around the material, and of the options that change an
+        answer."""
         asked = Question(
             Key("", 0, 0, 0), self.config.mode, (Message("user", ""),), ("", ""), (0, 1), reference=""
         )

@@ -11,7 +11,7 @@ from oat.config.ranges import Count, NonNegative, Positive, Share
 from oat.errors import ConfigError
 
 KEYS = ("OAI_KEY", "OPENAI_API_KEY")
-"""Variables of the environment that may hold the key."""
+"""Environment variables that may hold the key."""
 OPERATION = {
     "url",
     "key_env",
@@ -23,7 +23,7 @@ OPERATION = {
     "max_outage_s",
     "concurrency",
 }
-"""Options that change no answer."""
+"""Options that change no answer, and so are no part of the version."""
 _OURS = {
     "model",
     "messages",
@@ -42,57 +42,58 @@ class JudgeConfig:
     """Options of the oracle `judge`."""
 
     model: str
-    """Its name, as the endpoint knows it."""
+    """The judge's name, as the endpoint knows it."""
     url: (
         Annotated[str, msgspec.Meta(min_length=1)]
         | Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
         | None
     ) = None
-    """Base of the endpoint, such as http://127.0.0.1:8000/v1, or several that serve the same model; by
-    default that in OAI_URL."""
+    """Base of the endpoint, such as http://127.0.0.1:8000/v1, or a list of endpoints that serve the same
+    model; by default the URL in OAI_URL."""
     key_env: str | None = None
-    """The environment's variable that holds the key; by default OAI_KEY or OPENAI_API_KEY, and no key where
+    """The environment variable that holds the key; by default OAI_KEY or OPENAI_API_KEY, and no key if
     neither is set."""
     mode: Literal["compare", "score"] = "compare"
-    """Which of two responses is better, or a number of each."""
+    """The judge says which of two responses is better, or gives each response a number."""
     rubric: str = ""
-    """What counts, in words for the judge; by default quality and relevance."""
+    """The criteria, in words for the judge; by default quality and relevance."""
     reference: bool = False
-    """Whether the judge sees the question's reference, where it has one."""
+    """True: the judge sees the question's reference, if it has one."""
     orders: Literal["both", "random", "one"] = "both"
-    """A pair is shown in both orders and the answers are averaged, in one that follows from its texts, or as
-    it stands."""
+    """The order of a pair: both orders, whose answers are averaged; one that follows from the two texts; or
+    the order of the question."""
     ties: bool = False
-    """Whether the judge may answer that neither is better."""
+    """True: the judge may answer that neither is better."""
     tie_width: Share = 0.0
-    """A pair whose probability is as near to one half, or nearer, is a tie."""
+    """A pair whose probability is at most this far from one half is a tie."""
     range: tuple[int, int] = (0, 9)
-    """The lowest and the highest score. Within 0 to 9 a score is an expectation over digits, where there are
-    log-probabilities."""
+    """The lowest and the highest score. Within 0 to 9, and with log-probabilities, a score is the expectation
+    over digits."""
     invalid: Literal["retry", "skip", "tie"] = "retry"
-    """A reply without a verdict: ask again, and abstain after `tries`; abstain; or a tie."""
+    """A reply without a verdict is asked for again (and the question abstains after `tries`), is an
+    abstention, or is a tie."""
     reads: Literal["auto", "logprobs", "text"] = "auto"
-    """Where the verdict is read: log-probabilities where the endpoint gives them and the text elsewhere, or
-    always one of them."""
+    """The place where the verdict is read: the log-probabilities if the endpoint gives them and else the
+    text, or always one of the two."""
     instructions: Literal["system", "user"] = "system"
-    """The role in whose message the instructions stand; `user` for models without a system role."""
+    """The role of the message with the instructions; `user` for models without a system role."""
     max_tokens: Count = 4
-    """Most tokens of a reply. A model that thinks first needs room for it."""
+    """Most tokens of a reply. A model that thinks first needs room for its thought."""
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """What the endpoint calls that."""
+    """The endpoint's name for that field."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further fields of every request; null leaves one of ours out. Beside those the temperature is 0."""
+    """Further fields of every request; null removes one of ours. Unless set here, the temperature is 0."""
     price_in: NonNegative | None = None
-    """Money for a million prompt tokens."""
+    """Money for a million tokens of prompts."""
     price_out: NonNegative | None = None
     """Money for a million tokens of replies."""
     template_tokens: Count = 256
     """Most tokens that the endpoint's chat template adds to a request."""
     tries: Count = 3
-    """Times that a call is tried where a reply is lost, broken or without a verdict. Being refused for the
-    moment (429, 503) is no try."""
+    """Times that a call is tried if its reply is lost, broken or without a verdict. A refusal for the moment
+    (429, 503) is no try."""
     timeout_s: Positive = 60.0
-    """Seconds of one try."""
+    """Seconds for one try."""
     max_outage_s: Positive = 300.0
     """Seconds without any answer from the endpoint after which the run ends, to be continued."""
     concurrency: Count = 16
@@ -100,7 +101,7 @@ class JudgeConfig:
 
 
 def judge_config(options: Mapping[str, Any]) -> JudgeConfig:
-    """The options by their names.
+    """The judge's options, checked.
 
     Raises:
         ConfigError: a value is not what its option takes, nothing reads it, or it contradicts another.
@@ -133,16 +134,19 @@ def judge_config(options: Mapping[str, Any]) -> JudgeConfig:
 
 
 def is_of_digits(low: int, high: int) -> bool:
-    """Whether every score from low to high is one digit."""
+    """True if every score from low to high is one digit."""
     return low >= 0 and high <= 9
 
 
 def key_of(name: str | None) -> tuple[str | None, str]:
-    """The key in the environment's variable of this name, by default in the first of `KEYS` that has one, and
-    that variable. None where they have none, and which they are.
+    """The key, and the environment variable that holds it.
+
+    Args:
+        name: of the variable; None: the first of `KEYS` that is set. If none is set, the key is None, and all
+            of `KEYS` are named.
 
     Raises:
-        ConfigError: there is none under the name.
+        ConfigError: the named variable is not set.
     """
     for each in [name] if name else KEYS:
         if key := os.environ.get(each, "").strip():

@@ -1,9 +1,10 @@
-"""What a language model that judges is asked.
+"""The texts that a judge is sent.
 
-What is judged stands in JSON strings, so no quotation mark in a response ends it; and characters that a
-tokenizer could take for its control tokens (`<|im_end|>`, `</s>`, `[INST]`), or that nobody would see, stand
-in them as escapes. Instructions come before and after, and say that nothing in between is one. A response can
-still flatter: no quoting helps against a judge that believes what it reads.
+The material to be judged stands in JSON strings, so that no quotation mark in a response ends it. Characters
+that a tokenizer could take for its control tokens (`<|im_end|>`, `</s>`, `[INST]`), and characters that
+nobody would see, are written as escapes. Instructions stand before and after the material, and say that
+nothing in it is an instruction. A response can still flatter: quoting does not help against a judge that
+believes what it reads.
 """
 
 import json
@@ -51,19 +52,19 @@ _CONTROL = re.compile(r"<(?![\s=])|\[(?=/?[a-z]?[A-Z_]{2,}\])")
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
 )
-"""What `str.isprintable` lets through and nobody sees: Unicode's Default_Ignorable_Code_Point, and the blank
-of Braille."""
+"""Characters that `str.isprintable` lets through and nobody sees: Unicode's Default_Ignorable_Code_Point, and
+the blank of Braille."""
 
 
 def comparison(
     question: Question, order: tuple[int, int], *, rubric: str, ties: bool, has_reference: bool
 ) -> tuple[str, str]:
-    """Instructions, and the material with what is asked about it.
+    """The instructions, and the material with the question about it.
 
     Args:
         order: the places of the candidates that are called "0" and "1".
-        rubric: what counts; "" is quality and relevance.
-        ties: neither may be better.
+        rubric: the criteria; "" is quality and relevance.
+        ties: the judge may answer that neither is better.
         has_reference: the question's reference is shown.
     """
     instructions = _COMPARE.format(rubric=_counts(rubric)) + (_REFERENCE if has_reference else "")
@@ -77,7 +78,11 @@ def comparison(
 def scoring(
     question: Question, candidate: str, *, rubric: str, low: int, high: int, has_reference: bool
 ) -> tuple[str, str]:
-    """Instructions, and the material with what is asked about it; the arguments are those of `comparison`."""
+    """The instructions, and the material with the question about it; the arguments are as for `comparison`.
+
+    Args:
+        low, high: the lowest and the highest score.
+    """
     instructions = _SCORE.format(rubric=_counts(rubric), low=low, high=high) + (
         _REFERENCE if has_reference else ""
     )
@@ -88,8 +93,7 @@ def scoring(
 
 
 def quoted(value: Any) -> str:
-    """JSON of texts that only a reader of JSON would take for what they were: without control tokens and
-    without invisible characters."""
+    """JSON without control tokens and without invisible characters; a reader of JSON gets the texts back."""
     text = json.dumps(value, ensure_ascii=False)
     for amiss in (_CONTROL, _UNSEEN):
         text = amiss.sub(lambda found: _escape(found.group()), text)
@@ -107,5 +111,5 @@ def _counts(rubric: str) -> str:
 
 
 def _escape(character: str) -> str:
-    """As JSON has it in ASCII."""
+    """A character as JSON escapes it in ASCII."""
     return f"\\u{ord(character):04x}" if character.isascii() else json.dumps(character)[1:-1]

@@ -1,8 +1,9 @@
-"""What a chat completion says: the verdict or the score in it, and what it took.
+"""Reads a chat completion: the verdict or the score in it, and the tokens that it took.
 
-The verdict is read from the log-probabilities of the first generated token: alternatives that are the same
-verdict but for blanks are added up, and a verdict that is not among the alternatives has none. Where there
-are no log-probabilities it is read from the text. What stands before `</think>` is not read.
+A verdict is read from the log-probabilities of the first generated token. Alternatives that differ only in
+blanks are one verdict, and their probabilities are added. A verdict that is not among the alternatives has no
+probability. If the endpoint gives no log-probabilities, the verdict is read from the text. Text and tokens
+before `</think>` are not read.
 """
 
 import math
@@ -15,8 +16,8 @@ _END_OF_THOUGHT = "</think>"
 _SCORE = re.compile(r"[^\w-]*(?:(?:score|rating)\b[^\w-]*)?(-?\d+(?:\.\d+)?)(?![\w.,]*\d)", re.IGNORECASE)
 _MOST_TOKENS = 2**31
 _MOST_CHARACTERS = 1000
-"""Of a text: a verdict stands at its beginning, and looking for one may take a time that grows with the
-square of its length."""
+"""Characters of a text that are kept. A verdict stands at the beginning, and the search for one may take time
+that grows with the square of the length."""
 
 
 class _Alternative(msgspec.Struct):
@@ -57,10 +58,10 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     """A chat completion.
 
     Attributes:
-        text: the beginning of what stands behind the thought, without blanks around it.
-        logps: of the first token that is not blank, and of its alternatives, by token without blanks around
-        it, nats; None where there are none.
-        usage: tokens of the prompt and of the completion; None where the service does not say.
+        text: the beginning of the text behind the thought, without blanks around it.
+        logps: log-probabilities in nats of the first token that is not blank, and of its alternatives, by
+            token without blanks around it; None if the endpoint gives none.
+        usage: tokens of the prompt and of the completion; None if the service does not say.
     """
 
     text: str
@@ -72,7 +73,7 @@ def read_completion(body: bytes) -> ChatCompletion:
     """The first choice of a chat completion.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the body is no chat completion.
     """
     try:
         found = msgspec.json.decode(body, type=_Body)
@@ -92,8 +93,8 @@ def read_completion(body: bytes) -> ChatCompletion:
 
 
 def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str, float] | None:
-    """The probabilities of verdicts, given that it is one of them: softmax over those that have a
-    log-probability. None: none of them has."""
+    """The probabilities of the verdicts, given that one of them is said: softmax over those that have a
+    log-probability. None: none of them has one."""
     known = {verdict: logps.get(verdict, -math.inf) for verdict in verdicts}
     top = max(known.values())
     if top == -math.inf:
@@ -104,15 +105,15 @@ def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str,
 
 
 def verdict_in(text: str, verdicts: Sequence[str]) -> str | None:
-    """The verdict that a text begins with, marks and quotation marks before it aside. None: there is none, or
-    it is part of something longer."""
+    """The verdict at the beginning of a text, behind any quotation marks and other marks. None: there is
+    none, or it is part of something longer."""
     found = re.match(rf"\W*({'|'.join(map(re.escape, verdicts))})\b(?!\W?\d)", text)
     return found[1] if found else None
 
 
 def score_in(text: str, low: float, high: float) -> float | None:
-    """The number that a text begins with ("7", "Score: 7", "**7.5** / 10"). None: there is none, or it is out
-    of range."""
+    """The number at the beginning of a text ("7", "Score: 7", "**7.5** / 10"). None: there is none, or it is
+    out of range."""
     found = _SCORE.match(text)
     score = float(found[1]) if found else math.nan
     return score if low <= score <= high else None

@@ -1,4 +1,4 @@
-"""Oracles that compute in this process."""
+"""The base of oracles that compute in this process."""
 
 import time
 from collections.abc import Sequence
@@ -7,17 +7,17 @@ from oat.oracles.base import Oracle
 from oat.types import Answer, Kind, Mark, Question
 
 Values = Sequence[Sequence[float | None]]
-"""For each question its values; None abstains."""
+"""The values of each question; None is an abstention."""
 
 
 class LocalOracle(Oracle):
-    """Answers everything that is open in one go when it is collected, and is waited for, however long that
+    """Computes the answers to all collected questions in one call of `collect`, which takes as long as that
     takes.
 
-    A subclass says by `values` what it thinks.
+    A subclass computes in `values`.
 
     Args:
-        name: stands in `Answer.by`.
+        name: of the oracle, for `Answer.by`.
     """
 
     answers: Kind = "score"
@@ -27,7 +27,7 @@ class LocalOracle(Oracle):
         self._pending: dict[str, tuple[Question, float]] = {}
 
     def values(self, questions: Sequence[Question]) -> Values:
-        """Of each question one value a candidate, or one probability that the first wins."""
+        """The values of each question: one for each candidate, or one probability that the first wins."""
         raise NotImplementedError
 
     def submit(self, questions: Sequence[Question]) -> list[str]:

@@ -1,5 +1,5 @@
-"""Several scoring oracles as one: the weighted sum of what they say, each brought to a scale of its own, and
-chosen by what a row is about.
+"""The oracle `mixture`: the weighted sum of several scoring oracles, its sources. Each source's scores may be
+normalised, and a column of the data may choose the sources of a row.
 
     value of a candidate = sum over the sources of its row of weight * normalised score
 
@@ -10,18 +10,18 @@ chosen by what a row is about.
 | `group` | (r - mean) / (std + 1e-4) over the candidates of its question, std unbiased; 0 for one alone |
 | `batch` | the same over all candidates that this source was asked about in the round, or in its wave |
 
-All of them are functions of recorded questions. A round, or a wave of one, is asked at once and answered at
-once: its answers come together when the last one is there, so they are recorded in one transaction, and a
-killed run asks for it again whole, or not at all. What depends on other candidates is no function of the text
-alone, so with `group` and `batch` no answer is used again (`cacheable`), and an evaluation by it, whose mean
-would be 0 whatever the model does, is refused (`is_relative`).
+All of them are functions of recorded questions. The mixture asks a round, or a wave of one, as a whole, and
+returns its answers together when the last one is there. So the ledger records them in one transaction, and a
+killed run asks for all of them again, or for none. With `group` and `batch` an answer depends on other
+candidates and is no function of the text, so no answer is used again (`cacheable`). An evaluation by such a
+mixture is refused (`is_relative`), since its mean is 0 whatever the model does.
 
-A running mean over the whole run is left out: it is a state, and neither the ledger, which keeps the sum
-only, nor a checkpoint, after which recorded answers are not asked for again, could bring it back. `fixed` is
-the same where the numbers are known, such as those of a reward model on the start's responses.
+There is no running mean over the whole run. It would be a state that nothing can restore: the ledger keeps
+only the sum, and after a checkpoint is loaded, recorded answers are not asked for again. `fixed` does the
+same if the two numbers are known, for example those of a reward model on the responses of the start.
 
-A source that abstains about a candidate is left out of its sum; where all do, so does the mixture. Where one
-fails, the candidate has failed: the sum of the others would be on another scale.
+A source that abstains about a candidate is left out of that candidate's sum; if all sources abstain, so does
+the mixture. If one fails, the candidate has failed, since the sum of the others would be on another scale.
 """
 
 import hashlib
@@ -47,10 +47,10 @@ _OWN = ("name", "label", "weight", "normalise", "mean", "std")
 
 @dataclass(frozen=True)
 class _WeightedOracle:
-    """One of the oracles.
+    """A source: an oracle with its weight and its normalisation.
 
     Attributes:
-        label: by which the recipe names it.
+        label: its name in the recipe.
     """
 
     oracle: Oracle
@@ -67,8 +67,8 @@ class _Round:
 
     Attributes:
         questions: by ticket.
-        said: by ticket, what each source answered, by its label.
-        open: answers that are still to come.
+        said: by ticket, the answers of the sources so far, by label.
+        open: number of answers that are still to come.
     """
 
     questions: dict[str, Question]
@@ -78,21 +78,21 @@ class _Round:
 
 
 class Mixture(Oracle):
-    """The oracle `mixture`.
+    """Asks its sources and adds up their scores.
 
     Args:
-        sources: of each the `name` of an oracle, its `weight` (1.0), `normalise` (none), with `fixed` also
-            `mean` and `std`, a `label` where the name is not enough to tell it from others; further fields
-            are the oracle's own options.
+        sources: for each source the `name` of an oracle, its `weight` (1.0), `normalise` (none), `mean` and
+            `std` with `normalise: fixed`, and a `label` if the name alone is ambiguous; further fields are
+            the oracle's own options.
         by: a column of the data whose value chooses the sources of a row.
         recipe: for each value of that column, as text, the labels of its sources, or labels with weights;
-            `default` is for any other value. Without a recipe, every source is asked about every row.
-        device: where sources that compute do so, unless they say otherwise; by default that of
-        `compute.profile`.
+            `default` is for any other value. Without a recipe every source is asked about every row.
+        device: for sources that compute, unless their options name another; by default that of
+            `compute.profile`.
 
     Raises:
-        ConfigError: a source cannot be made, or compares; a field that nothing reads; a recipe that names
-        what there is not.
+        ConfigError: a source cannot be made, or compares; nothing reads a field; the recipe names an unknown
+            source.
     """
 
     answers: Kind = "score"
@@ -158,13 +158,13 @@ class Mixture(Oracle):
 
     @property
     def names_price(self) -> bool:
-        """Whether any of its sources says it."""
+        """True if any source says what a question can cost."""
         return any(source.oracle.names_price for source in self._sources.values())
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Those of its sources, of several that report the same the first's; and the mean of each source's
-        plain scores."""
+        """The metrics of its sources (the first source's, if several report the same name), and the mean of
+        each source's scores before they are normalised."""
         return {
             name: value
             for source in [*self._sources.values()][::-1]
@@ -172,7 +172,7 @@ class Mixture(Oracle):
         } | self._means
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
-        """The column that chooses, and those of the sources that every row asks.
+        """Check that the data have the column `by`, and the columns that the sources read.
 
         Raises:
             ConfigError: the data lack one.
@@ -186,8 +186,7 @@ class Mixture(Oracle):
             source.oracle.check_columns(columns, has_reference)
 
     def price(self, question: Question) -> Price:
-        """The most that all sources of its row together can cost; those that do not say it cost a query for
-        each value."""
+        """The most that all sources of the question's row together can cost."""
         total = Price()
         for label in self._chosen(question):
             total = total + self._sources[label].oracle.price(question)
@@ -215,10 +214,10 @@ class Mixture(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers of these whose rounds are answered whole.
+        """The answers to these tickets whose rounds are complete.
 
         Raises:
-            OracleError: as the sources' own.
+            OracleError: as the sources, or a source breaks the contract.
         """
         end = time.monotonic() + seconds
         while not self._ready.keys() & set(tickets) and self._rounds:
@@ -262,7 +261,7 @@ class Mixture(Oracle):
             mine.open -= 1
 
     def _note_means(self, round: _Round) -> None:
-        """Remember what the sources said, where they were asked for training."""
+        """Note the mean score of each source, if the round is one of training."""
         for label in self._sources:
             answers = [
                 said[label]
@@ -279,7 +278,7 @@ class Mixture(Oracle):
                 self._means[f"oracle/source/{label}"] = statistics.fmean(values)
 
     def _chosen(self, question: Question) -> dict[str, float]:
-        """The sources of a row, each with its weight."""
+        """The labels of the sources of a question's row, with their weights."""
         if self._by is None:
             return self._all
         value = str(question.columns.get(self._by))
@@ -321,7 +320,7 @@ class Mixture(Oracle):
         return found
 
     def _scaled(self, source: _WeightedOracle, round: _Round) -> dict[str, list[float]]:
-        """The normalised scores of a source, by ticket; those without a value are 0."""
+        """The normalised scores of a source, by ticket; a score without a value is 0."""
         raw = {ticket: said[source.label] for ticket, said in round.said.items() if source.label in said}
         sound = {
             ticket: [value for value, mark in zip(own.values, own.marks, strict=True) if mark == "ok"]
@@ -340,7 +339,7 @@ class Mixture(Oracle):
     def _scale(
         self, source: _WeightedOracle, group: Sequence[float], batch: Sequence[float]
     ) -> tuple[float, float]:
-        """What is taken off a score, and what it is divided by."""
+        """The number that is subtracted from a score, and the one that it is then divided by."""
         if source.normalise in ("none", "fixed"):
             return source.mean, source.std
         values = group if source.normalise == "group" else batch
@@ -348,7 +347,7 @@ class Mixture(Oracle):
         return mean, (statistics.stdev(values, xbar=mean) if len(values) > 1 else 0.0) + _EPSILON
 
     def _weights(self, value: object, entry: Any) -> dict[str, float]:
-        """An entry of the recipe: labels, or labels with weights."""
+        """The weights by label of an entry of the recipe, which has labels, or labels with weights."""
         given = (
             entry
             if isinstance(entry, Mapping)

@@ -1,4 +1,4 @@
-"""The oracle `pairrm`: a DeBERTa that reads a prompt with two responses at once says which is better
+"""The oracle `pairrm`: a DeBERTa that reads a prompt with two responses at once and says which is better
 (LLM-Blender, arXiv:2306.02561, Section 4).
 
 The format is that of `llm-blender/PairRM-hf`, from its model card and the class `DebertaV2PairRM` of
@@ -6,17 +6,17 @@ yuchenlin/LLM-Blender: one row of three pieces
 
     [CLS] <|source|> prompt [SEP]  [CLS] <|candidate1|> first [SEP]  [CLS] <|candidate2|> second [SEP]
 
-of at most 1,224 tokens for the prompt's and half of what is left of 2,048 for each response's, cut on the
-right. The hidden states of the source's marker and of a candidate's go together through two linear layers
-with a tanh between them; the difference of the two candidates, in the mean over the model's tasks, is the
-log-odds that the first wins.
+The prompt's piece has at most 1,224 tokens, each response's half of what is left of 2,048; both are cut on
+the right. The hidden state of the source's marker is concatenated with that of a candidate's marker and goes
+through two linear layers with a tanh between them. The difference between the two candidates, averaged over
+the model's tasks, is the log-odds that the first wins.
 
 Departures:
-1. Both orders are asked, and the mean of the two probabilities is the answer, so that compare(A, B) +
+1. Both orders are asked and the answer is the mean of the two probabilities, so that compare(A, B) +
    compare(B, A) = 1.
-2. A special token in a text is broken by a blank, so that no text brings a marker of its own.
+2. A special token in a text is broken by a blank, so that no text can bring a marker of its own.
 
-Not handled: conversations of several messages, for which the format has one text only; the older
+Not handled: conversations of several messages, since the format has one text; the older
 `llm-blender/PairRM`, which has no safetensors.
 """
 
@@ -44,20 +44,22 @@ MARKERS = {
     "cand1_prefix_id": "<|candidate1|>",
     "cand2_prefix_id": "<|candidate2|>",
 }
-"""By field of the configuration, what the id stands for."""
+"""The token of each id in the configuration, by field."""
 SOURCE_TOKENS, CANDIDATE_TOKENS = 1224, 412
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class PairRM(LocalOracle):
-    """Weights are loaded with the first question.
+    """Compares pairs with a PairRM. The weights are loaded for the first question.
+
+    Its version changes with the weights, the precision and the two limits.
 
     Args:
         path: a directory, or `org/name`, in the layout of `llm-blender/PairRM-hf`.
-        dtype: "float32", or "bfloat16" for half the memory; the head is float32.
+        dtype: "float32", or "bfloat16" for half the memory; the head is always float32.
         batch_tokens: most tokens of a forward pass, padding included.
         source_tokens: most tokens of the prompt, with its three special ones.
-        candidate_tokens: of each response, where the prompt takes all of its own.
+        candidate_tokens: most tokens of each response, if the prompt uses all of its own.
         device: by default that of `compute.profile`.
 
     Raises:
@@ -129,10 +131,10 @@ class PairRM(LocalOracle):
         ]
 
     def values(self, questions: Sequence[Question]) -> Values:
-        """The probability that the first candidate wins, of each pair.
+        """The probability that the first candidate wins, for each pair.
 
         Raises:
-            OracleError: a prompt of several messages, or a number that is not finite.
+            OracleError: a prompt has several messages, or a number is not finite.
         """
         rows = []
         for question in questions:
@@ -187,7 +189,7 @@ class PairRM(LocalOracle):
         width, config = self.config.hidden_size, self.config
         with torch.device("meta"):
             backbone = DebertaV2Model(config)
-            # The places of the layers are those of the published names; dropout stands at 0 and 3.
+            # The layers' indices are those in the published names; 0 and 3 are dropout.
             parts = [
                 torch.nn.Identity(),
                 torch.nn.Linear(2 * width, width),
@@ -213,7 +215,7 @@ class PairRM(LocalOracle):
                     "shape; give a checkpoint of the whole model"
                 )
             module.load_state_dict(own, strict=False, assign=True)
-        # the one tensor that files do not have
+        # The files do not have this tensor.
         backbone.embeddings.position_ids = torch.arange(config.max_position_embeddings)[None]
         return backbone.to(self.device, DTYPES[self.dtype]).eval(), head.to(self.device, torch.float32).eval()
 

@@ -1,4 +1,4 @@
-"""Preferences from scores."""
+"""Preferences made from scores."""
 
 import math
 from collections.abc import Sequence
@@ -11,16 +11,17 @@ from oat.types import Answer, Kind, Mark, Price, Question
 
 
 class Preferences(Wrapper):
-    """Makes an oracle of scores answer comparisons (Bradley and Terry, 1952).
+    """Answers comparisons with the scores of another oracle (Bradley and Terry, 1952).
 
     p = sigmoid((r_first - r_second) / scale)
 
-    Equal rewards are a tie (0.5), never a win. A candidate without a score leaves the question with that
-    mark. It costs what its two scores cost, and the answer has those that there are beside it.
+    Equal rewards are a tie (0.5), never a win. If a candidate has no score, the comparison gets the mark of
+    that score. A comparison costs what its two scores cost, and its answer also holds those scores that there
+    are.
 
     Args:
-        oracle: answers "score".
-        scale: rewards that make odds of e to 1; above 0.
+        oracle: the one that scores.
+        scale: difference of rewards at which the odds are e to 1; above 0.
 
     Raises:
         ConfigError: the oracle does not score, or the scale is not a positive number.
@@ -48,8 +49,8 @@ class Preferences(Wrapper):
         return self.oracle.submit([replace(question, kind="score") for question in questions])
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """As the oracle's. Scores that nobody can use are an error once the sound answers beside them are
-        handed out.
+        """Collect the scores, and make answers of them. If some of its answers cannot be used, the sound ones
+        are returned first, and the next call raises.
 
         Raises:
             OracleError: the oracle breaks the contract.

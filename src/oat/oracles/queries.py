@@ -1,14 +1,14 @@
 """Reward functions of LightRFT and OpenRLHF, unmodified: `reward_func(queries, prompts)` and
 `reward_func(queries, prompts, labels)`.
 
-A function is one of these when its first two parameters have these names. It gets texts only: a prompt, and
-as query the same text with the response behind it, so that `query[len(prompt):]` is the response.
+A function whose first two parameters have these names is one of them. It gets texts only: a prompt, and as
+query the same text followed by the response, so that `query[len(prompt):]` is the response.
 
 Departures from both:
-1. A prompt is what the data give and not what the chat template makes of it: the contents of its messages, a
-   line break after each where there are several. A function that looks for a template's tokens finds none.
+1. A prompt is what the data give, not what the chat template makes of it: the contents of its messages, and a
+   line break after each if there are several. A function that looks for a template's tokens finds none.
 2. `labels` are the column `labels`, or `label`, or else the reference.
-3. Of a dictionary that is returned, `rewards` are the values; `scores` and `extra_logs` are not read.
+3. If the function returns a dictionary, `rewards` are the values; `scores` and `extra_logs` are not read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,16 +19,16 @@ from oat.types import Question
 
 
 class QueryReward(CallableOracle):
-    """A function `reward_func(queries, prompts, ...)` as an oracle of scores.
+    """An oracle of scores that calls `reward_func(queries, prompts, ...)`.
 
-    It may return a tensor, an array or a list of numbers, one a query, each also as a tensor of one element.
-    Everything else is as in `CallableOracle`.
+    The function may return a tensor, an array or a list, with one number for each query; a number may also be
+    a tensor of one element. Everything else is as in `CallableOracle`.
     """
 
     given = ("queries", "prompts", "labels")
 
     def _beside(self, columns: Collection[str]) -> Collection[str]:
-        """Labels need a column, or a reference."""
+        """The names that every call has, with `labels` only if the data have such a column or a reference."""
         return [
             name for name in self.given if name != "labels" or {"label", "labels", "reference"} & {*columns}
         ]

@@ -1,4 +1,4 @@
-"""Oracles by name."""
+"""Makes oracles from names, functions, classes and objects."""
 
 import hashlib
 import inspect
@@ -21,7 +21,7 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
     """The oracle of this name: one of ours, or a user's as `path/to/file.py:Name` or `package.module:Name`.
 
     Args:
-        device: where one of ours that computes does so, unless its options say otherwise.
+        device: for an oracle of ours that computes, unless its options name another.
 
     Raises:
         ConfigError: an unknown name, code that cannot be loaded, or as `make_oracle`.
@@ -37,11 +37,11 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
 
 
 def name_source(oracle: Oracle, code: Any, name: str) -> None:
-    """Give an oracle the file that its values come from as its version.
+    """Make the file that an oracle's values come from its version.
 
     Args:
         code: the function or the class.
-        name: of it.
+        name: its name in the configuration.
     """
     place, version, text = _source(code, name)
     oracle.version = version
@@ -56,11 +56,11 @@ def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
     `collect` is constructed with the options as keywords, and asked through `UsersOracle`, as an object is.
 
     Args:
-        name: stands in messages and in `Answer.by`.
+        name: for messages and `Answer.by`.
 
     Raises:
-        ConfigError: neither a function nor a class, a class that is no oracle, or an option that it does not
-        take or misses.
+        ConfigError: it is neither a function nor a class, it is a class but no oracle, or an option is
+            missing or unknown.
     """
     oracle = _made(found, name, options)
     return oracle if isinstance(oracle, CallableOracle) else UsersOracle(oracle)
@@ -92,8 +92,8 @@ def _made(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
 
 
 def oracle_options(name: str) -> set[str] | None:
-    """The options that an oracle takes: none for a function, its constructor's keywords for a class; None
-    where it takes any.
+    """The options that an oracle takes: none for a function, its constructor's keywords for a class; None if
+    it takes any.
 
     Raises:
         ConfigError: an unknown name, or code that cannot be loaded.
@@ -103,9 +103,12 @@ def oracle_options(name: str) -> set[str] | None:
 
 
 def _source(found: Any, name: str) -> tuple[str, str, str]:
-    """The file that a function or a class stands in, for people, its hash, and a hash of what it does; of
-    what was given from Python its name and its own lines, and for a lambda, whose lines others share, what it
-    does is its code. The hashes are "" where there are none."""
+    """The place of a function's or a class's source, as shown to people; a hash of that source; and a hash of
+    what it does.
+
+    The source is the file. For an object that was given from Python, the place is its name and the source its
+    own lines. What a lambda does is its code object, since it shares its line with other code; for all others
+    it is the source. Without a source the hashes are ""."""
     try:
         if name.startswith("python:"):
             place, source = name, inspect.getsource(found).encode()
@@ -123,7 +126,7 @@ def _source(found: Any, name: str) -> tuple[str, str, str]:
 
 
 def _plain_code(code: Any) -> Any:
-    """What a code object does, wherever it stands."""
+    """The contents of a code object, without its place in a file."""
     return (
         code.co_code,
         code.co_names,

@@ -1,4 +1,4 @@
-"""The oracle `reward_model`: a sequence-classification model of transformers scores every candidate, in this
+"""The oracle `reward_model`: a sequence-classification model of transformers scores every candidate in this
 process."""
 
 from collections.abc import Sequence
@@ -10,8 +10,10 @@ from oat.types import Question
 
 
 class RewardModelOracle(LocalOracle):
-    """See `oat.models.scoring` for what it reads and where its score stands. Weights are loaded with the
-    first question.
+    """Scores with a reward model; `oat.models.scoring` says what the model reads and which output is the
+    score. The weights are loaded for the first question.
+
+    Its version changes with the weights, the template, the label and the precision.
 
     Args:
         path: a directory, or `org/name`.
@@ -19,9 +21,9 @@ class RewardModelOracle(LocalOracle):
         label: the number of the label that is the score, for a model that has several.
         batch_tokens: most tokens of a forward pass, padding included.
         max_tokens: most tokens of a prompt with its response; by default what the model can read. A longer
-        one is never cut.
-        overflow: what becomes of a longer one: "abstain" (it has no score, and is counted in
-        answers/abstained_frac), or "refuse".
+            row is never cut.
+        overflow: what happens to a longer row: "abstain" (it gets no score, and is counted in
+            answers/abstained_frac), or "refuse" (an error).
         device: by default that of `compute.profile`.
 
     Raises:
@@ -58,8 +60,8 @@ class RewardModelOracle(LocalOracle):
         """The scores of the candidates.
 
         Raises:
-            OracleError: the template refuses a conversation; a row is too long, with `overflow: refuse`; a
-            score is not finite.
+            OracleError: the template refuses a conversation; a row is too long and `overflow` is "refuse"; a
+                score is not finite.
         """
         try:
             rows = [

@@ -52,8 +52,8 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
     "made_of": (_is_mapping, dict, "a dict of plain values by file and field"),
     "metrics": (_is_mapping, dict, "numbers by name"),
 }
-"""By optional member that is no method: the check of its kind, the conversion to what the run reads, and the
-kind in words."""
+"""The optional members that are no methods: the check of their kind, the conversion to what the run reads,
+and the kind in words."""
 
 
 class UsersOracle(Wrapper):

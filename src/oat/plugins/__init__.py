@@ -1,1 +1,1 @@
-"""Parts by name: the registry of ours, and code of users: how it is found, called and kept apart."""
+"""Parts by name: the registry of ours, and users' code, which is found, called and kept apart here."""

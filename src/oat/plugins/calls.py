@@ -1,16 +1,17 @@
-"""Calls of users' code. It raises what it likes, also what is no `Exception`, and may leave the process in
-another state than it found it.
+"""Calls of users' code. It may raise anything, also what is no `Exception`, and may leave the process in
+another state than before.
 
-What it leaves is put back, with a warning: whatever the run computes or says afterwards depends on these.
+After each call the following is put back, with a warning, since what the run computes and prints depends on
+it:
 
 * torch: whether gradients are recorded, default dtype and device, deterministic algorithms, precision of
   products, autocast, threads;
 * the process: where lines go (`sys.stdout`, `sys.stderr`), the handlers of SIGTERM and Ctrl-C, and an alarm
   that is still to come.
 
-What cannot be put back (inference mode, a closed stream) is an error. The generators of torch, numpy and
-Python decide nothing in a run, and relative paths are not seen from the working directory (`files.py`), so
-these may change.
+A state that cannot be put back (inference mode, a closed stream) is an error. The random generators of torch,
+numpy and Python may change, since they decide nothing in a run, and so may the working directory, since
+relative paths do not start there (`files.py`).
 """
 
 import os
@@ -24,9 +25,10 @@ from typing import Any
 from oat.errors import OatError, described, is_signal, warn
 
 _replaced: list[Any] = []
-"""Streams that stood in the place of ours: one that goes may close what it writes to."""
+"""Streams that users' code put in the place of ours. They are kept, since a stream that is deleted may close
+what it writes to."""
 _FRESH = {"torch.set_grad_enabled": True, "torch.use_deterministic_algorithms": (False, False)}
-"""What torch begins with, where it is imported by the code that is called."""
+"""The state with which torch begins, for a call that imports torch."""
 
 
 _OF_THE_THREAD = {
@@ -35,14 +37,16 @@ _OF_THE_THREAD = {
     "torch.set_autocast_enabled",
     "torch.set_num_threads",
 }
-"""What is another in each thread, or is changed by the run's own; the rest is of the process."""
+"""Settings that each thread has for itself, or that the run's own threads change. The others belong to the
+process."""
 _lock = threading.RLock()
 _under_way: "list[_Kept]" = []
-"""Of calls that have not come back, of any thread. One that never does stays here, and changes nothing."""
+"""The states kept for calls that have not returned, of all threads. A call that never returns stays here, and
+changes nothing."""
 
 
 def _begin_alone() -> None:
-    """In a forked child, which has none of the other threads."""
+    """Begin with no calls in a forked child, which has none of the other threads."""
     global _lock
     _lock = threading.RLock()
     _under_way.clear()
@@ -51,40 +55,42 @@ def _begin_alone() -> None:
 os.register_at_fork(after_in_child=_begin_alone)
 
 Refuse = Callable[[str], OatError]
-"""Makes an error from what code did, for example "raised ValueError: no number"."""
+"""Makes an error from what the code did, for example "raised ValueError: no number"."""
 Place = Callable[[BaseException], str]
-"""Where an error was raised, as the end of that."""
+"""Gives the place where an error was raised, to end that text."""
 
 
 def guarded(name: str, refuse: Refuse, place: Place | None = None) -> AbstractContextManager[None, None]:
-    """Within it a user's code runs. Errors of ours, and what people's signals raise, pass through.
+    """A context in which a user's code runs. Errors of ours, and exceptions of people's signals, pass
+    through.
 
     Args:
-        name: of the code, in messages.
+        name: of the code, for messages.
 
     Raises:
-        OatError: what `refuse` makes: the code raised anything, or left a state that cannot be put back.
+        OatError: made by `refuse`: the code raised anything else, or left a state that cannot be put back.
     """
     return _Guarded(refuse, place, name)
 
 
 def raising(refuse: Refuse, place: Place | None = None) -> AbstractContextManager[None, None]:
-    """As `guarded`, of what is raised alone."""
+    """A context as `guarded` that handles only what is raised; the state of the process is not looked at."""
     return _Raising(refuse, place)
 
 
 def restoring(name: str, refuse: Refuse) -> AbstractContextManager[None, None]:
-    """As `guarded`, of what is left behind alone: what is raised passes through."""
+    """A context as `guarded` that handles only the state of the process; what is raised passes through."""
     return _Restoring(refuse, None, name)
 
 
 def bare(what: str) -> str:
-    """What code did, where a sentence says already that it failed."""
+    """The text of what code did, for a sentence that says already that it failed."""
     return what.removeprefix("raised ")
 
 
 class _Raising(AbstractContextManager[None, None]):
-    """No generator: `contextlib` takes a RuntimeError that a StopIteration led to for that StopIteration."""
+    """A class and no generator: `contextlib` takes a RuntimeError that was raised from a StopIteration for
+    that StopIteration."""
 
     def __init__(self, refuse: Refuse, place: Place | None):
         self._refuse, self._place = refuse, place
@@ -120,10 +126,10 @@ class _Restoring(_Guarded):
 
 
 class _Kept:
-    """The state of the process as it is when this is made.
+    """The state of the process at the moment when this is made.
 
     Attributes:
-        lost: what cannot be put back, known after `put_back`.
+        lost: the change that cannot be put back, in words; "" if there is none. `put_back` sets it.
     """
 
     def __init__(self) -> None:
@@ -148,10 +154,10 @@ class _Kept:
         self.lost = ""
 
     def put_back(self, name: str) -> None:
-        """Where anything is another, it becomes what it was, and people are told which.
+        """Put back everything that has changed, and warn of it.
 
         Args:
-            name: of the code that did it.
+            name: of the code that changed it.
         """
         with _lock:
             if self in _under_way:
@@ -199,15 +205,15 @@ class _Kept:
                     self.lost = f"left torch in another state ({setting}) that cannot be put back"
 
     def _tell_others(self, setting: str, left: Any, put_back: Any) -> None:
-        """A call that began meanwhile took what this one had changed for what was there before, and would put
-        that back."""
+        """Correct the states kept for calls that began meanwhile. They hold what this call had changed, and
+        would put that back."""
         for other in _under_way if setting not in _OF_THE_THREAD else ():
             if other._torch is not None and other._torch[setting] == left:
                 other._torch[setting] = put_back
 
     def _settings(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-        """By the function that changes it, what reads a setting and what sets it. A thread of the user's has
-        no say in the number of threads, which the run itself changes meanwhile."""
+        """The functions that read and set each setting, by the name of torch's function. The number of
+        threads is only among them on the main thread, since the run itself changes it meanwhile."""
         torch: Any = sys.modules["torch"]
 
         def deterministic() -> tuple[bool, bool]:
@@ -243,5 +249,5 @@ class _Kept:
 
 
 def _rings() -> bool:
-    """Whether SIGALRM is still to come, whose handler may raise anywhere."""
+    """True if SIGALRM is still to come; its handler may raise anywhere."""
     return signal.getitimer(signal.ITIMER_REAL)[0] > 0

@@ -1,22 +1,22 @@
-"""One worker: a process that makes a function once and then answers calls of it, until its input ends.
-`plugins/pool.py` starts it and may kill it.
+"""The program of one worker: a process that makes a function once and then answers calls of it, until its
+input ends. `plugins/pool.py` starts it and may kill it.
 
-Both sides speak in frames: the length in four bytes, then MessagePack of plain data; nothing is pickled. The
-first frame that comes says what to make and within which limits, and the first that goes back says that it is
-made. Each later one is an argument, and its answer one of
+Both sides send frames: the length in four bytes, then MessagePack of plain data; nothing is pickled. The
+first frame to the worker says what to make and within which limits; the first frame back says that it is
+made. Each later frame to the worker holds the arguments of a call, and the answer is one of
 
-    {"value": ...}      what the function returned
-    {"error": text}     it says itself that somebody must repair something (`OracleError`)
-    {"failure": text}   it raised anything else
+    {"value": ...}      the function returned this
+    {"error": text}     the function says itself that somebody must repair something (`OracleError`)
+    {"failure": text}   the function raised anything else
 
-What a function prints goes to stderr, so that it cannot be taken for an answer.
+The output of a function's prints goes to stderr, so that it cannot be taken for an answer.
 
-Limits of every worker: memory, seconds and processor seconds of a call; no core files. They are kept by the
-kernel: past the seconds of a call SIGALRM ends the process, whether or not whoever started it still lives.
+Every worker has limits: memory, seconds and processor seconds of a call, and no core files. The kernel
+enforces them: after the seconds of a call SIGALRM ends the process, even if the parent has died.
 
-Confined, for code of ours that reads what models write, a worker also has no network (a namespace of its own,
-where the system lets it have one), writes no files and starts no processes (limits of the kernel, and an
-audit hook). The hook is no sandbox: it stops what a parser may be talked into, and not native code.
+A confined worker, for code of ours that reads what models write, also has no network (a namespace of its own,
+if the system allows one), writes no files and starts no processes (limits of the kernel, and an audit hook).
+The hook is no sandbox: it stops what a hostile text may make a parser do, and not native code.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ def frame(value: Any) -> bytes:
     """The bytes of one message.
 
     Raises:
-        TypeError: something in it is no plain data.
+        TypeError: something in the value is no plain data.
     """
     body = msgspec.msgpack.encode(value)
     return HEADER.pack(len(body)) + body
@@ -55,7 +55,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    # so that a KeyboardInterrupt is only what the function raises
+    # so that only the function itself can raise a KeyboardInterrupt
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     order = read_frame(calls)
     if order is None:
@@ -98,8 +98,8 @@ def _attempt(action: Callable[[], Any], *, is_call: bool = True) -> dict[str, An
 
 
 def _begin(seconds: float) -> None:
-    """Let the kernel end this process when the call takes longer, unless the function takes the signal;
-    processor seconds it cannot take."""
+    """Have the kernel end this process when the call takes longer. A function may catch the signal; it cannot
+    escape the limit of processor seconds."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -113,8 +113,8 @@ def _limit(what: int, most: int, *, is_final: bool = True) -> None:
 
 
 def _leave_network() -> None:
-    """Into namespaces of its own, with no network in them; this also takes away what root may do. Some
-    systems forbid it."""
+    """Move this process into namespaces without a network, where it also loses root's powers. Some systems
+    forbid this."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).unshare(_NEW_USER | _NEW_NETWORK)
 
@@ -132,7 +132,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def read_frame(file: BinaryIO) -> Any:
-    """The next message; None where the other side has gone."""
+    """The next message; None if the other side is gone."""
     head = file.read(HEADER.size)
     body = file.read(HEADER.unpack(head)[0]) if len(head) == HEADER.size else b""
     return msgspec.msgpack.decode(body) if body else None

@@ -1,4 +1,4 @@
-"""Users' own code, by name: `path/to/file.py:Name` or `package.module:Name`; and `python:Name`, an object
+"""Loads users' code by name: `path/to/file.py:Name`, `package.module:Name`, or `python:Name` for an object
 that was given from Python."""
 
 import hashlib
@@ -19,19 +19,19 @@ from oat.files import seen
 from oat.plugins.calls import bare, guarded
 
 given: dict[str, Any] = {}
-"""What `python:Name` names: objects of this process (`oat.Trainer`)."""
+"""The objects of this process that `python:Name` names (`oat.Trainer`)."""
 
 elsewhere: dict[str, str] = {}
-"""What `own_files` gives in processes that run a user's code for this one."""
+"""The results of `own_files` in worker processes of this one."""
 
 _PREFIX = "oat_plugin_"
 _named: dict[Path, str] = {}
-"""The files that were named, each with the hash of what was run of it last."""
+"""The files that were named, each with the hash of the content that was run last."""
 _folders: dict[Path, None] = {}
 """The folders of the files and modules that were named."""
 _seen: dict[str, tuple[Any, Path, str]] = {}
-"""Of imported files the module's spec, which is a new one when it is imported anew, and the hash they had
-then."""
+"""Imported files: the module's spec, which is a new one after another import, the resolved path, and the hash
+at the import."""
 _INSTALLED = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
     f"{Path(__file__).parent.parent}/",
@@ -40,7 +40,7 @@ _INSTALLED = (
 
 @contextmanager
 def naming(objects: Mapping[str, Any]) -> Iterator[None]:
-    """Within it `python:Name` names these objects too; afterwards only what it named before."""
+    """A context in which `python:Name` names these objects too."""
     before = dict(given)
     given.update(objects)
     try:
@@ -51,13 +51,13 @@ def naming(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 def same_by_file(stored: Any, now: Any) -> Any:
-    """What a run's configuration is given now, where `file.py:Name` or `module:Name` stands for its
-    `python:Name`: such names are as the run has them, and from here on (within `naming`) they name what the
-    file has.
+    """The value that a continued run is given, with `python:Name` in place of each `file.py:Name` or
+    `module:Name` that stands for it. From here on (within `naming`) such a `python:Name` names what the file
+    has.
 
     Args:
         stored: a value of the run's configuration, as plain data.
-        now: what stands in its place.
+        now: the value that is given for it now.
 
     Raises:
         ConfigError: as `load_symbol`.
@@ -78,14 +78,14 @@ def same_by_file(stored: Any, now: Any) -> Any:
 
 
 def load_symbol(spec: str) -> Any:
-    """What `path/to/file.py:Name`, `package.module:Name` or `python:Name` names.
+    """The object that `path/to/file.py:Name`, `package.module:Name` or `python:Name` names.
 
-    A file is run once for each content it has; naming it twice gives the same objects. The author of a config
-    is trusted: its code runs.
+    A file is run once for each content that it has; naming it twice gives the same objects. The author of a
+    configuration is trusted: the code runs.
 
     Raises:
-        ConfigError: the name has neither form, the file or module is missing or fails while it is imported,
-        or has no such attribute.
+        ConfigError: the name has none of these forms, the file or module is missing or fails while it is
+            imported, or it has no such attribute.
     """
     place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():
@@ -115,9 +115,11 @@ def load_symbol(spec: str) -> Any:
 
 
 def own_files(base: Path) -> dict[str, str]:
-    """The user's own code in this process: a hash of each file below the working directory, or below the
-    folder of code that was named, that a module was imported from, as it was when it was first seen; nothing
-    that is installed, and not the script itself. By `shown_name`.
+    """The hashes of the user's own files in this process, by `shown_name`.
+
+    These are the files below the working directory, or below the folder of code that was named, from which a
+    module was imported, each with the hash that it had when it was first seen. Installed files and the script
+    itself are not among them.
 
     Args:
         base: the working directory.
@@ -137,8 +139,8 @@ def own_files(base: Path) -> dict[str, str]:
 
 
 def shown_name(path: Path, base: Path) -> str | None:
-    """A user's file by its path from the working directory, or from a folder of code that was named, with
-    that folder's name; None for others."""
+    """The name of a user's file: its path from the working directory, or from the parent of a folder of code
+    that was named; None for other files."""
     if _is_installed(str(path)):
         return None
     if path.is_relative_to(base):
@@ -165,7 +167,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
             "to where you are"
         ) from error
     _named.pop(file, None)
-    _named[file] = _hash(content)  # behind those that another run named
+    _named[file] = _hash(content)  # behind the files that another run named
     _folders[file.parent] = None
     digest = hashlib.blake2b(str(file).encode() + b"\0" + content, digest_size=8).hexdigest()
     unique = f"{_PREFIX}{path.stem}_{digest}"
@@ -204,8 +206,8 @@ def _load_module(name: str, spec: str) -> ModuleType:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Where an error passed last through code that was named, or lies beside it, as "line 7 of file.py"; None
-    where it did not."""
+    """The last place of an error's traceback in code that was named, or that lies beside it, as "line 7 of
+    file.py"; None if there is none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_named(Path(frame.filename))]
     return f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else None
 
@@ -217,6 +219,6 @@ def _is_named(file: Path) -> bool:
 
 
 def _line(error: BaseException, file: str | None) -> str:
-    """The last line of the file that an error passed through."""
+    """The last line of a file in an error's traceback, as the end of a message."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" (line {lines[-1]})" if lines else ""

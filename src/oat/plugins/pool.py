@@ -1,9 +1,8 @@
-"""Workers: calls of code that may hang, crash or fill the memory, in processes that are killed and replaced
-when it does.
+"""Workers: processes that call code which may hang, crash or fill the memory. A worker in which it does is
+killed and replaced.
 
-A worker is an interpreter of its own, started anew and never forked from this process, whose threads and
-models it must not have. What it may do is said at the head of `plugins/child.py`, and what cannot be promised
-in SECURITY.md.
+A worker is a new interpreter. It is never forked from this process, whose threads and models it must not
+have. The head of `plugins/child.py` says what a worker may do, and SECURITY.md what cannot be promised.
 """
 
 import os
@@ -26,21 +25,21 @@ from oat.files import start
 from oat.plugins.child import HEADER, frame
 
 _START_S = 120.0
-"""Most seconds until a worker is ready: what it imports may be large."""
+"""Most seconds until a worker is ready; its imports may be large."""
 _GRACE = 1.5
-"""Where a worker did not end by itself after `timeout_s`, it is killed after so many times that."""
+"""A worker that did not end by itself after `timeout_s` is killed after this multiple of it."""
 _MAX_BYTES = 64 * 2**20
-"""Of an answer."""
+"""Most bytes of an answer."""
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
-"""Of the environment, to confined workers; keys stay here."""
+"""Environment variables that confined workers get; keys are not among them."""
 
 
 class Outcome(NamedTuple):
-    """What came of a call.
+    """The outcome of a call.
 
     Attributes:
-        value: what it returned.
-        failure: what happened instead, as the end of a sentence about it; "" where nothing did.
+        value: the returned value.
+        failure: what happened instead, as the end of a sentence about the call; "" if it returned.
     """
 
     value: Any
@@ -51,16 +50,16 @@ class Workers:
     """Processes that call one function, each one call at a time.
 
     Args:
-        target: `path/to/file.py:Name` or `package.module:Name` of what makes the function; it is loaded and
-        called in each worker.
-        arguments: that it is made with; plain data.
-        count: most workers at once. They start when there is work for them, the first one now.
+        target: `path/to/file.py:Name` or `package.module:Name` of the factory of the function. Each worker
+            loads and calls it.
+        arguments: of the factory; plain data.
+        count: most workers at once. They start when there is work for them, the first one immediately.
         timeout_s: seconds of a call, after which it has failed.
-        memory_gb: most that a worker may address, 10^9 bytes, shared libraries included.
+        memory_gb: most memory that a worker may address, in 10^9 bytes, shared libraries included.
         is_confined: without network, keys, written files and processes; for code of ours.
 
     Attributes:
-        about: what the made function says of itself, its attribute `about`, or None.
+        about: the attribute `about` of the made function, or None.
 
     Raises:
         ConfigError: the function cannot be made, or a number is not above 0.
@@ -107,8 +106,8 @@ class Workers:
         self.about = first.about
 
     def send(self, ticket: str, *arguments: Any) -> None:
-        """Call the function with these arguments, plain data, as soon as a worker is free; what does not
-        travel (half a surrogate) has failed."""
+        """Call the function with these arguments, which are plain data, as soon as a worker is free. A call
+        whose arguments cannot be encoded (half a surrogate) has failed."""
         try:
             self._waiting.append((ticket, frame(arguments)))
         except (TypeError, ValueError, OverflowError):
@@ -116,8 +115,8 @@ class Workers:
         self._dispatch()
 
     def collect(self, seconds: float) -> list[tuple[str, Outcome]]:
-        """The calls that have ended since, each with its ticket; where there are none, those that end first
-        within `seconds`. Only here is noticed what a worker said, or that it must be killed.
+        """The calls that have ended since the last time, each with its ticket; if there are none, those that
+        end first within `seconds`. Only this method reads what workers say, and kills those that are late.
 
         Raises:
             OracleError: the function says that it cannot be used, or no worker can be started any more.
@@ -134,7 +133,7 @@ class Workers:
         return done
 
     def map(self, calls: Sequence[Sequence[Any]]) -> list[Outcome]:
-        """The outcomes of calls, one for each list of arguments, in order.
+        """Call the function once for each list of arguments; the outcomes, in order.
 
         Raises:
             OracleError: as `collect`.
@@ -147,7 +146,7 @@ class Workers:
         return [found[str(number)] for number in range(len(calls))]
 
     def close(self) -> None:
-        """End all workers; also done when this is no longer used, and at the end of the process."""
+        """End all workers. This also happens when the object is deleted, and at the end of the process."""
         self._end()
 
     def _dispatch(self) -> None:
@@ -171,7 +170,7 @@ class Workers:
         return worker
 
     def _wait(self, end: float) -> None:
-        """For the next thing that a worker says, at most until `end`, or the moment when one is late."""
+        """Wait for the next message of a worker, at most until `end`, or until a worker is late."""
         late = min((worker.deadline for worker in self._workers if worker.deadline), default=end)
         for key, _ in self._selector.select(max(0.0, min(end, late) - time.monotonic())):
             self._take_message(key.data)
@@ -210,12 +209,16 @@ class Workers:
             worker.ticket, worker.deadline = None, 0.0
 
     def _lose(self, worker: "_Worker", failure: str) -> None:
-        """A worker must go."""
+        """End a worker that cannot be used any more."""
         self._drop(worker)
         self._on_worker_exit(worker, failure)
 
     def _on_worker_exit(self, worker: "_Worker", failure: str) -> None:
-        """A worker is gone; whatever it was called for has failed."""
+        """Record that a worker is gone: its call has failed.
+
+        Raises:
+            OracleError: it was gone before it was ready, so another one would be too.
+        """
         if not worker.is_ready:
             raise OracleError(
                 f"a worker for {self.target} {failure} while it was started; its message stands above, "
@@ -235,7 +238,7 @@ class _Worker:
 
     Attributes:
         ticket: of the call that it works on; None: it has none.
-        deadline: when it is killed; 0.0: it may take its time.
+        deadline: the time at which it is killed, in monotonic seconds; 0.0: it has none.
     """
 
     def __init__(self, order: Mapping[str, Any]):
@@ -253,7 +256,7 @@ class _Worker:
             stderr=subprocess.DEVNULL if order["is_confined"] else None,
             env={**kept, **one, "PYTHONPATH": package},
             cwd=start(),
-            process_group=0,  # so that what it starts is ended with it
+            process_group=0,  # so that the processes that it starts end with it
         )
         assert self.process.stdin is not None, "a pipe was asked for"
         assert self.process.stdout is not None, "a pipe was asked for"
@@ -263,11 +266,11 @@ class _Worker:
         self.about: Any = None
         self.ticket: str | None = None
         self.deadline = time.monotonic() + _START_S
-        with suppress(OSError):  # where it is dead already, its output says so
+        with suppress(OSError):  # if it is dead already, its output says so
             self._write(frame(order))
 
     def call(self, ticket: str, message: bytes, seconds: float) -> None:
-        """Have it call the function.
+        """Have the worker call the function.
 
         Raises:
             OSError: it is dead.
@@ -276,7 +279,7 @@ class _Worker:
         self.ticket, self.deadline = ticket, time.monotonic() + _GRACE * seconds + 0.1
 
     def read(self) -> bool:
-        """Take what it has said so far; False where it will say nothing more."""
+        """Read what the worker has written so far; False: it will write nothing more."""
         with suppress(BlockingIOError):
             said = os.read(self.output.fileno(), 2**20)
             self._heard += said
@@ -284,8 +287,8 @@ class _Worker:
         return True
 
     def message(self) -> Any:
-        """The message that it has said; None while it is not whole, something that is no message where it
-        cannot be one."""
+        """The next message of the worker; None while it is incomplete. Something that is no dictionary stands
+        for bytes that are no message."""
         if len(self._heard) < HEADER.size:
             return None
         (size,) = HEADER.unpack_from(self._heard)
@@ -301,10 +304,13 @@ class _Worker:
             return body
 
     def end(self, patience: float = 0.0) -> int:
-        """Kill it and what it started, and wait; the exit code, or minus the signal that ended it.
+        """Kill the worker and the processes that it started, and wait.
 
         Args:
-            patience: seconds in which it may end in its own way.
+            patience: seconds in which it may end by itself.
+
+        Returns:
+            The exit code, or minus the number of the signal that ended it.
         """
         end = time.monotonic() + patience
         while (
@@ -313,7 +319,7 @@ class _Worker:
         ):
             time.sleep(0.002)
         with suppress(ProcessLookupError, PermissionError):
-            # before it is waited for, and another group may have its number
+            # before the process is waited for, after which another group may have its number
             os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(OSError):
             self.input.close()
@@ -334,7 +340,7 @@ def _ending(code: int, seconds: float) -> str:
 
 
 def _end_all(workers: list[_Worker], owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has no say
+    if os.getpid() == owner:  # a forked child must not end the parent's workers
         for worker in workers:
             worker.end()
         workers.clear()

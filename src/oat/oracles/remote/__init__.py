@@ -1,1 +1,1 @@
-"""A reward model behind HTTP: the client that is an oracle, and the server it asks."""
+"""A reward model behind HTTP: the client, which is an oracle, and the server that it asks."""

@@ -1,8 +1,8 @@
-"""The oracle behind a reward server: `oat serve reward`, the predecessor's server, or any that speaks the
-format of `format.py`.
+"""The oracle `remote`: asks a reward server, which may be `oat serve reward`, the predecessor's server, or
+any other that speaks the format of `format.py`.
 
-Each question is a request of its own, so that one that cannot be answered takes no other with it; the server
-makes the batches.
+Each question is a request of its own, so that one that cannot be answered takes no other down with it. The
+server makes the batches.
 """
 
 import math
@@ -22,7 +22,7 @@ from oat.types import Answer, Kind, Mark, Question
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A question that was sent."""
+    """A question that was sent, and the reply to come."""
 
     question: Question
     since: float
@@ -32,27 +32,24 @@ class _Call:
 class RemoteOracle(Oracle):
     """Asks a reward server, or several that share the questions.
 
-    A value that the server does not give (its model cannot read so much) is an abstention. A question without
-    an answer in `max_tries` tries, or within `max_outage_s` and one more try, counts as failed, and so does
-    one that a server refuses (400, 413, 422) which answers others. Any other refusal ends the run, as
-    refusals of all first questions do, and a server that is away for `max_outage_s`: what is unanswered is
-    asked again by the same command.
+    A value that the server does not give, because its model cannot read so much, is an abstention. A question
+    counts as failed if it has no answer after `max_tries` tries, or within `max_outage_s` and one more try.
+    It also counts as failed if the server refuses it (400, 413, 422) and answers others. Three things end the
+    run: any other refusal, the refusal of all first questions, and a server that is away for `max_outage_s`.
+    The same command then asks again what is unanswered.
 
     Args:
         url: of the server without the route, or a list of servers with the same model.
         answers: "score", or "compare" for the server's own preferences.
-        timeout_s: seconds of one try; longer than the server's own limit, or slow answers are thrown away and
-        asked for again.
+        timeout_s: seconds of one try. It should exceed the server's own limit; otherwise slow answers are
+            thrown away and asked for again.
         max_outage_s: seconds without any answer after which the run ends.
         concurrency: questions under way together.
-        token_env: environment variable with the server's token; unset: none is sent.
-        version: of the model behind the URL, as text: answers of another version are not used again.
-
-    Attributes:
-        max_outage_s: as given.
+        token_env: environment variable with the server's token; if it is not set, no token is sent.
+        version: of the model behind the URL, as text; answers of another version are not used again.
 
     Raises:
-        ConfigError: an argument that cannot be used.
+        ConfigError: an argument cannot be used.
     """
 
     def __init__(
@@ -104,13 +101,13 @@ class RemoteOracle(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """As the protocol has it.
+        """The answers that are there, or come within `seconds`.
 
         Raises:
-            RefusalError: the server refuses what every question needs, or a question although it has never
-                answered one, and nothing is under way that it might answer; the question is sent again when
-                it is collected again.
-            OutageError: no server has answered for `max_outage_s`; likewise.
+            RefusalError: the server refuses what every question needs. Or it refuses a question, has never
+                answered one, and nothing is under way that it might answer. The next call of `collect` sends
+                the question again.
+            OutageError: no server has answered for `max_outage_s`. The next call sends the question again.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]
         for ticket in self._again.intersection(due):
@@ -146,7 +143,7 @@ class RemoteOracle(Oracle):
         self._client.close()
 
     def _ended(self, tickets: Sequence[str]) -> dict[str, BaseException | None]:
-        """Those of which the end is known, each with its error."""
+        """The tickets whose end is known, each with its error."""
         return {
             ticket: self._calls[ticket].future.exception()
             for ticket in tickets
@@ -154,8 +151,8 @@ class RemoteOracle(Oracle):
         }
 
     def _is_unclear(self, ticket: str) -> bool:
-        """Whether a question was refused, and it may be the fault of every question: the server has answered
-        none, but others are under way."""
+        """True if a question was refused, the server has answered none so far, and others are under way: the
+        refusal may concern one question or all of them."""
         future = self._calls[ticket].future
         is_refused = future.done() and _is_of_one(future.exception())
         return (
@@ -179,12 +176,12 @@ class RemoteOracle(Oracle):
 
 
 def _is_of_one(error: BaseException | None) -> bool:
-    """Whether it may be the fault of one question alone."""
+    """True if the error may concern one question alone."""
     return isinstance(error, RefusalError) and error.status in (400, 413, 422)
 
 
 def _answer(call: _Call) -> Answer:
-    """Of a call that ended with values, or without a reply."""
+    """The answer of a call that ended with values, or without a reply."""
     question, seconds = call.question, time.monotonic() - call.since
     if call.future.exception() is not None:
         return nothing(question, "failed", question.oracle, seconds)

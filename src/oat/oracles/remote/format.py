@@ -7,11 +7,14 @@
     reply    batch_first_win_prob   b probabilities that the first of a pair wins; or empty
              batch_score            b scores; or empty
 
-The fields are those of the predecessor's server, so that either side may be one of its. Departures:
+The fields are those of the predecessor's server, so that its client or its server may be the other side.
+Departures:
 1. A request with both kinds of responses, with neither, or with lists of unequal lengths is refused.
-2. A prompt may be a conversation. One message of a user is sent as a string, which every server understands.
-3. A response that the model cannot read, because it is too long, has the value nil, and so has its pair.
-4. A reply whose values are too many, too few, not finite or no probabilities is a failure, and no answer.
+2. A prompt may be a conversation. A single message of a user is sent as a string, which every server
+   understands.
+3. A response that is too long for the model has the value nil, and so has its pair.
+4. A reply with too many values, too few, or one that is not finite or no probability is a failure, and no
+   answer.
 """
 
 import math
@@ -29,8 +32,8 @@ CONTENT_TYPE = "application/msgpack"
 ANSWERED = b"+"
 REFUSED = b"-"
 FAILED = b"!"
-"""How a worker's reply to the server's front begins: behind it stands the reply, why this request cannot be
-scored, or what went wrong."""
+"""The first byte of a worker's reply to the server's front. Behind it stands the reply, the reason why this
+request cannot be scored, or what went wrong."""
 
 
 class ChatMessage(msgspec.Struct):
@@ -52,7 +55,8 @@ class FeedbackRequest(msgspec.Struct):
 
     @property
     def items(self) -> list[tuple[tuple[Message, ...], str]]:
-        """Every conversation with a response to it; of pairs first all first ones, then all second ones."""
+        """Every response with its conversation. For pairs, all first responses come before all second
+        ones."""
         prompts = [_messages(prompt) for prompt in self.batch_prompt]
         if self.batch_response:
             return list(zip(prompts, self.batch_response, strict=True))
@@ -69,10 +73,13 @@ class FeedbackReply(msgspec.Struct):
 
 
 def encode_request(asked: Sequence[tuple[Sequence[Message], Sequence[str]]], kind: Kind) -> bytes:
-    """The request about conversations, each with its candidates: two to compare, or any number to score.
+    """The bytes of a request about conversations and their candidates.
+
+    Args:
+        asked: each conversation with its candidates: two to compare, or any number to score.
 
     Raises:
-        WireError: a text that is not Unicode.
+        WireError: a text is not Unicode.
     """
     if kind == "compare":
         request = FeedbackRequest(
@@ -93,10 +100,10 @@ def encode_request(asked: Sequence[tuple[Sequence[Message], Sequence[str]]], kin
 
 
 def decode_request(body: bytes) -> FeedbackRequest:
-    """The request that a body holds.
+    """The request in a body.
 
     Raises:
-        WireError: it is none, or contradicts itself.
+        WireError: the body is no request, or contradicts itself.
     """
     try:
         request = msgspec.msgpack.decode(body, type=FeedbackRequest)
@@ -121,8 +128,8 @@ def decode_request(body: bytes) -> FeedbackRequest:
 
 
 def encode_reply(request: FeedbackRequest, scores: Sequence[float | None]) -> bytes:
-    """The reply to a request whose `items` have these scores: preferences by Bradley and Terry (1952), p =
-    sigmoid(first - second)."""
+    """The bytes of the reply to a request whose `items` have these scores. For pairs it holds preferences by
+    Bradley and Terry (1952): p = sigmoid(first - second)."""
     if request.batch_response:
         return msgspec.msgpack.encode(FeedbackReply([], list(scores)))
     half = len(scores) // 2
@@ -132,11 +139,11 @@ def encode_reply(request: FeedbackRequest, scores: Sequence[float | None]) -> by
 
 
 def decode_reply(body: bytes, kind: Kind, count: int) -> list[float | None]:
-    """The values that a reply holds.
+    """The values in a reply.
 
     Raises:
-        ValueError: it is no reply, has not `count` values of this kind, or one that is not finite, or no
-        probability.
+        ValueError: the body is no reply, it has not `count` values of this kind, or a value is not finite or
+            no probability.
     """
     try:
         reply = msgspec.msgpack.decode(body, type=FeedbackReply)

@@ -1,17 +1,17 @@
-"""What stands before the workers of a reward server: the only address that others may reach.
+"""The front of a reward server: the only address that others may reach.
 
 Mosec answers `/`, `/metrics` and `/openapi` itself, hands no header to its workers, and gives every request
-of a batch the status of the one that failed. So it listens on the loopback only, and every request passes
-here first:
+of a batch the status of the one that failed. So Mosec listens on the loopback only, and every request passes
+the front first:
 
-1. without the token each route, also one that does not exist, answers 401;
-2. what is malformed, too large or too much answers 4xx and reaches no worker: 400, 404, 405, 408, 413, 422,
-   429;
-3. what no worker can answer now is 503 or 504, and is worth another try.
+1. without the token every route, even one that does not exist, answers 401;
+2. a request that is malformed, too large or too many gets 400, 404, 405, 408, 413, 422 or 429, and reaches no
+   worker;
+3. a request that no worker can answer now gets 503 or 504, and is worth another try.
 
-Not covered: TLS (put a proxy with a certificate before it where the network is not yours), and other users of
-this machine, who reach Mosec's own port: requests for scores need a secret of this process there, its
-counters do not.
+Not covered: TLS (put a proxy with a certificate before the front if the network is not yours), and other
+users of this machine, who reach Mosec's own port: there, requests for scores need a secret of this process,
+and its counters do not.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ _FRESH_S = 5.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may take.
+    """The limits of requests and connections.
 
     Attributes:
-        body: bytes of a body.
-        responses: in one request.
-        open: requests that are answered together; more are refused with 429.
-        connections: more are closed at once.
+        body: most bytes of a body.
+        responses: most responses in one request.
+        open: most requests that are answered together; others are refused with 429.
+        connections: most connections; others are closed at once.
         read_s: seconds in which a request has to arrive, from its first byte on.
-        idle_s: seconds that a connection may say nothing.
-        answer_s: seconds that the workers have.
+        idle_s: seconds that a connection may stay silent.
+        answer_s: seconds that the workers have for an answer.
     """
 
     body: int = 1 << 22
@@ -67,10 +67,10 @@ class Response:
 
 
 class Refused(Exception):
-    """A request ends here.
+    """A request is refused.
 
     Attributes:
-        response: what is said of it.
+        response: the response to it.
     """
 
     def __init__(self, status: int, why: str, *headers: tuple[str, str]):
@@ -79,12 +79,12 @@ class Refused(Exception):
 
 
 class MosecClient:
-    """Mosec, as the front sees it.
+    """Sends requests to Mosec, which hands them to its workers.
 
     Args:
-        port: of its loopback address.
-        secret: begins each body that it gets.
-        answer_s: seconds for one request, from its place in the queue on.
+        port: of Mosec's loopback address.
+        secret: the beginning of each body that Mosec gets.
+        answer_s: seconds for one request, including its time in the queue.
     """
 
     def __init__(self, port: int, secret: bytes, answer_s: float):
@@ -92,7 +92,11 @@ class MosecClient:
         self._answered = 0.0
 
     async def feedback(self, body: bytes) -> Response:
-        """The reply to a sound request."""
+        """The response to a sound request.
+
+        Raises:
+            Refused: no worker answers it.
+        """
         try:
             status, reply = await self._mosec.ask("POST", ROUTE, self._secret + body)
         except TimeoutError:
@@ -111,7 +115,7 @@ class MosecClient:
         return Response(200, reply[1:], CONTENT_TYPE)
 
     async def are_well(self) -> bool:
-        """Whether a worker has answered within the last seconds, or does now."""
+        """True if a worker has answered within the last seconds, or answers now."""
         if time.monotonic() - self._answered > _FRESH_S:
             with contextlib.suppress(Refused, TimeoutError):
                 async with asyncio.timeout(_FRESH_S):
@@ -119,7 +123,7 @@ class MosecClient:
         return time.monotonic() - self._answered <= _FRESH_S
 
     def have_gone(self) -> None:
-        """Nothing is known of those that come."""
+        """Forget the last answer, since the workers have ended."""
         self._answered = 0.0
 
     async def metrics(self) -> bytes:
@@ -136,11 +140,11 @@ class Front:
     """Answers connections.
 
     Args:
-        token: that each request has to bear; None: none.
+        token: the token that each request has to bear; None: requests need none.
 
     Attributes:
-        routes: by method and path.
-        statuses: requests so far by the status of their response.
+        routes: handlers by method and path.
+        statuses: number of requests so far, by the status of the response.
     """
 
     def __init__(self, workers: MosecClient, token: str | None = None, limits: Limits | None = None):
@@ -166,7 +170,7 @@ class Front:
         try:
             await _Connection(self, reader, writer, self._limits).answer_all()
         except (OSError, h11.LocalProtocolError, asyncio.CancelledError):
-            pass  # whoever asked is gone, or the server ends
+            pass  # the client is gone, or the server ends
         finally:
             self._connections.discard(writer)
             writer.close()
@@ -177,10 +181,9 @@ class Front:
             writer.close()
 
     def check_token(self, request: h11.Request) -> None:
-        """Whether a request may pass.
-
+        """
         Raises:
-            Refused: it does not bear the token.
+            Refused: the request does not bear the token.
         """
         if self._token is None:
             return
@@ -193,7 +196,7 @@ class Front:
             )
 
     def handler(self, method: str, path: str) -> Callable[[bytes], Awaitable[Response]]:
-        """What answers a method and a path.
+        """The handler of a method and a path.
 
         Raises:
             Refused: there is no such route.
@@ -280,7 +283,7 @@ class _Connection:
             self._http.start_next_cycle()
 
     async def _answer_one(self) -> Response | None:
-        """The response to the next request; None: there is none."""
+        """The response to the next request; None: no request comes."""
         if not await self._first_byte():
             return None
         until = asyncio.get_running_loop().time() + self._limits.read_s
@@ -298,7 +301,7 @@ class _Connection:
         return await self._front.answer(handler, await self._body(until))
 
     async def _first_byte(self) -> bool:
-        """Wait for a request to begin; False: none does."""
+        """Wait for the first byte of a request; False: none comes."""
         if self._http.trailing_data[0]:
             return True
         try:
@@ -322,11 +325,11 @@ class _Connection:
         return b"".join(parts)
 
     async def _event(self, until: float) -> object:
-        """The next event of what arrives.
+        """The next event of the connection.
 
         Raises:
             Refused: it has not arrived in time.
-            ConnectionError: the other side is gone.
+            ConnectionError: the client is gone.
         """
         while (event := self._http.next_event()) is h11.NEED_DATA:
             try:
@@ -354,7 +357,8 @@ class _Connection:
             await self._writer.drain()
 
     async def _linger(self) -> None:
-        """Read away for a moment what is still being sent, so that the response is not lost with it."""
+        """Read and drop for a moment what the client still sends, since closing the connection at once could
+        lose the response."""
         with contextlib.suppress(TimeoutError, OSError):
             if self._writer.can_write_eof():
                 self._writer.write_eof()

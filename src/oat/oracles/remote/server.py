@@ -1,12 +1,12 @@
-"""The reward server: a front that others reach, and behind it Mosec's processes with the model.
+"""The reward server: a front that others reach, and behind it Mosec's worker processes with the model.
 
 `oat serve reward` starts it, and so does the predecessor's command:
 
     python -m oat.oracles.remote.server --remote_rm_model MODEL --cuda_devices 0,1 --max_wait_time 10
     [--multi_gpu]
 
-Departures from the predecessor's server: it listens on 127.0.0.1 unless it has a token, requests are really
-gathered into batches, and bodies, batches and times have limits.
+Departures from the predecessor's server: it listens on 127.0.0.1 unless it has a token; it gathers requests
+into batches; bodies, batches and times have limits.
 """
 
 import argparse
@@ -39,18 +39,18 @@ _POLL_S, _GRACE_S = 0.2, 10.0
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What a reward server is.
+    """The settings of a reward server.
 
     Attributes:
         model: a directory or `org/name` of a sequence-classification model.
-        devices: one process each, such as cpu or cuda:0; "auto" is one process over all devices that it sees.
-        visible: the CUDA devices that processes see, as CUDA_VISIBLE_DEVICES has them; None: all.
+        devices: one process for each, such as cpu or cuda:0; "auto" is one process over all visible devices.
+        visible: the CUDA devices that processes see, in the form of CUDA_VISIBLE_DEVICES; None: all.
         host: address to listen on; any but the loopback needs a token.
         port: 0 takes a free one.
-        token: that requests have to bear.
-        dtype, label, batch_tokens, max_tokens: as `oat.models.scoring.Scorer`.
+        token: the token that requests have to bear.
+        dtype, label, batch_tokens, max_tokens: as for `oat.models.scoring.Scorer`.
         max_batch_size: most requests that a process scores together.
-        max_wait_ms: how long the first of them waits for the others.
+        max_wait_ms: milliseconds that the first request of a batch waits for others.
     """
 
     model: str
@@ -72,13 +72,13 @@ def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
     """Serve until the process is told to end (SIGTERM, Ctrl-C).
 
     Args:
-        say: gets what people should know, a line each.
+        say: gets the lines that people should read.
 
     Raises:
-        ConfigError: an address that is not the loopback without a token, one that cannot be listened on, or a
-        device that is not there.
-        ModelError: no reward model, as far as its configuration and tokenizer tell.
-        OracleError: the processes with the model have ended before they were ready.
+        ConfigError: an address that is not the loopback has no token, an address cannot be listened on, or
+            there is no such device.
+        ModelError: the model is no reward model, as far as its configuration and tokenizer tell.
+        OracleError: the worker processes ended before they were ready.
     """
     if config.token is None and not _is_loopback(config.host):
         raise ConfigError(
@@ -105,14 +105,14 @@ def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
 
 
 _Start = Callable[[], AbstractContextManager[subprocess.Popen]]
-"""Of the processes with the model."""
+"""Starts the worker processes."""
 
 
 async def _front(
     config: ServerConfig, start: _Start, workers: MosecClient, say: Callable[[str], None]
 ) -> None:
-    """Answer requests until a signal comes. Processes with the model that end are started again, unless they
-    end before they are ready."""
+    """Answer requests until a signal comes. Worker processes that end are started again, unless they end
+    before they are ready."""
     front, told = Front(workers, config.token, config.limits), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
@@ -158,7 +158,7 @@ async def _front(
 
 @contextmanager
 def _workers(config: ServerConfig, folder: Path, port: int, secret: bytes) -> Iterator[subprocess.Popen]:
-    """Mosec with its processes, which do not outlive this one."""
+    """Mosec with its worker processes, none of which outlives this process."""
     try:
         from oat.oracles.remote.worker import SETTINGS, WorkerSettings
     except ImportError as error:
@@ -204,7 +204,7 @@ def read_token(file: Path) -> str:
     """The token in a file, without blanks around it.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no token that a header can.
+        ConfigError: the file cannot be read, or no header can hold what is in it.
     """
     try:
         token = file.read_text(encoding="ascii").strip()

@@ -1,8 +1,9 @@
-"""Requests of a reward server's front to Mosec, over connections of the loopback that stay open.
+"""The HTTP client of a reward server's front: its requests to Mosec, over connections of the loopback that
+stay open.
 
-Why not a client library: its pool looks at every connection for each request, which with 64 of them takes
-more of a core than all else that the front does. There is one address, no TLS, no redirect and no proxy here,
-and h11 is the protocol.
+It is no client library, since the pool of one looks at every connection for each request; with 64 connections
+that takes more of a core than everything else in the front. There is one address, and no TLS, redirect or
+proxy. h11 speaks the protocol.
 """
 
 import asyncio
@@ -13,10 +14,10 @@ _READ = 1 << 16
 
 
 class Upstream:
-    """Asks one port of the loopback.
+    """Sends requests to one port of the loopback.
 
     Args:
-        answer_s: seconds for a request, with its connection.
+        answer_s: seconds for a request, including its connection.
     """
 
     def __init__(self, port: int, answer_s: float):
@@ -24,12 +25,12 @@ class Upstream:
         self._idle: list[_Line] = []
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """The status and the body of the reply. A connection that the other side has closed meanwhile is
-        left, and the request sent again.
+        """The status and the body of the reply. If the other side has closed an idle connection meanwhile,
+        the request is sent again over another one.
 
         Raises:
-            TimeoutError: there was none in time.
-            ConnectionError: nobody is there, or it ended, or says what is no HTTP.
+            TimeoutError: there was no reply in time.
+            ConnectionError: nobody listens, the connection ended, or the reply is no HTTP.
         """
         async with asyncio.timeout(self._answer_s):
             while True:
@@ -57,7 +58,7 @@ class _Line:
     """One connection.
 
     Attributes:
-        is_used: it has brought a reply.
+        is_used: it has carried a reply.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
@@ -70,7 +71,7 @@ class _Line:
     async def to(cls, port: int) -> "_Line":
         """
         Raises:
-            ConnectionError: nobody is there.
+            ConnectionError: nobody listens.
         """
         try:
             return cls(*await asyncio.open_connection("127.0.0.1", port))
@@ -98,7 +99,7 @@ class _Line:
         return status, b"".join(parts)
 
     def renew(self) -> bool:
-        """Whether the connection takes another request; otherwise it is closed."""
+        """Make the connection ready for another request; False: it takes none, and is closed."""
         self.is_used = True
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()

@@ -1,8 +1,8 @@
-"""The processes of a reward server that hold its model: Mosec starts one a device, and hands each the
-requests that it has gathered meanwhile.
+"""The worker processes of a reward server, which hold its model. Mosec starts one for each device, and hands
+it the requests that it has gathered meanwhile.
 
-Run as a module, with Mosec's own arguments and `WorkerSettings` in the environment, it serves until it is told to end,
-or until its standard input closes, which it does when the process dies that has started it.
+The module runs as a program, with Mosec's own arguments and `WorkerSettings` in the environment. It serves
+until it is told to end, or until its standard input closes, as it does when the parent process dies.
 """
 
 import hmac
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from oat.models.scoring import Encoded
 
 SETTINGS, DEVICE = "OAT_SERVE", "OAT_SERVE_DEVICE"
-"""Variables of the environment: `WorkerSettings` as JSON, and of each process its device."""
+"""Environment variables: `WorkerSettings` as JSON, and the device of each process."""
 
 _Encoded = tuple[FeedbackRequest, list["Encoded"]]
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
-    """What the processes have to know.
+    """The settings of all workers.
 
     Attributes:
-        devices: of each process its device.
-        secret: begins each body that is to be answered.
+        devices: one for each process.
+        secret: the beginning of each body that is to be answered.
         max_batch_size: most requests that are scored together.
         max_wait_ms: how long the first of them waits for the others.
     """
@@ -60,8 +60,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 class RewardWorker(MosecWorker):
-    """Scores requests. One that cannot be scored has a reply of its own, and takes none of its batch with
-    it."""
+    """Scores requests. A request that cannot be scored gets a reply of its own, and takes no other of its
+    batch down with it."""
 
     def __init__(self) -> None:
         import torch  # here, since the process that starts these needs no model
@@ -90,7 +90,7 @@ class RewardWorker(MosecWorker):
         return data
 
     def forward(self, data: list[bytes] | bytes) -> list[bytes] | bytes:
-        """The replies to bodies; to one body where nothing is batched."""
+        """The replies to bodies, or the reply to one body if Mosec does not batch."""
         return self._replies(data) if isinstance(data, list) else self._replies([data])[0]
 
     def _replies(self, bodies: Sequence[bytes]) -> list[bytes]:
@@ -99,7 +99,7 @@ class RewardWorker(MosecWorker):
         return [each if isinstance(each, bytes) else next(scored) for each in read]
 
     def _read(self, body: bytes) -> _Encoded | bytes:
-        """A request with its rows, or why it has none."""
+        """A request with its encoded rows, or the reply that refuses it."""
         if not hmac.compare_digest(body[: len(self.secret)], self.secret):
             return REFUSED + b"ask the server, not its workers"
         try:

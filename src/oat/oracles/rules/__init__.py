@@ -1,1 +1,1 @@
-"""Rules: rewards that a program works out from the text alone."""
+"""Rules: rewards that a program computes from the text alone."""

@@ -1,17 +1,18 @@
 """The rule of countdown, the task of TinyZero: reach a target with + - * / and every given number exactly
 once.
 
-The answer is the last <answer>...</answer> of a response. It is read by the grammar
+The answer is the last <answer>...</answer> of a response. Its grammar is
 
     sum     = product (("+" | "-") product)*
     product = factor (("*" | "/") factor)*
     factor  = ("+" | "-")* (number | "(" sum ")")
 
-and evaluated in exact fractions; text is never handed to Python. There is no power and no floor division.
+and it is evaluated in exact fractions; no text is handed to Python's own parser. There is no power and no
+floor division.
 
 Departures from TinyZero:
 1. The tag may stand on any line.
-2. Whole tokens are compared with the given numbers, by value: 1.5 is not the numbers 1 and 5.
+2. The given numbers are compared with whole tokens, by value: 1.5 is not the numbers 1 and 5.
 3. An expression of more than 256 characters, with more than 32 open brackets, or with a number of more than
    16 characters is malformed.
 """
@@ -51,14 +52,14 @@ def countdown(
     """1.0 for an answer that uses each number once and comes within 1e-5 of the target, 0.1 for any other
     answer, 0.0 for none.
 
-    Where neither form gives a task, there is no reward (None).
+    If neither form of the task is there, there is no reward (None).
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message.
-        reference: the task as JSON, {"target": 24, "numbers": [4, 6, 1]}; read where the columns do not give
-        it.
-        target, nums: the task as two columns, a number and a list of numbers; as text too ("24", "[4, 6,
-        1]"), since a CSV file has nothing else.
+        reference: the task as JSON, {"target": 24, "numbers": [4, 6, 1]}; read if the columns do not give
+            it.
+        target, nums: the task as two columns, a number and a list of numbers. Text ("24", "[4, 6, 1]") is
+            read too, since a CSV file has nothing else.
 
     Raises:
         OracleError: the data have neither the reference nor the columns.
@@ -113,7 +114,8 @@ def evaluate(expression: str) -> Fraction:
 
 
 def tagged_answer(response: str) -> str | None:
-    """What stands in the last <answer>...</answer> of a text, blanks around it aside, or None."""
+    """The text in the last <answer>...</answer> of a response, without blanks around it; None: there is
+    none."""
     start = response.rfind(_OPEN, 0, max(response.rfind(_CLOSE), 0))
     return None if start < 0 else response[start + len(_OPEN) : response.find(_CLOSE, start)].strip()
 
@@ -178,7 +180,7 @@ def _task_of_json(reference: Any) -> tuple[_Number, list[_Number]] | None:
 
 
 def _of_json(text: Any) -> Any:
-    """What a text says as JSON, or None."""
+    """The value of a JSON text; None: it is none."""
     if not isinstance(text, str) or len(text) > _MAX_JSON_CHARACTERS:
         return None
     try:
@@ -188,7 +190,7 @@ def _of_json(text: Any) -> Any:
 
 
 def _task(target: Any, numbers: Any) -> tuple[_Number, list[_Number]] | None:
-    """The task that data give, numbers in ascending order, or None."""
+    """The task in the data, with its numbers in ascending order; None: they have none."""
     numbers = _of_json(numbers) if isinstance(numbers, str) else numbers
     if not isinstance(numbers, list | tuple) or not numbers:
         return None

@@ -1,4 +1,4 @@
-"""The simplest rule, and how a reward function looks."""
+"""The rule `exact_match`, which also shows the form of a reward function."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,11 +7,11 @@ from typing import Any
 def exact_match(
     prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[str | None], **columns: Any
 ) -> list[float | None]:
-    """1.0 for a completion that equals its reference, blanks around both left aside, else 0.0; no reward
-    (None) without a reference.
+    """1.0 for a completion that equals its reference but for blanks around both, else 0.0; no reward (None)
+    without a reference.
 
-    The signature is that of TRL's reward functions: lists of the same length, one entry a completion, and
-    every column of the data by name.
+    The signature is that of TRL's reward functions: lists of the same length, with one entry for each
+    completion, and every column of the data by name.
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message.

@@ -1,15 +1,15 @@
-"""The rules of GSM8K (arXiv:2110.14168): a response is right when its final number is the reference's.
+"""The rules of GSM8K (arXiv:2110.14168): a response is right if its final number is that of the reference.
 
-Departures from the graders that go with the data set:
+Departures from the graders that come with the data set:
 1. Numbers are compared as numbers, exactly: 72, 72.0, $72 and 7.2e1 are equal.
-2. A minus right behind a letter, a digit or a closing bracket is no sign: 20-5 ends in 5.
+2. A minus directly behind a letter, a digit or a closing bracket is no sign: 20-5 ends in 5.
 3. A number of more than 100 characters, or with an exponent of more than three digits, equals nothing.
 4. A comma is part of a number only between two digits.
-5. After the mark the number that comes first counts, and what follows it (a unit, a sentence, the /5 of 72/5)
-   is not read; they compare all of the text there.
-6. No extracted answers are handed back beside the scores (`info: predicted_answers`): a reward function has
-   numbers to return and nothing else. `last_number` and `marked_number` read them from the responses that
-   samples.jsonl shows.
+5. Behind the mark the first number counts. The text after it (a unit, a sentence, the /5 of 72/5) is not
+   read; the graders compare all of it.
+6. The rules return no extracted answers beside the scores (`info: predicted_answers`), since a reward
+   function returns numbers and nothing else. `last_number` and `marked_number` read the answers from the
+   responses in samples.jsonl.
 
 Not handled: fractions (3/4 is two numbers), numbers in words, digits of other scripts.
 """
@@ -31,8 +31,8 @@ _NUMBER = re.compile(
 def gsm8k(
     prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any
 ) -> list[float | None]:
-    """1.0 where the last number of a completion equals the reference's number, else 0.0; no reward (None)
-    where the reference has none.
+    """1.0 if the last number of a completion equals the reference's number, else 0.0; no reward (None) if the
+    reference has none.
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message.
@@ -45,20 +45,20 @@ def gsm8k(
 def gsm8k_marked(
     prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any
 ) -> list[float | None]:
-    """As `gsm8k`, but the completion must give its answer as the data set does: the number right after its
-    last "####" counts."""
+    """The rule `gsm8k`, except that the completion must give its answer in the form of the data set: the
+    number directly after its last "####" counts."""
     return _grade(completions, reference, marked_number)
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number of a text, or None: there is none, or it is too long."""
+    """The last number of a text; None: there is none, or it is too long."""
     found = deque(_NUMBER.finditer(text), maxlen=1)
     return _value(found[0]) if found else None
 
 
 def marked_number(text: str) -> Decimal | None:
-    """The number right after the last "####", blanks and a currency sign aside, or None: there is none, or it
-    is too long."""
+    """The number directly after the last "####", except for blanks and a currency sign; None: there is none,
+    or it is too long."""
     _, mark, tail = text.rpartition(_MARK)
     found = _NUMBER.match(tail.lstrip()) if mark else None
     return _value(found) if found else None

@@ -1,8 +1,8 @@
-r"""How an answer is written in LaTeX: one form for the many ways in which the same answer may be written, and
-the parts of matrices and lists.
+r"""The notation of answers in LaTeX: one normal form for the many ways to write an answer, and the parts of
+matrices and lists.
 
-Nothing here computes, and every pattern takes linear time, or quadratic time in a text of at most
-`MAX_CHARACTERS`.
+Nothing here evaluates an answer. Every pattern takes time that is linear in the text, or quadratic in a text
+of at most `MAX_CHARACTERS`.
 """
 
 import re
@@ -129,11 +129,11 @@ _TOKEN = re.compile(r"\\[{}]|[][(){},]")
 
 
 class Listed(NamedTuple):
-    r"""An answer of several.
+    r"""An answer with several elements.
 
     Attributes:
-        fence: its two brackets: "()", "[)", ... where the order counts; "" for a set and where there are
-        none.
+        fence: its two brackets, such as "()" or "[)", if the order counts; "" for a set, and without
+            brackets.
         is_set: it has the braces of a set.
         elements: as they are written.
     """
@@ -144,9 +144,9 @@ class Listed(NamedTuple):
 
 
 def normalise(answer: str) -> str:
-    r"""An answer in one of the ways in which it may be written: without blanks, $, \left and \right, units,
-    `x =` of a single equation, thousands separators, a full stop or row end behind it; \dfrac as \frac,
-    \frac12 and 1/2 as \frac{1}{2}; every matrix as `\begin{pmatrix}a&b\\c&d\end{pmatrix}`."""
+    r"""The normal form of an answer. It has no blanks, $, \left and \right, units, `x =` of a single
+    equation, thousands separators, and no full stop or row end behind it. \dfrac is \frac, \frac12 and 1/2
+    are \frac{1}{2}, and every matrix is `\begin{pmatrix}a&b\\c&d\end{pmatrix}`."""
     text = _LAYOUT.sub(_layout, _arguments(" ".join(answer[:MAX_CHARACTERS].split())))
     text = _ENVIRONMENT.sub(_canonical, _without_end(" ".join(text.split())))
     for pattern, new in _REPLACED:
@@ -169,7 +169,7 @@ def normalise(answer: str) -> str:
 
 def matrix(text: str) -> tuple[str, list[list[str]]] | None:
     """The kind of a normalised matrix (p: in brackets, B: in braces, v and V: between lines) and its rows;
-    None: it is no matrix, or more."""
+    None: it is no matrix, or more than one."""
     found = _MATRIX.fullmatch(text)
     return (found[1], [row.split("&") for row in found[2].split(r"\\")]) if found else None
 
@@ -187,13 +187,13 @@ def unnamed(text: str) -> str:
 
 
 def is_relation(text: str) -> bool:
-    """Whether a normalised answer says that something equals, is less than, is in, ... something else."""
+    """True if a normalised answer states a relation: equals, is less than, is in, ..."""
     return _RELATED.search(text) is not None
 
 
 def listed(text: str) -> Listed | None:
-    """The elements of a normalised list, set, tuple or interval of at least two, at most `_MAX_ELEMENTS`;
-    None where it is none."""
+    """The elements of a normalised list, set, tuple or interval with at least two and at most `_MAX_ELEMENTS`
+    elements; None: it is none."""
     places = [0]
     depth = 0
     closed_at = len(text)
@@ -233,8 +233,8 @@ def _layout(found: re.Match[str]) -> str:
 
 
 def _arguments(text: str) -> str:
-    r"""Without what takes room and is not seen (\phantom{-}, \hspace{2mm}), and with the matrices of TeX,
-    \pmatrix{1 \cr 2}, as environments."""
+    r"""The text without commands that take room and are not seen (\phantom{-}, \hspace{2mm}), and with the
+    matrices of TeX, \pmatrix{1 \cr 2}, as environments."""
     parts = list[str]()
     opened = list[tuple[str, str, int]]()
     place = 0
@@ -254,8 +254,8 @@ def _arguments(text: str) -> str:
 
 
 def _without_end(text: str) -> str:
-    """Without the full stops and row ends at its end; where it has an environment, also without commas and
-    semicolons."""
+    """The text without full stops and row ends at its end; if it has an environment, also without commas and
+    semicolons there."""
     behind = _BEHIND_MATRIX if r"\end" in text else _BEHIND
     found = behind.match(text[::-1])
     return text[: len(text) - found.end()] if found else text
@@ -290,7 +290,7 @@ def _without_columns(body: str) -> str:
 
 
 def _opened(text: str) -> str:
-    r"""Without braces, or a \mathbf{...}, around all of it."""
+    r"""The text without braces, or a \mathbf{...}, around all of it."""
     for _ in range(_MAX_ENCLOSING):
         opening = _ENCLOSING.match(text)
         if opening is None or not text.endswith("}"):

@@ -1,35 +1,35 @@
-r"""The rule of MATH (Hendrycks et al., arXiv:2103.03874): a response is right when its last boxed answer is
-the reference's.
+r"""The rule of MATH (Hendrycks et al., arXiv:2103.03874): a response is right if its last boxed answer is
+that of the reference.
 
-The answer of a response is what stands in its last closed \boxed{...} (or \fbox), braces balanced; without
-one, its last number. Two answers are equal, unless one is a set and the other an ordered list, or a base
-(`2516_8`) is not the same on both sides,
+The answer of a response is the content of its last closed \boxed{...} (or \fbox) with balanced braces, or
+else its last number. A set never equals an ordered list. A number with a base (`2516_8`) equals only the same
+digits in the same base. Any other two answers are equal if they are equal
 
 1. as texts, after `normalise` (`latex.py`),
 2. as numbers, exactly (whole, decimal and repeating decimal numbers, fractions of two, mixed numbers),
 3. as mathematics, by math-verify.
 
-Matrices are equal when their shapes and all their cells are; round and square brackets are the same, the
+Matrices are equal if their shapes and all their cells are equal; round and square brackets are the same, the
 lines of a determinant are not. A plain name before a matrix (`A^{-1} =`) is not read; with anything else
-there (`2x =`) it is another answer. Lists, sets and tuples are also compared element by element, where the
-whole is not equal: sets and lists without brackets in any order.
+before it (`2x =`) it is another answer. Lists, sets and tuples that are not equal as a whole are compared
+element by element, sets and lists without brackets in any order.
 
-Only the third way reads mathematics by a parser, of LaTeX, whose simplifications may take for ever and whose
-relatives evaluate what they read. So it runs in workers that are confined and killed when they take too long
-(`plugins/pool.py`); answers of more than 300 characters never come there.
+Only the third way uses a parser of LaTeX. Its simplifications may never end, and its relatives evaluate what
+they read. So it runs in workers that are confined, and killed when they take too long (`plugins/pool.py`).
+Answers of more than 300 characters never get there.
 
-An answer that cannot be compared in time is not right (0.0), and not failed: otherwise to write what hangs
-the parser would be better than to be wrong.
+An answer that cannot be compared in time is wrong (0.0), and not failed: otherwise a text that hangs the
+parser would be worth more than a wrong answer.
 
-Departures from the grader that goes with the data set:
+Departures from the grader that comes with the data set:
 1. Percent signs, degrees and units behind an answer are not read, on either side: 50\% equals 50.
 2. Without a box the last number counts.
 3. Numbers are compared exactly: 0.3333 is not 1/3, though math-verify, which rounds to six digits, takes
    0.333333 for it.
 4. 1\frac{1}{2} is a mixed number, as in the data set, and not a product, as in LaTeX.
-5. Of words marked as text, capitals do not count.
-6. Units are words of ours, or marked as text: math-verify's own, which are also letters (3t would equal 3),
-   are turned off.
+5. In words that are marked as text, capitals do not count.
+6. Units are words from our own list, or words that are marked as text. The units of math-verify are turned
+   off, since single letters are among them (3t would equal 3).
 """
 
 import importlib.util
@@ -58,7 +58,7 @@ _BASED = re.compile(r"\(?([-+]?[0-9][0-9a-zA-Z]*)\)?_\{?([0-9]+)\}?")
 _WORDED = re.compile(r"\\(?:text|mbox)")
 
 Prove = Callable[[str, str], bool | None]
-"""Says whether two normalised answers are equal; None: it cannot say."""
+"""Says whether two normalised answers are equal; None: undecided."""
 
 
 class MathRule(CallableOracle):
@@ -68,7 +68,7 @@ class MathRule(CallableOracle):
 
     Args:
         timeout_s: seconds that one comparison by math-verify may take.
-        workers: processes that compare.
+        workers: number of processes that compare.
         symbolic: False compares texts and numbers only, and needs no math-verify.
 
     Raises:
@@ -114,7 +114,7 @@ class MathRule(CallableOracle):
         return scores
 
     def close(self) -> None:
-        """End the workers; whoever asks again has new ones."""
+        """End the workers. A later question starts new ones."""
         if self._workers is not None:
             self._workers.close()
             self._workers = None
@@ -131,7 +131,7 @@ class MathRule(CallableOracle):
 
 
 def answer_of(response: str) -> str | None:
-    """The answer of a response: its last boxed one, or else its last number; None where it has neither."""
+    """The answer of a response: its last boxed one, or else its last number; None: it has neither."""
     found = last_boxed(response)
     if found is not None:
         return found
@@ -140,16 +140,16 @@ def answer_of(response: str) -> str | None:
 
 
 def reference_answer(reference: str) -> str | None:
-    """The answer of a reference: boxed, or the whole of it; None where it is empty."""
+    """The answer of a reference: the boxed one, or else the whole reference; None: it is empty."""
     found = last_boxed(reference)
     return (reference if found is None else found).strip() or None
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the \boxed{...} that begins last among those that are closed, or behind a last \boxed
-    without braces; None: there is none.
+    r"""The content of that closed \boxed{...} which begins last, or the word behind a last \boxed without
+    braces; None: there is none.
 
-    One pass over the text. Escaped braces are no braces.
+    One pass over the text. Escaped braces do not count.
     """
     opened: list[int | None] = []
     best: tuple[int, str | None] = (-1, None)
@@ -170,8 +170,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def compare(found: str, right: str) -> bool | None:
-    """Whether two answers are equal as texts or as numbers, also element by element; None where neither can
-    say."""
+    """True if two answers are equal as texts or as numbers, also element by element; None: undecided."""
     if max(len(found), len(right)) > MAX_CHARACTERS:
         return found == right
     one, other = normalise(found), normalise(right)
@@ -185,8 +184,7 @@ def compare(found: str, right: str) -> bool | None:
 
 
 def agree(one: str, other: str, prove: Prove) -> bool | None:
-    """Whether two normalised answers are equal; `prove` is asked for whatever texts and numbers do not
-    decide."""
+    """True if two normalised answers are equal. `prove` decides what texts and numbers do not decide."""
     if one == other or not one or not other:
         return bool(one) and one == other
     based = [_BASED.fullmatch(one), _BASED.fullmatch(other)]
@@ -204,26 +202,27 @@ def agree(one: str, other: str, prove: Prove) -> bool | None:
 
 
 def verifier() -> Callable[[str, str], bool]:
-    """For a worker: whether math-verify takes a reference and an answer, normalised, for the same."""
+    """A function that says whether math-verify takes a normalised reference and answer as equal; workers make
+    it."""
     import logging
 
     from math_verify import LatexExtractionConfig, parse, verify
 
-    logging.disable()  # it warns that its own timeouts are off: ours end the process
+    logging.disable()  # it warns that its own timeouts are off; ours end the process
     usual: Any = LatexExtractionConfig()
-    # of 3t, t would be a unit
+    # otherwise t would be a unit in 3t
     read = replace(usual, normalization_config=replace(usual.normalization_config, units=False))
     how: Any = {"extraction_config": [read], "parsing_timeout": None}
 
     def are_equal(right: str, found: str) -> bool:
         return bool(verify(parse(f"${right}$", **how), parse(f"${found}$", **how), timeout_seconds=None))
 
-    are_equal("x+1", "1+x")  # what it loads when it first works is loaded before it may no longer write
+    are_equal("x+1", "1+x")  # loads what the first use loads, before the worker may no longer write
     return lambda right, found: bool(agree(right, found, are_equal))
 
 
 def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool | None:
-    """False where one pair is unequal, else None where one is open."""
+    """True if all pairs are equal; False if one is unequal, else None if one is undecided."""
     if len(ones) != len(others):
         return False
     verdicts = {agree(one, other, prove) for one, other in zip(ones, others, strict=True)}
@@ -231,8 +230,8 @@ def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool
 
 
 def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
-    """Matrices of one kind and shape, with a plain name and `=` before them or without, are compared cell by
-    cell; whatever else a matrix stands in is proven, unless it is an equation on one side only."""
+    """Compare matrices of one kind and shape cell by cell, with or without a plain name and `=` before them.
+    `prove` decides about any other expression with a matrix, unless only one side is an equation."""
     (before, _, one_side), (also, _, other_side) = one.rpartition("="), other.rpartition("=")
     if before and before == also and matrix(one_side) and matrix(other_side):
         one, other = one_side, other_side
@@ -250,8 +249,8 @@ def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
 
 
 def _lists_agree(one: Listed | None, other: Listed | None, prove: Prove) -> bool | None:
-    """True: element by element, in any order where neither is ordered. False: a set and an ordered list.
-    None: it is open."""
+    """True if the elements are equal, in any order if neither list is ordered; False for a set and an ordered
+    list; None: undecided."""
     if one is None or other is None:
         return None
     if one.fence != other.fence:

@@ -1,11 +1,11 @@
-"""A reward for cheerful stories, from VADER, a published lexicon of sentiment (C.J. Hutto and E. Gilbert,
-ICWSM 2014; the package vaderSentiment).
+"""The rule `cheerful`, a reward for cheerful stories by VADER, a published lexicon of sentiment (C.J. Hutto
+and E. Gilbert, ICWSM 2014; the package vaderSentiment).
 
-VADER's `compound` of a sentence lies in [-1, 1]: the words' valences, with rules for negation, degree and
-capitals, summed and normalised. Over a whole story it would saturate at 1, so a story is worth the mean of
-its sentences.
+VADER's `compound` of a sentence lies in [-1, 1]. It is the normalised sum of the words' valences, with rules
+for negation, degree and capitals. For a whole story it would saturate at 1, so the reward of a story is the
+mean over its sentences.
 
-Not handled: any language but English; sense. A sentence is cheerful by its words.
+Not handled: languages other than English; meaning. A sentence is cheerful by its words.
 """
 
 import re
@@ -20,12 +20,12 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 
 def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Mean over a completion's sentences of VADER's compound, from -1 (gloomy) to 1 (cheerful); 0 for a
+    """The mean of VADER's compound over a completion's sentences, from -1 (gloomy) to 1 (cheerful); 0 for a
     completion without a sentence.
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message. The prompt does not
-        count, nor does it make a sentence whole.
+            count, even if the completion ends a sentence that the prompt began.
 
     Raises:
         OracleError: the package vaderSentiment is not installed.
@@ -37,9 +37,9 @@ def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text: pieces that have a letter in them and end at a line's end, or at . ! or ?
-    before a blank; closing quotes and brackets there are left out. What stands after the last full stop is a
-    sentence too."""
+    """The sentences of a text: pieces with a letter that end at the end of a line, or at . ! or ? before a
+    blank, without the closing quotes and brackets there. The text after the last full stop is a sentence
+    too."""
     return [piece.strip() for piece in _SENTENCE.split(text) if _LETTER.search(piece)]
 
 

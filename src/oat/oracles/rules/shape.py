@@ -1,8 +1,8 @@
-"""Rules about the shape of a response, whatever it says: its format, its length, what it matches.
+"""Rules about the shape of a response, not its content: `format`, `length`, `regex`.
 
-Patterns are matched by RE2, whose time grows with the text and not with its malice; a pattern that needs what
-RE2 lacks (look-around, references back) is matched by Python's `re`, in a worker that is killed when it takes
-too long.
+RE2 matches patterns in time that is linear in the text, whatever the text is. A pattern that needs what RE2
+lacks (look-around, back-references) is matched by Python's `re`, in a worker that is killed when it takes too
+long.
 """
 
 import importlib.util
@@ -24,14 +24,14 @@ class RegexRule(CallableOracle):
 
     Args:
         pattern: a regular expression; a dot is any character, line ends included.
-        match: "search" finds it anywhere, "whole" holds it against the whole response, blanks around it
-        aside.
-        engine: "re2", or "python" for what RE2 cannot do.
+        match: "search" finds the pattern anywhere; "whole" requires that the whole response matches, without
+            blanks around it.
+        engine: "re2", or "python" for patterns that RE2 lacks.
         timeout_s: with "python", seconds for one response; one that takes longer does not match.
-        workers: with "python", processes that match.
+        workers: with "python", number of processes that match.
 
     Raises:
-        ConfigError: the pattern is none, an option is wrong, or google-re2 is not installed.
+        ConfigError: the pattern is no regular expression, an option is wrong, or google-re2 is not installed.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class RegexRule(CallableOracle):
 
 
 class FormatRule(CallableOracle):
-    """The oracle `format`: 1.0 for a response that has a form from its beginning to its end, else 0.0.
+    """The oracle `format`: 1.0 for a response that has the given form as a whole, else 0.0.
 
     Args:
-        template: a text in which each `...` stands for anything that is not blank, such as
-            "<think>...</think> <answer>...</answer>". Every tag, which is a piece `<...>`, stands once in the
-            response, in this order; blanks between two tags, or around them, do not count. Other words stand
-            as they are, once between the tags between which the template has them.
+        template: a text in which each gap `...` stands for anything that is not blank, such as
+            "<think>...</think> <answer>...</answer>". A tag is a piece `<...>`. Every tag must occur exactly
+            once in the response, in the order of the template; blanks between and around tags do not count.
+            The template's other words must occur as they are, exactly once, between the same tags.
         pattern: a regular expression for the whole response instead, as `regex` with match "whole".
 
     Raises:
-        ConfigError: neither is given, or both; a template of gaps alone or without one, or two gaps that
-        nothing parts; a pattern, as `RegexRule`.
+        ConfigError: neither is given, or both are; a template has no gap, or only gaps, or two gaps with
+            nothing between them; the pattern is refused as by `RegexRule`.
     """
 
     def __init__(self, template: str | None = None, pattern: str | None = None):
@@ -118,17 +118,17 @@ class FormatRule(CallableOracle):
 
 
 class LengthRule(CallableOracle):
-    """The oracle `length`: how near a response comes to a length, or how far it goes beyond one.
-
-    target: 1 - |n - target| / target, at least 0. most, buffer: the soft over-long punishment of DAPO
-    (arXiv:2503.14476, Eq. 13): 0 up to most - buffer, from there down to -1 at `most`, and -1 beyond.
+    """The oracle `length`: rewards a response for its nearness to a length, or punishes it beyond one.
 
     Args:
-        unit: what is counted: "tokens", the end of turn included, "characters" or "words" (between blanks).
+        target: the length with reward 1. A response of length n gets 1 - |n - target| / target, at least 0.
+        most, buffer: the soft over-long punishment of DAPO (arXiv:2503.14476, Eq. 13): 0 up to most - buffer,
+            from there linearly down to -1 at `most`, and -1 beyond.
+        unit: "tokens", the end of turn included, "characters" or "words" (between blanks).
 
     Raises:
-        ConfigError: neither `target` nor `most` is given, or both; a number below 1, or a buffer greater than
-        `most`.
+        ConfigError: neither `target` nor `most` is given, or both are; a number is below 1; the buffer is
+            greater than `most`.
     """
 
     def __init__(
@@ -183,10 +183,10 @@ class LengthRule(CallableOracle):
 
 
 def matcher(pattern: str, match: str) -> Callable[[str], bool]:
-    """For a worker: whether a text matches, by Python's `re`.
+    """A function that says whether a text matches a pattern by Python's `re`; workers make it.
 
     Raises:
-        ConfigError: the pattern is none.
+        ConfigError: the pattern is no regular expression.
     """
     try:
         found = re.compile(pattern, re.DOTALL)
@@ -197,7 +197,7 @@ def matcher(pattern: str, match: str) -> Callable[[str], bool]:
 
 
 def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
-    """Whether texts match, by RE2."""
+    """A function that says whether each of several texts matches a pattern by RE2."""
     if importlib.util.find_spec("re2") is None:
         raise ConfigError(
             "patterns need the package google-re2, which is not installed; pip install "
@@ -220,10 +220,10 @@ def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
 
 
 def _form(template: str) -> Callable[[str], bool]:
-    """Whether a text has the form of a template.
+    """A function that says whether a text has the form of a template.
 
-    The tags part both into stretches, and the words of a stretch, which may stand in others too, part it into
-    gaps.
+    The tags part template and text into stretches. The words of a stretch, which may occur in other stretches
+    too, part it into gaps.
     """
     pieces = _TAG.split(template)
     part, fits = _parter(pieces[1::2]), [_stretch(piece) for piece in pieces[::2]]
@@ -236,7 +236,8 @@ def _form(template: str) -> Callable[[str], bool]:
 
 
 def _stretch(template: str) -> Callable[[str], bool]:
-    """The same for what stands between two tags, or at an end: words, and gaps that are not blank."""
+    """A function that says the same of a stretch, the text between two tags or at an end: words, and gaps
+    that are not blank."""
     literals = template.split(_GAP)
     if len(literals) == 1:
         return lambda text: text.split() == template.split()
@@ -256,11 +257,11 @@ def _stretch(template: str) -> Callable[[str], bool]:
 
 
 def _parter(literals: Sequence[str]) -> Callable[[str], list[str] | None]:
-    """Texts parted by these literals: what stands before, between and behind them; None where they do not
-    stand once each, in this order.
+    """A function that splits a text at these literals into the pieces before, between and behind them; None
+    if the literals do not occur once each, in this order.
 
-    Blanks within a literal are any blanks, and a literal that begins or ends with a letter does so with a
-    word.
+    A blank within a literal matches any blanks. A literal that begins or ends with a letter must begin or end
+    there with a word.
     """
     if not literals:
         return lambda text: [text]
